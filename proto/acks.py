@@ -34,7 +34,7 @@ class EntryAcks:
 
 
 def read(command: bytes) -> EntryAcks | None:
-    """Read the bytes of a BaseCommand; return None when it has another form than the one above."""
+    """Decode an ACK of many whole entries as arrays; return None for an ACK of another form."""
     if not command.startswith(_HEAD):
         return None
     try:
@@ -72,7 +72,9 @@ def _ids(command: bytes, at: int, consumer_id: int) -> EntryAcks | None:
 
 def _stretch(command: bytes, data: NDArray[np.uint8],
              at: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], int] | None:
-    """Return (ledger ids, entry ids, bytes) of the ids from `at` on that have the form of the first."""
+    """Return (ledger ids, entry ids, bytes read) of the message ids from `at` on that are encoded like the first
+    one.
+    """
     step = 2 + command[at + 1]
     columns, tight, place = {}, np.full(step, 255, np.uint8), at + 2
     while place < at + step:

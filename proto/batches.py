@@ -20,7 +20,7 @@ _SIZE_BITS, _BYTE, _EIGHT = map(np.uint64, (0xFFFFFFFF, 0xFF, 8))
 
 
 class Messages(NamedTuple):
-    """Where all messages of all batches are, in their order; each column but `odd` is (messages,)."""
+    """Places of all messages of several batches, in order; each column but `odd` is (messages,)."""
 
     batches: NDArray[np.int64]           # the number of each message's batch
     indexes: NDArray[np.int64]           # its number in the batch

@@ -114,7 +114,7 @@ def wrong_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDAr
 
 def _lies_in_wrong_group(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64],
                          claimed: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Tell of each entry (n,) whether the bytes of its group do not fit the claimed checksums.
+    """Return a mask (n,) of the entries whose group of adjacent entries does not fit the claimed checksums.
 
     A group is a row of adjacent entries that begin in one cell.  Heads are overwritten with zeros for the time of the
     check.  Each body then adds its register, which is its checksum without the ones at both ends, shifted by all bytes

@@ -77,7 +77,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendRefused:
-    """A SEND to answer with SEND_ERROR."""
+    """A SEND that has to be answered with SEND_ERROR."""
 
     producer_id: int
     sequence_id: int
@@ -89,7 +89,7 @@ Event: TypeAlias = Sends | Send | EntryAcks | SendRefused | api.BaseCommand
 
 
 class Connection:
-    """The state of one connection, and the events that its bytes make."""
+    """The protocol state of one connection: turns its bytes into events."""
 
     def __init__(self, message_size_max: int):
         self.state = NEW
@@ -164,7 +164,7 @@ class Connection:
         return len(rows) * step
 
     def _read_frame(self, frame: bytes, command_end: int) -> bool:
-        """Read one frame; tell whether the caller has to execute its command before more is read."""
+        """Read one frame; return True if the caller has to execute its command before more is read."""
         if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
             self._read_send(frame, command_end)
             return False

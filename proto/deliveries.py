@@ -31,7 +31,9 @@ BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetad
 
 
 def receipts(rows: Rows) -> list[tuple[int, bytes]]:
-    """Return [(connection, SEND_RECEIPT frames)] for rows (n,) RECEIPT_ROW, an item per stretch of one connection."""
+    """Return [(connection, SEND_RECEIPT frames)] for rows (n,) RECEIPT_ROW; consecutive rows of a connection are one
+    item.
+    """
     if len(rows) <= FEW_MAX:
         frames = [(row[0], _receipt(*row)) for row in rows.tolist()]
         return [(connection, b"".join([frame for _, frame in group]))
@@ -75,7 +77,7 @@ def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int,
 
 
 class _Message:
-    """Fields of a protobuf message whose varints are columns: [(tag byte, values (n,))]."""
+    """A protobuf message in which each varint field is a column: [(tag byte, values (n,))]."""
 
     def __init__(self, fields: Sequence[tuple[int, NDArray[np.unsignedinteger]]]):
         self.fields = [(tag, values, varints.length(int(values.max()))) for tag, values in fields]
@@ -95,15 +97,16 @@ def _put(block: NDArray[np.uint8], at: int, data: bytes) -> int:
 
 
 class Delivery:
-    """The common part of all MESSAGE frames of a run: consumer, ledger, partition, and fields that the broker adds."""
+    """The part that all MESSAGE frames of a run share: consumer, ledger, partition, and fields that the broker adds."""
 
     __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields", "_skipped")
 
     def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0, epoch: int = -1, *,
                  has_checksums: bool = True):
-        """Without has_checksums entries lose magic and checksum, which clients before protocol version 6 do not know.
+        """Prepare the shared part of the frames.
 
-        partition and epoch are left out of the frames when they are -1.  broker_fields: bits BROKER_TIMESTAMP ...
+        partition and epoch are left out of the frames if they are -1.  broker_fields: bits BROKER_TIMESTAMP ...
+        has_checksums: False removes magic and checksum from entries, for clients before protocol version 6.
         """
         self._prefix = b"\x08" + varints.encode(consumer_id) + b"\x12", b"\x08" + varints.encode(ledger_id) + b"\x10"
         self._suffix = b"\x18" + varints.encode(partition) if partition >= 0 else b""

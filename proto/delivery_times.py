@@ -36,9 +36,9 @@ _Pieces: TypeAlias = list[bytes | memoryview]
 
 
 def stamp(rows: Rows, data: memoryview, times: NDArray[np.int64]) -> tuple[Rows, memoryview]:
-    """Give the entries in data these delivery times (n,), in ms since 1970, each > 0.
+    """Write delivery times (n,), in ms since 1970, each > 0, into the metadata of the entries in `data`.
 
-    Return (rows (n,) SEND_ROW, the new entries without gaps).  The rows given are not changed.
+    Return (rows (n,) SEND_ROW, the new entries without gaps).  The given rows are not changed.
     """
     rows = from_words(as_words(rows).copy(), SEND_ROW)
     sizes, sources = rows["size"].astype(np.int64), rows["offset"].astype(np.int64)

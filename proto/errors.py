@@ -15,7 +15,9 @@ class ProtocolError(Exception):
 
 
 class Refusal(Exception):
-    """One command is answered with an error.  `code` is a ServerError: clients decide by it whether to try again."""
+    """A command that is answered with an error.  `code` is a ServerError, by which clients decide whether to try
+    again.
+    """
 
     def __init__(self, code: ErrorCode, message: str):
         super().__init__(message)

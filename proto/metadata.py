@@ -27,7 +27,7 @@ _Chosen: TypeAlias = slice | NDArray[np.intp]          # numbers of some message
 
 
 class Field(NamedTuple):
-    """A field to read: a number, or bytes of which the place is read."""
+    """A protobuf field to read: a number, or bytes whose place is found."""
 
     name: str
     number: int
@@ -45,7 +45,7 @@ class Field(NamedTuple):
 
 @dataclass(slots=True)
 class Columns:
-    """Fields of `count` messages.  A field that no message has is in none of the three dicts."""
+    """Fields of `count` protobuf messages.  A field that no message has is in none of the three dicts."""
 
     odd: NDArray[np.bool_]                                 # (count,); columns are undefined for an odd message
     numbers: dict[str, NDArray[np.uint64]] = field(default_factory=dict)                               # (count,)
@@ -55,12 +55,12 @@ class Columns:
     repeated: dict[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
 
     def number(self, name: str, default: int | np.uint64 = 0) -> NDArray[np.uint64]:
-        """Return the numbers (count,) of a field, `default` in all where no message has it."""
+        """Return the values (count,) of a numeric field; `default` for messages without the field."""
         numbers = self.numbers.get(name)
         return np.full(len(self.odd), default, np.uint64) if numbers is None else numbers
 
     def has(self, name: str) -> NDArray[np.bool_]:
-        """Tell of each message (count,) whether it has the field, one of bytes."""
+        """Return a mask (count,) of the messages that have this field of bytes."""
         has_it = np.zeros(len(self.odd), bool)
         if name in self.repeated:
             has_it[self.repeated[name][0]] = True
@@ -70,7 +70,7 @@ class Columns:
 
     def store(self, known: Field, chosen: _Chosen, values: NDArray[np.uint64], begin: NDArray[np.int64],
               end: NDArray[np.int64]) -> None:
-        """Store what chosen messages have in a field that is not repeated: values, or where its bytes begin and end."""
+        """Store a field that is not repeated for the chosen messages: its values, or where its bytes begin and end."""
         count = len(self.odd)
         if known.is_bytes:
             if known.name not in self.spans:
@@ -127,7 +127,7 @@ def read(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.in
 
 
 class _Reader:
-    """The next field of each message: where it is, the word that it begins with, and its tag."""
+    """Walks through many protobuf messages at once; knows each message's next field, its first word and its tag."""
 
     def __init__(self, data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]):
         self._every_word, self._ends = words_at_each_byte(data), ends
@@ -165,7 +165,10 @@ class _Reader:
 
 
 def _in_order(found: _Pieces, odd: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return (message, begin, end), each (occurrences,), by message and without those of odd messages."""
+    """Sort occurrences of a repeated field by message, and leave out those of malformed messages.
+
+    Return (message, begin, end), each (occurrences,).
+    """
     rows, begin, end = (np.concatenate(column) for column in zip(*found, strict=True))
     if len(found) > 1:
         order = np.argsort(rows, kind="stable")

@@ -98,12 +98,12 @@ def parse_namespace(text: str) -> str:
 
 
 def is_system(text: str) -> bool:
-    """Tell whether a complete name is a topic that brokers use among themselves."""
+    """Return True for the complete name of a topic that brokers use among themselves."""
     return text.startswith(_SYSTEM_NAMESPACES) or is_reserved(text)
 
 
 def is_reserved(text: str) -> bool:
-    """Tell whether only brokers create a topic of this complete name."""
+    """Return True for the complete name of a topic that only brokers may create."""
     local = without_partition(text.rpartition("/")[2])
     return local in SYSTEM_TOPICS or local.endswith(SYSTEM_SUFFIX) or text.startswith(_SYSTEM_PREFIXES)
 

@@ -97,7 +97,7 @@ def close_producer(producer_id: int) -> bytes:
 
 def topic_migrated(kind: "api.CommandTopicMigrated.ResourceType.ValueType", object_id: int, url: str,
                    url_tls: str) -> bytes:
-    """Send a producer or consumer to another cluster, to which it connects once it is closed."""
+    """Return TOPIC_MIGRATED, which sends a producer or consumer to another cluster after it is closed."""
     answer = api.CommandTopicMigrated(resource_type=kind, resource_id=object_id)
     if url:
         answer.brokerServiceUrl = url
@@ -124,7 +124,7 @@ def partitions_failed(request_id: int, code: ErrorCode, message: str) -> bytes:
 
 
 def lookup(request_id: int, url: str, url_tls: str = "") -> bytes:
-    """Name the broker that serves a topic, which on one host is the one asked.  An empty URL is left out."""
+    """Return the answer that names the serving broker, which on one host is the one asked; empty URLs are left out."""
     answer = api.CommandLookupTopicResponse(
         request_id=request_id, brokerServiceUrl=url or None, brokerServiceUrlTls=url_tls or None,
         response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=False)
@@ -151,7 +151,7 @@ def last_message_id(request_id: int, last: api.MessageIdData, mark_delete: api.M
 
 
 def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int = -1) -> api.MessageIdData:
-    """Return a position as it is sent; an id of -1 is sent as 2**64 - 1."""
+    """Return the MessageIdData of a position; -1 is sent as 2**64 - 1."""
     identity = api.MessageIdData(ledgerId=ledger_id & _WORD, entryId=entry_id & _WORD)
     if partition >= 0:
         identity.partition = partition

@@ -117,7 +117,7 @@ def refusal_of_count(entry: bytes, messages: int) -> str:
 
 
 def is_encrypted(entry: memoryview) -> bool:
-    """Tell whether a client has encrypted the entry, which is one that `read_one` has read."""
+    """Return True if the payload of an entry, which `read_one` has read, is encrypted by its client."""
     at = CHECKSUM_END + 4
     size = SIZE.unpack_from(entry, CHECKSUM_END)[0]
     return len(api.MessageMetadata.FromString(bytes(entry[at:at + size])).encryption_keys) > 0
@@ -129,12 +129,12 @@ def is_chunk(entry: bytes) -> bool:
 
 
 def with_checksum(entry: bytes) -> bytes:
-    """Return the entry as it is stored: clients before protocol version 6 send no magic and checksum."""
+    """Return the entry with magic and checksum, as it is stored; clients before protocol version 6 send neither."""
     return entry if _has_checksum(entry, 0) else _MAGIC + SIZE.pack(crc32c(entry)) + entry
 
 
 def _has_checksum(data: bytes, at: int) -> bool:
-    """Tell whether the entry at `at` begins with a checksum."""
+    """Return True if the entry at `at` begins with magic and checksum."""
     return data[at:at + 2] == _MAGIC
 
 
@@ -271,7 +271,11 @@ def learn(frame: bytes, command: api.CommandSend, row: Row) -> Layout | None:
 
 
 def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:
-    """Return where a plain key is: keys of one length may differ in a run, an ordering key or one in base64 may not."""
+    """Return where a plain key's bytes are in the metadata, or None.
+
+    Frames of one layout may have different plain keys of one length.  An ordering key or a key in base64 must be equal
+    in all of them.
+    """
     plain = _PARTITION_KEY in metadata and _ORDERING_KEY not in metadata and _KEY_IS_BASE64 not in metadata
     if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
         return metadata[_PARTITION_KEY]

@@ -7,7 +7,7 @@ _SCHEMES = "pulsar", "pulsar+ssl"
 
 
 class Addresses(NamedTuple):
-    """URLs of the broker; empty where it does not listen."""
+    """URLs at which the broker is reached; empty where it does not listen."""
 
     service: str = ""           # without TLS
     service_tls: str = ""
@@ -16,19 +16,19 @@ class Addresses(NamedTuple):
     listeners: dict[str, tuple[str, str]] = {}      # noqa: RUF012 (never written to) name -> (service, service_tls)
 
     def named(self, **names: str) -> dict[str, str]:
-        """The URLs that are not empty, under other names: field of this class = the other name."""
+        """Return the URLs that are not empty, renamed by field=name arguments: {name: URL}."""
         return {theirs: address for ours, theirs in names.items() if (address := getattr(self, ours))}
 
     @property
     def broker(self) -> str:
-        """The broker's name in administration: host and port of its HTTP listener."""
+        """The broker's name in administration: HOST:PORT of its HTTP listener."""
         return (self.http or self.http_tls).partition("://")[2]
 
 
 def addresses(options: WorkerOptions, port: int, tls_port: int, http: str = "", http_tls: str = "") -> Addresses:
-    """Addresses for listeners on these ports, -1 where there is none.
+    """Return the URLs of listeners on these ports; port -1: no listener.
 
-    A client that names no listener is sent to the first advertised one of its scheme, as in Pulsar.
+    A client that names no listener is sent to the first advertised listener of its scheme, as in Pulsar.
     """
     named: dict[str, tuple[str, str]] = {}
     for text in options.advertised_listeners:
@@ -42,6 +42,6 @@ def addresses(options: WorkerOptions, port: int, tls_port: int, http: str = "", 
 
 
 def url(scheme: str, host: str, port: int) -> str:
-    """A URL; "localhost" stands for an address that means "any", and port -1 has no URL (empty)."""
+    """Return SCHEME://HOST:PORT, "" for port -1; a wildcard host becomes "localhost"."""
     host = "localhost" if host in ("0.0.0.0", "::", "") else host
     return "" if port < 0 else f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -35,7 +35,7 @@ _BROKER_FIELDS_SINCE = 18        # protocol version that knows BrokerEntryMetada
 
 
 class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
-    """The worker, as far as its clients use it."""
+    """The parts of the worker that its clients use."""
 
     directory: Directory
     handshakes: Handshakes
@@ -58,12 +58,12 @@ class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
 
 
 class Client:
-    """The other end of one connection."""
+    """A client: one connection, with its identity, its producers and consumers, and its unanswered requests."""
 
     def __init__(self, worker: ClientWorker, handlers: Handlers, *, is_inside: bool = False):
-        """handlers: by the event's type, what is done with (client, event).
+        """Make the client of a new connection.
 
-        is_inside: a process of the broker itself.
+        handlers: event type -> function (client, event).  is_inside: the peer is another process of this broker.
         """
         self.worker = worker
         self.is_inside = is_inside
@@ -89,18 +89,18 @@ class Client:
     # -- calls of its stream
 
     def opened(self) -> None:
-        """Register with the worker: its connection has been made."""
+        """Register the new connection with the worker, and begin the handshake's timeout."""
         self.worker.opened(self)
         self._timer = self.worker.handshakes.opened(self)
 
     def closed(self) -> None:
-        """Leave the worker: its connection has ended."""
+        """Free what the client holds, and tell the worker that the connection has ended."""
         self.deliveries.runs.clear()
         self.requests.clear()
         self.worker.closed(self)
 
     def answer_probes(self) -> None:
-        """Tell owners that have asked that the client lives."""
+        """Answer owners that asked whether this client is alive: it is, because bytes have come from it."""
         for link in self.probed_by:
             link.command(self.number, self.protocol_version, b"", envelope.CONNECTION_ALIVE)
         self.probed_by = []
@@ -111,7 +111,7 @@ class Client:
 
     @property
     def waits_for_owners(self) -> bool:
-        """Whether owners have to catch up before anything more is asked of them for this client."""
+        """Whether the connection is not read from because owners have to take in earlier commands and SENDs first."""
         if self.stream.has_many_waiting:
             return True
         worker = self.worker
@@ -122,7 +122,7 @@ class Client:
     # -- its life
 
     def welcome(self, request: api.CommandConnect, identity: Identity) -> None:
-        """Answer CONNECT: it is known who the client is."""
+        """Answer CONNECT with CONNECTED, and keep the identity and the features that the handshake found."""
         self._timer.cancel()
         self.stream.connection.state, self.identity = CONNECTED, identity
         self.protocol_version = max(0, min(request.protocol_version, responses.PROTOCOL_VERSION))
@@ -143,10 +143,11 @@ class Client:
             self.stream.start_reading()
 
     def keep_alive(self) -> None:
-        """Send PING, and end the connection of a client that was silent since the last one although it was read from.
+        """Send PING, or end the connection if the client has been silent since the last PING although it was read
+        from.
 
-        Clients of version 0 know no PING, and are left alone.  A client that is not connected yet may not answer it,
-        and its handshake has a time of its own.
+        A client of protocol version 0 knows no PING and gets none.  A client that has not finished its handshake may
+        not answer a PING; the handshake's own timeout ends it.
         """
         stream = self.stream
         if stream.connection.state != CONNECTED or self.protocol_version < 1:
@@ -157,7 +158,7 @@ class Client:
         stream.tell(responses.PING)
 
     def configured(self) -> None:
-        """Take over the worker's options; a client that could not be admitted again as it was is closed."""
+        """Apply the worker's new options; close the connection if the new options would not admit this client again."""
         self.stream.configured()
         self.deliveries.broker_fields = self.worker.broker_fields if self._takes_broker_fields else 0
         self.deliveries.configured()
@@ -165,13 +166,13 @@ class Client:
             self.stream.transport.abort()
 
     def expel(self, link: OwnerLink, object_id: int, handle: int, *, is_producer: bool) -> None:
-        """Tell the owner to end a producer or consumer; handle 0: one that it has not made yet."""
+        """Tell the owner to end a producer or consumer of this client; handle 0: the owner has not made it yet."""
         kind = envelope.PRODUCER_EXPELLED if is_producer else envelope.CONSUMER_EXPELLED
         link.command(self.number, self.protocol_version, b"%d %d" % (object_id, handle), kind)
         self.worker.owners.schedule_flush()
 
     def close_producers(self) -> None:
-        """Close all producers for a drain: their SENDs are answered, and further ones are ignored."""
+        """Close all producers for a drain: SENDs that have come are answered, later ones are ignored."""
         for producer_id, route in list(self.routes.producers.items()):
             if route.handle:
                 self.routes.drop(route)
@@ -189,7 +190,7 @@ class Client:
         self.stream.resume_reading()
 
     def say_goodbye(self) -> None:
-        """Have the client look its topics up again, and close its connection: the broker stops."""
+        """Tell the client to look its topics up again, then close the connection: the broker stops."""
         for producer_id in self.routes.producers:
             self.stream.tell(responses.close_producer(producer_id))
         for consumer_id in self.routes.consumers:

@@ -31,13 +31,16 @@ Opening = api.CommandProducer | api.CommandSubscribe
 
 
 def handle(client: Client, command: api.BaseCommand) -> None:
-    """Deal with a command when it has come, or when it has waited for its owner."""
+    """Carry out or forward a command that has just come, or one that had to wait for its owner."""
     if not _is_refused(client, command):
         COMMANDS[command.type](client, command)
 
 
 def _is_refused(client: Client, command: api.BaseCommand) -> bool:
-    """Whether the client has no right to the command, or has lost it while the command waited; the client is told."""
+    """Whether authorization forbids the command; if so, answer the client with the refusal.
+
+    A right may also be revoked while a command waits.
+    """
     rights = client.worker.rights
     if rights is None or (refusal := rights.refused(client, command)) is None:
         return False
@@ -47,7 +50,7 @@ def _is_refused(client: Client, command: api.BaseCommand) -> bool:
 
 
 def forward(client: Client, link: OwnerLink, command: api.BaseCommand, request: Any) -> None:
-    """Pass a command on to an owner; request: the message within the command that its type names."""
+    """Send a command on to an owner.  request: the message inside the command, such as `command.producer`."""
     client.worker.counters.add("commands")
     if command.type not in _NOT_PENDING:
         if client.requests.is_full and command.type not in _CLOSES:
@@ -82,7 +85,7 @@ def _ping(client: Client, command: api.BaseCommand) -> None:
 
 
 def _pong(client: Client, command: api.BaseCommand) -> None:
-    """Do nothing: the client is known to live because something came from it."""
+    """Ignore PONG: any bytes from a client already count as a sign of life."""
 
 
 # -- answers from the catalogue
@@ -123,7 +126,7 @@ def _lookup(client: Client, command: api.BaseCommand) -> None:
 
 
 def answer_lookup(client: Client, answer: bytes, began: float) -> None:
-    """Write the answer to a LOOKUP that came at `began`, of time.perf_counter."""
+    """Write the answer to a LOOKUP, and record its latency.  began: when the LOOKUP came, by time.perf_counter."""
     client.stream.write(answer)
     client.worker.counters.add("lookups")
     client.worker.counters.observe("lookup", time.perf_counter() - began)
@@ -147,7 +150,7 @@ def _get_or_create_schema(client: Client, command: api.BaseCommand) -> None:
 
 
 def schema_checked(client: Client, command: api.BaseCommand, answer: bytes | None, refusal: Refusal | None) -> None:
-    """Go on with a command whose schema has been checked."""
+    """Continue a command after the check of its schema: answer it, refuse it, or open the producer or consumer."""
     request = getattr(command, _WITH_SCHEMAS[command.type])
     if command.type == T.GET_OR_CREATE_SCHEMA:
         client.stream.write(responses.schema_refused(request.request_id, refusal.code, refusal.message) if refusal else
@@ -175,7 +178,9 @@ def _subscribe(client: Client, command: api.BaseCommand, *, is_checked: bool = F
 
 def _open(client: Client, command: api.BaseCommand, request: Opening, object_id: int, *, is_producer: bool,
           is_checked: bool) -> None:
-    """Have the owner of the topic make a producer or consumer.  is_checked: its schema has just been checked."""
+    """Ask the topic's owner to make a producer or consumer.  is_checked: the schema that came with the command has
+    been checked.
+    """
     worker, routes = client.worker, client.routes
     route = routes.of_kind(is_producer=is_producer).get(object_id)
     if route is not None and not route.is_made_by(command):
@@ -207,7 +212,9 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
 
 
 def _open_again(client: Client, route: Route, request: Opening) -> None:
-    """Answer a command with an id that is in use, as Pulsar does: success if the owner has made it, else an error."""
+    """Answer PRODUCER or SUBSCRIBE for an id in use, as Pulsar does: success if the owner has made it, else an
+    error.
+    """
     client.worker.counters.add("commands")
     if not route.handle:
         text = f"{'Producer' if route.is_producer else 'Consumer'} is already present on the connection"
@@ -219,7 +226,7 @@ def _open_again(client: Client, route: Route, request: Opening) -> None:
 
 
 def _drop_route(client: Client, command: api.BaseCommand) -> None:
-    """Free the id that this command asked for, unless the route of that id was made by another command."""
+    """Free the producer or consumer id that a refused command had taken; an id taken by another command stays."""
     if command.type not in _OPENING:
         return
     route = client.routes.of_kind(is_producer=command.type == T.PRODUCER).get(requested_id(command))
@@ -239,9 +246,9 @@ def _close_consumer(client: Client, command: api.BaseCommand) -> None:
 
 def _close(client: Client, command: api.BaseCommand, request: api.CommandCloseProducer | api.CommandCloseConsumer,
            route: Route | None) -> None:
-    """Have its owner close a producer or consumer.
+    """Ask the owner to close a producer or consumer, or cancel it if its command still waits in this worker.
 
-    One that waits in the worker is not made, and closing a missing one succeeds.
+    Closing a producer or consumer that does not exist succeeds.
     """
     if route is not None and route.link is not None:
         return forward(client, route.link, command, request)
@@ -251,7 +258,7 @@ def _close(client: Client, command: api.BaseCommand, request: api.CommandClosePr
 
 
 def _ask_about_consumer(client: Client, command: api.BaseCommand) -> None:
-    """Pass a request about a consumer on to the owner that has it."""
+    """Forward a request about a consumer, such as SEEK, to the owner of the consumer."""
     request = getattr(command, _CONSUMER_REQUESTS[command.type])
     route = client.routes.consumers.get(request.consumer_id)
     if route is not None and route.link is not None:

@@ -27,7 +27,9 @@ from geminga.workers.owners.links import OwnerLink, OwnerLinks
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """Entries to be written to a consumer: `count` in a row from `first` on, or those that are picked."""
+    """Entries to be written to one consumer: `count` consecutive ones from `first` on, or the ones listed in
+    `picked`.
+    """
 
     route: Route
     partition_id: int
@@ -41,7 +43,7 @@ class Run:
 
 
 class DeliveryWorker(Protocol):
-    """The worker, as far as deliveries use it."""
+    """The parts of the worker that delivery queues use."""
 
     ledgers: Ledgers
     counters: Counters
@@ -51,7 +53,7 @@ class DeliveryWorker(Protocol):
 
 
 class DeliveryQueue:
-    """Entries that wait until their client reads."""
+    """Entries that owners have dispatched to a client and that the client has not had room for yet."""
 
     def __init__(self, worker: DeliveryWorker, stream: Stream, routes: Routes):
         self._worker, self._stream, self._routes = worker, stream, routes
@@ -63,7 +65,7 @@ class DeliveryQueue:
         return f"<DeliveryQueue {sum(run.count for run in self.runs)} entries in {len(self.runs)} runs>"
 
     def add(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
-        """Add `count` entries from `first` on, for the consumer with this handle."""
+        """Queue `count` consecutive entries, beginning with entry id `first`, for the consumer with this handle."""
         route = self._routes.by_handle.get((link, handle))
         if route is None:
             return
@@ -77,18 +79,19 @@ class DeliveryQueue:
 
     def add_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
                    words: NDArray[np.uint64], view: int) -> None:
-        """Add picked entries for the consumer with this handle: rows (n,) LISTED_ENTRY, and their words.
+        """Queue listed entries for the consumer with this handle: rows (n,) LISTED_ENTRY, and the words of their ack
+        sets.
 
-        view: number of the compacted view that has them; 0: the ledger itself.
+        view: number of the compacted view to read the entries from; 0: the ledger itself.
         """
         route = self._routes.by_handle.get((link, handle))
         if route is not None:
             self.runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words, view))
 
     def write_transient(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
-        """Write entries of a non-persistent topic, rows (n,) ENTRY.
+        """Write entries of a non-persistent topic, rows (n,) TRANSIENT_ENTRY, at once or never.
 
-        A client that does not read loses them.  Their permits go back to the owner.
+        While the client does not read, such entries are dropped and their permits are returned to the owner.
         """
         route = self._routes.by_handle.get((link, handle))
         if route is None:
@@ -102,7 +105,7 @@ class DeliveryQueue:
         self._worker.counters.add("deliveries", len(entries))
 
     def write(self) -> None:
-        """Write entries until the client leaves as many bytes unread as it may."""
+        """Write queued entries until the client's socket is full or the queue is empty."""
         runs, stream, out, size, count = self.runs, self._stream, [], 0, 0
         while runs and stream.is_writable:
             entries, frames = self.next_frames()
@@ -117,7 +120,10 @@ class DeliveryQueue:
         self._worker.counters.add("deliveries", count)
 
     def next_frames(self) -> tuple[int, list]:
-        """Take as many entries off the first run as are read at a time; returns (how many are left, their frames)."""
+        """Take entries off the queue's first run, as many as are read at a time.
+
+        Returns (number of entries that still exist, their MESSAGE frames).
+        """
         run, ledgers = self.runs[0], self._worker.ledgers
         try:
             if self._routes.consumers.get(run.route.object_id) is not run.route:
@@ -158,17 +164,17 @@ class DeliveryQueue:
             self.runs.popleft()
 
     def configured(self) -> None:
-        """Write entries from now on as the worker's options, which have changed, say."""
+        """Make later MESSAGE frames follow the worker's new options."""
         for route in self._routes.consumers.values():
             route.delivery_to = (-1, -1)
 
 
 def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryview,
                     is_left: NDArray[np.bool_] | None) -> tuple[NDArray, list]:
-    """(index rows, MESSAGE frames) of the first entries of a run that are left; rows: of all of them.
+    """Return (index rows, MESSAGE frames) of those entries whose space has not been given back.
 
-    The others have been acknowledged by other consumers meanwhile, and their space was given back.  Their permits go
-    back to the owner, so that the client gets as many messages as it has asked for.
+    rows: the index rows of all entries.  Other consumers have acknowledged the missing ones meanwhile.  The permits of
+    missing entries are returned to the owner, so that the client gets as many messages as it asked for.
     """
     link = run.route.link
     assert link is not None
@@ -184,7 +190,7 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
 
 
 def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
-    """(LISTED_ENTRY rows (count,), their words) of a run's first entries, whether listed or in a row."""
+    """Return (rows (count,) LISTED_ENTRY, words of their ack sets) of a run's first entries, for both kinds of run."""
     if run.picked is not None:
         assert run.words is not None
         picked = run.picked[:count]
@@ -197,7 +203,7 @@ def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
 # -- sections of an owner's envelope
 
 class Receiver(Protocol):
-    """A client that entries are delivered to."""
+    """The parts of a client that deliveries use."""
 
     @property
     def stream(self) -> Stream: ...
@@ -206,7 +212,7 @@ class Receiver(Protocol):
 
 
 def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Deliver entries in a row: rows (n,) RUN_ROW."""
+    """Queue runs of consecutive entries, rows (n,) RUN_ROW, and write as much as each client reads."""
     receivers = {}
     for connection, count, consumer, partition_id, ledger_id, first in rows.tolist():
         client = clients.get(connection)
@@ -218,9 +224,9 @@ def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray
 
 
 def deliver_entry_lists(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Deliver listed entries.
+    """Queue listed entries, and write as much as each client reads.
 
-    rows: (n,) ENTRY_LIST_ROW.  data: the LISTED_ENTRY rows of the first row and their words, then of the next.
+    rows: (n,) ENTRY_LIST_ROW.  data: for each row its LISTED_ENTRY rows, then the words of their ack sets.
     """
     at, receivers = 0, {}
     for connection, count, consumer, partition_id, ledger_id, size, view in rows.tolist():
@@ -236,9 +242,9 @@ def deliver_entry_lists(clients: Mapping[int, Receiver], link: OwnerLink, rows: 
 
 
 def deliver_transient(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Deliver entries of non-persistent topics.
+    """Write entries of non-persistent topics to clients that read, and drop the others.
 
-    rows: (n,) TRANSIENT_ROW.  data: the TRANSIENT_ENTRY rows of the first row and their entries, then of the next.
+    rows: (n,) TRANSIENT_ROW.  data: for each row its TRANSIENT_ENTRY rows, then the bytes of the entries.
     """
     at = 0
     for connection, count, consumer, size in rows.tolist():

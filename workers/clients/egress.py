@@ -28,9 +28,9 @@ _Key = int | tuple[int, int]       # a ledger's id; of its part of a compacted v
 
 
 def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
-    """Which entries of these index rows (n,) have not been given back; None if all are still there.
+    """Return a mask (n,) of the entries whose space has not been given back; None if all are still there.
 
-    To be asked after they were copied: an entry that is still there then was whole when it was copied.
+    Call it after the bytes have been copied.  An entry that is there afterwards was whole while it was copied.
     """
     if len(rows) <= FEW_MAX:
         begin = all(map(data.__getitem__, rows["offset"].tolist()))
@@ -43,12 +43,12 @@ def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
 
 
 class LedgerGone(Exception):
-    """The ledger was deleted before it was read, as all its entries are acknowledged."""
+    """The ledger was deleted before its entries were read; all of them have been acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappedLedger:
-    """A ledger's files as they were when they were mapped."""
+    """The files of one ledger, mapped into memory with the length that they had then."""
 
     index: NDArray
     # Columns of the index, which are used for every run: making a view of one takes a microsecond.
@@ -61,18 +61,19 @@ class MappedLedger:
         return f"<MappedLedger {len(self.index)} rows, {len(self.data)} bytes{' sealed' if self.is_sealed else ''}>"
 
     def holds(self, end: int) -> bool:
-        """Whether all entries before `end` were there when it was mapped."""
+        """Whether the mapping covers all entries before entry id `end`."""
         return end <= len(self.index) and self.end_of(end - 1) <= len(self.data)
 
     def end_of(self, entry_id: int) -> int:
-        """Offset behind the entry, in bytes of the ledger's file."""
+        """Return the offset in the ledger's file where the entry ends."""
         return self.offsets.item(entry_id) + self.sizes.item(entry_id)
 
     def rows_of(self, first: int, rows: NDArray, entries: NDArray | None = None) -> NDArray:
-        """The index rows (n,) of entries from `first` on, or of given entries (n,), without rows of zeros.
+        """Return the index rows (n,) of entries from `first` on, or of the given entry ids (n,), none of them all
+        zeros.
 
-        A row of zeros was given back with its entry.  The row that replaces it names bytes behind the entry before,
-        which are zeros too, so that `still_there` tells it from the others.
+        An index row of zeros means that the row and its entry were given back.  A row that points at zeros behind the
+        entry before takes its place, so `still_there` finds the entry missing.
         """
         if not self.is_sealed or rows["size"].all() or not self.sizes[0]:
             return rows
@@ -87,7 +88,7 @@ class MappedLedger:
 
 @dataclass(frozen=True, slots=True)
 class MappedView:
-    """Entries of one ledger that a compacted view has kept: their index rows, by `entry_ids`, ascending."""
+    """The entries of one ledger that a compacted view has kept: index rows, ascending by `entry_ids`."""
 
     index: NDArray
     entry_ids: NDArray[np.uint64]
@@ -97,7 +98,7 @@ class MappedView:
         return f"<MappedView {len(self.index)} rows, {len(self.data)} bytes>"
 
     def find(self, entries: NDArray[np.uint64]) -> NDArray | None:
-        """Index rows of the entries (n,); None if the view does not have all of them."""
+        """Return the index rows of these entries (n,); None if the view lacks one of them."""
         at = np.searchsorted(self.entry_ids, entries)
         if not len(self.entry_ids) or not (self.entry_ids[np.minimum(at, len(self.entry_ids) - 1)] == entries).all():
             return None
@@ -106,7 +107,7 @@ class MappedView:
 
 
 class Ledgers:
-    """Ledgers that this worker has mapped; the ones not read for longest are given up first."""
+    """A cache of mapped ledgers; the least recently read ones are unmapped first."""
 
     def __init__(self, data_dir: Path):
         self._data_dir = data_dir
@@ -117,9 +118,10 @@ class Ledgers:
         return f"<Ledgers {len(self._mapped)} mapped>"
 
     def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
-        """(index rows, the ledger's bytes) of `count` entries from `first` on, or of as many as are read at a time.
+        """Return (index rows, bytes of the ledger's file) for up to `count` consecutive entries, beginning with
+        `first`.
 
-        Raises LedgerGone.
+        One call returns a bounded number of bytes.  Raises LedgerGone.
         """
         end = first + min(count, ENTRIES_MAX)
         ledger = self._ledger(partition_id, ledger_id, end)
@@ -130,11 +132,10 @@ class Ledgers:
 
     def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64],
              view: int = 0) -> tuple[NDArray, memoryview]:
-        """(index rows, the ledger's bytes) of these entries (n,), ascending, or of as many as are read at a time.
+        """Return (index rows, bytes of the ledger's file) for these entries (n,), ascending.
 
-        Raises LedgerGone.
-
-        view: number of the compacted view that has them; 0: the ledger itself.
+        One call returns a bounded number of bytes, which may be those of the first entries only.  view: number of the
+        compacted view to read from; 0: the ledger itself.  Raises LedgerGone.
         """
         entries = entries[:ENTRIES_MAX]
         if view:
@@ -145,16 +146,16 @@ class Ledgers:
         return ledger.rows_of(0, ledger.index[entries], entries), ledger.data
 
     def forget(self, ledger_id: int, view: int = 0) -> None:
-        """Give up the mapping of a ledger, or of its part of a compacted view, if there is one."""
+        """Unmap a ledger, or the part of it that a compacted view has kept, if it is mapped."""
         self._mapped.pop((ledger_id, view) if view else ledger_id, None)
 
     def forget_all(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-        """Give up mappings of files that an owner has deleted: rows (n,) FORGET_ROW, a section of its envelope."""
+        """Unmap files that an owner has deleted: rows (n,) FORGET_ROW."""
         for ledger_id, view in rows.tolist():
             self.forget(ledger_id, view)
 
     def _ledger(self, partition_id: int, ledger_id: int, end: int) -> MappedLedger:
-        """The ledger, mapped as far as its entry `end` - 1 at least."""
+        """Return the mapped ledger; map it anew if the mapping does not cover all entries before `end`."""
         ledger: MappedLedger | None = self._mapped.get(ledger_id)
         if ledger is None or not ledger.holds(end):
             ledger = self._map_ledger(partition_id, ledger_id)
@@ -222,7 +223,7 @@ class Ledgers:
             self._mapped.popitem(last=False)
 
     def _too_short(self, key: _Key, path: Path) -> LedgerGone:
-        """The error for a file that was cut; its owner repairs it when it opens the file again."""
+        """Return the error for a file that is shorter than its index says; the owner repairs it at its next opening."""
         self._mapped.pop(key, None)
         if key not in self._short:
             self._short.add(key)

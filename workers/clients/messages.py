@@ -26,7 +26,7 @@ _DAMAGED_MAX = 100               # messages of one ACK that its client could not
 # -- SEND
 
 def publish_one(client: Client, send: Send) -> None:
-    """Hand one SEND to its producer's owner."""
+    """Forward one SEND to the owner of its producer."""
     route = client.routes.publishing(send.row[PRODUCER_ID])
     if route is not None:
         link = route.link
@@ -36,7 +36,7 @@ def publish_one(client: Client, send: Send) -> None:
 
 
 def publish(client: Client, sends: Sends) -> None:
-    """Hand a run of SENDs, rows (n,) and entries (n, size), to the owners of their producers."""
+    """Forward a run of SENDs, rows (n,) SEND_ROW and entries (n, size), to the owners of their producers."""
     rows, entries = sends.rows, sends.entries
     ids = rows["producer_id"]
     rows["connection"] = client.number
@@ -63,21 +63,21 @@ def _forward(client: Client, link: OwnerLink, rows: NDArray, entries: NDArray[np
 
 
 def refuse_send(client: Client, refused: SendRefused) -> None:
-    """Answer a SEND that no owner gets.  Raises ProtocolError: the client has no such producer."""
+    """Answer SEND_ERROR to a SEND that breaks a limit.  Raises ProtocolError: the client has no such producer."""
     client.worker.counters.add("sends_refused")
     client.routes.publishing(refused.producer_id)
     client.stream.write(responses.send_error(refused.producer_id, refused.sequence_id, refused.code, refused.message))
 
 
 class Publisher(Protocol):
-    """A client that receipts are written to."""
+    """The parts of a client that receipts use."""
 
     @property
     def stream(self) -> Stream: ...
 
 
 def write_receipts(clients: Mapping[int, Publisher], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Write SEND_RECEIPTs: rows (n,) RECEIPT_ROW, a section of an owner's envelope."""
+    """Write SEND_RECEIPTs for the entries that an owner has stored: rows (n,) RECEIPT_ROW."""
     for connection, frames in deliveries.receipts(rows):
         client = clients.get(connection)
         if client is not None:
@@ -87,7 +87,7 @@ def write_receipts(clients: Mapping[int, Publisher], link: OwnerLink, rows: NDAr
 # -- FLOW and ACK
 
 def flow(client: Client, command: api.BaseCommand) -> None:
-    """Hand permits to the consumer's owner.  Raises ProtocolError: there are none."""
+    """Forward the permits of a FLOW to the consumer's owner.  Raises ProtocolError: a FLOW with 0 permits."""
     request = command.flow
     if request.messagePermits == 0:
         raise ProtocolError("FLOW with no permits")
@@ -99,7 +99,7 @@ def flow(client: Client, command: api.BaseCommand) -> None:
 
 
 def acknowledge_many(client: Client, acks: EntryAcks) -> None:
-    """Hand acknowledgements of whole entries to the consumer's owner."""
+    """Forward acknowledgements of whole entries, decoded as arrays, to the consumer's owner."""
     route = client.routes.consuming(acks.consumer_id)
     if route is None:
         return
@@ -117,7 +117,7 @@ def acknowledge_many(client: Client, acks: EntryAcks) -> None:
 
 
 def acknowledge(client: Client, command: api.BaseCommand) -> None:
-    """Hand acknowledgements of any kind to the consumer's owner."""
+    """Forward one ACK of any kind to the consumer's owner."""
     request = command.ack
     route = client.routes.consuming(request.consumer_id)
     if route is None:
@@ -144,9 +144,9 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
 
 
 def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple], list[bytes]]:
-    """(ACK_ROWs, words of those with ack sets).
+    """Return (ACK_ROWs, words of the ack sets in them) for one ACK.
 
-    None for a cumulative ACK of several ids: as in Pulsar it acknowledges nothing.
+    A cumulative ACK with several ids gives no rows, as it acknowledges nothing in Pulsar.
     """
     flags = envelope.CUMULATIVE if request.ack_type == _CUMULATIVE else 0
     if flags and len(request.message_id) != 1:

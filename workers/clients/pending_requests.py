@@ -10,7 +10,7 @@ _PENDING_MAX = 100_000          # requests; another one is answered with an erro
 
 
 class Withheld(NamedTuple):
-    """The answer to a LOOKUP, which the client gets when the topic's owner knows that it discovers topics."""
+    """An answer to LOOKUP that is sent only after the topic's owner knows that the client discovers topics."""
 
     command: api.BaseCommand
     answer: bytes
@@ -18,7 +18,9 @@ class Withheld(NamedTuple):
 
 
 class PendingRequests:
-    """Requests by (link to the owner, request id), so that each is answered even if its owner ends first."""
+    """A client's unanswered requests by (link to the owner, request id); each is answered even if its owner ends
+    first.
+    """
 
     def __init__(self, counters: Counters):
         self._counters = counters
@@ -33,17 +35,17 @@ class PendingRequests:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many requests are unanswered as may be."""
+        """Whether the client has as many unanswered requests as one connection may have."""
         return len(self._kinds) >= _PENDING_MAX
 
     def add(self, link: OwnerLink, request_id: int, kind: int) -> None:
-        """Record a request that an owner was asked; kind: its command's type."""
+        """Record a request that was sent to an owner.  kind: type of its command."""
         self._kinds[link, request_id] = kind
 
     def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool:
-        """Withhold the answer to a LOOKUP until the owner has answered.
+        """Withhold the answer to a LOOKUP until the topic's owner has answered a question of this worker.
 
-        Returns False, and withholds nothing, if there is no room, or if the id is another pending request's.
+        Returns False, and withholds nothing, if the client has too many requests or uses the request id already.
         """
         key = link, command.lookupTopic.request_id
         if key in self._kinds or self.is_full:
@@ -54,12 +56,14 @@ class PendingRequests:
         return True
 
     def answered(self, link: OwnerLink, request_id: int) -> Withheld | None:
-        """Forget a request that its owner has answered; returns the answer that was withheld for it, if any."""
+        """Forget a request because its owner has answered; returns the LOOKUP's answer that was withheld for it, if
+        any.
+        """
         self._kinds.pop((link, request_id), None)
         return self._release((link, request_id)) if self._withheld else None
 
     def owner_gone(self, link: OwnerLink) -> list[tuple[int, int, Withheld | None]]:
-        """Forget the requests to an owner that has ended: [(command's type, request id, answer that was withheld)]."""
+        """Forget and return the requests of an owner that has ended: [(command type, request id, withheld answer)]."""
         keys = [key for key in self._kinds if key[0] is link]
         return [(self._kinds.pop(key), key[1], self._release(key)) for key in keys]
 

@@ -22,7 +22,7 @@ _GONE = envelope.PRODUCER_GONE, envelope.CONSUMER_GONE
 
 
 def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Deal with an owner's answers: rows (n,) REPLY_ROW, a section of its envelope; data: their frames."""
+    """Carry out an owner's answers: rows (n,) REPLY_ROW; data: their frames, one behind the other."""
     at = 0
     for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
         client = clients.get(connection)
@@ -41,7 +41,7 @@ def _answered(client: Client, link: OwnerLink, request_id: int) -> None:
 
 def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: int, request_id: int, partition: int,
           data: bytes) -> None:
-    """Do as a REPLY_ROW says, then write its frames to the client."""
+    """Carry out one REPLY_ROW: register or remove a producer or consumer, then write the frames to the client."""
     route = None
     if action in _READY:
         route = _made(client, link, object_id, handle, request_id, is_producer=action == envelope.PRODUCER_READY)
@@ -77,7 +77,10 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
 
 def _made(client: Client, link: OwnerLink, object_id: int, handle: int, request_id: int, *,
           is_producer: bool) -> Route | None:
-    """The route of what the owner has made; None, and it is expelled, if its client has closed it."""
+    """Return the route of a producer or consumer that the owner has made.
+
+    If the client has closed it meanwhile, the owner is told to end it and None is returned.
+    """
     route = client.routes.made(link, object_id, handle, request_id, is_producer=is_producer)
     if route is None:
         client.expel(link, object_id, handle, is_producer=is_producer)
@@ -85,7 +88,9 @@ def _made(client: Client, link: OwnerLink, object_id: int, handle: int, request_
 
 
 def owner_gone(client: Client, link: OwnerLink) -> None:
-    """Close what the owner had, as its process has ended, and answer what it was asked."""
+    """Close the client's producers and consumers at an owner that has ended, and answer requests that it left
+    unanswered.
+    """
     lost, unanswered = client.routes.owner_gone(link)
     for route in lost:
         close = responses.close_producer if route.is_producer else responses.close_consumer
@@ -106,7 +111,10 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
 
 
 def _ask_successor(client: Client, route: Route) -> None:
-    """Repeat the request once: if it ends every owner it is given to, it must not do so for ever."""
+    """Repeat a PRODUCER or SUBSCRIBE at the owner's successor, once.
+
+    A command that makes every owner fail must not be repeated for ever.
+    """
     assert route.request is not None
     topic, command = route.request
     try:

@@ -27,7 +27,7 @@ _AGAIN_SECONDS = 0.005         # between looks for producers and consumers that 
 
 
 class Client(Protocol):
-    """A client, as far as rights concern it."""
+    """The parts of a client that authorization uses."""
 
     identity: Identity | None
 
@@ -37,7 +37,7 @@ class Client(Protocol):
 
 
 class Worker(Protocol):
-    """The worker whose clients these are."""
+    """The parts of the worker that authorization uses."""
 
     counters: Counters
     directory: Directory
@@ -48,7 +48,7 @@ class Worker(Protocol):
 
 
 class Rights:
-    """Rights of all clients of a worker.  Made only where authorization is on."""
+    """Authorization for all clients of one worker; exists only where authorization is on."""
 
     def __init__(self, worker: Worker, authorization: Authorization, loop: asyncio.AbstractEventLoop):
         self._worker, self._authorization, self._loop = worker, authorization, loop
@@ -59,17 +59,17 @@ class Rights:
         return f"<Rights of version {self._seen}>"
 
     def close(self) -> None:
-        """Check nobody any more."""
+        """Stop checking the rights of clients."""
         self._again.cancel()
 
     def configured(self) -> None:
-        """Check everybody anew: the options of authorization have changed."""
+        """Check all clients again because the options of authorization have changed."""
         self._seen = -1
 
     # -- before a command is dealt with
 
     def refused(self, client: Client, command: api.BaseCommand) -> bytes | None:
-        """The answer to a command that its client has no right to; None if it has the right."""
+        """Return the refusal of a command that the client has no right to; None if the client has the right."""
         demand = DEMANDS[command.type]
         if demand is None:
             return None
@@ -82,7 +82,7 @@ class Rights:
         return demand.answer(request.request_id, api.AuthorizationError, decision.told or demand.text)
 
     def _decide(self, client: Client, kind: int, request: Any) -> Decision | None:
-        """The decision about a command; None if something else is wrong with it, which its handler answers."""
+        """Decide about a command; None if the command is wrong in another way, which its handler answers."""
         try:
             right = right_of(kind, request)
         except Refusal:
@@ -100,7 +100,7 @@ class Rights:
     # -- after rights have changed
 
     def keeps(self, client: Client, route: Route) -> bool:
-        """Whether the client still has the right to its producer or consumer; if not, the owner is told to end it."""
+        """Whether the client still has the right to a producer or consumer; if not, the owner is told to end it."""
         assert client.identity is not None and route.link is not None and route.right is not None
         if self._authorization.allows(client.identity, *route.right):
             return True
@@ -125,7 +125,9 @@ class Rights:
             self._again = self._loop.call_later(again, self._look)
 
     def _all_kept(self) -> bool:
-        """Whether nobody has a producer or consumer without the right to it; watchers without the right are ended."""
+        """Whether every producer and consumer of this worker still has its right; watchers without their right are
+        ended.
+        """
         self._worker.watchers.end(self._is_over)
         lost = 0
         for client in self._worker.all_clients():
@@ -135,6 +137,6 @@ class Rights:
         return not lost
 
     def _is_over(self, watcher: Watcher) -> bool:
-        """Whether the watcher's client has lost the right to it."""
+        """Whether the client of this topic-list watcher has lost the right to watch."""
         identity = watcher.client.identity
         return identity is None or not self._authorization.allows(identity, LOOKUP, watcher.namespace)

@@ -20,11 +20,11 @@ _CLOSED_MAX = 100_000            # producers that are remembered as closed by th
 
 @dataclass(eq=False, slots=True)
 class Route:
-    """A producer or consumer of this client: which owner has it, and under which handle.
+    """A producer or consumer of a client, the link to its owner, and the handle that the owner gave it.
 
-    link None, handle 0    its command waits in this worker: for a check of its schema, or for its owner
-    link, handle 0         its owner was asked, and has not answered
-    link, handle           its owner has made it
+        link None, handle 0    the command waits in this worker, for a schema check or for its owner
+        link, handle 0         the owner was asked and has not answered
+        link, handle           the owner has made the producer or consumer
     """
 
     link: OwnerLink | None
@@ -49,7 +49,7 @@ class Route:
         return f"<Route of {kind} {self.object_id} to {self.link or 'no owner'}, handle {self.handle}>"
 
     def is_made_by(self, command: api.BaseCommand) -> bool:
-        """Whether this command asked for it, and its owner has not made it yet."""
+        """Whether this very command asked for the producer or consumer, and its owner has not made it yet."""
         return self.request is not None and self.request[1] is command
 
 
@@ -72,7 +72,7 @@ class Routes:
         return self.producers if is_producer else self.consumers
 
     def publishing(self, producer_id: int) -> Route | None:
-        """The route that SENDs for this producer take; None if the broker has closed it.
+        """Return the route for SENDs of this producer; None if the broker has closed the producer.
 
         Raises ProtocolError: the client has no such producer.
         """
@@ -84,21 +84,20 @@ class Routes:
         return route
 
     def consuming(self, consumer_id: int) -> Route | None:
-        """The route of a consumer that its owner has made."""
+        """Return the route of a consumer that its owner has made; None for any other id."""
         route = self.consumers.get(consumer_id)
         return route if route is not None and route.handle else None
 
     def add(self, route: Route) -> None:
-        """Add a route whose producer or consumer is to be made."""
+        """Add the route of a producer or consumer that an owner is going to be asked for."""
         self.of_kind(is_producer=route.is_producer)[route.object_id] = route
         if route.is_producer:
             self._closed.pop(route.object_id, None)
 
     def close(self, object_id: int, *, is_producer: bool) -> Route | None:
-        """Remove a route, if there is one, because its client closes it.
+        """Remove the route of a producer or consumer that the client closes; returns the route, if there is one.
 
-        Its id is free at once, whatever the owner still says of it, and a SEND behind a CLOSE_PRODUCER breaks the
-        protocol.
+        The id is free at once.  A SEND with the id of a producer that its client has closed breaks the protocol.
         """
         route = self.of_kind(is_producer=is_producer).pop(object_id, None)
         if is_producer:
@@ -108,13 +107,16 @@ class Routes:
         return route
 
     def drop(self, route: Route) -> None:
-        """Remove a route whose producer or consumer is not made after all."""
+        """Remove the route of a producer or consumer that will not be made."""
         routes = self.of_kind(is_producer=route.is_producer)
         if routes.get(route.object_id) is route:
             del routes[route.object_id]
 
     def made(self, link: OwnerLink, object_id: int, handle: int, request_id: int, *, is_producer: bool) -> Route | None:
-        """The route whose producer or consumer its owner has made; None if its client has closed it meanwhile."""
+        """Store the handle of a producer or consumer that the owner has made, and return the route.
+
+        Returns None if the client has closed the producer or consumer meanwhile.
+        """
         route = self.of_kind(is_producer=is_producer).get(object_id)
         if route is None or route.link is not link or route.request_id != request_id:
             return None
@@ -126,7 +128,10 @@ class Routes:
 
     def ended(self, link: OwnerLink, object_id: int, handle: int, request_id: int, *,
               is_producer: bool) -> Route | None:
-        """Remove the route of what its owner has ended or refused; None if the id is another's by now."""
+        """Remove and return the route of a producer or consumer that the owner has ended or refused.
+
+        Returns None if another producer or consumer uses the id by now.
+        """
         routes = self.of_kind(is_producer=is_producer)
         route = routes.get(object_id)
         if route is None or route.link is not link \
@@ -139,13 +144,17 @@ class Routes:
         return route
 
     def remember_closed(self, producer_id: int) -> None:
-        """Ignore SENDs for this producer: the broker has closed it, and its client sent them before it knew."""
+        """Ignore later SENDs of a producer that the broker has closed: the client may have sent them before it knew."""
         self._closed[producer_id] = None
         if len(self._closed) > _CLOSED_MAX:
             del self._closed[next(iter(self._closed))]
 
     def owner_gone(self, link: OwnerLink) -> tuple[list[Route], list[Route]]:
-        """(routes that it had, which are removed; routes it was asked for, which stay) of an owner that has ended."""
+        """Return ([routes whose producer or consumer ended with the owner], [routes that the owner had not
+        answered]).
+
+        Ended routes are removed; unanswered ones stay and wait for the owner's successor.
+        """
         lost = [route for route in self.all() if route.link is link and route.handle]
         for route in lost:
             del self.of_kind(is_producer=route.is_producer)[route.object_id]

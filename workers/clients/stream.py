@@ -37,7 +37,7 @@ Handlers = Mapping[type, Callable[[Any, Any], None]]      # event's type -> func
 
 
 class StreamWorker(Protocol):
-    """The worker, as far as streams use it."""
+    """The parts of the worker that streams use."""
 
     options: WorkerOptions
     counters: Counters
@@ -48,13 +48,13 @@ class StreamWorker(Protocol):
 
 
 class StreamClient(Protocol):
-    """The client whose bytes a stream carries."""
+    """The parts of a client that its stream uses."""
 
     protocol_version: int
 
     @property
     def probed_by(self) -> Sequence[object]:
-        """Links of owners that ask whether the client lives."""
+        """Links of owners that have asked whether the client is alive."""
     @property
     def waits_for_owners(self) -> bool: ...
     def opened(self) -> None: ...
@@ -82,7 +82,7 @@ _ENDED = _Ended()
 
 
 class Stream(asyncio.BufferedProtocol):
-    """Reads frames from one connection and hands their events to handlers; writes answers."""
+    """The bytes of one connection: reads frames, hands their events to handlers, and writes answers."""
 
     transport: asyncio.Transport
 
@@ -111,13 +111,13 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def host(self) -> str:
-        """The client's address."""
+        """The client's IP address, or "local" for a Unix socket."""
         peer = self.transport.get_extra_info("peername")
         return peer[0] if isinstance(peer, tuple) else "local"
 
     @property
     def address(self) -> str:
-        """The client's address with its port."""
+        """The client's IP address and port."""
         peer = self.transport.get_extra_info("peername")
         host, port = peer[:2] if isinstance(peer, tuple) else ("local", 0)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -125,13 +125,13 @@ class Stream(asyncio.BufferedProtocol):
     # -- calls of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and register the client."""
+        """Keep the transport, and tell the client that it is connected."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
         self._client.opened()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Free what was kept for the connection, and remove the client."""
+        """Free the connection's buffers, and tell the client that the connection has ended."""
         self._count_throttled(bool(self._throttled_by), False)
         self.drop_input()
         self._worker.turns.read(self)
@@ -139,7 +139,11 @@ class Stream(asyncio.BufferedProtocol):
         client.closed()
 
     def get_buffer(self, hint: int) -> memoryview:
-        """The bytes to read into: behind the unfinished frame, in its own buffer or at the start of the worker's."""
+        """Return the buffer to read into.
+
+        Bytes follow those of an unfinished frame.  A large unfinished frame has a buffer of its own; all others are
+        copied to the start of the worker's buffer.
+        """
         if self._own is not None:
             return memoryview(self._own)[self._filled:]
         buffer, size = self._worker.buffer, len(self._rest)
@@ -148,7 +152,7 @@ class Stream(asyncio.BufferedProtocol):
         return buffer[size:size + room]
 
     def buffer_updated(self, count: int) -> None:
-        """Deal with `count` bytes that have been read."""
+        """Handle `count` bytes that were read into the buffer."""
         self.was_heard = True
         if self._client.probed_by:
             self._client.answer_probes()
@@ -164,11 +168,11 @@ class Stream(asyncio.BufferedProtocol):
         self._read(self._worker.buffer_array, self._worker.buffer, len(self._rest) + count)
 
     def pause_writing(self) -> None:
-        """Note that the client leaves too much unread."""
+        """Note that the client does not read: the transport holds more unread bytes than its limit."""
         self.is_writable = False
 
     def resume_writing(self) -> None:
-        """Go on with answers and deliveries: the client has read nearly all that was written to it."""
+        """Continue answers and deliveries: the client has read nearly everything that was written to it."""
         self.is_writable = self.was_heard = True      # a client that reads is alive
         self._worker.turns.read(self)
         attempt(self, self._go_on_writing)
@@ -184,9 +188,9 @@ class Stream(asyncio.BufferedProtocol):
     # -- reading
 
     def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
-        """Deal with whole frames in the first `end` bytes of the array for a slice of time; keep the rest.
+        """Handle whole frames in the first `end` bytes of the array for one slice of time, and keep the rest.
 
-        data: the same bytes.  A stream that still has whole frames afterwards waits for its turn.
+        data: the same bytes as `array`.  If whole frames are left, the stream queues for another turn.
         """
         connection, client, handlers = self.connection, self._client, self._handlers
         taken, before, is_late, self._has_more = 0, -1, False, False
@@ -211,9 +215,9 @@ class Stream(asyncio.BufferedProtocol):
         self._keep(data, taken, end, is_late)
 
     def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
-        """Keep the bytes taken .. end-1.
+        """Keep bytes `taken` to `end` - 1, which were read and not handled.
 
-        is_late: the slice ended before they were looked at, so whole frames may be in them.
+        is_late: the slice of time ended, so whole frames may be among them.
         """
         if taken == end or self.transport.is_closing():
             return self.drop_input()
@@ -234,35 +238,39 @@ class Stream(asyncio.BufferedProtocol):
         self._worker.unfinished.keep(self, held)
 
     def drop_input(self) -> None:
-        """Free the bytes that were read and not dealt with."""
+        """Free the bytes that were read and not handled."""
         self._rest, self._own = _EMPTY, None
         self._worker.unfinished.keep(self, 0)
 
     def give_up(self) -> None:
-        """Drop an unfinished frame, and end the connection: unfinished frames of all clients take too much memory."""
+        """Drop an unfinished frame and end the connection, because unfinished frames of all clients take too much
+        memory.
+        """
         self._rest, self._own = _EMPTY, None
         self.transport.abort()
 
     def take_turn(self) -> None:
-        """Go on with frames that have been read."""
+        """Handle frames that were read in an earlier turn."""
         self._is_waiting, self.was_heard = False, True
         if self._is_reading and not self.transport.is_closing():
             self._go_on_reading()
 
     def stop_reading(self) -> None:
-        """Deal with no frame before `start_reading`: the handshake is not done, or answers are unread."""
+        """Handle no further frame until `start_reading`: the handshake is under way, or the client does not read
+        answers.
+        """
         self._is_reading = False
         self.pause_reading()
 
     def start_reading(self) -> None:
-        """Go on with frames that had been read before `stop_reading`, then read more."""
+        """Handle frames that were kept since `stop_reading`, then read from the socket again."""
         self._is_reading = True
         if not self._is_waiting:
             self._go_on_reading()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop_reading` holds."""
+        """Whether `stop_reading` is in effect."""
         return not self._is_reading
 
     def _go_on_reading(self) -> None:
@@ -279,7 +287,7 @@ class Stream(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on, unless one of the reasons above not to read holds."""
+        """Read from the socket again, unless the stream is stopped, throttled, waiting for its turn or for owners."""
         if not self._is_reading or self._is_waiting or self._throttled_by or self.transport.is_closing() \
                 or self._client.waits_for_owners:
             return
@@ -292,38 +300,42 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def has_many_waiting(self) -> bool:
-        """Whether so many of its commands wait for owners that the connection is not read from."""
+        """Whether the connection is not read from because many of its commands wait for owners."""
         return self._waiting_commands >= _WAITING_MAX
 
     def add_waiting(self) -> None:
-        """Count one more of its commands as waiting for an owner."""
+        """Count one more command of this connection that waits for an owner."""
         self._waiting_commands += 1
         if self.has_many_waiting:
             self.pause_reading()
 
     def remove_waiting(self) -> None:
-        """Count one of its commands as waiting no more."""
+        """Count one command less that waits for an owner."""
         had_many, self._waiting_commands = self.has_many_waiting, self._waiting_commands - 1
         if had_many and not self.has_many_waiting:
             self.resume_reading()
 
     def throttle(self, link: object) -> None:
-        """Read no more until the owner behind this link lets it go on: its producers are above a rate."""
+        """Stop reading from a client whose producers exceed a rate, until the owner behind this link ends the
+        throttling.
+        """
         self._count_throttled(bool(self._throttled_by), True)
         self._throttled_by.add(link)
         self.pause_reading()
 
     def unthrottle(self, link: object) -> None:
-        """Read on, as far as the owner behind this link is concerned."""
+        """End the throttling by the owner behind this link; the connection is read again when no other owner
+        throttles it.
+        """
         if link in self._throttled_by:
             self._throttled_by.remove(link)
             self._count_throttled(True, bool(self._throttled_by))
             self.resume_reading()
 
     def unthrottle_to_hear(self) -> None:
-        """Read on although owners throttle it, to hear whether its client lives.
+        """Read from a throttled connection, to hear whether its client is alive.
 
-        An owner throttles it again if it publishes more.
+        If the client publishes more, an owner throttles it again.
         """
         self._count_throttled(bool(self._throttled_by), False)
         self._throttled_by.clear()
@@ -335,21 +347,21 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is not read from because an owner throttles it, or because other clients have their turn."""
+        """Whether the connection is not read from because of throttling, or because it waits for its turn."""
         return self._is_waiting or bool(self._throttled_by)
 
     # -- writing
 
     def write(self, data: bytes) -> None:
-        """Send an answer.  A client that does not read its answers is not read from either."""
+        """Write an answer.  If a client does not read its answers, its commands are not read either."""
         self.transport.write(data)
         if self._is_reading and (not self.is_writable or self._worker.turns.is_crowded):
             self._stop_if_unread()
 
     def tell(self, data: bytes) -> None:
-        """Send the frames that the client's protocol version knows; it may be too old for all of them.
+        """Write those of the frames that the client's protocol version knows.
 
-        If it is too old to go on without them, its connection is closed.
+        If a client is too old to understand that a producer or consumer was closed, its connection is closed instead.
         """
         version = self._client.protocol_version
         if version < responses.ALL_SINCE:
@@ -360,7 +372,7 @@ class Stream(asyncio.BufferedProtocol):
         self.write(data)
 
     def _stop_if_unread(self) -> None:
-        """Read no more from a client that leaves too many answers unread."""
+        """Stop reading from a client that leaves too many bytes of answers unread."""
         turns, unread_max = self._worker.turns, self._worker.options.write_buffer_bytes
         size = self.transport.get_write_buffer_size()
         if self.transport.is_closing() or size <= UNREAD_MIN:
@@ -372,10 +384,10 @@ class Stream(asyncio.BufferedProtocol):
             self.stop_reading()
 
     def configured(self) -> None:
-        """Take over the worker's options, which have changed."""
+        """Apply the worker's new options to this connection."""
         self.connection.limit_messages(self._worker.options.max_message_size)
         self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
 
     def close(self) -> None:
-        """End the connection once everything written to it is on its way."""
+        """End the connection after everything written to it has been sent."""
         self.transport.close()

@@ -19,17 +19,17 @@ UNREAD_MIN = 64 << 10             # ... each client may leave only so many unrea
 
 
 class Stream(Peer, Protocol):
-    """The bytes of one connection, as far as turns concern them."""
+    """The parts of a connection that turns use."""
 
     def take_turn(self) -> None:
-        """Go on with frames that have been read."""
+        """Handle frames that were read in an earlier turn."""
 
     def give_up(self) -> None:
         """Drop an unfinished frame, and end the connection."""
 
 
 class Turns:
-    """Streams that have read more than could be dealt with at once, in the order in which they go on."""
+    """A queue of connections that have read more than one slice of time could handle."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, buffer_size: int):
         self._loop, self._buffer_size = loop, buffer_size
@@ -44,7 +44,7 @@ class Turns:
         return f"<Turns waiting={len(self._waiting)} unread={self._unread_total} in {len(self._unread)} streams>"
 
     def wait(self, stream: Stream) -> None:
-        """Queue the stream for a turn behind all that wait already."""
+        """Queue the connection for a turn, behind all that are queued already."""
         self._waiting.append(stream)
         self._set_room()
         if not self._is_due:
@@ -62,14 +62,14 @@ class Turns:
             self._loop.call_soon(self._give_turns)      # behind what sockets have brought meanwhile
 
     def unread(self, stream: Stream, size: int) -> None:
-        """Record how many bytes written to the stream its client has not read."""
+        """Record how many bytes written to the connection its client has not read."""
         self._unread_total += size - self._unread.get(stream, 0)
         self._unread[stream] = size
         self.is_crowded = self._unread_total > UNREAD_MAX
         self._set_room()
 
     def read(self, stream: Stream) -> None:
-        """Forget the stream's unread bytes: its client reads again, or has gone."""
+        """Forget the connection's unread bytes: its client reads again, or the connection has ended."""
         if stream in self._unread:
             self._unread_total -= self._unread.pop(stream)
             self.is_crowded = self._unread_total > UNREAD_MAX
@@ -80,9 +80,10 @@ class Turns:
 
 
 class UnfinishedFrames:
-    """Bytes kept of frames whose rest has not come.
+    """A count of the bytes kept for frames whose rest has not come, over all connections.
 
-    Above UNFINISHED_MAX the connection whose frame was begun first is ended: it has had the most time.
+    Above UNFINISHED_MAX the connection with the oldest unfinished frame is ended, because its client has had the most
+    time to finish it.
     """
 
     def __init__(self) -> None:
@@ -93,14 +94,14 @@ class UnfinishedFrames:
         return f"<UnfinishedFrames {self._total} bytes of {len(self._sizes)} streams>"
 
     def keep(self, stream: Stream, size: int) -> None:
-        """Record that the stream has begun another frame and keeps `size` bytes of it; 0: it keeps nothing."""
+        """Record that the connection has begun another frame and keeps `size` bytes of it; 0: it keeps nothing."""
         self._total += size - self._sizes.pop(stream, 0)
         if size:
             self._sizes[stream] = size
             self._make_room()
 
     def grew(self, stream: Stream, count: int) -> None:
-        """Record that `count` more bytes of the stream's frame have come."""
+        """Record `count` further bytes of the connection's unfinished frame."""
         self._sizes[stream] += count
         self._total += count
         self._make_room()

@@ -18,7 +18,7 @@ _DOMAINS: dict[int, tuple[str, ...]] = {
 
 
 class Directory:
-    """A worker's view of the catalogue, and the addresses at which topics are served."""
+    """A worker's read access to the catalogue, and the addresses at which topics are served."""
 
     def __init__(self, catalogue: Catalogue, addresses: Addresses, storage: StorageOptions):
         self.catalogue = catalogue
@@ -28,7 +28,7 @@ class Directory:
         self._topics_version: int | None = None
 
     def configure(self, addresses: Addresses, storage: StorageOptions) -> None:
-        """Take over new options."""
+        """Apply new addresses and options."""
         self.addresses, self._configured, self._storage = addresses, storage, self.catalogue.options.applied_to(storage)
 
     def __repr__(self) -> str:
@@ -57,9 +57,10 @@ class Directory:
         return self._namespaces[namespace]
 
     def partitions(self, text: str, *, may_create: bool = True) -> int:
-        """The number of partitions of a topic, 0 if it is not partitioned; a missing topic is made if policies say so.
+        """Return the number of partitions of a topic, 0 if it is not partitioned.
 
-        Raises Refusal: the namespace or topic does not exist, or may not be made.
+        may_create: create a missing topic if policies allow that.  Raises Refusal: the namespace or topic does not
+        exist, or may not be created.
         """
         self._refresh()
         topic = names.parse(text)
@@ -93,10 +94,9 @@ class Directory:
         return 0        # its owner makes it for the first producer or consumer
 
     def urls(self, text: str, listener: str = "") -> tuple[str, str]:
-        """(URL without TLS, URL with TLS) at which the topic is served, "" where it is not.
+        """Return (URL without TLS, URL with TLS) at which the topic is served; "" where it is not.
 
-        listener: a name of advertised_listeners, or "".
-        Raises Refusal: the namespace does not exist, or no listener has that name.
+        listener: a name of advertised_listeners, or "".  Raises Refusal: no such namespace or listener.
         """
         self._refresh()
         topic = names.parse(text)
@@ -108,26 +108,26 @@ class Directory:
         return self.addresses.listeners[listener] if listener else self.addresses[:2]
 
     def topics(self, namespace: str, mode: int) -> list[str]:
-        """Complete names of the namespace's topics, each partition by itself; mode: of CommandGetTopicsOfNamespace.
+        """Return the complete names of the namespace's topics, each partition by itself.
 
-        Raises Refusal.
+        mode: persistent, non-persistent or all, as in CommandGetTopicsOfNamespace.  Raises Refusal: no such namespace.
         """
         domains = _DOMAINS.get(mode, ("persistent://", "non-persistent://"))
         topics = self.catalogue.topics.complete_names(names.parse_namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
 
     def topics_version(self) -> int:
-        """A number that is another one whenever topics were made or deleted."""
+        """A number that changes whenever topics are created or deleted."""
         self._refresh()
         if self._topics_version is None:
             self._topics_version = self.catalogue.topics.version()
         return self._topics_version
 
     def newest_partition(self) -> int:
-        """The highest id of a partition; partitions that are made later have higher ones."""
+        """The highest partition id so far; partitions created later have higher ids."""
         return self.catalogue.partitions.newest_id()
 
     def is_newer(self, topic: TopicName, newest: int) -> bool:
-        """Whether the topic was made after `newest` was the newest partition, or is not made yet."""
+        """Whether the topic does not exist yet, or was created after the partition with the id `newest`."""
         stored = self.catalogue.partitions.find(topic)
         return stored is None or stored[0] > newest

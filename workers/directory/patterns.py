@@ -21,15 +21,15 @@ _HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # RE2's
 
 
 class BrokenPattern(Exception):
-    """A text that is a pattern in no dialect."""
+    """The text is not a regular expression in any dialect."""
 
 
 class ForeignPattern(Exception):
-    """A pattern that only its client can evaluate: too long, too slow, or of a richer dialect than RE2's."""
+    """The pattern is too long, too slow, or not in RE2's dialect; only the client can evaluate it."""
 
 
 class Pattern:
-    """A client's pattern.  Raises BrokenPattern, ForeignPattern."""
+    """A client's compiled pattern of topic names.  Raises BrokenPattern, ForeignPattern."""
 
     # Patterns come from any client, and Python's re may take for ever over a short one.  RE2, which is Pulsar's dialect
     # as well, takes time in proportion to the names.  A set of one pattern is RE2's cheapest way to ask whether a name
@@ -52,7 +52,7 @@ class Pattern:
         _compiled.add(self)
 
     def choose(self, topics: list[str]) -> list[str]:
-        """The complete names of topics that match.  Raises ForeignPattern: matching takes too long."""
+        """Return the complete topic names that match.  Raises ForeignPattern: matching takes too long."""
         match, chosen = self._set.Match, []
         began, allowed = time.thread_time(), _SECONDS + _SECONDS_PER_NAME * len(topics)
         for number, topic in enumerate(topics, 1):
@@ -64,7 +64,7 @@ class Pattern:
         return chosen
 
     def matches(self, topic: str) -> bool:
-        """Whether a topic's complete name matches."""
+        """Whether a topic's complete name matches the pattern."""
         return not self._is_slow and bool(self.choose([topic]))     # one name never takes too long
 
 
@@ -73,21 +73,22 @@ _compiled: WeakSet[Pattern] = WeakSet()
 
 @lru_cache(maxsize=128)
 def pattern(text: str) -> Pattern:
-    """The compiled pattern.  Raises BrokenPattern, ForeignPattern."""
+    """Compile a pattern, or return the cached one.  Raises BrokenPattern, ForeignPattern."""
     return Pattern(text)
 
 
 def topics_hash(topics: list[str]) -> str:
-    """The hash of a list of topics as Pulsar's clients compute it: CRC32-C of the sorted names, in hexadecimal, lowest
-    byte first.
+    """Return the hash of a topic list as Pulsar's clients compute it.
+
+    The hash is the CRC32-C of the sorted names, in hexadecimal with the lowest byte first.
     """
     return struct.pack("<I", crc32c(",".join(sorted(topics)).encode())).hex()
 
 
 def _options() -> re2.Options:
-    """RE2's options for clients' patterns.
+    """Return RE2's options for patterns of clients.
 
-    Errors are not logged, as RE2 would print a client's text, raw, to standard error.
+    RE2 must not log errors, because it would print a client's raw text to standard error.
     """
     options = re2.Options()
     options.log_errors, options.max_mem = False, _MEMORY_MAX
@@ -105,7 +106,7 @@ def _without_scheme(text: str) -> str:
 
 
 def _why(path: str) -> BrokenPattern | ForeignPattern:
-    """The error for a pattern that RE2 has refused."""
+    """Return the error for a pattern that RE2 cannot compile."""
     try:
         re2.compile(path, _options())
     except re2.error as error:

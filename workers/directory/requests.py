@@ -15,7 +15,7 @@ from geminga.workers.directory.directory import Directory
 
 
 def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
-    """The answer to PARTITIONED_METADATA: how many partitions the topic has."""
+    """Answer PARTITIONED_METADATA with the topic's number of partitions."""
     request = command.partitionMetadata
     try:
         count = directory.partitions(request.topic, may_create=request.metadata_auto_creation_enabled)
@@ -25,13 +25,13 @@ def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
-    """The answer to LOOKUP: where the topic is served.  Raises Refusal, which the caller answers and counts."""
+    """Answer LOOKUP with the URLs of the topic's broker.  Raises Refusal, which the caller answers and counts."""
     request = command.lookupTopic
     return responses.lookup(request.request_id, *directory.urls(request.topic, request.advertised_listener_name))
 
 
 def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
-    """The answer to GET_SCHEMA: the version that is asked for, or the latest one."""
+    """Answer GET_SCHEMA with the requested version of the topic's schema, or the latest one."""
     request = command.getSchema
     try:
         topic, version = names.parse(request.topic), None
@@ -52,12 +52,15 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
-    """The refusal of a command about transactions."""
+    """Refuse a command about transactions."""
     return responses.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
 
 
 def _body(command: api.BaseCommand) -> Any:
-    """The message within a command: the field that its type names, whatever other fields the client has filled in."""
+    """Return the message inside a command: the field that the command's type names.
+
+    A client may have filled in other fields, which do not count.
+    """
     return getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
 
 

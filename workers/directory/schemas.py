@@ -31,7 +31,10 @@ Opening = api.CommandProducer | api.CommandSubscribe
 
 
 class SchemaThread:
-    """Works one after the other; neither the thread nor the modules it needs are there before a client has a schema."""
+    """A thread that checks schemas, one check after the other.
+
+    The thread and the libraries for schemas are loaded at the first use, because most brokers need neither.
+    """
 
     def __init__(self, path: Path, options: StorageOptions):
         self._path, self.options = path, options      # options may be replaced while it runs
@@ -39,7 +42,8 @@ class SchemaThread:
         self._catalogue: Catalogue | None = None
 
     async def do(self, topic: TopicName, work: Work[Answer]) -> Answer:
-        """Return what work(catalogue, the topic's policies) returns, when everything it wrote is on disk.
+        """Run work(catalogue, the topic's policies) in the thread, and return its result after its writes are on
+        disk.
 
         Raises Refusal.
         """
@@ -61,7 +65,7 @@ class SchemaThread:
 
 
 class CheckingClient(Protocol):
-    """A client, as far as checks of its schemas concern it."""
+    """The parts of a client that schema checks use."""
 
     number: int
 
@@ -70,11 +74,11 @@ class CheckingClient(Protocol):
 
 
 class SchemaChecks:
-    """Commands of all clients of a worker whose schemas are being checked."""
+    """Commands of all clients of a worker that wait for a check of their schema."""
 
     def __init__(self, thread: SchemaThread, resume: Callable[[Any, api.BaseCommand, Any, Refusal | None], None],
                  loop: asyncio.AbstractEventLoop):
-        """resume: goes on with (client, command, what the work returned, the refusal if there is one)."""
+        """Make an empty queue.  resume: called with (client, command, result of the check, or its Refusal)."""
         self._thread, self._resume, self._loop = thread, resume, loop
         self._checking: set[asyncio.Task[None]] = set()
         self._bytes = 0
@@ -84,9 +88,9 @@ class SchemaChecks:
 
     def begin(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName,
               work: Work[Any]) -> Callable[[], None]:
-        """Do the work in the thread, then go on with the command; returns a function that withdraws the command.
+        """Run the check in the thread, then resume the command; returns a function that withdraws the command.
 
-        Raises Refusal: too many schemas are being checked.
+        Raises Refusal: too many checks are under way.
         """
         size = command.ByteSize()
         if self._bytes + size > _CHECKING_BYTES_MAX:
@@ -116,11 +120,10 @@ class SchemaChecks:
 
 
 def is_settled(catalogue: Catalogue, topic: TopicName, request: Opening, *, is_valid: bool = False) -> bool:
-    """Whether the topic's owner can go by the schema that a PRODUCER or SUBSCRIBE brings, without a check in the
-    thread.
+    """Whether a PRODUCER or SUBSCRIBE needs no (further) check of its schema before it goes to the owner.
 
-    is_valid: `settle` has checked it.  It is settled then until the topic has its first definition, which others may
-    have brought.
+    is_valid: `settle` has validated the definition.  That is enough until the topic has a first version, which another
+    client may have brought meanwhile.
     """
     if not request.HasField("schema"):
         return True
@@ -135,11 +138,11 @@ def is_settled(catalogue: Catalogue, topic: TopicName, request: Opening, *, is_v
 
 
 def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]:
-    """Work that settles a request: a producer's definition becomes one of the topic's versions, a consumer's is
-    compared and dropped.
+    """Return the work that checks the schema of a PRODUCER or SUBSCRIBE.
 
-    A topic without versions gets its first one from its owner, which may have to make the topic, so the definition is
-    only validated.  Raises Refusal, here or in the thread.
+    A producer's definition becomes a version of the topic; a consumer's is only compared.  A topic without versions
+    gets its first one from its owner, which may have to create the topic, so that definition is only validated.  Raises
+    Refusal, here or in the thread.
     """
     definition = registry.from_wire(request.schema)
     registry.check_size(definition)
@@ -161,10 +164,9 @@ def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]
 
 
 def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, counters: Counters) -> Work[bytes]:
-    """Work that returns the version of a definition, as the protocol writes it, and registers it if need be; b"" for no
-    schema.
+    """Return the work that registers a definition if it is new and returns its version; b"" for no schema.
 
-    Raises Refusal, here or in the thread.
+    The version is written as the protocol has it.  Raises Refusal, here or in the thread.
     """
     definition = registry.from_wire(request.schema)
     registry.check_size(definition)

@@ -27,7 +27,7 @@ _PERSISTENT = api.CommandGetTopicsOfNamespace.PERSISTENT
 
 
 class _Stream(Protocol):
-    """The bytes of one connection, as far as discoveries concern them."""
+    """The parts of a connection that topic-list watchers use."""
 
     is_writable: bool
 
@@ -38,13 +38,13 @@ class _Stream(Protocol):
 
 
 class _Requests(Protocol):
-    """Requests of one client that owners have not answered."""
+    """The pending requests of one client, as topic-list watchers use them."""
 
     def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool: ...
 
 
 class Client(Protocol):
-    """A client, as far as its discoveries concern it."""
+    """The parts of a client that topic-list watchers use."""
 
     number: int
     protocol_version: int
@@ -58,7 +58,7 @@ class Client(Protocol):
 
 
 class Worker(Protocol):
-    """The worker whose clients these are."""
+    """The parts of the worker that topic-list watchers use."""
 
     directory: Directory
 
@@ -71,7 +71,7 @@ class Worker(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Watcher:
-    """One WATCH_TOPIC_LIST: what it asked for, and what its client knows."""
+    """One topic-list watcher: its namespace and pattern, and the topics that its client has been told of."""
 
     client: Client
     watcher_id: int
@@ -85,7 +85,7 @@ class Watcher:
         return f"<Watcher {self.watcher_id} of {self.client}: {matching}>"
 
     def catch_up(self, now: frozenset[str], added: list[str], removed: frozenset[str]) -> None:
-        """Tell the client the difference.  Raises ForeignPattern."""
+        """Send the client WATCH_TOPIC_UPDATE with the topics created and deleted.  Raises ForeignPattern."""
         new, deleted = self.pattern.choose(added), sorted(self.topics & removed)
         self.topics.difference_update(deleted)
         self.topics.update(new)
@@ -96,7 +96,7 @@ class Watcher:
 
 
 class Watchers:
-    """Watchers of all clients of a worker."""
+    """Topic-list watchers of all clients of a worker."""
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop):
         self._worker, self._directory, self._loop = worker, worker.directory, loop
@@ -111,7 +111,7 @@ class Watchers:
     # -- requests of clients
 
     def list_topics(self, client: Client, request: api.CommandGetTopicsOfNamespace) -> bytes:
-        """The answer to GET_TOPICS_OF_NAMESPACE; a client evaluates a pattern itself if the broker does not."""
+        """Answer GET_TOPICS_OF_NAMESPACE; if the broker cannot evaluate the pattern, the client filters by itself."""
         newest = self._directory.newest_partition()      # before the list is read, else a topic in between is missed
         chosen = None
         try:
@@ -130,7 +130,7 @@ class Watchers:
                                              has_changed=digest != request.topics_hash)
 
     def watch(self, client: Client, request: api.CommandWatchTopicList) -> bytes:
-        """The answer to WATCH_TOPIC_LIST.
+        """Answer WATCH_TOPIC_LIST.
 
         As in Pulsar, an id in use keeps its watcher, and only persistent topics are watched.
         """
@@ -163,7 +163,7 @@ class Watchers:
         return watcher
 
     def close(self, client: Client, request: api.CommandWatchTopicListClose) -> bytes:
-        """The answer to WATCH_TOPIC_LIST_CLOSE; closing a missing watcher succeeds."""
+        """Answer WATCH_TOPIC_LIST_CLOSE; closing a watcher that does not exist succeeds."""
         self._drop([(client, request.watcher_id)])
         return responses.success(request.request_id)
 
@@ -173,7 +173,7 @@ class Watchers:
             self._drop([key for key in self._watchers if key[0] is client])
 
     def end(self, is_over: Callable[[Watcher], bool]) -> None:
-        """Drop the watchers for which `is_over` is true; their clients get no more updates."""
+        """Drop the watchers for which `is_over` returns True; their clients get no further updates."""
         self._drop([key for key, watcher in self._watchers.items() if is_over(watcher)])
 
     def _drop(self, keys: list[tuple[Client, int]]) -> None:
@@ -185,7 +185,7 @@ class Watchers:
     # -- changes of topics
 
     def _list(self, namespace: str) -> frozenset[str]:
-        """The namespace's persistent topics; the same object as long as they do not change."""
+        """Return the namespace's persistent topics, as the same object as long as they do not change."""
         if namespace not in self._lists:
             self._lists[namespace] = frozenset(self._directory.topics(namespace, _PERSISTENT))
         return self._lists[namespace]
@@ -208,7 +208,7 @@ class Watchers:
                 self._timer = self._loop.call_later(max(LOOK_SECONDS, _REST * (time.monotonic() - began)), self._look)
 
     def _tell(self) -> None:
-        """Tell every client that reads what it does not know yet."""
+        """Send each client that reads the topics created and deleted since its last update."""
         self._refresh()
         differences: dict[tuple[int, int], tuple[list[str], frozenset[str]]] = {}
         for watcher in list(self._watchers.values()):
@@ -226,9 +226,9 @@ class Watchers:
     # -- news for owners
 
     def _asked(self, client: Client, namespace: str, text: str | None, newest: int) -> None:
-        """Tell the owners that the client discovers topics of the namespace by this pattern; None: all topics.
+        """Tell all owners that the client discovers topics of the namespace by this pattern; None: all topics.
 
-        newest: the newest partition when its list was read.
+        newest: the newest partition id when the client's list was read.
         """
         known = client.discoveries
         if (namespace, text) in known or not self._directory.has_namespace(namespace):
@@ -242,15 +242,16 @@ class Watchers:
                                             envelope.DISCOVERS)
 
     def introduce(self, link: OwnerLink) -> None:
-        """Tell a new process of an owner which clients discover topics, as its predecessor knew."""
+        """Tell an owner's new process which clients discover topics, because its predecessor knew."""
         for client in self._worker.all_clients():
             for namespace in {namespace for namespace, _ in client.discoveries}:
                 link.command(client.number, client.protocol_version, namespace.encode(), envelope.DISCOVERS)
 
     def looked_up(self, client: Client, command: api.BaseCommand, answer: bytes) -> bytes:
-        """The answer to LOOKUP of a client that discovers topics: it is going to subscribe, perhaps elsewhere.
+        """Return the answer to a LOOKUP of a client that discovers topics, or b"" to withhold it for now.
 
-        b"" if the topic is new to it: then the owner is told first, and the answer is withheld until the owner knows.
+        Such a client is about to subscribe, perhaps on another connection.  If the topic is new to the client, the
+        owner has to learn of that first; the answer is withheld until then.
         """
         request = command.lookupTopic
         try:

@@ -26,7 +26,7 @@ _OTHERS = "for other causes"
 
 @dataclass(slots=True)
 class Episode:
-    """Failures from one address without a minute's rest between them."""
+    """Failed attempts of one address that follow each other within a minute."""
 
     began: float      # of the loop's clock, in seconds
     last: float
@@ -36,7 +36,7 @@ class Episode:
 
 
 class Attempts:
-    """Attempts to authenticate with one process."""
+    """A count of successful and failed attempts to authenticate, with the delays that failures earn."""
 
     def __init__(self, counters: Counters, loop: asyncio.AbstractEventLoop):
         self._counters, self._loop = counters, loop
@@ -48,7 +48,7 @@ class Attempts:
         return f"<Attempts {len(self._episodes)} episodes>"
 
     def succeeded(self, identity: Identity) -> None:
-        """Count a success, and how long its credentials are valid."""
+        """Count a success, and record how long its credentials stay valid."""
         if not identity.method or identity is OURSELVES:
             return
         self._counters.add(authentication_counter(identity.method, "SUCCESS"))
@@ -59,7 +59,7 @@ class Attempts:
             self._counters.add("expiring_minutes", int(minutes))
 
     def failed(self, host: str, method: str, error: NotAuthenticated) -> float:
-        """Count a failure from an address; returns the seconds by which its answer is to be delayed."""
+        """Count a failure of an address; returns by how many seconds the answer is to be delayed."""
         self._counters.add(authentication_counter(method, error.reason))
         if error.reason == "EXPIRED_TOKEN":
             self._counters.add("expired_tokens")
@@ -97,7 +97,7 @@ class Attempts:
             self._loop.call_later(_REST_SECONDS, self._sweep_again)
 
     def _begin(self, address: str, episode: Episode, cause: str, now: float) -> None:
-        """Log an episode that has begun, or that has a new cause."""
+        """Log the first failure of an address, or its first failure with this cause."""
         if now - self._lines_since >= _REST_SECONDS:
             if self._untold:
                 log.warning(f"authentication failed from {self._untold} more addresses", code="G404")
@@ -118,7 +118,7 @@ class Attempts:
 
 
 def address_of(host: str) -> str:
-    """The address that a host counts as: itself, or for IPv6 its network of 64 bits, or the IPv4 address in it."""
+    """Return the key by which an address is counted: IPv4 addresses themselves, IPv6 addresses by their /64 network."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -16,7 +16,7 @@ INTERNAL = "internal"          # method of the broker's own processes: they come
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A client that has authenticated, or did not have to."""
+    """The role of a client, and the credentials that proved it, if authentication is on."""
 
     role: str                          # "": authentication is off
     method: str = ""      # "token", "basic", "tls", INTERNAL; "": the anonymous role, or authentication is off
@@ -30,33 +30,33 @@ OURSELVES = Identity("geminga", INTERNAL)
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The client on whose behalf a proxy asks, and the credentials that the proxy passes on."""
+    """The client that a proxy asks for, and that client's credentials, if the proxy passes them on."""
 
     principal: str
     credentials: Credentials | None = None
 
 
 class Method(Protocol):
-    """One way to authenticate."""
+    """A way to authenticate, such as tokens."""
 
     def is_slow(self, data: bytes) -> bool:
-        """Whether checking these credentials takes so long that it belongs into a thread."""
+        """Whether checking these credentials takes so long that a thread has to do it."""
 
     def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """(role, when the credentials expire in seconds since 1970, or None).  Raises NotAuthenticated."""
+        """Return (role, expiry in seconds since 1970 or None) of valid credentials.  Raises NotAuthenticated."""
 
 
 class Authenticator:
-    """Checks credentials by the methods of the configuration."""
+    """Checks credentials by the configured methods."""
 
     def __init__(self, options: IdentityOptions):
-        """Raises Unusable: a key or a file of users cannot be read."""
+        """Load keys and users.  Raises Unusable: a key or a file of users cannot be read."""
         self.configure(options)
 
     def configure(self, options: IdentityOptions) -> None:
-        """Take over new options.
+        """Apply new options.
 
-        Raises Unusable, and keeps the former ones: a key or a file of users cannot be read.
+        Raises Unusable, and keeps the former options: a key or a file of users cannot be read.
         """
         methods = options.authentication.methods
         self._methods: dict[str, Method] = {name: _MAKERS[name](options.authentication) for name in methods}
@@ -74,7 +74,7 @@ class Authenticator:
 
     @property
     def checks_originals(self) -> bool:
-        """Whether proxies have to pass on their clients' credentials, which are checked too."""
+        """Whether proxies have to pass on their clients' credentials, so that these are checked too."""
         return self._options.original_authentication
 
     @property
@@ -82,16 +82,16 @@ class Authenticator:
         return self._options.refresh_interval_s
 
     def asks_for(self, method: str) -> bool:
-        """Whether clients may authenticate by this method."""
+        """Whether the configuration allows this authentication method."""
         return method in self._methods
 
     def is_slow(self, credentials: Credentials | None) -> bool:
-        """Whether checking these credentials takes so long that it belongs into a thread."""
+        """Whether checking these credentials takes so long that a thread has to do it."""
         method = self._methods.get(credentials.method) if credentials else None
         return credentials is not None and method is not None and method.is_slow(credentials.data)
 
     def identify(self, credentials: Credentials) -> Identity:
-        """The identity that the credentials prove.  Raises NotAuthenticated."""
+        """Return the identity that the credentials prove.  Raises NotAuthenticated."""
         method = self._methods.get(credentials.method)
         if method is not None:
             role, expires_s = method.identify(credentials.data, credentials.certificate)
@@ -103,9 +103,10 @@ class Authenticator:
 
     def admit(self, credentials: Credentials, original: Original | None = None, *, names_proxy: bool = False,
               may_repeat: bool = False) -> Identity:
-        """The identity that a new client proves, its own or the one on whose behalf it asks.  Raises NotAuthenticated.
+        """Return the identity of a new client, or of the client that a proxy asks for.  Raises NotAuthenticated.
 
-        names_proxy: it says that it is a proxy.  may_repeat: it may name itself as the original, as clients of REST do.
+        names_proxy: the client says that it is a proxy.  may_repeat: the client may name itself as the original, as
+        clients of REST do.
         """
         identity = self.identify(credentials)
         is_proxy = identity.role in self._proxies
@@ -134,7 +135,7 @@ class Authenticator:
         return replace(identity, role=principal, proxy=identity.role)
 
     def accepts(self, identity: Identity) -> bool:
-        """Whether an identity that former options have admitted could be admitted now in the same way."""
+        """Whether the present options would admit an identity that former options admitted."""
         if not self.is_on or identity.method == INTERNAL:
             return True
         if not identity.method:
@@ -142,7 +143,7 @@ class Authenticator:
         return self.asks_for(identity.method) and (not identity.proxy or identity.proxy in self._proxies)
 
     def renew(self, identity: Identity, credentials: Credentials) -> Identity:
-        """The identity with new credentials, which must prove the same role.  Raises NotAuthenticated."""
+        """Return the identity with fresh credentials, which must prove the same role.  Raises NotAuthenticated."""
         renewed = self.identify(credentials)
         is_of_proxy = bool(identity.proxy) and not self.checks_originals
         if renewed.role != (identity.proxy if is_of_proxy else identity.role):
@@ -151,7 +152,7 @@ class Authenticator:
 
 
 class _Certificates:
-    """The method "tls": a client certificate, which the listener has checked already."""
+    """The method "tls": the client's certificate, which the listener has verified in the TLS handshake."""
 
     def is_slow(self, data: bytes) -> bool:
         return False

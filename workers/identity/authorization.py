@@ -30,7 +30,7 @@ Resource = TopicName | str
 
 
 class Decision(NamedTuple):
-    """Whether something is allowed, and why."""
+    """Whether an action is allowed, and the reason in words."""
 
     is_allowed: bool
     why: str            # for administration
@@ -38,7 +38,7 @@ class Decision(NamedTuple):
 
 
 class Right(NamedTuple):
-    """The right that a command, a producer or a consumer needs."""
+    """The right that a command, a producer or a consumer needs: an action on a resource."""
 
     action: str
     resource: Resource
@@ -46,7 +46,7 @@ class Right(NamedTuple):
 
 
 class Authorization:
-    """Decides by the catalogue as it was when `version` was last called."""
+    """Decides by the grants in the catalogue, as they were when `version` was last called."""
 
     def __init__(self, options: AuthorizationOptions, catalogue: Catalogue):
         self._catalogue = catalogue
@@ -57,7 +57,7 @@ class Authorization:
         self.configure(options)
 
     def configure(self, options: AuthorizationOptions) -> None:
-        """Take over new options."""
+        """Apply new options."""
         self.is_enabled = options.enabled
         self._supers = frozenset(options.super_user_roles)
         self._wildcards = options.wildcards
@@ -68,7 +68,7 @@ class Authorization:
         return f"<Authorization {state}, version {self._rights_version}>"
 
     def version(self) -> int:
-        """A number that is another one whenever rights have changed; decisions go by that version from now on."""
+        """A number that changes whenever rights have changed; later decisions go by the grants of that version."""
         seen = self._catalogue.version()
         if seen != self._seen:
             version = self._catalogue.policies.rights_version()
@@ -79,11 +79,14 @@ class Authorization:
         return self._rights_version
 
     def allows(self, identity: Identity, action: str, resource: Resource, subscription: str = "") -> bool:
-        """Whether `decide` allows it."""
+        """Whether the identity may do this; see `decide` for the arguments."""
         return self.decide(identity, action, resource, subscription).is_allowed
 
     def decide(self, identity: Identity, action: str, resource: Resource, subscription: str = "") -> Decision:
-        """Whether the identity may do this, and why.  subscription: its name, where the action is about one."""
+        """Decide whether the identity may perform the action on the resource, and say why.
+
+        subscription: name of the subscription, where the action concerns one.
+        """
         if not self.is_enabled:
             return Decision(True, "Authorization is off")
         if identity.method == INTERNAL:
@@ -140,14 +143,14 @@ class Authorization:
         return Decision(False, f"{what} on {resource} is not granted to {who}, who {others}")
 
     def _grants(self, role: str, resource: Resource) -> Iterator[tuple[str, str, list[str]]]:
-        """(scope, holder, actions) of grants for the resource that hold for the role."""
+        """Return (scope, holder, actions) of the grants that apply to this role and resource."""
         for scope in scopes_of(resource):
             for holder, actions in self._policies_of(scope).get(PERMISSIONS, {}).items():
                 if role and (holder == role or (self._wildcards and _matches(holder, role))):
                     yield scope, holder, actions
 
     def _subscription_refusal(self, role: str, resource: Resource, subscription: str) -> Decision | None:
-        """The refusal for a role that may consume, but not with that subscription; None if it may."""
+        """Return the refusal for a role that may consume, but not from this subscription; None if it may."""
         namespace = namespace_of(resource)
         policies = self._policies_of(namespace)
         roles = policies.get(SUBSCRIPTION_PERMISSIONS, {}).get(subscription)
@@ -160,29 +163,31 @@ class Authorization:
         return None
 
     def helpers(self, resource: Resource) -> list[str]:
-        """Roles that may grant rights to the resource, sorted."""
+        """Return the roles that may grant rights to the resource, sorted."""
         admins = self._policies_of(tenant_of(resource)).get(ADMIN_ROLES, ()) if resource else ()
         return sorted({*self._supers, *admins})
 
 
 def tenant_of(resource: Resource) -> str:
-    """The tenant of a topic, namespace or tenant."""
+    """Return the tenant of a topic, a namespace or a tenant."""
     return resource.partition("/")[0] if isinstance(resource, str) else resource.tenant
 
 
 def namespace_of(resource: Resource) -> str:
-    """The namespace of a topic or namespace."""
+    """Return the namespace of a topic or a namespace."""
     return resource if isinstance(resource, str) else resource.namespace
 
 
 def scopes_of(resource: Resource) -> list[str]:
-    """The scopes whose grants hold for the resource: of a topic its namespace, its partitioned topic, itself."""
+    """Return the scopes whose grants apply to the resource; for a topic: namespace, partitioned topic, topic."""
     if isinstance(resource, str):
         return [resource]
     return list(dict.fromkeys((resource.namespace, str(resource.base), str(resource))))
 
 
 def _matches(holder: str, role: str) -> bool:
-    """Whether a grant's holder with a * at its end or beginning stands for the role, as in Pulsar."""
+    """Whether a grant's holder names the role; a * at the holder's end or beginning stands for any text, as in
+    Pulsar.
+    """
     begins = holder.endswith("*") and role.startswith(holder[:-1])
     return bool(holder) and (begins or (holder.startswith("*") and role.endswith(holder[1:])))

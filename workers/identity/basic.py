@@ -15,7 +15,7 @@ _REMEMBERED_MAX = 10_000      # right passwords, whose hashes need not be comput
 
 
 def users(data: bytes) -> HtpasswdFile:
-    """The users of an htpasswd file with this content.  Raises SourceError."""
+    """Parse the content of an htpasswd file.  Raises SourceError."""
     try:
         file = HtpasswdFile.from_string(data, context=_HASHES)  # type: ignore[call-arg]  # the stubs lack it
         names = file.users()
@@ -35,7 +35,7 @@ class Basic:
     """The method "basic": a user and a password."""
 
     def __init__(self, options: AuthenticationOptions):
-        """Raises Unusable: the file of users cannot be read."""
+        """Load the file of users.  Raises Unusable."""
         self._source = Source("authentication.users", options.users, users)
         self._salt = secrets.token_bytes(32)
         self._right: dict[bytes, None] = {}      # digests of (user, password, hash) that were right, oldest first
@@ -45,12 +45,12 @@ class Basic:
         return f"<Basic {len(self._right)} passwords remembered>"
 
     def is_slow(self, data: bytes) -> bool:
-        """Whether a hash has to be computed."""
+        """Whether a password hash has to be computed, because these credentials were not checked lately."""
         name, colon, password = data.partition(b":")
         return bool(colon) and self._digest(name, password) not in self._right
 
     def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """(user, None) for credentials "user:password".  Raises NotAuthenticated."""
+        """Return (user, None) for valid credentials "user:password".  Raises NotAuthenticated."""
         name, colon, password = data.partition(b":")
         if not colon:
             raise NotAuthenticated("INVALID_AUTH_DATA", "no user and password")

@@ -27,7 +27,7 @@ _DEMANDS = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.
 
 
 class Handshake(ssl.SSLObject):
-    """One connection's TLS: counts its handshake, and sends the alert that says why it is refused."""
+    """A connection's TLS layer, which counts its handshake and sends the alert when the handshake is refused."""
 
     tls: "Tls"
     outgoing: ssl.MemoryBIO
@@ -51,7 +51,7 @@ class Handshake(ssl.SSLObject):
 
 
 class Front(ssl.SSLContext):
-    """The context of a listener, whose connections are Handshakes."""
+    """The TLS context of a listener, whose connections are Handshakes."""
 
     sslobject_class = Handshake
     tls: "Tls"
@@ -64,17 +64,17 @@ class Front(ssl.SSLContext):
 
 
 class Loaded(NamedTuple):
-    """The content of the files at one time."""
+    """Contents of the certificate and key files, as read at one time."""
 
     context: Front
     expires: dict[str, float]        # key of the configuration -> when the first of its certificates expires, Unix time
 
 
 class Tls:
-    """The certificates that the listeners of a process serve TLS with.  Raises Unusable.
+    """The certificates of a process's TLS listeners.  Raises Unusable.
 
-    The supervisor makes it before the first fork, so that a child has the certificates whatever became of the files
-    since.
+    The supervisor makes this object before the first fork.  A child therefore has valid certificates even if the files
+    were broken since.
     """
 
     def __init__(self, options: TlsOptions):
@@ -94,7 +94,7 @@ class Tls:
         return f"<Tls {self._options.certificate}{' failing' if self._is_failing else ''}>"
 
     def configure(self, options: TlsOptions) -> None:
-        """Take over new options for handshakes from now on.  Raises Unusable, and keeps the former options."""
+        """Apply new options to later handshakes.  Raises Unusable, and keeps the former options."""
         loaded = load(options)
         if (options.trusted, options.client_certificates) != (self._options.trusted, self._options.client_certificates):
             self.trusted_since = time.time()
@@ -111,23 +111,23 @@ class Tls:
         front.set_ciphers(ciphers(options.ciphers) if options.ciphers else defaults)
 
     def listening(self) -> dict[str, Any]:
-        """Arguments for a loop's create_server."""
+        """Return the TLS arguments for a loop's create_server."""
         return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
                 "ssl_shutdown_timeout": _GOODBYE_SECONDS}
 
     def expiries(self) -> dict[str, float]:
-        """Key of the configuration -> when the first of its certificates expires, Unix time."""
+        """Return {key of the configuration: Unix time at which the first of its certificates expires}."""
         self.refresh()
         return self._loaded.expires
 
     def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: ssl.SSLContext) -> None:
-        """Use the context in force for a handshake that has begun; name: of the server, as the client gives it."""
+        """Give a handshake that has begun the newest context.  name: server name that the client asks for."""
         self.refresh()
         if self._loaded.context is not front:
             handshake.context = self._loaded.context
 
     def refresh(self) -> None:
-        """Read the files again if they have changed; a second after the last look at the earliest."""
+        """Read the files again if they have changed; at most once a second."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
@@ -150,7 +150,7 @@ class Tls:
             self._trusted, self.trusted_since = files[-1], time.time()
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """A stamp of each file, which differs when the file has changed."""
+        """Return a stamp for each file, which differs when the file has changed."""
         return [stamp(path) for path in (self._options.certificate, self._options.key, self._options.trusted)]
 
     def count(self, name: str) -> None:
@@ -159,11 +159,11 @@ class Tls:
             self.counters.add(name)
 
     def shook_hands(self) -> None:
-        """Count a handshake that has succeeded."""
+        """Count a successful handshake."""
         self.count("tls_handshakes")
 
     def failed(self, error: ssl.SSLError) -> None:
-        """Count a handshake that has failed, and log it unless another one has failed within a minute."""
+        """Count a failed handshake, and log it unless one was logged within the last minute."""
         self.count("tls_handshakes_failed")
         now = time.monotonic()
         if now - self._failed > _EPISODE_SECONDS:
@@ -181,7 +181,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def load(options: TlsOptions) -> Loaded:
-    """Load the files, and make a context of them.  Raises Unusable."""
+    """Load the files and make TLS contexts of them.  Raises Unusable."""
     from geminga.workers.identity import pem  # slow to import
     chain = pem.certificates("tls.certificate", options.certificate)
     pem.check_key(options.key, chain[0])
@@ -209,7 +209,7 @@ def load(options: TlsOptions) -> Loaded:
 
 
 def ciphers(text: str) -> str:
-    """A list for OpenSSL of ciphers that have OpenSSL's or Java's names.  Raises Unusable."""
+    """Return OpenSSL's cipher list for ciphers with OpenSSL's or Java's names.  Raises Unusable."""
     words = []
     for name in filter(None, re.split(r"[:, ]", text)):
         if name.startswith("TLS_") and "_WITH_" not in name:      # of TLSv1.3, whose ciphers may all be used
@@ -227,7 +227,7 @@ def ciphers(text: str) -> str:
 
 
 def _openssl_name(name: str) -> str:
-    """OpenSSL's name for Java's: TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256."""
+    """Translate Java's cipher name: TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 becomes ECDHE-RSA-AES128-GCM-SHA256."""
     exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
     cipher = re.sub(r"^(AES|CAMELLIA|ARIA)_", r"\1", cipher).replace("_CBC", "").replace("CCM_8", "CCM8")
     cipher = cipher.replace("CHACHA20_POLY1305_SHA256", "CHACHA20_POLY1305")
@@ -235,7 +235,8 @@ def _openssl_name(name: str) -> str:
 
 
 def warning(key: str, expires: float, now: float) -> tuple[int, str]:
-    """(the last of WARN_DAYS that has been reached, a line for the log); (-1, "") if none has been reached.
+    """Return (the step of WARN_DAYS that an expiring certificate has reached, a log line); (-1, "") if none is
+    reached.
 
     key: of the configuration.  expires, now: Unix time.
     """

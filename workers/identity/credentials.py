@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Proof of a client's role, by one method; `repr`, and so errors and logs, never show the data."""
+    """Credentials of a client for one method.  `repr` hides the data, so errors and logs never show it."""
 
     method: str
     data: bytes
@@ -23,7 +23,7 @@ class Credentials:
 
 
 def certificate_of(transport: asyncio.BaseTransport) -> bytes | None:
-    """The certificate, in DER, that the other end of a TLS connection has shown; None if it has shown none."""
+    """Return the peer's certificate of a TLS connection, in DER; None if the peer has sent none."""
     tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     return tls.getpeercert(binary_form=True) if tls is not None else None
 

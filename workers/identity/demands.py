@@ -11,7 +11,7 @@ T = api.BaseCommand.Type
 
 
 class Demand(NamedTuple):
-    """A right that a command demands, to do something with the topic or the namespace that it names."""
+    """The right that a kind of command needs, and where the command names its topic or namespace."""
 
     field: str                                                  # of BaseCommand
     action: str
@@ -46,9 +46,9 @@ _ABOUT_NAMESPACES = (T.GET_TOPICS_OF_NAMESPACE, T.WATCH_TOPIC_LIST)
 
 
 def right_of(kind: int, request: Any) -> Right:
-    """The right that a command with a demand needs; kind: its type, request: the message within it that the type names.
+    """Return the right that a command needs.  kind: the command's type; request: the message inside the command.
 
-    Raises Refusal: it names no topic, or no namespace.
+    Raises Refusal: the command names no valid topic or namespace.
     """
     demand = DEMANDS[kind]
     assert demand is not None

@@ -26,7 +26,7 @@ _DELAYED_MAX = 1_000         # refusals that are delayed at a time; another one 
 
 
 class Stream(Protocol):
-    """The bytes of one connection, as far as its handshake concerns them."""
+    """The parts of a connection that handshakes use."""
 
     transport: asyncio.Transport
 
@@ -38,7 +38,7 @@ class Stream(Protocol):
 
 
 class Client(Protocol):
-    """A client, as far as its handshake concerns it."""
+    """The parts of a client that handshakes use."""
 
     is_inside: bool
     identity: Identity | None
@@ -52,7 +52,7 @@ class Client(Protocol):
 
 
 class Handshakes:
-    """Handshakes of all clients of a worker."""
+    """Authentication of all clients of a worker, at CONNECT and when credentials expire."""
 
     def __init__(self, authenticator: Authenticator, counters: Counters, loop: asyncio.AbstractEventLoop):
         self._authenticator, self._counters, self._loop = authenticator, counters, loop
@@ -66,16 +66,16 @@ class Handshakes:
         return f"<Handshakes delayed={self._delayed} expiring={len(self._expiring)}>"
 
     def configured(self) -> None:
-        """Go by the authenticator's options, which have changed."""
+        """Follow the authenticator's options, which have changed."""
         self._round.cancel()
         self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
 
     def accepts(self, client: Client) -> bool:
-        """Whether the client, admitted by former options, could be admitted by these in the same way."""
+        """Whether the present options would admit a client that former options admitted."""
         return client.identity is None or self._authenticator.accepts(client.identity)
 
     def opened(self, client: Client) -> asyncio.TimerHandle:
-        """Start the timer that ends the connection; to be cancelled when the handshake is done."""
+        """Start the timer that ends a connection without a finished handshake; the caller cancels it afterwards."""
         return self._loop.call_later(_SECONDS, client.stream.transport.abort)
 
     def closed(self, client: Client) -> None:
@@ -83,7 +83,7 @@ class Handshakes:
         self._expiring.discard(client)
 
     def connect(self, client: Client, request: api.CommandConnect) -> None:
-        """Deal with CONNECT: the client is welcomed, at once or later, or refused."""
+        """Authenticate a client that sends CONNECT, then welcome or refuse it; slow checks answer later."""
         if not self._authenticator.is_on or client.is_inside:
             return client.welcome(request, OURSELVES if client.is_inside else NOT_ASKED)
         credentials = Credentials(method_of(request), request.auth_data, certificate_of(client.stream.transport))
@@ -101,7 +101,7 @@ class Handshakes:
         self._check_in_thread(client, credentials.method, check, done)
 
     def response(self, client: Client, response: api.CommandAuthResponse) -> None:
-        """Deal with AUTH_RESPONSE: the client authenticates again.  Raises ProtocolError: authentication is off."""
+        """Check the fresh credentials in AUTH_RESPONSE.  Raises ProtocolError: authentication is off."""
         if not self._authenticator.is_on:
             raise ProtocolError("AUTH_RESPONSE, and authentication is off")
         assert client.identity is not None      # the connection's states have no AUTH_RESPONSE before CONNECTED
@@ -133,7 +133,7 @@ class Handshakes:
 
     def _checked(self, client: Client, method: str, check: Callable[[], Identity],
                  done: Callable[[Identity], None]) -> None:
-        """Call done(identity) if the check succeeds; else refuse the client, or drop it if it was admitted before."""
+        """Run the check and call done(identity); if the check fails, refuse a new client or drop an admitted one."""
         try:
             identity = check()
         except NotAuthenticated as error:
@@ -152,14 +152,14 @@ class Handshakes:
         self._watch(client, identity)
 
     def _watch(self, client: Client, identity: Identity) -> None:
-        """Ask the client to authenticate again when its credentials expire, if they do."""
+        """Ask the client for fresh credentials when its present ones expire."""
         if identity.expires_s is not None:
             self._expiring.add(client)
         else:
             self._expiring.discard(client)
 
     def _refuse(self, client: Client, method: str, error: NotAuthenticated) -> None:
-        """Send an error and end the connection; if the address has failed repeatedly, after a delay."""
+        """Send an error and end the connection; repeated failures from one address are answered with a delay."""
         self._counters.add("handshakes_refused")
         delay = self._attempts.failed(client.stream.host, method, error)
         client.stream.stop_reading()
@@ -175,7 +175,7 @@ class Handshakes:
     # -- credentials that expire
 
     def _refresh(self) -> None:
-        """Ask clients whose tokens have expired for others; drop those that did not answer the round before."""
+        """Ask clients with expired credentials for fresh ones; drop clients that did not answer the last request."""
         self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
         now = time.time()
         for client in list(self._expiring):
@@ -193,7 +193,7 @@ class Handshakes:
                 client.stream.write(responses.auth_challenge(identity.method, client.protocol_version))
 
     def _drop(self, client: Client, error: NotAuthenticated, *, is_told: bool = False) -> None:
-        """End the connection of a client that had been admitted; is_told: after an error that says why."""
+        """End the connection of an admitted client; is_told: send an error with the reason first."""
         self._attempts.failed(client.stream.host, client.identity.method if client.identity else "", error)
         self._expiring.discard(client)
         client.stream.stop_reading()
@@ -201,7 +201,7 @@ class Handshakes:
 
 
 def method_of(request: api.CommandConnect) -> str:
-    """The authentication method that CONNECT names, by its name, or by the number that old clients send."""
+    """Return the authentication method that CONNECT names; old clients send a number instead of a name."""
     if request.HasField("auth_method_name"):
         return request.auth_method_name
     if request.HasField("auth_method"):

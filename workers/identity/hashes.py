@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
 
 class Hashes:
-    """The thread of one process, and the checks that wait for it."""
+    """The thread that computes slow hashes for one process, with a bounded queue in which addresses take turns."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -41,16 +41,15 @@ class Hashes:
 
     @property
     def waiting(self) -> int:
-        """How many checks wait."""
+        """Number of checks that wait for the thread."""
         return sum(map(len, self._waiting.values()))
 
     def put(self, host: str, check: Callable[[], Identity], done: Callable[[Any], None],
             is_wanted: Callable[[], bool]) -> None:
-        """Call `check` in the thread, then `done` with its future.
+        """Run `check` in the thread, then call `done` with its future.
 
-        Raises NotAuthenticated: too many of that address wait.
-
-        is_wanted: asked before the check begins; if False, the check is dropped and `done` is not called.
+        is_wanted: called before the check begins; if it returns False, the check is dropped and `done` is not called.
+        Raises NotAuthenticated: too many checks of this address wait.
         """
         address = address_of(host)
         works = self._waiting.setdefault(address, deque())
@@ -61,9 +60,9 @@ class Hashes:
         self._begin()
 
     async def result(self, host: str, check: Callable[[], Identity]) -> Identity:
-        """The identity that `check` returns in the thread.
+        """Run `check` in the thread and return its identity.
 
-        Raises NotAuthenticated, also if too many of that address wait.
+        Raises NotAuthenticated, also if too many checks of this address wait.
         """
         waiter: asyncio.Future[Identity] = self._loop.create_future()
         self.put(host, check, partial(_hand_over, waiter), lambda: not waiter.done())

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 
 class Secret(str):
-    """A secret text: `repr`, and so errors and logs, show stars instead."""
+    """A secret text.  `repr` shows stars, so errors and logs never show the text."""
 
     def __repr__(self) -> str:
         return "'***'" if self else "''"
@@ -13,7 +13,7 @@ _NO_SECRET = Secret("")
 
 
 class Unusable(Exception):
-    """An option cannot be used: the message names the key of the configuration and says why, in one line."""
+    """An option cannot be used; the message is one line that names the key of the configuration and the reason."""
 
     def __init__(self, key: str, why: str):
         super().__init__(f"{key} {why}")
@@ -22,7 +22,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """Options of [tls]; clients can connect by TLS if there is a certificate."""
+    """Options of [tls]; the broker listens for TLS if a certificate is configured."""
 
     certificate: str = ""                     # PEM file of the broker's certificate and its intermediates
     key: str = ""                             # PEM file of the certificate's private key
@@ -36,7 +36,7 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationOptions:
-    """Options of [authentication]; it is off if there are no methods."""
+    """Options of [authentication]; authentication is off if no method is configured."""
 
     methods: tuple[str, ...] = ()             # token, basic, tls
     secret_keys: tuple[Secret, ...] = ()      # of tokens, each a path, "file:PATH" or "data:;base64,..."; any will do
@@ -65,7 +65,7 @@ class AuthorizationOptions:
 
 @dataclass(frozen=True, slots=True)
 class IdentityOptions:
-    """Options of identity."""
+    """The options of TLS, authentication and authorization together."""
 
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)

@@ -17,7 +17,7 @@ def _read(key: str, path: str) -> bytes:
 
 
 def certificates(key: str, path: str) -> list[x509.Certificate]:
-    """All certificates in the file `path`, which the configuration's `key` names.  Raises Unusable."""
+    """Return all certificates in the file `path`.  key: its key in the configuration.  Raises Unusable."""
     try:
         return x509.load_pem_x509_certificates(_read(key, path))
     except ValueError:
@@ -25,7 +25,7 @@ def certificates(key: str, path: str) -> list[x509.Certificate]:
 
 
 def check_key(path: str, certificate: x509.Certificate) -> None:
-    """Check that the file holds the certificate's private key.  Raises Unusable."""
+    """Check that the file holds the private key of the certificate.  Raises Unusable."""
     data = _read("tls.key", path)
     try:
         key = load_pem_private_key(data, None)

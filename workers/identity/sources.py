@@ -21,11 +21,14 @@ _LOOK_SECONDS = 1.0          # between two looks at a file
 
 
 class SourceError(Exception):
-    """A source cannot be used.  The message says why, and nothing of the content."""
+    """A file or value of the configuration cannot be used.  The message gives the reason and none of the content."""
 
 
 def read(where: str) -> tuple[Path | None, bytes]:
-    """(the file, or None if the content itself is given; the content).  Raises SourceError."""
+    """Return (path, content) of a key or file of users that the configuration names.
+
+    The path is None if the configuration has the content itself.  Raises SourceError.
+    """
     if where.startswith("data:"):
         head, comma, data = where[5:].partition(",")
         if not comma:
@@ -51,7 +54,7 @@ def _unpack(text: str) -> bytes:
 
 
 def stamp(path: Path | str) -> tuple[int, ...] | None:
-    """Numbers that differ between two versions of a file; None if it is missing."""
+    """Return numbers that differ between two versions of a file; None if the file is missing."""
     try:
         status = os.stat(path)
     except OSError:
@@ -60,13 +63,15 @@ def stamp(path: Path | str) -> tuple[int, ...] | None:
 
 
 class Source(Generic[T]):
-    """The parsed content of one source.
+    """Parsed content of a key or a file of users, read again when the file changes.
 
-    If a file has changed and cannot be used, its former content stays in force.
+    If a changed file cannot be used, the former content stays in force.
     """
 
     def __init__(self, key: str, where: str, parse: Callable[[bytes], T]):
-        """key: of the configuration that names it.  parse: raises SourceError.  Raises Unusable."""
+        """Read and parse the source.  key: its key in the configuration; parse: raises SourceError.  Raises
+        Unusable.
+        """
         self._key, self._parse = key, parse
         try:
             self._path, data = read(where)
@@ -82,7 +87,7 @@ class Source(Generic[T]):
         return f"<Source of {self._key}: {self._path or 'given in place'}>"
 
     def get(self) -> T:
-        """The content, parsed; a file that has changed is read again."""
+        """Return the parsed content; a file that has changed is read again."""
         if self._path is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _LOOK_SECONDS
             current = stamp(self._path)

@@ -27,14 +27,14 @@ _CHECKS: Options = {"verify_aud": False, "verify_sub": False, "verify_iss": Fals
 
 
 class Key(NamedTuple):
-    """A key to check signatures with, and its algorithms; a token cannot choose any other algorithm."""
+    """A key for checking signatures and the algorithms allowed with it; a token cannot choose another algorithm."""
 
     material: Any
     algorithms: tuple[str, ...]
 
 
 def secret_key(data: bytes) -> Key:
-    """A secret key for as many algorithms as it is long enough for.  Raises SourceError."""
+    """Return a secret key, with the HMAC algorithms that it is long enough for.  Raises SourceError."""
     algorithms = tuple(name for name, size in _SECRETS.items() if len(data) >= size)
     if not algorithms:
         raise SourceError(f"is too short: a secret key has at least {_SECRETS['HS256']} bytes, not {len(data)}")
@@ -42,7 +42,7 @@ def secret_key(data: bytes) -> Key:
 
 
 def public_key(data: bytes, algorithm: str) -> Key:
-    """A public key in DER or PEM form, for this algorithm and others of its kind.  Raises SourceError."""
+    """Parse a public key in DER or PEM form for this algorithm and others of its family.  Raises SourceError."""
     try:
         key = load_pem_public_key(data) if data.startswith(b"-----BEGIN") else load_der_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -55,7 +55,7 @@ def public_key(data: bytes, algorithm: str) -> Key:
 
 
 def claims(token: str | bytes, keys: Iterable[Key], clock_skew_s: int = 0) -> dict[str, Any]:
-    """The claims of a token that one of the keys has signed.  Raises jwt.InvalidTokenError."""
+    """Return the claims of a token that one of the keys has signed.  Raises jwt.InvalidTokenError."""
     failure: jwt.InvalidTokenError = jwt.InvalidSignatureError("there is no key")
     signature = (token.encode() if isinstance(token, str) else token).rpartition(b".")[2]
     if base64url_encode(base64url_decode(signature)) != signature:
@@ -72,7 +72,7 @@ class Tokens:
     """The method "token": a JSON Web Token."""
 
     def __init__(self, options: AuthenticationOptions):
-        """Raises Unusable: a key cannot be read."""
+        """Load the keys.  Raises Unusable: a key cannot be read."""
         self._options = options
         self._sources = [Source("authentication.secret_keys", where, secret_key) for where in options.secret_keys]
         self._sources += [Source("authentication.public_keys", where,
@@ -83,11 +83,11 @@ class Tokens:
         return f"<Tokens of {len(self._sources)} keys>"
 
     def is_slow(self, data: bytes) -> bool:
-        """Whether a key's curve is large: checking a signature takes milliseconds then."""
+        """Whether checking the signature takes milliseconds, as it does for large elliptic curves."""
         return any(key.algorithms[0] in ("ES384", "ES512") for key in (source.get() for source in self._sources))
 
     def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """(role, when the token expires in seconds since 1970, or None).  Raises NotAuthenticated."""
+        """Return (role, expiry in seconds since 1970 or None) of a valid token.  Raises NotAuthenticated."""
         if not data:
             raise NotAuthenticated("INVALID_AUTH_DATA", "no token")
         if len(data) > _SIZE_MAX:
@@ -116,7 +116,9 @@ class Tokens:
         return role, float(min(int(content["exp"]), _NEVER_S)) + self._options.clock_skew_s
 
     def _check_audience(self, content: dict[str, Any]) -> None:
-        """Check that the token is for this broker, where the configuration demands it.  Raises NotAuthenticated."""
+        """Check that the token is meant for this broker, if the configuration demands an audience.  Raises
+        NotAuthenticated.
+        """
         if not self._options.audience_claim:
             return
         audience = content.get(self._options.audience_claim)

@@ -8,20 +8,21 @@ from geminga.workers.identity.options import Unusable
 
 
 class Follower(Protocol):
-    """A process with links to owners."""
+    """A process that keeps a link to each owner."""
 
     def owner_up(self, index: int, serial: int) -> None:
-        """Connect to the process, named by its serial number, that is the owner with this index now."""
+        """Connect to the process that serves as the owner with this index.  serial: number of the process."""
 
     def owner_gone(self, index: int) -> None:
-        """Give up the link to the owner with this index: its process has ended."""
+        """Drop the link to the owner with this index: its process has ended."""
 
 
 def follow(control: Control, follower: Follower, configure: Callable[[str], None],
            drain: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Event:
-    """Tell the follower of owners as they come and go; the event is set when the supervisor says stop, or has ended.
+    """Pass the supervisor's news of owners on to the follower.
 
-    configure: takes over new options, packed; raises Unusable.  drain: returns when everything published is answered.
+    Returns an event that is set when the supervisor says stop or ends.  configure: applies new options, packed; raises
+    Unusable.  drain: returns after everything published has been answered.
     """
     stopping = asyncio.Event()
     draining: list[asyncio.Task[None]] = []      # a task is lost unless it is referenced

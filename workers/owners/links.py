@@ -58,23 +58,23 @@ class OwnerLink:
 
     @property
     def in_flight(self) -> int:
-        """Bytes that were sent, or are going to be, and that the owner has not taken."""
+        """Bytes that were sent or queued for the owner and that its credit does not cover yet."""
         return self.sent - self.taken
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to send, or the socket has to be looked at."""
+        """Whether something is queued for the owner, or its socket may hold an envelope."""
         return bool(self._sections or self._sends or self._acks or self._flows or self._commands) or self.is_unheard
 
     def sends(self, rows: NDArray, entries: bytes) -> None:
-        """Add many SENDs: rows (n,) SEND_ROW, filled in, and their entries one behind the other."""
+        """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other."""
         self._close_commands()
         self._close_sends()
         self._sections.append((envelope.SENDS, rows, entries))
         self._count(len(entries))
 
     def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
-        """Add one SEND: its row as sends.read_one made it, its producer's handle, its client's number."""
+        """Queue one SEND.  row: as sends.read_one made it; producer: the handle; connection: the client's number."""
         self._close_commands()
         self._sends.append(SEND.pack(producer, connection, *row[2:8], self._entries_size, *row[9:]))
         self._entries.append(entry)
@@ -86,32 +86,32 @@ class OwnerLink:
         self.sent += size
 
     def acks(self, rows: list[tuple], words: list[bytes]) -> None:
-        """Add acknowledgements: ACK_ROWs, and the words of those that are about parts of batches."""
+        """Queue acknowledgements: ACK_ROWs, and the words of the ack sets in them."""
         self._close_commands()
         self._acks += rows
         self._ack_words += words
         self.gathered += len(rows) * envelope.ACK_ROW.itemsize + sum(map(len, words))
 
     def many_acks(self, rows: NDArray) -> None:
-        """Add acknowledgements of whole entries: rows (n,) ACK_ROW, filled in."""
+        """Queue acknowledgements of whole entries: complete rows (n,) ACK_ROW."""
         self._close_commands()
         self._sections.append((envelope.ACKS, rows, b""))
         self.gathered += rows.nbytes
 
     def flow(self, consumer: int, permits: int) -> None:
-        """Add permits, in messages, of the consumer with this handle."""
+        """Queue a grant of permits, in messages, for the consumer with this handle."""
         self._close_commands()
         self._flows.append((consumer, permits))
 
     def command(self, connection: int, protocol_version: int, data: bytes, kind: int = envelope.COMMAND) -> None:
-        """Add a client's BaseCommand, or another kind of COMMAND_ROW; it stays behind all that was added before it."""
+        """Queue a client's BaseCommand, or another kind of COMMAND_ROW, behind everything queued before it."""
         self._close_data()
         self._commands.append((connection, kind, protocol_version, len(data), 0))
         self._command_data.append(data)
         self.sent += envelope.COMMAND_COST + len(data)
 
     def question(self, number: int, data: bytes) -> None:
-        """Add a question of administration, which has a link of its own: order does not matter there."""
+        """Queue a question of administration.  Questions have a link of their own, where order does not matter."""
         self._sections.append((envelope.QUESTIONS, envelope.pack(envelope.QUESTIONS, [(number, len(data))]), data))
 
     def _close_sends(self) -> None:
@@ -135,7 +135,7 @@ class OwnerLink:
             self._commands, self._command_data = [], []
 
     def flush(self) -> None:
-        """Send everything gathered as one envelope."""
+        """Send everything queued as one envelope."""
         self._close_data()
         self._close_commands()
         if self._sections:
@@ -145,7 +145,7 @@ class OwnerLink:
             self._sections, self.gathered, self.is_unheard = [], 0, True
 
     def seconds_taken(self) -> list[float]:
-        """Seconds that the owner took to take each envelope, of those it has taken since this was last asked."""
+        """Return how many seconds the owner needed to take in each envelope that it has taken since the last call."""
         seconds, now = [], time.perf_counter()
         while self._handed and self._handed[0][0] <= self.taken:
             seconds.append(now - self._handed.popleft()[1])
@@ -156,28 +156,26 @@ class OwnerLink:
 
 
 class LinksUser(Protocol):
-    """The worker whose links these are."""
+    """The parts of the worker that its links use."""
 
     options: WorkerOptions
     is_draining: bool            # nobody may publish any more: publishers stay paused
 
     def stop_publishers(self) -> None:
-        """Read no more from clients that publish: owners have too much in flight."""
+        """Stop reading from clients that publish: too many bytes are in flight to owners."""
 
     def resume_publishers(self) -> None:
-        """Read again from clients that `stop_publishers` has stopped."""
+        """Read again from the clients that `stop_publishers` has stopped."""
 
     def received(self) -> None:
-        """Do what had to wait for an owner's credit."""
+        """Continue work that waited for an owner's credit."""
 
 
 Section = Callable[["OwnerLink", NDArray, memoryview], None]     # deals with (link, rows, data) of a section
 
 
 class OwnerLinks:
-    """The links to all owners of the broker, by the owner's index; None while an owner's process is being started
-    again.
-    """
+    """The links to all owners, by index; None while an owner's process is being restarted."""
 
     def __init__(self, run_dir: Path, worker_serial: int, owners: int, user: LinksUser, counters: Counters,
                  loop: asyncio.AbstractEventLoop):
@@ -195,16 +193,17 @@ class OwnerLinks:
         return f"<OwnerLinks {self._links}{' paused' if self.is_paused else ''}>"
 
     def __iter__(self) -> Iterator[OwnerLink]:
-        """The links to owners that are there."""
+        """Iterate over the links to owners that are running."""
         return (link for link in self._links if link is not None)
 
     def link_of(self, topic: TopicName) -> OwnerLink | None:
-        """The link to the partition's owner; None while that is being started again."""
+        """Return the link to the partition's owner; None while its process is being restarted."""
         return self._links[owner_of(str(topic), len(self._links))]
 
     def with_room(self, topic: TopicName) -> OwnerLink | None:
-        """The link to the partition's owner; None also while that has no room for a command that opens a producer or
-        consumer.
+        """Return the link to the partition's owner if it has room for another PRODUCER or SUBSCRIBE, else None.
+
+        None is also returned while the owner's process is being restarted.
         """
         index = owner_of(str(topic), len(self._links))
         link = self._links[index]
@@ -214,27 +213,27 @@ class OwnerLinks:
         return self._queues[owner_of(str(topic), len(self._links))]
 
     def with_queues(self) -> Iterator[tuple[OwnerLink, OpeningQueue]]:
-        """(link, commands that wait for its owner) of owners that are there."""
+        """Iterate over (link, commands that wait for the owner) of owners that are running."""
         for link, queue in zip(self._links, self._queues, strict=True):
             if link is not None:
                 yield link, queue
 
     @property
     def has_in_flight(self) -> bool:
-        """Whether an owner has not taken everything that was sent to it."""
+        """Whether any owner has not yet taken in everything that was sent to it."""
         return any(link.in_flight for link in self)
 
     # -- owners come and go
 
     def connect(self, index: int, serial: int) -> OwnerLink:
-        """Make the link to an owner's new process."""
+        """Connect to the new process of the owner with this index, and return the link."""
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._worker_serial)
         self._loop.add_reader(link.socket.getsockopt(zmq.FD), self.receive, link)
         return link
 
     def disconnect(self, index: int) -> OwnerLink | None:
-        """Give up the link to an owner whose process has ended, after receiving its last answers; None if there is no
-        link.
+        """Receive the last answers of an owner whose process has ended, drop its link and return it; None if there
+        is none.
         """
         link, self._links[index] = self._links[index], None
         if link is not None:
@@ -243,7 +242,7 @@ class OwnerLinks:
         return link
 
     def close(self, link: OwnerLink) -> None:
-        """Close the socket of a link that was given up."""
+        """Close the ZeroMQ socket of a link that was dropped."""
         self._loop.remove_reader(link.socket.getsockopt(zmq.FD))
         link.close()
         self.resume_if_possible()
@@ -251,15 +250,13 @@ class OwnerLinks:
     # -- a pass
 
     def command_all(self, client: int, protocol_version: int, data: bytes, kind: int) -> None:
-        """Tell all owners something about a client's connection; kind: of envelope's COMMAND_ROW."""
+        """Send all owners a COMMAND_ROW of this kind about a client's connection."""
         for link in self:
             link.command(client, protocol_version, data, kind)
         self.schedule_flush()
 
     def schedule_flush(self, link: OwnerLink | None = None) -> None:
-        """Send what was gathered when everything that this pass brought has been read; at once what has become large on
-        one link.
-        """
+        """Send queued rows at the end of this pass of the loop; a link with many queued bytes is flushed at once."""
         if link is not None and link.gathered >= _ENVELOPE_BYTES:
             link.flush()
         if not self._flush_is_due:
@@ -267,9 +264,7 @@ class OwnerLinks:
             self._loop.call_soon(self._flush)
 
     def flush_acks_soon(self, link: OwnerLink) -> None:
-        """Send acknowledgements that nobody waits for along with whatever is sent next; by themselves only after a
-        while.
-        """
+        """Send acknowledgements that want no receipt with the next envelope, or by themselves after a short delay."""
         if link.gathered >= _ENVELOPE_BYTES:
             link.flush()
         if self._ack_timer is None:
@@ -293,12 +288,12 @@ class OwnerLinks:
         self._counters.set("in_flight_bytes", in_flight)
 
     def pause(self) -> None:
-        """Read no more from clients that publish until `resume_if_possible` finds that owners have caught up."""
+        """Stop reading from clients that publish until `resume_if_possible` finds that owners have caught up."""
         self.is_paused = True
         self._user.stop_publishers()
 
     def resume_if_possible(self) -> None:
-        """Read again from clients that publish, if every owner has taken at least half of what may be in flight."""
+        """Read again from clients that publish, once at most half of the allowed bytes are in flight to every owner."""
         limit = self._user.options.in_flight_bytes // 2
         if self.is_paused and not self._user.is_draining \
                 and all(link.in_flight - queue.size(link) <= limit for link, queue in self.with_queues()):
@@ -306,7 +301,7 @@ class OwnerLinks:
             self._user.resume_publishers()
 
     def receive(self, link: OwnerLink) -> None:
-        """Deal with all envelopes that have come from an owner."""
+        """Handle all envelopes that have come from an owner."""
         link.is_unheard = False
         sections = self.sections
         while not link.socket.closed and zmq_frames.has_come(link.socket):

@@ -18,14 +18,17 @@ OPENING_BYTES = 2 << 20      # as a link counts them: 127 commands, which take a
 
 
 class Credit(Protocol):
-    """A link's count of what was sent to its owner, and of what the owner has taken; bytes since the link was made."""
+    """The two byte counts of a link since it was made: sent to the owner, and taken in by the owner."""
 
     sent: int
     taken: int
 
 
 class OpeningQueue:
-    """Commands of all clients of a worker for one owner.  While the owner is being started, all of them wait."""
+    """PRODUCERs and SUBSCRIBEs of all clients of a worker that wait for one owner; clients take turns.
+
+    While the owner's process is being restarted, all of them wait.
+    """
 
     def __init__(self) -> None:
         # By client, the one whose turn is next first.
@@ -43,40 +46,40 @@ class OpeningQueue:
         return not self._queues
 
     def size(self, link: Credit) -> int:
-        """Bytes in flight, as the link counts them, of commands that the owner was asked and has not carried out."""
+        """Return the bytes in flight of PRODUCERs and SUBSCRIBEs that the owner was sent and has not looked at."""
         while self._asked and self._asked[0][0] <= link.taken:
             self._size -= self._asked.popleft()[1]
         return self._size
 
     def has_room(self, link: Credit) -> bool:
-        """Whether the owner may be asked one more."""
+        """Whether the owner may be sent one more PRODUCER or SUBSCRIBE."""
         return self.size(link) < OPENING_BYTES
 
     def asked(self, link: Credit, since: int) -> None:
-        """Count one more command that the owner was asked; the link's `sent` was `since` before it."""
+        """Count one more command that was sent to the owner.  since: the link's `sent` before that command."""
         self._asked.append((link.sent, link.sent - since))
         self._size += link.sent - since
 
     def owner_gone(self) -> None:
-        """Forget which commands the owner was asked: its process has ended, and its successor was asked none."""
+        """Forget the commands that were sent to the owner: its process has ended, and its successor was sent none."""
         self._asked.clear()
         self._size = 0
 
     def wait(self, client: object, number: int, command: api.BaseCommand) -> None:
-        """Queue the command behind its client's others; number: names it."""
+        """Queue the command behind the others of its client.  number: names the command for `withdraw`."""
         self._queues.setdefault(client, OrderedDict())[number] = command
 
     def withdraw(self, client: object, number: int) -> None:
-        """Take back a command that waits."""
+        """Remove a queued command."""
         queue = self._queues[client]
         del queue[number]
         if not queue:
             del self._queues[client]
 
     def take(self) -> tuple[Any, int, api.BaseCommand]:
-        """Remove the command whose turn it is: (client, number, command).
+        """Remove and return the command whose turn it is: (client, number, command).
 
-        The client's next one waits behind all other clients.
+        The client's next command queues behind all other clients.
         """
         client, queue = self._queues.popitem(last=False)
         number, command = queue.popitem(last=False)

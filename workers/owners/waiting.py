@@ -21,25 +21,25 @@ _RELEASE_SECONDS = 0.01          # for commands that have waited, between two lo
 
 
 class _Stream(Protocol):
-    """The bytes of one connection, which is not read from while many of its commands wait."""
+    """The parts of a connection that waiting commands use."""
 
     def add_waiting(self) -> None: ...
     def remove_waiting(self) -> None: ...
 
 
 class Client(Protocol):
-    """A client, as far as its waiting commands concern it."""
+    """The parts of a client that waiting commands use."""
 
     @property
     def stream(self) -> _Stream: ...
 
 
 class WaitingCommands:
-    """Commands of all clients of a worker that wait for owners."""
+    """PRODUCERs and SUBSCRIBEs of all clients of a worker that wait for their owners."""
 
     def __init__(self, owners: OwnerLinks, resume: Callable[[Any, api.BaseCommand], None], counters: Counters,
                  loop: asyncio.AbstractEventLoop):
-        """resume: deals with (client, command) when its turn has come."""
+        """Make an empty queue.  resume: called with (client, command) when the command's turn has come."""
         self._owners, self._resume, self._counters, self._loop = owners, resume, counters, loop
         # By number: where the command waits, its client, its bytes.
         self._waiting: dict[int, tuple[OpeningQueue, Client, int]] = {}
@@ -51,10 +51,11 @@ class WaitingCommands:
         return f"<WaitingCommands {len(self._waiting)} of {self._bytes} bytes>"
 
     def wait(self, client: Client, topic: TopicName, command: api.BaseCommand) -> Callable[[], None]:
-        """Have the command dealt with when the partition's owner is there, has room, and it is the client's turn.
+        """Queue a command until the partition's owner runs and has room, and it is the client's turn.
 
-        Returns a function that withdraws the command.  Raises Refusal: too many commands wait.  An error that asks to
-        try again would not do instead of waiting: C++ consumers that were connected before stop trying after any error.
+        Returns a function that withdraws the command.  Raises Refusal: too many commands wait.  An error that asks the
+        client to try again cannot replace waiting: a C++ consumer that was connected before stops trying after any
+        error.
         """
         size = command.ByteSize()
         if len(self._waiting) >= _WAITING_MAX or self._bytes + size > _WAITING_BYTES_MAX:
@@ -80,12 +81,13 @@ class WaitingCommands:
         self._counters.set("commands_waiting", len(self._waiting))
 
     def release_soon(self) -> None:
-        """Deal with commands for which there is room by now, unless the loop is going to do so anyway."""
+        """Schedule `release` for commands that have room by now, unless it is scheduled already."""
         if self._waiting and not self._release_is_due:
             self.release()
 
     def release(self) -> None:
-        """Deal with commands as far as their owners have room; the rest of many goes on behind whatever sockets bring.
+        """Hand on the commands for which owners have room; after a bounded time the rest waits until sockets were
+        read.
         """
         self._release_is_due, until = False, time.monotonic() + _RELEASE_SECONDS
         for link, queue in self._owners.with_queues():

@@ -13,7 +13,7 @@ from geminga.workers.identity.certificates import Tls
 
 
 class Listeners(NamedTuple):
-    """Sockets of one process; None where it does not listen."""
+    """The listening sockets of one worker; None where the broker does not listen."""
 
     plain: socket.socket | None
     tls: socket.socket | None
@@ -22,7 +22,7 @@ class Listeners(NamedTuple):
 
     async def serve(self, protocol: Callable[[], asyncio.BaseProtocol],
                     inside: Callable[[], asyncio.BaseProtocol] | None = None) -> list[asyncio.AbstractServer]:
-        """Accept connections from now on; protocol, inside: make the protocol object of a connection."""
+        """Accept connections from now on.  protocol, inside: functions that make a connection's protocol object."""
         loop = asyncio.get_running_loop()
         servers: list[asyncio.AbstractServer] = []
         if self.plain is not None:
@@ -43,5 +43,5 @@ def _accepted(certificates: Tls, protocol: Callable[[], asyncio.BaseProtocol]) -
 
 
 def inside_path(run_dir: Path) -> Path:
-    """Path of the Unix socket `inside`, which only the broker's user can reach."""
+    """Return the path of the Unix socket for the broker's own processes; only the broker's user can reach it."""
     return run_dir / "inside"

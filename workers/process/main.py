@@ -31,7 +31,7 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
         addresses: Addresses,
         control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator,
         rights: AuthorizationOptions) -> None:
-    """Run a worker until the supervisor says stop, or has ended."""
+    """Run a worker until the supervisor says stop, or ends."""
     begin_counters(counters)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     directory = Directory(catalogue, addresses, storage)
@@ -48,7 +48,7 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
 
 
 def begin_counters(counters: Counters) -> None:
-    """Take the connections and requests of the process before this one for ended: they ended with it."""
+    """Reset what shared counters say of the former process's connections and requests: they ended with it."""
     counters.set("connections_closed", counters.read()["connections_opened"])
     for name in ("lookups_waiting", "commands_waiting", "connections_throttled", "in_flight_bytes"):
         counters.set(name, 0)

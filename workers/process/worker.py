@@ -42,7 +42,7 @@ _POLL_SECONDS = 0.005            # between two looks at the condition that a dra
 
 
 class WorkerConfig(NamedTuple):
-    """Options that a worker takes over while it runs, when the configuration has changed."""
+    """Options that a running worker applies when the configuration changes."""
 
     options: WorkerOptions
     storage: StorageOptions
@@ -52,12 +52,12 @@ class WorkerConfig(NamedTuple):
 
 
 class Worker:
-    """All clients of one process, and the parts that they share."""
+    """All clients of one process, and the parts that the clients share."""
 
     def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions,
                  directory: Directory,
                  schemas: SchemaThread, counters: Counters, authenticator: Authenticator, authorization: Authorization):
-        """serial: number of this process among all of the broker's.  owners: how many there are."""
+        """Make a worker.  serial: number of this process among all of the broker's; owners: number of owners."""
         self.options, self.directory, self.counters = options, directory, counters
         self._loop = asyncio.get_running_loop()
         self._authenticator, self._authorization, self._schemas = authenticator, authorization, schemas
@@ -91,9 +91,9 @@ class Worker:
         return f"<Worker of {len(self.clients)} clients{state}, {self.owners}, {self.waiting}>"
 
     def configure(self, config: WorkerConfig) -> None:
-        """Take over new options, for all clients.
+        """Apply new options to all clients.
 
-        Raises Unusable: keys or users cannot be read, and nothing has changed.
+        Raises Unusable: keys or users cannot be read; nothing has changed then.
         """
         identity = config.identity
         self._authenticator.configure(identity)
@@ -121,17 +121,17 @@ class Worker:
         return list(self.clients.values())
 
     def next_connection(self) -> int:
-        """The number of another connection, as owners know it."""
+        """Return the number under which owners know the next connection."""
         self._connections += 1
         return self._connections & 0xFFFFFFFF
 
     def opened(self, client: Client) -> None:
-        """Add a client whose connection has been made."""
+        """Add a client whose connection was accepted."""
         self.clients[client.number] = client
         self.counters.add("connections_opened")
 
     def closed(self, client: Client) -> None:
-        """Remove a client whose connection has ended, and tell owners that know it."""
+        """Remove a client whose connection has ended, and tell the owners that know the client."""
         if self.clients.pop(client.number, None) is None:
             return
         self.counters.add("connections_closed")
@@ -149,7 +149,7 @@ class Worker:
         self.owners.schedule_flush()
 
     def end_if_silent_soon(self, client: Client) -> None:
-        """End the connection unless the client says something soon: an owner has asked whether it lives."""
+        """End the connection unless bytes come from the client soon: an owner has asked whether the client is alive."""
         client.stream.was_heard = False
         client.stream.unthrottle_to_hear()
         self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client)
@@ -163,33 +163,33 @@ class Worker:
         stream.transport.abort()
 
     def keep_alive(self) -> None:
-        """Send PING to all clients, and end connections of those that have been silent since the last one."""
+        """Send PING to all clients, and end the connections of those that have been silent since the last PING."""
         for client in self.all_clients():
             attempt(client.stream, client.keep_alive)
         give_back_memory()        # of connections that have ended; takes a tenth of a millisecond when there is none
         self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
 
     def _resume(self, client: Client, command: api.BaseCommand) -> None:
-        """Deal with a command that has waited for its owner."""
+        """Handle a command that has waited for its owner."""
         if client.number in self.clients:
             attempt(client.stream, commands.handle, client, command)
 
     def _schema_checked(self, client: Client, command: api.BaseCommand, answer: Any, refusal: Refusal | None) -> None:
-        """Deal with a command whose schema has been checked."""
+        """Handle a command whose schema check has ended."""
         if client.number in self.clients:
             attempt(client.stream, commands.schema_checked, client, command, answer, refusal)
 
     # -- owners
 
     def owner_up(self, index: int, serial: int) -> None:
-        """Connect to an owner's new process, and hand it commands that have waited for it."""
+        """Connect to an owner's new process, and send it the commands that have waited for it."""
         self.owner_gone(index)
         self.watchers.introduce(self.owners.connect(index, serial))
         self.owners.schedule_flush()
         self.waiting.release()
 
     def owner_gone(self, index: int) -> None:
-        """Give up the link to an owner whose process has ended."""
+        """Drop the link to an owner whose process has ended, and tell the clients that used it."""
         link = self.owners.disconnect(index)
         if link is None:
             return
@@ -212,7 +212,9 @@ class Worker:
     # -- the end
 
     async def drain(self) -> None:
-        """Have everything published answered, and close all producers; nobody may produce or subscribe any more."""
+        """Close all producers and refuse new producers and consumers; return after everything published was
+        answered.
+        """
         self.is_draining = True
         self.owners.pause()
         while True:      # also what clients have published with producers that they have closed
@@ -226,7 +228,7 @@ class Worker:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Close all connections: owners answer first, and everything written to clients is sent, for two seconds."""
+        """Close all connections, after owners have answered and everything written was sent, or after two seconds."""
         for client in self.clients.values():
             client.stream.pause_reading()
         deadline = self._loop.time() + _GOODBYE_SECONDS
@@ -239,7 +241,7 @@ class Worker:
 
 
 def _broker_fields(options: WorkerOptions) -> int:
-    """Bits of deliveries.BROKER_*: fields of BrokerEntryMetadata that clients get."""
+    """Return the bits of deliveries.BROKER_* for the BrokerEntryMetadata fields that clients get."""
     if not options.expose_broker_entry_metadata:
         return 0
     bits = {"timestamp": deliveries.BROKER_TIMESTAMP, "index": deliveries.BROKER_INDEX}
