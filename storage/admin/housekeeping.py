@@ -91,7 +91,7 @@ def _forget(owner, found: Partition, unused_ms: int) -> int:
     found.sequences.begin(unused_ms)
     found.sequences.forget(owner.now_ms, owner.options.deduplication_inactivity_s * 1000, owner.options.deduplication_names_max, ())
     if len(found.sequences) < before:
-        owner.journal.touched(found)
+        owner.journal.mark_dirty(found)
     return before - len(found.sequences)
 
 

@@ -154,7 +154,7 @@ class Journal:
         if not is_there:
             raise NotDurable(f"{self._segment.path}: it was removed or replaced")
 
-    def touched(self, written) -> None:
+    def mark_dirty(self, written) -> None:
         """It is not on disk as it is: the next checkpoint asks `written.checkpoint()` for (files to sync, snapshots to write)."""
         self._dirty.add(written)
 
@@ -214,16 +214,16 @@ class Journal:
         if self._checkpoints or not self._full:
             return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        what, segments = to_put(set().union(*(changed for _, changed in oldest))), [segment for segment, _ in oldest]
+        what, segments = collect_checkpoint(set().union(*(changed for _, changed in oldest))), [segment for segment, _ in oldest]
         self._checkpoints.append(_Checkpoint(what, segments, self._submit(what, segments)))
 
     def _submit(self, what: tuple[set[Path], list], segments: list[_Segment]) -> Future:
-        return self._threads.submit(self._put_and_retire, what, segments)
+        return self._threads.submit(self._write_and_retire, what, segments)
 
-    def _put_and_retire(self, what: tuple[set[Path], list], segments: list[_Segment]) -> None:
+    def _write_and_retire(self, what: tuple[set[Path], list], segments: list[_Segment]) -> None:
         """Retired on disk, and not in memory only: a power cut would leave what a segment was with parts of what it is to be."""
         began = time.monotonic()
-        put_on_disk(*what, lambda: time.monotonic() > self._closed_by)
+        write_checkpoint(*what, lambda: time.monotonic() > self._closed_by)
         log.debug("a checkpoint was made", segments=len(segments), files=len(what[0]), seconds=round(time.monotonic() - began, 3))
         for segment in segments:
             _retire(segment)
@@ -270,7 +270,7 @@ class Journal:
         try:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
-            put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))), lambda: time.monotonic() > self._closed_by)
+            write_checkpoint(*collect_checkpoint(self._dirty.union(*(changed for _, changed in self._full))), lambda: time.monotonic() > self._closed_by)
             for segment in segments:
                 _retire(segment)
                 os.fdatasync(segment.fd)
@@ -290,7 +290,7 @@ def _checksum(pieces: list, checksum: int) -> int:
     return checksum
 
 
-def to_put(changed: set) -> tuple[set[Path], list]:
+def collect_checkpoint(changed: set) -> tuple[set[Path], list]:
     """(files, snapshots) of all of them."""
     found = [written.checkpoint() for written in changed]
     return {path for files, _ in found for path in files}, [snapshot for _, snapshots in found for snapshot in snapshots]
@@ -338,7 +338,7 @@ class TooMuch(Exception):
     """Not all was put on disk in the time there was."""
 
 
-def put_on_disk(paths: set[Path], snapshots: list, is_over: Callable[[], bool] = lambda: False) -> None:
+def write_checkpoint(paths: set[Path], snapshots: list, is_over: Callable[[], bool] = lambda: False) -> None:
     """Write the snapshots, fdatasync each file that is still there, and sync the folders that name them.
 
     Raises TooMuch when that is over before it is done.
@@ -404,5 +404,5 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
             if not (full and is_full(error)):
                 raise
     # There is no room for one segment more: what those that are kept have goes where it belongs now, and they are used again.
-    put_on_disk(*to_put({changed}))
+    write_checkpoint(*collect_checkpoint({changed}))
     return open_journal(folder, segment_bytes=segment_bytes, segments_max=segments_max)

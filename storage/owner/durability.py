@@ -4,7 +4,7 @@ from typing import Any
 
 from geminga.storage import format
 from geminga.storage.errors import Interrupted, NotDurable, StorageFull, is_full, text_of
-from geminga.storage.ledgers.journal import put_on_disk, to_put
+from geminga.storage.ledgers.journal import collect_checkpoint, write_checkpoint
 from geminga.storage.ledgers.journal_reader import Record
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.publish_plan import Plan
@@ -88,15 +88,15 @@ class Durability:
                 if not self._space.give_up():
                     time.sleep(_NO_ROOM_SECONDS)
 
-    def write_checkpoint(self, changed: set[Any]) -> None:
+    def checkpoint(self, changed: set[Any]) -> None:
         """Write and sync files of a partition and its ledger, from the reserve if need be.
 
         Raises StorageFull; NotDurable, as the kernel forgets what it could not write.
         """
-        checkpoint = to_put(changed)
+        checkpoint = collect_checkpoint(changed)
         while True:
             try:
-                return put_on_disk(*checkpoint)
+                return write_checkpoint(*checkpoint)
             except OSError as error:
                 if not is_full(error):
                     raise NotDurable(text_of(error)) from error

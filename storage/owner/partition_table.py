@@ -110,7 +110,7 @@ class PartitionTable(Watcher):
     def unload(self, partition: Partition) -> None:
         """Give up a partition that no client uses, with all its state on disk.  Raises StorageFull, NotDurable."""
         self._durability.commit_and_sync()
-        self._durability.write_checkpoint({partition, partition.open_ledger})
+        self._durability.checkpoint({partition, partition.open_ledger})
         self._snapshots.released(partition)
         self._forget(partition)
 
@@ -142,7 +142,7 @@ class PartitionTable(Watcher):
         file = partition.file if partition is not None else \
             known or StateFile(format.partition_folder(owner.data_dir, partition_id), partition_id)
         file.remove()
-        owner.journal.touched(file)
+        owner.journal.mark_dirty(file)
         log.info("a topic was deleted", topic=name)
 
     def _forget(self, partition: Partition) -> None:
@@ -222,13 +222,13 @@ class PartitionTable(Watcher):
         opened = partition.open_ledger
         self._owner.note(partition, journal_ops.ledger_opened(
             partition.partition_id, opened.ledger_id, created_ms=opened.created_ms, first_message=opened.first_message))
-        self._owner.journal.touched(opened)
+        self._owner.journal.mark_dirty(opened)
 
     def report_damage(self, partition: Partition) -> None:
         """Report damage found in the partition's files; lost entries are skipped for every subscription, also after a crash."""
         for text in partition.damage:
             self._owner.report_damage(text)
-            self._owner.journal.touched(partition)      # a damaged copy of its state is replaced
+            self._owner.journal.mark_dirty(partition)      # a damaged copy of its state is replaced
         partition.damage.clear()
         losses, partition.losses = partition.losses, []
         for ledger, lost in losses:
@@ -259,4 +259,4 @@ class PartitionTable(Watcher):
             if partition.sequences.is_due(*bounds):
                 connected = {producer.identity for producer in partition.producers.live.values()}
                 self._owner.counters.add("deduplication_names_evicted", partition.sequences.forget(*bounds, connected))
-                self._owner.journal.touched(partition)
+                self._owner.journal.mark_dirty(partition)

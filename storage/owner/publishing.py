@@ -140,12 +140,12 @@ class Publishing(TopicWatcher):
         for group in planned.groups:
             self._stored(planned, group)
         for partition in disabled:
-            owner.journal.touched(partition)
+            owner.journal.mark_dirty(partition)
 
     def _stored(self, planned: Plan, group: Group) -> None:
         """Tell all whom it concerns that the group's entries are in their ledger."""
         owner, partition = self._owner, group.partition
-        owner.journal.touched(group.ledger)
+        owner.journal.mark_dirty(group.ledger)
         if (schedule := partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
             schedule.published(group.ledger, group.ledger.entries - group.count, publish_plan.deliver_at(planned, group), owner.now_ms)
             self._schedules.look(partition)
@@ -154,7 +154,7 @@ class Publishing(TopicWatcher):
         if self._quotas.is_possible:
             self._quotas.published(partition)
         if partition.deduplicates:
-            owner.journal.touched(partition)      # again, for the record may have begun a segment
+            owner.journal.mark_dirty(partition)      # again, for the record may have begun a segment
 
     def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
         """Partitions of the plan that know producers' sequences and deduplicate no more: they forget them, as the journal is told."""

@@ -262,7 +262,7 @@ def recover(data_dir: Path, folder: Path, told: Told = _quietly, *, is_put_on_di
         journal_reader.make_sure(found)
         # Before their folders are synced: the journal, which is retired soon, alone says that they are deleted.
         recovery.is_durable()
-        journal.put_on_disk(*journal.to_put({recovery}))
+        journal.write_checkpoint(*journal.collect_checkpoint({recovery}))
     else:
         recovered.kept, recovered.recovery = found, recovery
         found.records = []

@@ -41,17 +41,17 @@ class Decisions:
         """Note an op (journal_ops.py) for the journal."""
         self.changed[partition] = None
         self._ops.append(op)
-        self.journal.touched(partition)
+        self.journal.mark_dirty(partition)
 
     def note_in_order(self, partition: Partition, ops: Rows) -> None:
         """Note ops (n,) of format.OPS that follow all that were noted before."""
         self._ops.append(ops.tobytes())
-        self.journal.touched(partition)
+        self.journal.mark_dirty(partition)
 
     def note_many(self, partition: Partition, ops: Rows) -> None:
         """Note ops (n,) of format.OPS whose place among the ops of a pass does not matter."""
         self._many_ops.append(ops)
-        self.journal.touched(partition)
+        self.journal.mark_dirty(partition)
 
     def count(self, subscription: Subscription, reason: int, messages: int) -> None:
         """Count messages that the subscription needs no more, for one of cursor.REASONS."""

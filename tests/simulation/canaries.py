@@ -245,7 +245,7 @@ _KEPT = "receipted entries are there", "what was acknowledged stays so, and noth
 
 @canary(*_KEPT, "nothing but the disk's own failures ends an owner")
 def files_are_not_synced_at_a_checkpoint():
-    yield _without(journal, "put_on_disk", "sync(path, os.fdatasync)")
+    yield _without(journal, "write_checkpoint", "sync(path, os.fdatasync)")
 
 
 @canary(*_KEPT, "nothing but the disk's own failures ends an owner")
@@ -255,17 +255,17 @@ def folders_are_not_synced_at_a_checkpoint():
 
 @canary(*_KEPT)
 def states_are_not_written_at_a_checkpoint():
-    yield _without(journal, "put_on_disk", "snapshot.write()")
+    yield _without(journal, "write_checkpoint", "snapshot.write()")
 
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired_at_a_checkpoint():
-    yield _without(Journal, "_put_and_retire", "_retire(segment)")
+    yield _without(Journal, "_write_and_retire", "_retire(segment)")
 
 
 @canary(*_KEPT)
 def nothing_is_put_in_place_at_a_stop():
-    yield _without(Journal, "close", "put_on_disk(")
+    yield _without(Journal, "close", "write_checkpoint(")
 
 
 @canary("nothing is replayed after a clean stop")

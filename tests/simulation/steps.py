@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import geminga.storage
 
-NAMES = {"fsync", "fdatasync", "sync", "sync_all", "write_anew", "write_again", "put_on_disk", "_retire", "retire", "rescue",
+NAMES = {"fsync", "fdatasync", "sync", "sync_all", "write_anew", "write_again", "write_checkpoint", "_retire", "retire", "rescue",
          "make_sure", "rename", "unlink", "rmtree", "rmdir", "remove"}
 STORAGE = Path(geminga.storage.__path__[0])
 

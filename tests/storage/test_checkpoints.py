@@ -99,14 +99,14 @@ class Snapshot:
 @pytest.fixture
 def synced(monkeypatch):
     """Sets of names: what is on disk, in the order in which it was put there."""
-    done, real = [], journal.put_on_disk
+    done, real = [], journal.write_checkpoint
 
-    def put_on_disk(paths, snapshots, *more):
+    def write_checkpoint(paths, snapshots, *more):
         real(paths, snapshots, *more)
         assert all(snapshot.path.exists() for snapshot in snapshots)
         done.append({path.name for path in paths} & {snapshot.file.path.name for snapshot in snapshots})
 
-    monkeypatch.setattr(journal, "put_on_disk", put_on_disk)
+    monkeypatch.setattr(journal, "write_checkpoint", write_checkpoint)
     return done
 
 
@@ -118,7 +118,7 @@ def test_a_segment_is_used_again_only_when_what_it_promised_is_synced(tmp_path, 
         target.append(record(number, data=bytes(BIG)))
         target.sync()
         touched.append(Written(tmp_path, f"file-{number}"))
-        target.touched(touched[-1])
+        target.mark_dirty(touched[-1])
         replayed = numbers(opened.folder)
         assert replayed == list(range(number + 1))[number + 1 - len(replayed):]
         safe = set().union(*synced)
@@ -165,7 +165,7 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
         begun.set()
         assert may_end.wait(20)
 
-    monkeypatch.setattr(journal, "put_on_disk", slow)
+    monkeypatch.setattr(journal, "write_checkpoint", slow)
     target = opened(3)
     done = threading.Event()
 
@@ -193,7 +193,7 @@ def test_files_that_are_gone_need_no_sync(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "sync", sync)
     kept, gone = Written(tmp_path, "kept"), Written(tmp_path, "gone")
     gone.path.unlink()
-    journal.put_on_disk({kept.path, gone.path}, [])
+    journal.write_checkpoint({kept.path, gone.path}, [])
     assert {kept.path, tmp_path} <= set(synced) and gone.path not in synced
     assert not gone.path.exists()
 

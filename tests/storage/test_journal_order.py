@@ -63,7 +63,7 @@ class Changed:
 def test_what_a_checkpoint_puts_on_disk_is_in_the_journal_first(opened, kernel, tmp_path):
     """What is in memory includes the record that was just appended; a snapshot ahead of the journal would be half of a pass."""
     written, seen = opened(), []
-    written.touched(Changed(tmp_path / "of", lambda: seen.append(kernel.of(written._segment.path.name)[-1])))
+    written.mark_dirty(Changed(tmp_path / "of", lambda: seen.append(kernel.of(written._segment.path.name)[-1])))
     for number in range(8):      # in a pass each, none of them synced by anybody else
         written.append(record(number, data=b"x" * BIG))
     assert seen and set(seen) == {"sync"}
@@ -84,7 +84,7 @@ def test_a_segment_that_is_full_is_on_disk_before_the_next_is_begun(opened, kern
 def test_a_segment_is_retired_on_disk_before_it_is_free(opened, kernel, tmp_path):
     """A power cut would leave what it was, with parts of what it is to be."""
     written = opened()
-    written.touched(Changed(tmp_path / "of"))
+    written.mark_dirty(Changed(tmp_path / "of"))
     for number in range(12):
         write(written, [number], b"x" * BIG)
     written._collect_checkpoints(wait=False)
@@ -98,7 +98,7 @@ def test_a_stop_syncs_puts_in_place_and_retires_in_that_order(opened, kernel, tm
     written = opened()
     name = written._segment.path.name
     write(written, [0])
-    written.touched(Changed(tmp_path / "of"))
+    written.mark_dirty(Changed(tmp_path / "of"))
     written.append(record(1))
     since = len(kernel.calls)
     opened.close(written)

@@ -8,7 +8,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.errors import NotDurable
 from geminga.storage.ledgers import journal, ledger
-from geminga.storage.ledgers.journal import put_on_disk
+from geminga.storage.ledgers.journal import write_checkpoint
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.owner.recovery import journal_folder
 
@@ -118,9 +118,9 @@ def test_acknowledgements_go_on_while_checkpoints_find_no_room(rigs, monkeypatch
     def full(*what):
         if (error := next(room, None)) is not None:
             raise error
-        put_on_disk(*what)
+        write_checkpoint(*what)
 
-    monkeypatch.setattr(journal, "put_on_disk", full)
+    monkeypatch.setattr(journal, "write_checkpoint", full)
     for first in range(0, 800, 2):
         assert rig.run(rig.acks(consumer, positions[first], request_id=first + 1)).commands(T.ACK_RESPONSE)
         rig.run(rig.redeliver(consumer))

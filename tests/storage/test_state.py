@@ -185,7 +185,7 @@ def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch,
         return number_in(target / "partitions" / str(PARTITION))
 
     file = StateFile(folder, PARTITION)
-    journal.put_on_disk(set(), [file.take(numbered(0))])
+    journal.write_checkpoint(set(), [file.take(numbered(0))])
     real, steps = disk._synced, []
 
     def synced(fd):
@@ -196,7 +196,7 @@ def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch,
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(journal.os, name, synced)
     for number in range(1, 4):
-        journal.put_on_disk(set(), [file.take(numbered(number))])
+        journal.write_checkpoint(set(), [file.take(numbered(number))])
         assert set(steps) <= {number - 1, number} and steps[-1] == number
         steps.clear()
 
