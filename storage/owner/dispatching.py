@@ -126,7 +126,8 @@ class Dispatching(Watcher):
         due_ms = schedule.next_ms() if is_awaited else NEVER_MS
         if has_rates:
             due_ms = min(due_ms, rate_limiter.due_ms(topic))
-        self._timers.put(topic, due_ms)
+        if due_ms != NEVER_MS or self._timers.at:      # nearly no topic has one
+            self._timers.put(topic, due_ms)
 
     def _dispatch_subscription(self, subscription: Subscription, *, has_rates: bool) -> None:
         topic, view, began = subscription.partition, subscription.view, subscription.read

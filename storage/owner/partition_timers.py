@@ -10,22 +10,22 @@ class Timers:
     """One timer for each partition that has any; the soonest is known at once."""
 
     def __init__(self) -> None:
-        self._at: dict[Topic, int] = {}
-        self._soonest: list[tuple[int, int, Topic]] = []      # a heap; entries that `_at` does not confirm are stale
+        self.at: dict[Topic, int] = {}
+        self._soonest: list[tuple[int, int, Topic]] = []      # a heap; entries that `at` does not confirm are stale
         self._numbers = itertools.count()
 
     def put(self, partition: Topic, due_ms: int) -> None:
         """Set the partition's timer to that time; NEVER_MS removes it."""
         if due_ms == NEVER_MS:
-            self._at.pop(partition, None)
-        elif self._at.get(partition) != due_ms:
-            self._at[partition] = due_ms
+            self.at.pop(partition, None)
+        elif self.at.get(partition) != due_ms:
+            self.at[partition] = due_ms
             heapq.heappush(self._soonest, (due_ms, next(self._numbers), partition))
 
     @property
     def next_ms(self) -> int:
         """The soonest time; NEVER_MS without any timer."""
-        while self._soonest and self._at.get(self._soonest[0][2]) != self._soonest[0][0]:
+        while self._soonest and self.at.get(self._soonest[0][2]) != self._soonest[0][0]:
             heapq.heappop(self._soonest)
         return self._soonest[0][0] if self._soonest else NEVER_MS
 
@@ -34,6 +34,6 @@ class Timers:
         due = []
         while self.next_ms <= now_ms:
             partition = heapq.heappop(self._soonest)[2]
-            if self._at.pop(partition, None) is not None:
+            if self.at.pop(partition, None) is not None:
                 due.append(partition)
         return due
