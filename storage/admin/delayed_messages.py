@@ -14,6 +14,7 @@ from geminga.proto.names import TopicName
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.delayed import reports
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_ops
@@ -65,7 +66,7 @@ def next_due_ms(schedule: DelayedIndex, about_ms: int) -> int:
     If that file is damaged, the answer is the best known time.
     """
     try:
-        return next((due_ms for due_ms, _, _ in schedule.due(0, NEVER_MS, 1)), NEVER_MS)
+        return next((due_ms for due_ms, _, _ in reports.next_due(schedule, 0, NEVER_MS, 1)), NEVER_MS)
     except CorruptFile:      # is dealt with when it is needed
         return about_ms
 
@@ -75,7 +76,7 @@ def _counts(schedule: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool
 
     An hour has the windows that begin in it; a window longer than an hour stands for itself.
     """
-    windows = schedule.counts(first_ms, end_ms)
+    windows = reports.count_by_window(schedule, first_ms, end_ms)
     if not by_hour:
         return windows
     counts = []
@@ -87,7 +88,7 @@ def _counts(schedule: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool
 
 def _messages(found: Partition, first_ms: int, end_ms: int, at_most: int) -> list[dict]:
     """Return waiting entries in the order of their delivery times."""
-    due, by_ledger, known = found.schedule.due(first_ms, end_ms, at_most), defaultdict(list), {}
+    due, by_ledger, known = reports.next_due(found.schedule, first_ms, end_ms, at_most), defaultdict(list), {}
     for _, ledger_id, entry_id in due:
         by_ledger[ledger_id].append(entry_id)
     for ledger_id, entries in by_ledger.items():

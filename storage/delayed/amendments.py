@@ -18,7 +18,7 @@ from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.disk.files import sync
 
 _ROW = struct_of(format.AMENDMENT_ROW)
-_NEVER = -1      # in a row
+_NEVER = -1      # NEVER_MS, as a row has it
 
 
 class Amendments:
@@ -26,15 +26,19 @@ class Amendments:
 
     def __init__(self, path: Path):
         self._path = path
-        self.times: dict[int, dict[int, int]] = {}      # ledger id -> entry id -> its time now, NEVER_MS for never
+        self.times: dict[int, dict[int, int]] = {}      # ledger id -> entry id -> its delivery time in ms, or NEVER_MS
         self.never = 0                                  # number of cancelled entries
+
+    def __repr__(self) -> str:
+        return f"<Amendments n={sum(map(len, self.times.values()))} cancelled={self.never}>"
 
     def __bool__(self) -> bool:
         return bool(self.times)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         """Iterate over (ledger id, entry id, delivery time in ms or NEVER_MS)."""
-        return ((ledger_id, entry_id, at_ms) for ledger_id, entries in self.times.items() for entry_id, at_ms in entries.items())
+        return ((ledger_id, entry_id, at_ms)
+                for ledger_id, entries in self.times.items() for entry_id, at_ms in entries.items())
 
     @property
     def size(self) -> int:
@@ -42,6 +46,7 @@ class Amendments:
         return self._path.stat().st_size // _ROW.size * _ROW.size if self.times else 0
 
     def knows(self, ledger_id: int) -> bool:
+        """Whether any of the ledger's entries is amended."""
         return ledger_id in self.times
 
     def entries(self, ledger_id: int) -> NDArray[np.int64]:
@@ -50,9 +55,9 @@ class Amendments:
 
     def cancelled(self) -> dict[int, list[int]]:
         """Return the cancelled entries, by ledger."""
-        found = {ledger_id: [entry_id for entry_id, at_ms in entries.items() if at_ms == NEVER_MS]
-                 for ledger_id, entries in self.times.items()}
-        return {ledger_id: entries for ledger_id, entries in found.items() if entries}
+        cancelled = {ledger_id: [entry_id for entry_id, at_ms in entries.items() if at_ms == NEVER_MS]
+                     for ledger_id, entries in self.times.items()}
+        return {ledger_id: entries for ledger_id, entries in cancelled.items() if entries}
 
     def apply(self, ledger_id: int, ids: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Replace, in `times` (n,), the delivery times of those entries `ids` (n,) that are amended."""
@@ -110,3 +115,7 @@ class Amendments:
     def forget(self, ledger_id: int) -> None:
         """Forget the amendments of a deleted ledger."""
         self.never -= sum(at_ms == NEVER_MS for at_ms in self.times.pop(ledger_id, {}).values())
+
+    def check(self) -> None:
+        """Assert that `never` is the number of cancelled entries."""
+        assert self.never == sum(map(len, self.cancelled().values())), self

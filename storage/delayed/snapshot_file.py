@@ -1,5 +1,5 @@
-"""The saved part of a delayed index: the windows with their rows, the waiting entries, and the position up to which
-all is known.
+"""The snapshot file of a delayed index: which window files count, which entries wait, up to which position it is
+complete.
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ from geminga.storage.ledgers.position import Position
 
 @dataclass(frozen=True, slots=True)
 class Saved:
+    """The saved part of a delayed index."""
+
     files: dict[Window, WindowFile]
     bitmaps: dict[int, NDArray[np.uint8]]
-    known: Position        # first position not indexed
-    behind: Position       # from known up to behind (exclusive) times ascend, ...
-    last_ms: int           # ... and this is the last time
+    known: Position        # the first position not indexed
+    behind: Position       # entries from `known` up to here (exclusive) wait, and their times ascend
+    last_ms: int           # the delivery time of the last of these entries
 
 
 def encode(partition_id: int, saved: Saved) -> bytes:
@@ -40,14 +42,15 @@ def encode(partition_id: int, saved: Saved) -> bytes:
 
 
 def read(path: Path) -> Saved:
-    """Read the file.  Raises FileNotFoundError, CorruptFile."""
+    """Read the file `schedule`.  Raises FileNotFoundError, CorruptFile."""
     raw, size = path.read_bytes(), format.SCHEDULE_HEADER.itemsize
     if len(raw) < size:
         raise CorruptFile(path, 0, "a schedule", f"{len(raw)} bytes")
     bare = np.frombuffer(raw, format.SCHEDULE_HEADER, 1).copy()
     head = bare[0].copy()
     bare["checksum"] = 0
-    if crc32c(memoryview(raw)[size:], crc32c(bare.tobytes())) != head["checksum"] or head["magic"] != format.SCHEDULE_MAGIC:
+    checksum = crc32c(memoryview(raw)[size:], crc32c(bare.tobytes()))
+    if checksum != head["checksum"] or head["magic"] != format.SCHEDULE_MAGIC:
         raise CorruptFile(path, 0, "a schedule that is whole", "another checksum")
     if head["version"] > format.VERSION:
         raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
@@ -57,6 +60,9 @@ def read(path: Path) -> Saved:
     for ledger_id, first, count in rows.tolist():
         bitmaps[ledger_id] = np.concatenate((np.zeros(first, np.uint8), np.frombuffer(raw, np.uint8, count, at)))
         at += count
-    return Saved({(start, width): WindowFile(in_file, count) for start, width, in_file, count in files.tolist()}, bitmaps,
-                 (int(head["ledger_id"]), int(head["entry_id"])), (int(head["sorted_ledger_id"]), int(head["sorted_entry_id"])),
-                 int(head["sorted_ms"]))
+    return Saved(
+        files={(start, width): WindowFile(in_file, count) for start, width, in_file, count in files.tolist()},
+        bitmaps=bitmaps,
+        known=(int(head["ledger_id"]), int(head["entry_id"])),
+        behind=(int(head["sorted_ledger_id"]), int(head["sorted_entry_id"])),
+        last_ms=int(head["sorted_ms"]))

@@ -7,36 +7,43 @@ from geminga.storage.cursors.pending_acks import Entries
 
 
 class WaitingEntries:
+    """The bitmaps of one partition.  A ledger has a bitmap once any of its entries has waited."""
+
     def __init__(self) -> None:
-        self.bitmaps: dict[int, NDArray[np.uint8]] = {}      # ledger id -> 1 = waits, as far as any does
-        self.count = 0                                       # bits that are set
+        self.bitmaps: dict[int, NDArray[np.uint8]] = {}     # ledger id -> a bit for each entry, little-endian; 1: waits
+        self.count = 0                                      # bits that are set
+
+    def __repr__(self) -> str:
+        return f"<WaitingEntries n={self.count} ledgers={len(self.bitmaps)}>"
 
     def knows(self, ledger_id: int) -> bool:
         """Whether any of the ledger's entries ever waited."""
         return ledger_id in self.bitmaps
 
     def of(self, ledger_id: int, entries: Entries) -> NDArray[np.bool_] | None:
-        """Which of these ascending entries (n,) wait; None if the ledger has no bits."""
+        """Return which of these ascending entries (n,) wait; None if the ledger has no bits."""
         bits = self.bitmaps.get(ledger_id)
         if bits is None:
             return None
-        found = np.zeros(len(entries), bool)
+        waits = np.zeros(len(entries), bool)
         if isinstance(entries, range):
-            some = np.unpackbits(bits[entries.start >> 3:(entries.stop + 7) >> 3], bitorder="little")[entries.start & 7:][:len(entries)]
-            found[:len(some)] = some
+            some = np.unpackbits(bits[entries.start >> 3:(entries.stop + 7) >> 3], bitorder="little")
+            some = some[entries.start & 7:][:len(entries)]
+            waits[:len(some)] = some
         else:
             known = entries[:np.searchsorted(entries, len(bits) * 8)]
-            found[:len(known)] = _bits_at(bits, known)
-        return found
+            waits[:len(known)] = _bits_at(bits, known)
+        return waits
 
     def among(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these entries (n,), in any order, wait.  The ledger must have bits."""
+        """Return which of these entries (n,), in any order, wait.  The ledger must have bits."""
         bits = self.bitmaps[ledger_id]
-        found = entries < len(bits) * 8
-        found[found] = _bits_at(bits, entries[found])
-        return found
+        waits = entries < len(bits) * 8
+        waits[waits] = _bits_at(bits, entries[waits])
+        return waits
 
     def is_set(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether the entry's bit is set."""
         bits = self.bitmaps.get(ledger_id)
         return bits is not None and entry_id >> 3 < len(bits) and bool(bits[entry_id >> 3] >> (entry_id & 7) & 1)
 
@@ -79,8 +86,10 @@ class WaitingEntries:
 
     def clear(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
         """Clear the bits of these entries.  All of them must be set, and each entry occurs once."""
-        np.bitwise_and.at(self.bitmaps[ledger_id], entries >> 3, ~(np.uint8(1) << (entries & 7).astype(np.uint8)))
+        bits = self.bitmaps[ledger_id]
+        np.bitwise_and.at(bits, entries >> 3, ~(np.uint8(1) << (entries & 7).astype(np.uint8)))
         self.count -= len(entries)
+        assert self.count >= 0, self
 
     def clear_from(self, ledger_id: int, entry_id: int) -> None:
         """Clear the bits of this entry and all behind it, in later ledgers too."""
@@ -94,7 +103,8 @@ class WaitingEntries:
                 self.count += _count(bits)
 
     def load(self, ledger_id: int, bits: NDArray[np.uint8]) -> None:
-        """Take over the saved bits of a ledger."""
+        """Take over the saved bits of a ledger that has none yet."""
+        assert ledger_id not in self.bitmaps, self
         self.bitmaps[ledger_id] = bits
         self.count += _count(bits)
 
@@ -104,9 +114,13 @@ class WaitingEntries:
         if bits is not None:
             self.count -= _count(bits)
 
+    def check(self) -> None:
+        """Assert that `count` is the number of bits set."""
+        assert self.count == sum(map(_count, self.bitmaps.values())), self
+
 
 def _bits_at(bits: NDArray[np.uint8], entries: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return (bits[entries >> 3] >> (entries & 7).astype(np.uint8) & 1).astype(bool)
+    return np.asarray(bits[entries >> 3] >> (entries & 7).astype(np.uint8) & 1, bool)
 
 
 def _count(bits: NDArray[np.uint8]) -> int:
@@ -114,6 +128,7 @@ def _count(bits: NDArray[np.uint8]) -> int:
 
 
 def _clear_before(bits: NDArray[np.uint8], end: int) -> None:
+    """Clear the bits before `end`."""
     bits[:end >> 3] = 0
     if end & 7 and end >> 3 < len(bits):
         bits[end >> 3] &= 0xFF << (end & 7) & 0xFF

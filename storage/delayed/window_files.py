@@ -1,5 +1,6 @@
-"""Files of a delayed index: one for each window of time, appended to as entries come, and read once when the window
-begins.
+"""Files of a delayed index: one for each window of delivery times.
+
+A file is appended to as entries come, and read once, when its window begins.
 
 A window is `width` ms wide and starts at a multiple of its width. Farther windows are wider: soon as wide as an hour,
 and from three months on by powers of two. So a month takes some 1,200 files, and no amount of messages takes ten
@@ -18,41 +19,33 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from geminga.proto.rows import as_words, struct_of
+from geminga.proto.rows import Rows, as_words, struct_of
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.delayed.rows import NO_ROWS, DelayedRows
 from geminga.storage.errors import CorruptFile
 
-FAR_MS = 1 << 43                 # of the year 2248 and all later ones there is one file
-_AHEAD = 288                     # windows of a width, from now on, before they are wider ...
-_HOURS_AHEAD = 2_304             # ... and from an hour's width on: what waits can be counted by the hour
+FAR_MS = 1 << 43                 # times from here on, in the year 2248, share one window; its rows do not say which
+_AHEAD = 288                     # windows of a width below an hour, from now on, before windows get wider
+_HOURS_AHEAD = 2_304             # windows of an hour and more, likewise: so three months are counted by the hour
 _HOUR_MS = 3_600_000
-_WIDTH_MAX = (1 << 32) - 1       # ms, as rows count them
+_WIDTH_MAX = (1 << 32) - 1       # ms, because a row counts them in four bytes
 _BLOCK = struct_of(format.WINDOW_BLOCK)
 _ROW = format.WINDOW_ROW.itemsize
-_SPAN_MAX = 1 << 16              # windows in a row whose numbers are sorted as two bytes, five times as fast as others
+_SPAN_MAX = 1 << 16              # consecutive windows that two bytes can number: these sort five times as fast
 _LOOKS = 32                      # files appended to between two looks at the clock
 
-Window = tuple[int, int]         # start and width, ms
-Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]     # times in ms, ledger ids, entry ids: (n,) each
-NO_ROWS: Rows = (np.zeros(0, np.int64),) * 3
-
-
-def joined(parts: list[Rows]) -> Rows:
-    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True)) if parts else NO_ROWS
-
-
-def rows_of(times: ArrayLike, ledger_id: int, entries: ArrayLike) -> Rows:
-    """Return rows of one ledger from times (n,) and entries (n,)."""
-    return np.asarray(times, np.int64), np.broadcast_to(np.int64(ledger_id), len(entries)), np.asarray(entries, np.int64)
+Window = tuple[int, int]         # start and width, ms; the window of the far future has width 0
 
 
 @dataclass(slots=True)
 class WindowFile:
-    size: int = 0
-    rows: int = 0
+    """The part of a window's file that counts."""
+
+    size: int = 0      # bytes; bytes behind them were written before a crash
+    rows: int = 0      # rows that are thought to be valid
 
 
 def _wider(width_ms: int) -> int:
@@ -63,7 +56,7 @@ def _wider(width_ms: int) -> int:
 
 
 def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (starts, widths) of the windows for these times (n,)."""
+    """Return (starts, widths), (n,) ms each, of the windows for these times (n,).  width_ms: of near windows."""
     widths, starts, width = np.full(len(times), width_ms, np.int64), times // width_ms * width_ms, width_ms
     while (wider := _wider(width)) <= _WIDTH_MAX:
         wide = times // wider * wider
@@ -88,6 +81,9 @@ class WindowFiles:
         self._ahead: list[Window] = []         # a heap of windows not in memory; some may be removed already
         self.created = self.read = self.unreadable = self.removed = 0      # files, since the partition was opened
 
+    def __repr__(self) -> str:
+        return f"<WindowFiles files={len(self.files)} loaded={len(self.loaded)} done={len(self.done)}>"
+
     def next_ms(self) -> int:
         """Return when the next window that is not in memory begins, NEVER_MS if there is none."""
         while self._ahead and (self._ahead[0] not in self.files or self._ahead[0] in self.loaded):
@@ -95,6 +91,7 @@ class WindowFiles:
         return self._ahead[0][0] if self._ahead else NEVER_MS
 
     def next(self) -> Window:
+        """Return the window that `next_ms` has just found."""
         return self._ahead[0]
 
     @property
@@ -102,10 +99,14 @@ class WindowFiles:
         """Bytes of all files."""
         return sum(file.size for file in self.files.values())
 
+    def ahead(self) -> set[Window]:
+        """Return the windows of which nothing is in memory and some rows are valid."""
+        return self.files.keys() - self.loaded - self.done
+
     # -- writing
 
-    def append(self, window: Window, rows: NDArray) -> None:
-        """Append a block of WINDOW_ROWs.  Raises OSError, and the file is unchanged then."""
+    def append(self, window: Window, rows: Rows) -> None:
+        """Append a block of WINDOW_ROWs (n,).  Raises OSError, and the file is unchanged then."""
         if not self.files:
             self.folder.mkdir(exist_ok=True)
         if (file := self.files.get(window)) is None:
@@ -114,7 +115,8 @@ class WindowFiles:
             heapq.heappush(self._ahead, window)
         data = rows.tobytes()
         block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
-        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = f"{self._prefix}{window[0]}-{window[1]}.window"      # a Path object would take longer than the rest
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             written = 0
             if os.fstat(fd).st_size != file.size:      # written before a crash, and not in the snapshot
@@ -133,27 +135,31 @@ class WindowFiles:
 
     # -- reading
 
-    def load(self, window: Window) -> Rows:
+    def load(self, window: Window) -> DelayedRows:
         """Return the rows of a window, and mark it as in memory.  Raises CorruptFile."""
         try:
-            found = self.peek(window)
+            rows = self.peek(window)
         except CorruptFile:
             self.unreadable += 1
             raise
         self.read += 1
         self.loaded.add(window)
-        return found
+        return rows
 
-    def peek(self, window: Window) -> Rows:
-        """Return the rows of a window.  Raises CorruptFile."""
+    def peek(self, window: Window) -> DelayedRows:
+        """Return the rows of a window.  In the window of the far future, all have the time FAR_MS.
+
+        Raises CorruptFile.
+        """
         start, _ = window
-        rows = list(self.blocks(window))
-        if not rows:
+        blocks = list(self.blocks(window))
+        if not blocks:
             return NO_ROWS
-        found = np.concatenate(rows)
-        return start + found["after_ms"].astype(np.int64), found["ledger_id"].astype(np.int64), found["entry_id"].astype(np.int64)
+        rows = np.concatenate(blocks)
+        return DelayedRows(start + rows["after_ms"].astype(np.int64), rows["ledger_id"].astype(np.int64),
+                           rows["entry_id"].astype(np.int64))
 
-    def blocks(self, window: Window) -> Iterator[NDArray]:
+    def blocks(self, window: Window) -> Iterator[Rows]:
         """Iterate over blocks of WINDOW_ROWs in the order in which they were appended.  Raises CorruptFile."""
         path, size, at = self.path(window), self.files[window].size, 0
         try:
@@ -183,24 +189,27 @@ class WindowFiles:
 
         Raises CorruptFile.
         """
-        there = self._there()
-        for window in known.keys() - there:
+        present = self._present()
+        for window in known.keys() - present:
             raise CorruptFile(self.path(window), 0, f"{known[window].size} bytes", "no file")
-        self.files = {window: known.get(window) or WindowFile() for window in there}
+        self.files = {window: known.get(window) or WindowFile() for window in present}
         self._ahead = sorted(self.files)
 
     def clear(self) -> None:
         """Treat all files as empty.  They are removed when their time has come."""
-        self.files = {window: WindowFile() for window in self._there()}
+        self.files = {window: WindowFile() for window in self._present()}
         self.loaded, self.done, self._ahead = set(), set(), sorted(self.files)
 
-    def _there(self) -> set[Window]:
+    def _present(self) -> set[Window]:
+        """Return the windows whose files are in the folder."""
         names = []
         with contextlib.suppress(FileNotFoundError):
-            names = [name.removesuffix(".window").partition("-") for name in os.listdir(self.folder) if name.endswith(".window")]
+            names = [name.removesuffix(".window").partition("-") for name in os.listdir(self.folder)
+                     if name.endswith(".window")]
         return {(int(start), int(width)) for start, _, width in names}
 
     def remove(self, window: Window) -> None:
+        """Remove a window's file, if it exists."""
         self.removed += self.files.pop(window, None) is not None
         self.loaded.discard(window)
         self.done.discard(window)
@@ -209,8 +218,14 @@ class WindowFiles:
     def path(self, window: Window) -> Path:
         return self.folder / f"{window[0]}-{window[1]}.window"
 
+    def check(self) -> None:
+        """Assert that every window has a file, and that every window not in memory is going to begin."""
+        assert self.loaded <= self.files.keys() and self.done <= self.files.keys(), self
+        assert self.files.keys() - self.loaded <= set(self._ahead), self
+        assert all(file.size >= 0 and file.rows >= 0 for file in self.files.values()), self
 
-def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray]:
+
+def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint16] | NDArray[np.int64]]:
     """Return (possible values, ascending; index of each of the values (n,) among them)."""
     if len(values) and (last := int(values.max())) - (first := int(values.min())) < _SPAN_MAX:
         return np.arange(first, last + 1), (values - first).astype(np.uint16)
@@ -220,27 +235,33 @@ def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray]:
 class Flush:
     """Writes rows into the files of their windows, some files at a time."""
 
-    def __init__(self, windows: WindowFiles, rows: Rows, width_ms: int, now_ms: int):
-        times, ledger_ids, entry_ids = self.rows = rows
-        narrow, numbers = _numbered(times // width_ms)
+    def __init__(self, files: WindowFiles, rows: DelayedRows, width_ms: int, now_ms: int):
+        """Sort rows by window.  width_ms: of near windows."""
+        self.rows = rows
+        narrow, numbers = _numbered(rows.times // width_ms)
         starts, widths = windows_of(narrow * width_ms, width_ms, now_ms)
         is_next = np.ones(len(starts), bool)
         is_next[1:] = (starts[1:] != starts[:-1]) | (widths[1:] != widths[:-1])
-        numbers = (np.cumsum(is_next) - 1).astype(numbers.dtype)[numbers]          # of the windows that have files
+        of_file = np.cumsum(is_next) - 1                                  # of each narrow window, the file's number
+        file_numbers = of_file.astype(numbers.dtype)[numbers]             # of each row
         starts, widths = starts[is_next], widths[is_next]
-        self._order = order = np.argsort(numbers, kind="stable")
-        found = np.empty(len(times), format.WINDOW_ROW)
-        found["after_ms"], found["entry_id"], found["ledger_id"] = times - starts[numbers], entry_ids, ledger_ids
+        self._order = order = np.argsort(file_numbers, kind="stable")
+        stored = np.empty(len(rows), format.WINDOW_ROW)
+        stored["after_ms"] = rows.times - starts[file_numbers]
+        stored["entry_id"], stored["ledger_id"] = rows.entry_ids, rows.ledger_ids
         if not widths.all():
-            found["after_ms"][widths[numbers] == 0] = 0
-        self._rows = np.take(as_words(found), order, axis=0).view(format.WINDOW_ROW).ravel()
-        counts = np.bincount(numbers, minlength=len(starts))
-        there = np.flatnonzero(counts)
-        self._edges = [0, *np.cumsum(counts[there]).tolist()]
-        self._names = list(zip(starts[there].tolist(), widths[there].tolist(), strict=True))
-        self._windows, self._at = windows, 0
-        self._late: list[NDArray] = []
-        self._forgotten: list[int] = []
+            stored["after_ms"][widths[file_numbers] == 0] = 0
+        self._stored = np.take(as_words(stored), order, axis=0).view(format.WINDOW_ROW).ravel()      # sorted by window
+        counts = np.bincount(file_numbers, minlength=len(starts))
+        used = np.flatnonzero(counts)
+        self._edges: list[int] = [0, *np.cumsum(counts[used]).tolist()]      # of each window's stretch of rows
+        self._windows: list[Window] = list(zip(starts[used].tolist(), widths[used].tolist(), strict=True))
+        self._files, self._at = files, 0           # _at: windows that are written
+        self._late: list[NDArray[np.int64]] = []   # numbers of rows whose windows were in memory already
+        self._forgotten: list[int] = []            # deleted ledgers
+
+    def __repr__(self) -> str:
+        return f"<Flush rows={len(self.rows)} windows={self._at} of {len(self._windows)}>"
 
     def forget(self, ledger_id: int) -> None:
         """Leave out rows of a deleted ledger from now on."""
@@ -251,28 +272,24 @@ class Flush:
 
         Raises OSError, and may be called again then.
         """
-        while self._at < len(self._names):
-            window, first, end = self._names[self._at], self._edges[self._at], self._edges[self._at + 1]
-            rows = self._rows[first:end]
+        while self._at < len(self._windows):
+            window, first, end = self._windows[self._at], self._edges[self._at], self._edges[self._at + 1]
+            rows = self._stored[first:end]
             if self._forgotten:
                 rows = rows[~np.isin(rows["ledger_id"], self._forgotten)]
             if len(rows):
-                self._windows.append(window, rows)
-            if window in self._windows.loaded:
+                self._files.append(window, rows)
+            if window in self._files.loaded:
                 self._late.append(self._order[first:end])
             self._at += 1
             if self._at % _LOOKS == 0 and time.perf_counter() >= until:
                 break
-        return self._at == len(self._names)
+        return self._at == len(self._windows)
 
-    def left(self) -> Rows:
-        """Return rows not yet written, or written to a window already loaded."""
-        picked = np.concatenate([self._order[self._edges[self._at]:], *self._late])
-        return tuple(column[picked] for column in self.rows)
+    def left(self) -> DelayedRows:
+        """Return rows not yet written, or written to a window that is in memory already."""
+        return self.rows.pick(np.concatenate([self._order[self._edges[self._at]:], *self._late]))
 
-    def late(self) -> Rows:
+    def late(self) -> DelayedRows:
         """Return rows whose windows were in memory already."""
-        if not self._late:
-            return NO_ROWS
-        picked = np.concatenate(self._late)
-        return tuple(column[picked] for column in self.rows)
+        return self.rows.pick(np.concatenate(self._late)) if self._late else NO_ROWS

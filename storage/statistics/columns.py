@@ -197,7 +197,7 @@ def delayed_index(topic: Topic) -> tuple[int, ...]:
     """Return the columns DELAYED."""
     if not topic.is_persistent or topic.schedule is None:
         return (0,) * len(DELAYED)
-    schedule, files = topic.schedule, topic.schedule.files
+    schedule, files = topic.schedule, topic.schedule.store.files
     return (schedule.waiting if topic.policies.delayed_delivery else 0, schedule.loaded, schedule.memory_bytes, schedule.index_bytes,
             schedule.windows, files.created, files.read, files.unreadable, files.removed)
 

@@ -16,6 +16,7 @@ from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
+from geminga.storage.delayed import persistence
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.ledgers import compacted_ledgers, ledger, ledger_headers
@@ -80,8 +81,10 @@ class Partition(ManagedLedger):
         return self.schedule
 
     def check(self) -> None:
-        """Assert what is true between passes, of the chain of ledgers and of all subscriptions."""
+        """Assert what is true between passes, of the chain of ledgers, the delayed index and all subscriptions."""
         ManagedLedger.check(self)
+        if self.schedule is not None:
+            self.schedule.check()
         assert self.attached.keys() <= set(self.subscriptions.values()), self
         for key, subscription in self.subscriptions.items():
             assert subscription.key == key and subscription.partition is self, (self, subscription)
@@ -222,7 +225,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
     _open_view(partition)
     if stored.delays == format.SCHEDULED or (stored.delays == format.UNKNOWN and _has_delayed(partition)):
-        partition.begin_schedule(is_strict=options.delayed_delivery_strict).open()
+        persistence.restore(partition.begin_schedule(is_strict=options.delayed_delivery_strict))
     for text, subscription_id in names.items():
         if subscription_id in stored.cursors:     # else its creation was never answered; whoever asks again has it made anew
             cursor = stored.cursors[subscription_id]

@@ -1,7 +1,8 @@
-"""What an owner does for the schedules of its partitions: small pieces of work in each pass, and saving them now and then.
+"""Work for the delayed indexes of an owner's partitions: a little in each pass, and saving them every ten seconds.
 
-A schedule is saved by a thread: what went into windows is synced with one call, then what says so is written, then files go that nobody
-needs any more.  A power cut in between finds what was saved before, and all files that it speaks of.
+A thread saves them: it syncs all window files with one call, writes the snapshots that refer to those files, then
+removes files that no snapshot needs any more. After a power cut in between, the older snapshots are in place, with all
+files that they refer to.
 """
 import contextlib
 import os
@@ -9,7 +10,9 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from geminga.storage.delayed.index import DelayedIndex, Released, Snapshot
+from geminga.storage.delayed import persistence
+from geminga.storage.delayed.index import DelayedIndex, Released
+from geminga.storage.delayed.persistence import IndexSnapshot
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import text_of
@@ -18,159 +21,179 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
 
 _WORK_SECONDS = 0.002       # in each pass
-_SAVE_MS = 10_000
+_SAVE_MS = 10_000           # between two saves
 
 
 class DelayedScheduler(Watcher):
-    """Those of the partitions of one owner."""
+    """Delayed indexes of one owner: when each advances, scans, flushes and is saved."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
         self._all: dict[Partition, DelayedIndex] = {}
-        self._busy: dict[Partition, DelayedIndex] = {}
+        self._busy: dict[Partition, DelayedIndex] = {}        # indexes with something to scan or flush
+        self._to_save: dict[Partition, DelayedIndex] = {}     # indexes to save as soon as none of them has a flush
         self._thread: ThreadPoolExecutor | None = None
-        self._saving: tuple[Future, list[Snapshot]] | None = None
-        self._to_save: dict[Partition, DelayedIndex] = {}
-        self._save_ms = 0
+        self._saving: tuple[Future[None], list[IndexSnapshot]] | None = None
+        self._save_ms = 0                                     # when to save next
+
+    def __repr__(self) -> str:
+        return f"<DelayedScheduler indexes={len(self._all)} busy={len(self._busy)} to_save={len(self._to_save)}>"
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to be done at once."""
+        """Whether there is work to do at once."""
         return bool(self._busy or self._to_save)
 
-    def watch(self, partition: Partition) -> None:
-        """Its policies are new, or it was opened; it may have a schedule."""
+    def watch(self, partition: Partition, /) -> None:
+        """Take up the partition's index, if it has one.  Call again when its policies change or an index is made."""
         if partition.schedule is not None:
             self._all[partition] = partition.schedule
             partition.schedule.is_strict = self._owner.options.delayed_delivery_strict
-            self.look(partition)
+            self._look(partition, partition.schedule)
 
     def look(self, partition: Partition) -> None:
-        """There may be work for it."""
-        if partition.schedule.is_busy:
-            self._busy[partition] = partition.schedule
+        """Note whether the partition's index has something to scan or flush."""
+        if partition.schedule is not None:
+            self._look(partition, partition.schedule)
 
-    def release(self, partition: Partition) -> None:
-        """Somebody else may open it, or nobody: what there is to save is saved."""
+    def _look(self, partition: Partition, index: DelayedIndex) -> None:
+        if index.is_busy:
+            self._busy[partition] = index
+
+    def release(self, partition: Partition, /) -> None:
+        """Save the index of a partition that the owner gives up, and forget it."""
         self._busy.pop(partition, None)
         self._to_save.pop(partition, None)
-        if (schedule := self._all.pop(partition, None)) is not None:
+        if (index := self._all.pop(partition, None)) is not None:
             self._wait()
-            self._save_now([schedule])
+            self._save_now([index])
 
     def advance(self, partition: Partition, now_ms: int) -> bool:
-        """What is due of it by now waits no more, and who passed it gives it out; whether there was anything."""
-        partition.now_ms, schedule = now_ms, partition.schedule
-        if schedule.next_ms() > now_ms:
+        """Release the partition's entries that are due to its subscriptions.  Return whether the index had to advance.
+
+        The partition must have an index.
+        """
+        assert partition.schedule is not None, partition
+        partition.now_ms, index = now_ms, partition.schedule
+        if index.next_ms() > now_ms:
             return False
-        _tell(partition, schedule.advance(now_ms))
+        _tell(partition, index.advance(now_ms))
         self._owner.changed[partition] = None
         return True
 
     def complete(self, partition: Partition, now_ms: int) -> None:
-        """Of all its entries it is known whether they wait.  Raises OSError."""
+        """Scan until the partition's index knows of every entry whether it waits.  Raises OSError."""
+        assert partition.schedule is not None, partition
         while not partition.schedule.is_complete:
-            self._work_for(partition, now_ms, time.perf_counter() + _WORK_SECONDS)
+            self._work_for(partition, partition.schedule, now_ms, time.perf_counter() + _WORK_SECONDS)
 
-    def _work_for(self, partition: Partition, now_ms: int, until: float) -> None:
-        _tell(partition, partition.schedule.work(now_ms, until))
+    def _work_for(self, partition: Partition, index: DelayedIndex, now_ms: int, until: float) -> None:
+        _tell(partition, index.work(now_ms, until))
         self._owner.wake(partition)
 
     def work(self, now_ms: int) -> None:
-        """Do what there is, for a short time."""
+        """Scan and flush indexes for two milliseconds or little longer.  Begin to save if all that are to be saved
+        have no flush.
+        """
         until = time.perf_counter() + _WORK_SECONDS
-        for partition, schedule in list(self._busy.items()):
+        for partition, index in list(self._busy.items()):
             try:
-                self._work_for(partition, now_ms, until)
+                self._work_for(partition, index, now_ms, until)
             except OSError as error:                  # rows stay in memory; tried again with the next tick
-                self._owner.complain(f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room",
-                                     code="G103", topic=str(partition.name))
+                self._owner.complain(
+                    f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room",
+                    code="G103", topic=str(partition.name))
                 del self._busy[partition]
                 self._to_save.pop(partition, None)
                 continue
-            if not schedule.is_busy:
+            if not index.is_busy:
                 del self._busy[partition]
             if time.perf_counter() >= until:
                 break
-        if self._to_save and all(schedule.is_between for schedule in self._to_save.values()):
+        if self._to_save and all(index.store.flush is None for index in self._to_save.values()):
             self._save()
 
     def tick(self, now_ms: int) -> None:
-        for partition in self._all:
+        for partition, index in self._all.items():
             if self.advance(partition, now_ms) and partition.attached:
                 self._owner.wake(partition)
-            self.look(partition)
+            self._look(partition, index)
         if self._saving is not None and self._saving[0].done():
             self._collect()
         if self._saving is None and now_ms >= self._save_ms:
             self._prepare(now_ms)
 
     def close(self) -> None:
-        """All is saved."""
+        """Save all indexes, and end the thread."""
         self._wait()
-        self._save_now([schedule for schedule in self._all.values() if schedule.is_dirty])
+        self._save_now([index for index in self._all.values() if index.is_dirty])
         if self._thread is not None:
             self._thread.shutdown()
 
     # -- saving
 
     def _prepare(self, now_ms: int) -> None:
-        """Those that have changed are to be saved, when what they have is in files."""
+        """Choose the indexes that have changed, and begin to flush them: a snapshot refers to complete files."""
         self._save_ms = now_ms + _SAVE_MS
-        self._to_save = {partition: schedule for partition, schedule in self._all.items() if schedule.is_dirty}
-        for partition, schedule in self._to_save.items():
-            schedule.begin_flush(now_ms)
-            self.look(partition)
+        self._to_save = {partition: index for partition, index in self._all.items() if index.is_dirty}
+        for partition, index in self._to_save.items():
+            index.begin_flush(now_ms)
+            self._look(partition, index)
 
     def _save(self) -> None:
-        """Begin to save them, as none of them has a flush under way."""
-        snapshots = [schedule.snapshot() for schedule in self._to_save.values()]
+        """Take snapshots of the chosen indexes, none of which has a flush, and let the thread write them."""
+        snapshots = [persistence.take_snapshot(index) for index in self._to_save.values()]
         self._to_save = {}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "schedules")
         self._saving = self._thread.submit(_write, self._owner.data_dir, snapshots), snapshots
 
     def _collect(self) -> None:
+        """Act on the outcome of the save that has ended."""
+        assert self._saving is not None, self
         (future, snapshots), self._saving = self._saving, None
         try:
             future.result()
         except OSError as error:
             self._owner.complain(f"{text_of(error)}; schedules are not saved", code="G103")
             for snapshot in snapshots:
-                snapshot.schedule.is_dirty = True
+                snapshot.index.is_dirty = True
         else:
             for snapshot in snapshots:
-                snapshot.schedule.saved(snapshot)
+                snapshot.remove_files()
 
     def _wait(self) -> None:
+        """Wait for the end of the save in progress, if any."""
         if self._saving is not None:
             with contextlib.suppress(OSError):
                 self._saving[0].result()
             self._collect()
 
-    def _save_now(self, schedules: list[DelayedIndex]) -> None:
-        if not schedules:
+    def _save_now(self, indexes: list[DelayedIndex]) -> None:
+        """Flush and save these indexes before returning."""
+        if not indexes:
             return
         try:
-            for schedule in schedules:
-                schedule.flush(self._owner.now_ms)
-            snapshots = [schedule.snapshot() for schedule in schedules]
+            for index in indexes:
+                index.flush(self._owner.now_ms)
+            snapshots = [persistence.take_snapshot(index) for index in indexes]
             _write(self._owner.data_dir, snapshots)
-        except OSError as error:                      # a start makes it anew from what was saved before
+        except OSError as error:                      # a start scans the ledgers from the older snapshot on
             self._owner.complain(f"{text_of(error)}; schedules are not saved", code="G103")
         else:
             for snapshot in snapshots:
-                snapshot.schedule.saved(snapshot)
+                snapshot.remove_files()
 
 
 def _tell(partition: Partition, released: Released) -> None:
-    """Who has passed these gives them out."""
+    """Let subscriptions with consumers deliver entries that they have passed and that fell due."""
     for subscription in partition.attached if released else ():
+        assert subscription.dispatcher is not None, subscription      # it has consumers
         subscription.dispatcher.fell_due(released)
 
 
-def _write(data_dir: Path, snapshots: list[Snapshot]) -> None:
-    """All of them are on disk, and what they speak of was before.  Raises OSError."""
+def _write(data_dir: Path, snapshots: list[IndexSnapshot]) -> None:
+    """Write snapshots durably, after the window files that they refer to.  Raises OSError."""
     sync_all(data_dir)
     for snapshot in snapshots:
         folder = snapshot.path.parent

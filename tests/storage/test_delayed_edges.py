@@ -57,7 +57,7 @@ def test_rows_behind_a_snapshot_leave_the_file_with_the_next_append(tmp_path):
     restored.restore({})
     restored.append(WINDOW, np.ones(3, WINDOW_ROW))
     assert os.path.getsize(restored.path(WINDOW)) == restored.size
-    assert len(restored.peek(WINDOW)[0]) == 3
+    assert len(restored.peek(WINDOW)) == 3
 
 
 def test_an_entry_that_is_due_as_it_is_published_does_not_wait_for_the_next_tick(rig):

@@ -60,6 +60,17 @@ def kept(spread, rigs, request):
     return (rig if request.param == "in memory" else rigs.restart(rig)), times
 
 
+@pytest.mark.parametrize("order", [(60_000, 120_000, 180_000), (180_000, 60_000, 120_000)])
+def test_a_window_that_reaches_into_the_range_is_counted_as_a_whole(rig, order):
+    """Messages that are due in the order of publication are in no file; they are counted like all others."""
+    producer, window_ms = rig.producer("t"), 300_000
+    start_ms = START_MS // window_ms * window_ms + window_ms
+    rig.run(rig.sends(*[at(producer, b"x", start_ms - START_MS + ms) for ms in order]))
+    rows = [{"from": start_ms, "to": start_ms + window_ms, "entries": 3}]
+    assert waiting(rig, "window", first_ms=start_ms + 150_000)["rows"] == rows
+    assert waiting(rig, "window", end_ms=start_ms + 150_000)["rows"] == rows
+
+
 @pytest.mark.slow
 def test_what_waits_is_counted_by_hour_and_window(kept):
     rig, times = kept

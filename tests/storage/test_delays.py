@@ -101,6 +101,8 @@ class Life:
             if self.rig.owner.passes.due_ms() > self.rig.now_ms:
                 break
             self._take(self.rig.run())
+        for partition in self.rig.partitions:
+            partition.check()
 
     def _take(self, answers):
         for number, _, ledger_id, given in answers.gifts:
@@ -930,7 +932,7 @@ def test_memory_does_not_depend_on_how_many_wait(rigs):
             rig.run(after_ms=31_000)
             for _ in range(30):
                 rig.run()
-        found = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/storage/schedule*.py")])
+        found = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/storage/delayed/*.py")])
     finally:
         tracemalloc.stop()
     assert sum(one.size for one in found.statistics("filename")) < 50_000      # rows of all would be 144,000

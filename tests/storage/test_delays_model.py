@@ -101,6 +101,8 @@ class DelaysMachine(RuleBasedStateMachine):
             if self.rig.owner.passes.due_ms() > self.rig.now_ms:
                 break
             self.check_given(self.rig.run())
+        for partition in self.rig.partitions:
+            partition.check()
         for model in self.models:
             if any(consumer.permits > 0 for consumer in model.consumers):
                 late = [position for position in self.log if self.is_wanted(model, position) and self.must_be_given(model, position)]

@@ -189,8 +189,8 @@ def test_what_is_done_to_files_of_delayed_messages_is_counted(rig):
                         ("delete", "all"): 0, ("delete", "succeed"): 0}
     rig.run(after_ms=400_000)
     assert counts()["load", "succeed"] == counts()["load", "all"] == 1
-    for window in list(schedule.files.files):
-        schedule.files.path(window).write_bytes(b"")
+    for window in list(schedule.store.files.files):
+        schedule.store.files.path(window).write_bytes(b"")
     rig.run(after_ms=3_600_000)
     after = counts()
     assert after["load", "failed"] == 1 and after["load", "all"] == after["load", "succeed"] + 1      # it was made anew
