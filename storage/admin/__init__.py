@@ -1,11 +1,18 @@
-"""Answers of an owner to questions of administration, and changes that administration asks for.
+"""Administration of an owner: questions of the admin process and of jobs, and the owner's answers.
 
-    queries.py            a function for each question, in one table
-    topic_stats.py        statistics of one topic
-    compaction.py         compacted views: adopt one, which partitions are due
-    positions.py          positions of messages, by id and by time
-    delayed_messages.py   messages that wait for their time: list, cancel, reschedule
+    questions.py          every question and the type of its answer
+    figures.py            answers with statistics: topics, ledgers, cursors
+    typed_json.py         both of them as JSON, held to their annotations
+    queries.py            which function answers which question
+    context.py            the parts of an owner that answers need
+    topic_changes.py      terminate, unload, delete, truncate a topic; apply changed policies
+    subscriptions.py      create and delete subscriptions; why one stands still
+    positions.py          move subscriptions; find and show messages by id, by time, by number
+    delayed_messages.py   list, cancel and reschedule delayed messages
+    topic_figures.py      statistics of one topic, or of all
+    stored_topics.py      ledgers and cursors of one topic
     housekeeping.py       space that a night gives back
+    jobs.py               compacted views and backups, for jobs beside the broker
 
-Imports: everything below `owner/`. Start with `queries.py`.
+Imports: everything below `owner/`. Start with `questions.py` and `queries.py`.
 """

@@ -1,4 +1,4 @@
-"""Questions of administration about delayed messages (queries.py): list, cancel, reschedule.
+"""Answers to questions about delayed messages: list them, cancel them, give them another time.
 
 Whether an entry waits does not depend on the subscription. So every change here holds for all subscriptions of the
 partition.
@@ -10,7 +10,8 @@ import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.storage.admin.context import AdministeredOwner
+from geminga.storage.admin.questions import Cancel, DelayedMessages, GetDelayed, Reschedule
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.cursors.pending_acks import NEVER_MS
@@ -18,65 +19,73 @@ from geminga.storage.delayed import reports
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_ops
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
 
 _HOUR_MS = 3_600_000
+_NOTHING = DelayedMessages(waiting=0, next_due_ms=None, windows=0, index_bytes=0, memory_bytes=0, rows=[])
 
 
-def _schedule_of(owner, found: Partition) -> DelayedIndex | None:
+def _index_of(owner: AdministeredOwner, partition: Partition) -> DelayedIndex | None:
     """Return the delayed index as of now, None if nothing waits."""
-    if found.schedule is None or not found.policies.delayed_delivery:
+    if partition.schedule is None or not partition.policies.delayed_delivery:
         return None
-    owner.schedules.complete(found, owner.now_ms)
-    if owner.schedules.advance(found, owner.now_ms):
-        owner.wake(found)
-    return found.schedule
+    owner.schedules.complete(partition, owner.now_ms)
+    if owner.schedules.advance(partition, owner.now_ms):
+        owner.wake(partition)
+    return partition.schedule
 
 
-def _delayed(owner, topic: TopicName, arguments: dict) -> dict:
+def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
     """Count waiting entries, and list those due in [first_ms, end_ms): by window of the index, by hour, or one by one.
 
     Hours and windows that reach into the range are counted as a whole.
     """
-    found = stored(owner, topic)
-    schedule, bounds, most = _schedule_of(owner, found), (arguments["first_ms"], arguments["end_ms"]), arguments["at_most"]
-    if schedule is None:
-        return {"waiting": 0, "next_due_ms": None, "windows": 0, "index_bytes": 0, "memory_bytes": 0, "rows": []}
+    partition = stored(owner, question.topic)
+    index = _index_of(owner, partition)
+    if index is None:
+        return _NOTHING
     try:
-        due_ms = next_due_ms(schedule, schedule.next_due_ms())
-        if arguments["by"] == "message":
-            rows = _messages(found, *bounds, most)
-        else:
-            counts = _counts(schedule, *bounds, by_hour=arguments["by"] == "hour")
-            rows = [{"from": first, "to": end, "entries": entries} for first, end, entries in counts[:most]]
+        due_ms = next_due_ms(index, index.next_due_ms())
+        rows = _rows(partition, index, question)
     except CorruptFile as error:
-        schedule.rebuild(str(error))
-        owner.schedules.look(found)
-        owner.wake(found)
-        raise Refusal(api.ServiceNotReady, "The index of what waits was damaged, and is made anew; ask again") from error
-    return {"waiting": schedule.waiting, "next_due_ms": None if due_ms == NEVER_MS else due_ms, "windows": schedule.windows,
-            "index_bytes": schedule.index_bytes, "memory_bytes": schedule.memory_bytes, "rows": rows}
+        index.rebuild(str(error))
+        owner.schedules.look(partition)
+        owner.wake(partition)
+        why = "The index of delayed messages was damaged, and is rebuilt; ask again"
+        raise Refusal(api.ServiceNotReady, why) from error
+    return DelayedMessages(index.waiting, None if due_ms == NEVER_MS else due_ms, index.windows, index.index_bytes,
+                           index.memory_bytes, rows)
 
 
-def next_due_ms(schedule: DelayedIndex, about_ms: int) -> int:
+def next_due_ms(index: DelayedIndex, about_ms: int) -> int:
     """Return when the next entry falls due, to the millisecond, reading its window file if necessary.
 
-    If that file is damaged, the answer is the best known time.
+    If that file is damaged, the answer is `about_ms`; the index is rebuilt when the window falls due.
     """
     try:
-        return next((due_ms for due_ms, _, _ in reports.next_due(schedule, 0, NEVER_MS, 1)), NEVER_MS)
-    except CorruptFile:      # is dealt with when it is needed
+        return next((due_ms for due_ms, _, _ in reports.next_due(index, 0, NEVER_MS, 1)), NEVER_MS)
+    except CorruptFile:
         return about_ms
 
 
-def _counts(schedule: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
+def _rows(partition: Partition, index: DelayedIndex, question: GetDelayed) -> list[dict[str, object]]:
+    """Return the rows of the answer.  Raises CorruptFile."""
+    bounds = question.first_ms, question.end_ms
+    if question.by == "message":
+        return _messages(partition, index, *bounds, question.at_most)
+    counts = _counts(index, *bounds, by_hour=question.by == "hour")
+    return [{"from": first, "to": end, "entries": entries} for first, end, entries in counts[:question.at_most]]
+
+
+def _counts(index: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
     """Return (start, end, entries) of each window, or of each hour.
 
     An hour has the windows that begin in it; a window longer than an hour stands for itself.
     """
-    windows = reports.count_by_window(schedule, first_ms, end_ms)
+    windows = reports.count_by_window(index, first_ms, end_ms)
     if not by_hour:
         return windows
     counts = []
@@ -86,62 +95,67 @@ def _counts(schedule: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool
     return counts
 
 
-def _messages(found: Partition, first_ms: int, end_ms: int, at_most: int) -> list[dict]:
+def _messages(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: int,
+              at_most: int) -> list[dict[str, object]]:
     """Return waiting entries in the order of their delivery times."""
-    due, by_ledger, known = reports.next_due(found.schedule, first_ms, end_ms, at_most), defaultdict(list), {}
+    due = reports.next_due(index, first_ms, end_ms, at_most)
+    by_ledger: dict[int, list[int]] = defaultdict(list)
     for _, ledger_id, entry_id in due:
         by_ledger[ledger_id].append(entry_id)
+    known: dict[Position, tuple[int, int, int]] = {}
     for ledger_id, entries in by_ledger.items():
-        ledger = found.find(ledger_id)
+        ledger = partition.find(ledger_id)
+        assert ledger is not None, ledger_id      # the index forgets a ledger before it is deleted
         columns = (ledger.column(name)[entries].tolist() for name in ("publish_time", "messages", "size"))
         known |= zip(((ledger_id, entry_id) for entry_id in entries), zip(*columns, strict=True), strict=True)
-    rows = []
+    rows: list[dict[str, object]] = []
     for due_ms, ledger_id, entry_id in due:
         published_ms, messages, size = known[ledger_id, entry_id]
-        rows.append({"id": f"{ledger_id}:{entry_id}", "partition": found.name.partition, "deliverAt": due_ms, "publishTime": published_ms,
-                     "messages": messages, "bytes": size})
+        rows.append({"id": f"{ledger_id}:{entry_id}", "partition": partition.name.partition, "deliverAt": due_ms,
+                     "publishTime": published_ms, "messages": messages, "bytes": size})
     return rows
 
 
-def _waits(owner, found: Partition, ledger_id: int, entry_id: int) -> bool | None:
+def _waits(owner: AdministeredOwner, partition: Partition, position: Position) -> bool | None:
     """Whether the entry waits; None if it does not exist."""
-    ledger, schedule = found.find(ledger_id), _schedule_of(owner, found)
-    if ledger is None or entry_id >= ledger.entries:
+    ledger, index = partition.find(position[0]), _index_of(owner, partition)
+    if ledger is None or position[1] >= ledger.entries:
         return None
-    return schedule is not None and schedule.time_of(ledger_id, entry_id) is not None
+    return index is not None and index.time_of(*position) is not None
 
 
-def _cancel(owner, topic: TopicName, arguments: dict) -> bool | None:
+def cancel(owner: AdministeredOwner, question: Cancel) -> bool | None:
     """Cancel an entry for all subscriptions, also for new ones and after a seek.
 
     Return False if the entry does not wait, None if it does not exist.
     """
-    found, (ledger_id, entry_id) = stored(owner, topic), arguments["position"]
-    if waits := _waits(owner, found, ledger_id, entry_id):
-        entries = np.array([entry_id])
-        for subscription in found.subscriptions.values():
+    partition, (ledger_id, entry_id) = stored(owner, question.topic), question.position
+    if waits := _waits(owner, partition, question.position):
+        entries, ledger = np.array([entry_id]), partition.find(ledger_id)
+        assert ledger is not None, question
+        for subscription in partition.subscriptions.values():
             acknowledge.move(owner, subscription, Acks(single={ledger_id: [entry_id]}), SKIPPED)
-        found.discarded.acknowledge(found.find(ledger_id), entries)
-        owner.note_many(found, journal_ops.acknowledged(
-            found.partition_id, found.discarded.subscription_id, ledger_id, entries))
-        owner.commit()      # who is killed here has it fall due for nobody; the other way round it would wait for ever
-        _amend(owner, found, ledger_id, entry_id, None)
+        partition.discarded.acknowledge(ledger, entries)
+        owner.note_many(partition, journal_ops.acknowledged(
+            partition.partition_id, partition.discarded.subscription_id, ledger_id, entries))
+        # After a kill between the two steps the entry falls due, and nobody gets it. In the other order it would
+        # never fall due, and stay in all backlogs for ever.
+        owner.commit()
+        _amend(owner, partition, question.position, None)
     return waits
 
 
-def _reschedule(owner, topic: TopicName, arguments: dict) -> bool | None:
-    """Give a waiting entry another delivery time; a past one means now.  Return as _cancel does."""
-    found, (ledger_id, entry_id) = stored(owner, topic), arguments["position"]
-    if waits := _waits(owner, found, ledger_id, entry_id):
-        _amend(owner, found, ledger_id, entry_id, max(arguments["deliver_at_ms"], owner.now_ms))
+def reschedule(owner: AdministeredOwner, question: Reschedule) -> bool | None:
+    """Give a waiting entry another delivery time; a past one means now.  Return as `cancel` does."""
+    partition = stored(owner, question.topic)
+    if waits := _waits(owner, partition, question.position):
+        _amend(owner, partition, question.position, max(question.deliver_at_ms, owner.now_ms))
     return waits
 
 
-def _amend(owner, found: Partition, ledger_id: int, entry_id: int, deliver_at_ms: int | None) -> None:
-    """Amend an entry.  The amendment is on disk when this returns."""
-    found.schedule.amend(ledger_id, entry_id, deliver_at_ms)
-    owner.schedules.look(found)
-    owner.wake(found)
-
-
-QUESTIONS = {"delayed": _delayed, "cancel": _cancel, "reschedule": _reschedule}
+def _amend(owner: AdministeredOwner, partition: Partition, position: Position, deliver_at_ms: int | None) -> None:
+    """Amend an entry that waits.  The amendment is on disk when this returns."""
+    assert partition.schedule is not None, partition
+    partition.schedule.amend(*position, deliver_at_ms)
+    owner.schedules.look(partition)
+    owner.wake(partition)

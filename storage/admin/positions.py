@@ -1,7 +1,4 @@
-"""Questions of administration about messages and positions (queries.py), one function each.
-
-A position is [ledger, entry]. Earliest and latest are as clients write them: [-1, -1], and twice the largest number.
-"""
+"""Answers to questions about messages and positions: move subscriptions, find messages, show them."""
 import base64
 import os
 
@@ -10,7 +7,25 @@ import numpy as np
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGES_MAX
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.storage.admin.context import AdministeredOwner
+from geminga.storage.admin.questions import (
+    Analyze,
+    Backlog,
+    BytesBehind,
+    Clear,
+    Examine,
+    Expire,
+    FindByIndex,
+    FindByTime,
+    GetEntry,
+    GetLastMessage,
+    LastMessage,
+    Peek,
+    Place,
+    Reset,
+    Skip,
+    StoredEntry,
+)
 from geminga.storage.commands import subscriptions
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of
 from geminga.storage.cursors.batch_acks import signed_words
@@ -21,33 +36,32 @@ from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 
-_BATCH = 2      # flag of an index row
-
-
 # -- moving a subscription
 
-def _clear(owner, topic: TopicName, arguments: dict) -> None:
-    """Acknowledge everything in one subscription, or in all.
-
-    everywhere: the question goes to all partitions, and those without the subscription ignore it.
-    """
-    found, name = stored(owner, topic), arguments.get("subscription")
-    if arguments.get("everywhere") and not has_subscription(found, name):
+def clear(owner: AdministeredOwner, question: Clear) -> None:
+    """Acknowledge everything in one subscription, or in all."""
+    partition, name = stored(owner, question.topic), question.subscription
+    if name is None:
+        chosen = list(partition.subscriptions.values())
+    elif question.everywhere and not has_subscription(partition, name):
         return
-    for subscription in [subscription_of(found, name)] if name else found.subscriptions.values():
-        acknowledge.skip_to(owner, subscription, found.last_confirmed)
+    else:
+        chosen = [subscription_of(partition, name)]
+    for subscription in chosen:
+        acknowledge.skip_to(owner, subscription, partition.last_confirmed)
 
 
-def _skip(owner, topic: TopicName, arguments: dict) -> None:
-    """Acknowledge the next so many entries."""
-    subscription = subscription_of(stored(owner, topic), arguments["subscription"])
-    found = subscription.partition
-    acknowledge.skip_to(owner, subscription, _nth(found, subscription.cursor, arguments["entries"]) or found.last_confirmed)
+def skip(owner: AdministeredOwner, question: Skip) -> None:
+    """Acknowledge the next so many unacknowledged entries, or all if there are fewer."""
+    partition = stored(owner, question.topic)
+    subscription = subscription_of(partition, question.subscription)
+    end = _nth(partition, subscription.cursor, question.entries) or partition.last_confirmed
+    acknowledge.skip_to(owner, subscription, end)
 
 
-def _nth(found: Partition, cursor: Cursor, number: int) -> Position | None:
+def _nth(partition: Partition, cursor: Cursor, number: int) -> Position | None:
     """Return the position of the n-th unacknowledged entry, counted from 1; None if there are fewer."""
-    for ledger in found.ledgers_from(cursor.mark_delete[0]):
+    for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
             if number <= end - first:
                 return ledger.ledger_id, first + number - 1
@@ -55,162 +69,184 @@ def _nth(found: Partition, cursor: Cursor, number: int) -> Position | None:
     return None
 
 
-def _reset(owner, topic: TopicName, arguments: dict) -> None:
-    """Move a subscription to a time, to a message, or behind it (`behind`).  Its consumers must subscribe again."""
-    found = stored(owner, topic)
-    subscription = subscription_of(found, arguments["subscription"])
+def reset(owner: AdministeredOwner, question: Reset) -> None:
+    """Move a subscription to a time or a place.  Its consumers are closed, and subscribe again."""
+    partition = stored(owner, question.topic)
+    subscription = subscription_of(partition, question.subscription)
     subscriptions.close_consumers(owner, subscription)
-    if "time_ms" in arguments:
-        subscriptions.reset_subscription(owner, subscription, found.mark_delete_before_time(arguments["time_ms"]))
+    if question.time_ms is not None:
+        mark_delete = partition.mark_delete_before_time(question.time_ms)
+        subscriptions.reset_subscription(owner, subscription, mark_delete)
     else:
-        position, words = start_of(found, arguments)
-        subscriptions.reset_subscription(owner, subscription, found.mark_delete_before(position))
+        assert question.position is not None, question
+        position, words = start_of(partition, question.position, question)
+        subscriptions.reset_subscription(owner, subscription, partition.mark_delete_before(position))
         acknowledge.begin_within(owner, subscription, position, words)
     owner.answer_needs_sync()
 
 
-def start_of(found: Partition, arguments: dict) -> tuple[Position, list[int]]:
+def start_of(partition: Partition, position: Position, place: Place) -> tuple[Position, list[int]]:
     """Return (entry with which a cursor begins, words of its messages to deliver, empty for all).
 
-    arguments: position; behind, to begin behind that position; batch_index, the message of a batch.
+    The position is the place's, or stands for a place without one.
     """
-    position, is_behind, index = tuple(arguments["position"]), arguments.get("behind", False), arguments.get("batch_index", -1)
-    ledger = found.find(position[0])
-    if index >= 0 and ledger is not None and 0 <= position[1] < ledger.entries:
-        messages, first = min(int(ledger.messages[position[1]]), MESSAGES_MAX), index + is_behind
+    ledger = partition.find(position[0])
+    if place.batch_index >= 0 and ledger is not None and 0 <= position[1] < ledger.entries:
+        messages = min(int(ledger.messages[position[1]]), MESSAGES_MAX)
+        first = place.batch_index + place.behind
         if first < messages:
             return position, signed_words((1 << messages) - (1 << first))
-    return (position[0], position[1] + is_behind), []
+    return (position[0], position[1] + place.behind), []
 
 
-def _expire(owner, topic: TopicName, arguments: dict) -> int | None:
+def expire(owner: AdministeredOwner, question: Expire) -> int | None:
     """Expire messages of one subscription, or of all: those older than so many seconds, or up to a position.
 
     Return the number of expired entries, None if the position does not exist yet.
     """
-    found = stored(owner, topic)
-    if "position" in arguments and start_of(found, arguments)[0] > found.last_confirmed:
-        return None
-    name = arguments.get("subscription")
-    subscriptions = [subscription_of(found, name)] if name else list(found.subscriptions.values())
-    count = sum(_expire_of(owner, subscription, arguments) for subscription in subscriptions)
-    owner.counters.add("entries_expired", count)
-    return count
+    partition, position = stored(owner, question.topic), None
+    if question.position is not None:
+        position = start_of(partition, question.position, question)[0]
+        if position > partition.last_confirmed:
+            return None
+    name = question.subscription
+    chosen = list(partition.subscriptions.values()) if name is None else [subscription_of(partition, name)]
+    entries = 0
+    for subscription in chosen:
+        before = subscription.cursor.backlog(partition.ledgers)
+        if position is not None:
+            end = partition.mark_delete_before((position[0], position[1] + 1))
+            acknowledge.skip_to(owner, subscription, end, EXPIRED)
+        else:
+            assert question.seconds is not None, question
+            _expire_older(owner, partition, subscription, owner.now_ms - question.seconds * 1000)
+        entries += before - subscription.cursor.backlog(partition.ledgers)
+    owner.counters.add("entries_expired", entries)
+    return entries
 
 
-def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
-    found, before_ = subscription.partition, subscription.cursor.backlog(subscription.partition.ledgers)
-    if "position" in arguments:
-        position, _ = start_of(found, arguments)
-        acknowledge.skip_to(owner, subscription, found.mark_delete_before((position[0], position[1] + 1)), EXPIRED)
-    else:
-        came_ms = owner.now_ms - arguments["seconds"] * 1000
-        for ledger in found.ledgers_from(subscription.cursor.mark_delete[0]):
-            times = ledger.deliver_at[:ledger.entries] if found.schedule is None else found.schedule.times_of(ledger, range(ledger.entries))
-            old = np.flatnonzero(np.maximum(ledger.column("broker_time")[:ledger.entries], times) <= came_ms)
-            entries = np.intersect1d(old, subscription.cursor.all_unacknowledged(ledger, ledger.entries), assume_unique=True)
-            if len(entries):
-                acknowledge.move(owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
-                owner.answer_needs_sync()
-                owner.wake(found)
-    return before_ - subscription.cursor.backlog(found.ledgers)
+def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: Subscription, came_ms: int) -> None:
+    """Expire entries that were stored by `came_ms`; a delayed entry counts from its delivery time on."""
+    for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
+        if partition.schedule is None:
+            times = ledger.deliver_at[:ledger.entries]
+        else:
+            times = partition.schedule.times_of(ledger, range(ledger.entries))
+        old = np.flatnonzero(np.maximum(ledger.column("broker_time")[:ledger.entries], times) <= came_ms)
+        unacknowledged = subscription.cursor.all_unacknowledged(ledger, ledger.entries)
+        entries = np.intersect1d(old, unacknowledged, assume_unique=True)
+        if len(entries):
+            acknowledge.move(owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
+            owner.answer_needs_sync()
+            owner.wake(partition)
 
 
-def _analyze(owner, topic: TopicName, arguments: dict) -> dict:
-    """Analyze the backlog of a subscription, from its own position or another one."""
-    found = stored(owner, topic)
-    subscription = subscription_of(found, arguments["subscription"])
-    start = found.mark_delete_before(start_of(found, arguments)[0]) if "position" in arguments else subscription.cursor.mark_delete
+def analyze(owner: AdministeredOwner, question: Analyze) -> Backlog:
+    """Count the backlog of a subscription, from its mark-delete position on or from another one."""
+    partition = stored(owner, question.topic)
+    cursor = subscription_of(partition, question.subscription).cursor
+    start = cursor.mark_delete
+    if question.position is not None:
+        start = partition.mark_delete_before(start_of(partition, question.position, question)[0])
     entries = messages = 0
-    first = last = None
-    for ledger in found.ledgers_from(start[0]):
+    first: Position | None = None
+    last: Position | None = None
+    for ledger in partition.ledgers_from(start[0]):
         begin = start[1] + 1 if ledger.ledger_id == start[0] else 0
-        for run_first, run_end in subscription.cursor.unacknowledged(ledger, begin, ledger.entries):
+        for run_first, run_end in cursor.unacknowledged(ledger, begin, ledger.entries):
             entries += run_end - run_first
             first, last = first or (ledger.ledger_id, run_first), (ledger.ledger_id, run_end - 1)
-        messages += subscription.cursor.unacknowledged_messages(ledger, begin, ledger.entries)
-    return {"entries": entries, "messages": messages, "first": first, "last": last}
+        messages += cursor.unacknowledged_messages(ledger, begin, ledger.entries)
+    return Backlog(entries, messages, first, last)
+
+
+def bytes_behind(owner: AdministeredOwner, question: BytesBehind) -> int:
+    """Return the bytes of all entries from a position on."""
+    return stored(owner, question.topic).bytes_from(question.ledger, question.entry)
 
 
 # -- finding messages
 
-def _last(owner, topic: TopicName, arguments: dict) -> dict:
-    """Return the id of the last message."""
-    found = stored(owner, topic)
-    ledger_id, entry_id, batch_index = found.last_message()
+def last_message(owner: AdministeredOwner, question: GetLastMessage) -> LastMessage:
+    """Return the id of the last message, or the last position if there is no message."""
+    partition = stored(owner, question.topic)
+    ledger_id, entry_id, batch_index = partition.last_message()
     if entry_id < 0:
-        ledger_id, entry_id = found.last_confirmed
-    size = int(found.find(ledger_id).messages[entry_id]) if batch_index >= 0 else 0
-    return {"ledger": ledger_id, "entry": entry_id, "batch_index": batch_index, "batch_size": size}
+        ledger_id, entry_id = partition.last_confirmed
+    size = 0
+    if batch_index >= 0:
+        ledger = partition.find(ledger_id)
+        assert ledger is not None, ledger_id
+        size = int(ledger.messages[entry_id])
+    return LastMessage(ledger_id, entry_id, batch_index, size)
 
 
-def _at_time(owner, topic: TopicName, arguments: dict) -> Position:
-    """Return the first message published at or after a time; the next message to come if there is none."""
-    found = stored(owner, topic)
-    return _following(found, found.mark_delete_before_time(arguments["time_ms"]))
+def find_by_time(owner: AdministeredOwner, question: FindByTime) -> Position:
+    """Return the first entry published at or after a time; the position of the next entry if there is none."""
+    partition = stored(owner, question.topic)
+    return _following(partition, partition.mark_delete_before_time(question.time_ms))
 
 
-def _following(found: Partition, position: Position) -> Position:
-    for ledger in found.ledgers_from(position[0]):
+def _following(partition: Partition, position: Position) -> Position:
+    """Return the position of the entry behind this one, in this ledger or a later one."""
+    for ledger in partition.ledgers_from(position[0]):
         entry_id = position[1] + 1 if ledger.ledger_id == position[0] else 0
         if entry_id < ledger.entries:
             return ledger.ledger_id, entry_id
-    return found.last_confirmed[0], found.last_confirmed[1] + 1
+    return partition.last_confirmed[0], partition.last_confirmed[1] + 1
 
 
-def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
-    """Return the entry with the message of this number, counted from the topic's beginning."""
-    found, index = stored(owner, topic), arguments["index"]
-    for ledger in found.ledgers:
+def find_by_index(owner: AdministeredOwner, question: FindByIndex) -> Position:
+    """Return the entry with the message of this number, counted from the topic's beginning.  Raises Refusal."""
+    partition, index = stored(owner, question.topic), question.index
+    for ledger in partition.ledgers:
         if ledger.entries and ledger.first_message <= index < ledger.next_message:
-            within = index - ledger.first_message + int(ledger.column("message_index")[0])
-            return ledger.ledger_id, int(np.searchsorted(ledger.column("message_index")[:ledger.entries], within, "right")) - 1
+            numbers = ledger.column("message_index")[:ledger.entries]
+            within = index - ledger.first_message + int(numbers[0])
+            return ledger.ledger_id, int(np.searchsorted(numbers, within, "right")) - 1
     raise Refusal(api.MetadataError, "Message not found")
 
 
 # -- showing messages
 
-def _peek(owner, topic: TopicName, arguments: dict) -> dict:
-    """Return the n-th unacknowledged entry.
-
-    A subscription that does not exist is treated as one that begins at the earliest message.
-    """
-    found, name = stored(owner, topic), arguments["subscription"]
-    cursor = subscription_of(found, name).cursor if has_subscription(found, name) else found.discarded
-    return _shown(found, _nth(found, cursor, arguments["number"]))
-
-
-def _entry(owner, topic: TopicName, arguments: dict) -> dict:
-    return _shown(stored(owner, topic), tuple(arguments["position"]))
+def peek(owner: AdministeredOwner, question: Peek) -> StoredEntry:
+    """Return the n-th unacknowledged entry of a subscription.  Raises Refusal if there are fewer."""
+    partition, name = stored(owner, question.topic), question.subscription
+    cursor = partition.discarded
+    if has_subscription(partition, name):
+        cursor = subscription_of(partition, name).cursor
+    return _shown(partition, _nth(partition, cursor, question.number))
 
 
-def _examine(owner, topic: TopicName, arguments: dict) -> dict | None:
-    """Return the n-th entry from the first or back from the last.
+def entry(owner: AdministeredOwner, question: GetEntry) -> StoredEntry:
+    """Return the entry at a position.  Raises Refusal if there is none."""
+    return _shown(stored(owner, question.topic), question.position)
+
+
+def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
+    """Return the n-th entry from the first one on, or back from the last one.
 
     If there are fewer entries, return the last one in that direction; None if there is none.
     """
-    found, number = stored(owner, topic), max(1, arguments["number"])
-    ledgers = [ledger for ledger in found.ledgers if ledger.entries]
+    partition, number = stored(owner, question.topic), max(1, question.number)
+    ledgers = [ledger for ledger in partition.ledgers if ledger.entries]
     if not ledgers:
         return None
-    end = ledgers[0] if arguments["from_latest"] else ledgers[-1]
-    for ledger in reversed(ledgers) if arguments["from_latest"] else ledgers:
+    end = ledgers[0] if question.from_latest else ledgers[-1]
+    for ledger in reversed(ledgers) if question.from_latest else ledgers:
         if number <= ledger.entries:
-            return _shown(found, (ledger.ledger_id, ledger.entries - number if arguments["from_latest"] else number - 1))
+            entry_id = ledger.entries - number if question.from_latest else number - 1
+            return _shown(partition, (ledger.ledger_id, entry_id))
         number -= ledger.entries
-    return _shown(found, (end.ledger_id, 0 if arguments["from_latest"] else end.last_entry))
+    return _shown(partition, (end.ledger_id, 0 if question.from_latest else end.last_entry))
 
 
-def _shown(found: Partition, position: Position | None) -> dict:
-    """Return the stored bytes of an entry, from the length of its metadata on."""
-    ledger = found.find(position[0]) if position else None
-    if ledger is None or not 0 <= position[1] < ledger.entries:
+def _shown(partition: Partition, position: Position | None) -> StoredEntry:
+    """Return the entry at a position with its stored bytes.  Raises Refusal if there is no such entry."""
+    ledger = partition.find(position[0]) if position is not None else None
+    if position is None or ledger is None or not 0 <= position[1] < ledger.entries:
         raise Refusal(api.MetadataError, "Message not found")
     row = ledger.index[position[1]]
     raw = os.pread(ledger.descriptor, int(row["size"]), int(row["offset"]))
-    return {"ledger": position[0], "entry": position[1], "data": base64.b64encode(raw).decode(), "timestamp": int(row["broker_time"]),
-            "index": int(row["message_index"]) + int(row["messages"]) - 1}
-
-
-QUESTIONS = {"clear": _clear, "skip": _skip, "reset": _reset, "expire": _expire, "analyze": _analyze, "last_message": _last,
-             "at_time": _at_time, "by_index": _by_index, "peek": _peek, "entry": _entry, "examine": _examine}
+    return StoredEntry(position[0], position[1], base64.b64encode(raw).decode(), timestamp=int(row["broker_time"]),
+                       index=int(row["message_index"]) + int(row["messages"]) - 1)

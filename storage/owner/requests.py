@@ -8,11 +8,11 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.rows import Rows
 from geminga.storage.admin import queries
+from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.commands import commands, consumers
 from geminga.storage.commands.requests import refuse
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
 from geminga.storage.runtime.log import log
-from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.session import Session
 from geminga.storage.upkeep.discovery import Discovery
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Requests:
     """Commands and questions to one owner."""
 
-    def __init__(self, owner: OwnerContext, discovery: Discovery):
+    def __init__(self, owner: AdministeredOwner, discovery: Discovery):
         self._owner, self._discovery = owner, discovery
         self.sign_of_life: Callable[[], None] = lambda: None      # called between commands, of which a pass may have many
 

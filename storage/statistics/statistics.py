@@ -1,8 +1,8 @@
 """Statistics of all topics that are open at one owner.
 
-`measure` gives them as columns of numbers (columns.py).  There is a row for each topic and subscription, computed anew when something of it
-has changed, a few milliseconds' worth at a time: so a scrape costs what has happened since the last, and holds up nobody.
-admin/topic_stats.py makes a JSON object of one topic.
+`measure` gives them as columns of numbers (columns.py). There is a row for each topic and subscription. A row is made
+again when its topic has changed, a few milliseconds' worth of rows in one pass. So a scrape costs as much as has
+happened since the last one, and no pass takes long. Statistics of a single topic are in admin/topic_figures.py.
 """
 import bisect
 import contextlib
@@ -10,21 +10,26 @@ import itertools
 import json
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.envelope import RAW
+from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage.errors import CorruptFile
 from geminga.storage.statistics.columns import (
-    AFTER_RECEIPT,
     LATENCIES_MS,
     SIZE_BOUNDS,
     SIZES,
     SUBSCRIPTION_COLUMNS,
     TOPIC_COLUMNS,
+    Counted,
+    Counts,
     Distribution,
+    Rates,
+    Row,
     Topic,
     consumer_counts,
     is_named,
@@ -35,26 +40,37 @@ from geminga.storage.statistics.columns import (
     topic_counts,
     topic_row,
 )
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.producers import Producer
-from geminga.storage.topics.publish_plan import Plan
+from geminga.storage.topics.publish_plan import Group, Plan
 from geminga.storage.topics.subscription import Consumer, Subscription
+from geminga.storage.topics.subscription import Topic as AnyTopic
 from geminga.storage.topics.watcher import TopicWatcher
 
-SUBSCRIPTIONS_EACH = 10      # for each topic with a row of its own, on average; one with too many is rolled up
-_SLICE_SECONDS = 0.005       # of rows made anew in one pass
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from geminga.proto.names import TopicName
+
+SUBSCRIPTIONS_EACH = 10      # rows of subscriptions for each topic with a row of its own, on average
+_SLICE_SECONDS = 0.005       # of making rows again, in one pass
 
 
 class _Table:
-    """Rows of numbers for objects that come and go."""
+    """Rows of numbers for objects that come and go.  Rows without an object are 0."""
 
     def __init__(self, columns: tuple[str, ...]):
         self.rows = np.zeros((64, len(columns)))
-        self.marks = np.zeros(64, np.int64)       # a number that goes with each row
+        self.marks = np.zeros(64, np.int64)       # of each row: the number of its namespace
         self._free: list[int] = []
         self._used = 0
 
+    def __repr__(self) -> str:
+        return f"<_Table used={self._used - len(self._free)} rows={len(self.rows)}>"
+
     def take(self) -> int:
+        """Return the number of a row that is free."""
         if self._free:
             return self._free.pop()
         if self._used == len(self.rows):
@@ -64,6 +80,7 @@ class _Table:
         return self._used - 1
 
     def give_back(self, row: int) -> None:
+        """Free a row."""
         self.rows[row] = 0
         self._free.append(row)
 
@@ -79,19 +96,22 @@ class _Known:
 class Statistics(TopicWatcher):
     """Statistics of everything that is open at one owner."""
 
-    def __init__(self, owner, window_s: int):
+    def __init__(self, owner: OwnerContext, window_s: int):
         self._owner = owner
-        self._waiting: dict[Topic, None] = {}               # have changed before, and nobody has measured since
-        self._stale: dict[Topic, None] = {}                 # of those somebody measures now
+        self._waiting: dict[Topic, None] = {}               # changed since the current measurement began
+        self._stale: dict[Topic, None] = {}                 # whose rows the current measurement has yet to make
         self._begin(window_s)
-        self._second = owner.now_ms // 1000
-        self._known: dict[Topic, _Known] = {}
+        self._second = owner.now_ms // 1000                 # for which the last windows ended
+        self._known: dict[Topic, _Known] = {}               # topics with rows in the tables
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
-        self._namespaces: dict[str, int] = {}
+        self._namespaces: dict[str, int] = {}               # -> their numbers
         self._shown: set[Topic] = set()                     # had rows of their own in the last answer
 
+    def __repr__(self) -> str:
+        return f"<Statistics topics={len(self._known)} stale={len(self._stale)} waiting={len(self._waiting)}>"
+
     def _begin(self, window_s: int) -> None:
-        """Begin the window of a topic.  Windows end at different seconds, so that their work is spread."""
+        """Begin the windows of all topics.  They end at different seconds, so that their work is spread."""
         self._window_s = window_s
         self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
         self._since_ms = [self._owner.now_ms] * window_s
@@ -106,30 +126,34 @@ class Statistics(TopicWatcher):
         for moved, began_ms in zip(before, since_ms, strict=True):
             for topic in moved:
                 if self._is_open(topic) and self._end_window(topic, max(1, self._owner.now_ms - began_ms) / 1000):
-                    self._owner.changed[topic] = None      # so that its rates end with the next
+                    self._owner.changed[cast("AnyTopic", topic)] = None      # else its rates would not end with the next window
 
-    # -- what happens
+    # -- counting
 
     def stored(self, planned: Plan, seconds: float, journal_seconds: float) -> None:
         """Count a plan that is in the journal: seconds since its entries came, and seconds of the write."""
-        late, written = bisect.bisect_left(LATENCIES_MS, seconds * 1000), AFTER_RECEIPT + bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
+        late = bisect.bisect_left(LATENCIES_MS, seconds * 1000)
+        written = bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
         micros, journal_micros = int(seconds * 1e6), int(journal_seconds * 1e6)
-        is_few = planned.handles is None
-        bucket, by_size, are_chunks = (0, [], False) if is_few else _of_many(planned)
+        handles, index = planned.handles, planned.index
+        bucket, by_size, are_chunks = 0, _NO_SIZES, False
+        if handles is not None:
+            assert not isinstance(index, bytes), "a plan with handles has its index rows as an array"
+            bucket, by_size, are_chunks = _sizes_of(index, planned.groups)
         for number, group in enumerate(planned.groups):
             partition, count, size = group.partition, group.count, group.size - group.ledger.size
             partition.entries_in += count
             partition.bytes_in += size
-            window = partition.window
+            window: Distribution | None = partition.window      # type: ignore[assignment]      # set below only
             if window is None:
                 window = partition.window = Distribution()
             window.size_sum += size
             window.latencies[late] += count
-            window.latencies[written] += count
+            window.journal_latencies[written] += count
             window.latency_sum_us += micros * count
             window.journal_sum_us += journal_micros * count
             which = slice(group.first, group.first + count)
-            if is_few:
+            if handles is None or isinstance(index, bytes):
                 for one in planned.few[which]:
                     _count_one(window, partition, *one)
                 continue
@@ -145,9 +169,10 @@ class Statistics(TopicWatcher):
                     producer.messages_in += group.next_message - partition.next_message
                     producer.bytes_in += size
             else:
-                self._count_producers(planned.handles[which], planned.index[which], partition)
+                self._count_producers(handles[which], index[which], partition)
 
-    def _count_producers(self, handles: NDArray, rows: NDArray, partition: Partition) -> None:
+    def _count_producers(self, handles: NDArray[Any], rows: Rows, partition: Partition) -> None:
+        """Count index rows (n,) for the producers with these handles (n,)."""
         distinct, inverse = np.unique(handles, return_inverse=True)
         are_chunks = (rows["flags"] & IS_CHUNK) != 0
         partition.chunks_in += int(are_chunks.sum())
@@ -157,6 +182,8 @@ class Statistics(TopicWatcher):
                 producer.messages_in += int(messages)
                 producer.bytes_in += int(size)
                 producer.chunks_in += int(chunks)
+
+    # -- windows
 
     def tick(self, now_ms: int) -> None:
         """Compute rates of topics whose window has ended."""
@@ -168,12 +195,14 @@ class Statistics(TopicWatcher):
             seconds, self._since_ms[number] = (now_ms - self._since_ms[number]) / 1000, now_ms
             for topic in moved:
                 if self._is_open(topic) and self._end_window(topic, seconds):
-                    self._moved[number][topic] = None      # so that its rates end with the next
+                    self._moved[number][topic] = None      # else its rates would not end with the next window
 
     def _gather(self) -> None:
-        for topic in self._owner.changed:
+        """Take over which topics have changed."""
+        changed = cast("dict[Topic, None]", self._owner.changed)      # topics are of these two classes
+        for topic in changed:
             self._moved[hash(topic) % self._window_s][topic] = None
-        self._waiting.update(self._owner.changed)
+        self._waiting.update(changed)
         self._owner.changed = {}
 
     def _end_window(self, topic: Topic, seconds: float) -> bool:
@@ -190,10 +219,12 @@ class Statistics(TopicWatcher):
         return is_moving or topic.last_window is not None
 
     def _is_open(self, topic: Topic) -> bool:
-        return (self._owner.by_name if topic.is_persistent else self._owner.live).get(topic.name) is topic
+        open_topics: Mapping[TopicName, Topic] = self._owner.by_name if topic.is_persistent else self._owner.live
+        return open_topics.get(topic.name) is topic
 
-    def release(self, topic: Topic) -> None:
+    def release(self, topic: AnyTopic) -> None:
         """Forget a topic that was closed."""
+        assert isinstance(topic, Topic), topic
         for noted in (self._owner.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
             noted.pop(topic, None)
         self._shown.discard(topic)
@@ -202,10 +233,10 @@ class Statistics(TopicWatcher):
             for row in known.subscriptions.values():
                 self._subscriptions.give_back(row)
 
-    # -- all that is open
+    # -- measurements
 
-    def measure(self, most: int, *, consumers: bool, producers: bool) -> dict | bytes:
-        """Return {"left": n} while n topics still need new rows; then the packed tables.
+    def measure(self, most: int, *, consumers: bool, producers: bool) -> int | bytes:
+        """Return the packed tables (see `pack`), or the number of topics that still need new rows.
 
         At most so many topics have rows of their own, and ten times as many subscriptions. Topics with traffic in the
         last window come first, then topics that had rows the last time, then topics with the most traffic. All others
@@ -213,12 +244,12 @@ class Statistics(TopicWatcher):
         """
         self._freshen()
         if self._stale:
-            return {"left": len(self._stale)}
+            return len(self._stale)
         topics = list(self._known)
         table, at = self._topics.rows, np.array([known.row for known in self._known.values()], np.int64)
         chosen, subscriptions = topics, sum([len(known.subscriptions) for known in self._known.values()])
         if len(topics) > most or subscriptions > most * SUBSCRIPTIONS_EACH:
-            order = np.lexsort((-table[at][:, :4].sum(axis=1), [topic not in self._shown for topic in topics],
+            order = np.lexsort((-table[at][:, :4].sum(axis=1), np.array([topic not in self._shown for topic in topics]),
                                 table[at][:, 4:10].sum(axis=1) == 0))
             chosen = _within([topics[n] for n in order.tolist()], most)
             self._shown = set(chosen) if most else self._shown
@@ -230,17 +261,19 @@ class Statistics(TopicWatcher):
         head = {
             "namespaces": list(self._namespaces), "loaded": counts.tolist(), "rolled_up": len(topics) - len(chosen),
             "rolled_up_subscriptions": subscriptions - len(lines),
-            "topics": [str(topic.name) for topic in chosen], "subscriptions": [(number, name) for number, name, _ in under],
-            "consumers": [_consumer_line(number, one) for number, topic in enumerate(chosen)
-                          for subscription in topic.subscriptions.values() for one in subscription.consumers] if consumers else [],
-            "producers": [_producer_line(number, one) for number, topic in enumerate(chosen) for one in topic.producers.live.values()]
-            if producers else [],
+            "topics": [str(topic.name) for topic in chosen],
+            "subscriptions": [(number, name) for number, name, _ in under],
+            "consumers": [_consumer_line(number, consumer) for number, topic in enumerate(chosen if consumers else ())
+                          for subscription in topic.subscriptions.values() for consumer in subscription.consumers],
+            "producers": [_producer_line(number, producer) for number, topic in enumerate(chosen if producers else ())
+                          for producer in topic.producers.live.values()],
         }
-        return pack(head, [table[rows], self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)],
-                           self._sums(self._topics, rows), self._sums(self._subscriptions, lines)])
+        of_subscriptions = self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)]
+        return pack(head, [table[rows], of_subscriptions, self._sums(self._topics, rows),
+                           self._sums(self._subscriptions, lines)])
 
     def _freshen(self) -> None:
-        """Renew some rows of changed topics.  Topics that change meanwhile wait for the next time."""
+        """Make some rows of changed topics again.  Topics that change meanwhile wait for the next measurement."""
         if not self._stale:
             self._gather()
             self._stale, self._waiting = self._waiting, {}
@@ -249,23 +282,26 @@ class Statistics(TopicWatcher):
             for topic in list(itertools.islice(self._stale, 20)):
                 del self._stale[topic]
                 if self._is_open(topic):
-                    with contextlib.suppress(CorruptFile, OSError):      # that it cannot be read is told where it is used
+                    # A damaged topic is reported where it is used; others have to be measured all the same.
+                    with contextlib.suppress(CorruptFile, OSError):
                         self._make_row(topic)
 
     def _make_row(self, topic: Topic) -> None:
+        """Make the rows of a topic and its subscriptions again.  Raises CorruptFile, OSError."""
         known = self._known.get(topic)
         if known is None:
             known = self._known[topic] = _Known(self._topics.take())
-            self._topics.marks[known.row] = self._namespaces.setdefault(topic.name.namespace, len(self._namespaces))
-        there = topic.subscriptions.values()
-        if len(known.subscriptions) != len(there) or any(subscription not in known.subscriptions for subscription in there):
-            for subscription in known.subscriptions.keys() - set(there):
+            namespace = self._namespaces.setdefault(topic.name.namespace, len(self._namespaces))
+            self._topics.marks[known.row] = namespace
+        current = topic.subscriptions.values()
+        if len(known.subscriptions) != len(current) or any(one not in known.subscriptions for one in current):
+            for subscription in known.subscriptions.keys() - set(current):
                 self._subscriptions.give_back(known.subscriptions.pop(subscription))
-            for subscription in there:
+            for subscription in current:
                 if subscription not in known.subscriptions:
                     row = known.subscriptions[subscription] = self._subscriptions.take()
                     self._subscriptions.marks[row] = self._topics.marks[known.row]
-        under = []
+        under: list[Row] = []
         for subscription, row in known.subscriptions.items():
             under.append(subscription_row(subscription))
             self._subscriptions.rows[row] = under[-1]
@@ -282,8 +318,9 @@ class Statistics(TopicWatcher):
 
 
 def _within(topics: list[Topic], most: int) -> list[Topic]:
-    """Return the first topics, at most so many, with at most so many subscriptions together."""
-    chosen, left = [], most * SUBSCRIPTIONS_EACH
+    """Return the first `most` topics, less those that would exceed the bound of subscriptions."""
+    chosen: list[Topic] = []
+    left = most * SUBSCRIPTIONS_EACH
     for topic in topics:
         if len(chosen) == most:
             break
@@ -293,19 +330,27 @@ def _within(topics: list[Topic], most: int) -> list[Topic]:
     return chosen
 
 
-def _of_many(planned: Plan) -> tuple[int, list[list[int]], bool]:
-    """Return (bucket of all sizes or -1, counts per bucket for each group if -1, whether there are chunks)."""
-    sizes, groups = planned.index["size"], planned.groups
-    are_chunks = bool((planned.index["flags"] & IS_CHUNK).any())
+_NO_SIZES: list[list[int]] = []
+
+
+def _sizes_of(index: Rows, groups: list[Group]) -> tuple[int, list[list[int]], bool]:
+    """Return (bucket of all sizes or -1, counts per bucket for each group if -1, whether there are chunks).
+
+    index: the plan's index rows (n,).
+    """
+    sizes = index["size"]
+    are_chunks = bool((index["flags"] & IS_CHUNK).any())
     least, most = (bisect.bisect_left(SIZES, bound) for bound in (sizes.min(), sizes.max()))
     if least == most:
-        return least, [], are_chunks
+        return least, _NO_SIZES, are_chunks
     width = len(SIZES) + 1
-    buckets = np.searchsorted(SIZE_BOUNDS, sizes) + np.repeat(np.arange(0, len(groups) * width, width), [group.count for group in groups])
+    firsts = np.repeat(np.arange(0, len(groups) * width, width), [group.count for group in groups])
+    buckets = np.searchsorted(SIZE_BOUNDS, sizes) + firsts
     return -1, np.bincount(buckets, minlength=len(groups) * width).reshape(-1, width).tolist(), are_chunks
 
 
-def _count_one(window: Distribution, partition: Partition, producer: Producer, size: int, messages: int, flags: int) -> None:
+def _count_one(window: Distribution, partition: Partition, producer: Producer, size: int, messages: int,
+               flags: int) -> None:
     window.sizes[bisect.bisect_left(SIZES, size)] += 1
     producer.messages_in += messages
     producer.bytes_in += size
@@ -314,35 +359,45 @@ def _count_one(window: Distribution, partition: Partition, producer: Producer, s
         producer.chunks_in += 1
 
 
-def _roll(found, counts: tuple, seconds: float) -> bool:
-    """End a window.  Return its rates, and whether any of them is not 0."""
-    before = found.counted or (0,) * len(counts)
-    found.rates = tuple([(now - then) / seconds if now > then else 0.0 for now, then in zip(counts, before, strict=True)])
-    found.counted = counts
-    return any(found.rates)
+def _roll(counted: Counted, counts: Counts, seconds: float) -> bool:
+    """End a window of so many seconds.  Return whether any of its rates is above 0."""
+    before = counted.counted or (0,) * len(counts)
+    rates: Rates = tuple([(now - then) / seconds if now > then else 0.0
+                          for now, then in zip(counts, before, strict=True)])
+    counted.rates, counted.counted = rates, counts
+    return any(rates)
 
 
-def _consumer_line(number: int, consumer: Consumer) -> tuple:
+def _consumer_line(number: int, consumer: Consumer) -> tuple[str | float, ...]:
+    """Return the line of a consumer; number: that of its topic in the answer."""
     rates = rates_of(consumer, 5)
-    return (number, consumer.subscription.name, consumer.name, consumer.consumer_id, rates[0], rates[1], rates[2], rates[4],
-            consumer.unacknowledged, int(consumer.is_blocked), consumer.permits, consumer.messages_out, consumer.bytes_out)
+    return (number, consumer.subscription.name, consumer.name, consumer.consumer_id, rates[0], rates[1], rates[2],
+            rates[4], consumer.unacknowledged, int(consumer.is_blocked), consumer.permits, consumer.messages_out,
+            consumer.bytes_out)
 
 
-def _producer_line(number: int, producer: Producer) -> tuple:
+def _producer_line(number: int, producer: Producer) -> tuple[str | float, ...]:
+    """Return the line of a producer; number: that of its topic in the answer."""
     rates = rates_of(producer, 4)
     return number, producer.name, producer.producer_id, rates[0], rates[1], rates[1] / rates[0] if rates[0] else 0.0
 
 
-def pack(head: dict, tables: list[NDArray[np.float64]]) -> bytes:
-    """Return a line of JSON with the number of rows of each table, and the tables."""
+def pack(head: dict[str, Any], tables: list[NDArray[np.float64]]) -> bytes:
+    """Return a line of JSON with the number of rows of each table, and the tables.
+
+    head: names of namespaces, topics and subscriptions, lines of consumers and producers. tables: topics (n, columns),
+    subscriptions, sums of all other topics by namespace, and sums of their subscriptions.
+    """
     rows = [len(table) for table in tables]
-    return b"".join([RAW, json.dumps(head | {"rows": rows}).encode(), b"\n", *(np.ascontiguousarray(table).tobytes() for table in tables)])
+    data = [np.ascontiguousarray(table).tobytes() for table in tables]
+    return b"".join([RAW, json.dumps(head | {"rows": rows}).encode(), b"\n", *data])
 
 
-def unpack(data: bytes) -> tuple[dict, list[NDArray[np.float64]]]:
+def unpack(data: bytes) -> tuple[dict[str, Any], list[NDArray[np.float64]]]:
     """Return (head, tables) of the bytes from `pack`."""
     at = data.index(b"\n") + 1
-    head, tables = json.loads(data[len(RAW):at]), []
+    head: dict[str, Any] = json.loads(data[len(RAW):at])
+    tables: list[NDArray[np.float64]] = []
     for rows, columns in zip(head["rows"], (TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, strict=True):
         table = np.frombuffer(data, np.float64, rows * len(columns), at).reshape(rows, len(columns))
         at += table.nbytes

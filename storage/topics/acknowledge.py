@@ -29,7 +29,7 @@ class Acks:
 
     cumulative: list[Position] = field(default_factory=list)
     up_to: Position = NOWHERE                                                # the highest of those that exists
-    single: dict[int, list[int] | Rows] = field(default_factory=dict)     # ledger id -> entry ids
+    single: dict[int, list[int] | NDArray[np.int64] | Rows] = field(default_factory=dict)     # ledger id -> entry ids
     requests: list[int] = field(default_factory=list)                        # to be answered
 
     def add(self, other: "Acks") -> None:

@@ -109,18 +109,3 @@ def _row(partition: Partition) -> Row:
     return {"id": partition.partition_id, "sealed": [found.ledger_id for found in partition.ledgers[:-1]],
             "open": [last.ledger_id, last.entries, last.size, last.first_message, last.created_ms],
             "view": 0 if partition.view is None else partition.view.number, "amended": amended, "state": len(data)}, data
-
-
-class _Owner(OwnerContext, Protocol):
-    snapshots: BackupSnapshots
-
-
-def _begin(owner: _Owner, topic: None, arguments: dict) -> None:
-    owner.snapshots.begin()
-
-
-def _cut(owner: _Owner, topic: None, arguments: dict) -> dict:
-    return owner.snapshots.cut()
-
-
-QUESTIONS = {"backup-begin": _begin, "backup-cut": _cut}

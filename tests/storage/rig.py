@@ -21,18 +21,24 @@ from geminga.proto import envelope, names, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
+from geminga.storage.admin import typed_json
+from geminga.storage.admin.questions import GetStatistics, GetStorage, GetStored, answer_type
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.ledgers.journal import open_journal
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner.owner import Owner
 from geminga.storage.owner.recovery import journal_folder, recover_owner
 from geminga.storage.runtime.counters import make_counters
+from geminga.supervisor.admin.monitoring import topic_json
 
 from .files import copy_of, read_mapped
 
 T = api.BaseCommand.Type
 WORKER, CONNECTION = 1, 1
 START_MS = 1_700_000_000_000
+SHOWN = {"stats": (GetStatistics, topic_json.topic_stats), "internal": (GetStorage, topic_json.internal_stats),
+         "info": (GetStored, lambda topic, stored: topic_json.internal_info(stored)),
+         "offline": (GetStored, topic_json.offline_stats)}
 _METADATA_END = 10      # of an entry: magic, checksum, size of metadata
 
 
@@ -184,6 +190,12 @@ class Rig:
         """Its answer."""
         [answer] = self.run(self.question(ask, topic, **arguments)).answered
         return answer["answer"]
+
+    def shown(self, subject, topic, **arguments):
+        """REST's JSON about a topic, made of its owner's answer; subject: stats, internal, info or offline."""
+        question, make = SHOWN[subject]
+        figures = typed_json.read(answer_type(question), self.asked(question.name, topic, **arguments))
+        return json.loads(json.dumps(make(names.parse(topic), figures)))
 
     def happened(self, kind, *, connection=CONNECTION, data=b""):
         """The worker's word that a connection is gone, or alive, or something of it."""

@@ -477,9 +477,9 @@ def test_what_is_due(rigs):
     told = topic.asked("compaction")
     assert (told["view"], told["entries"], told["messages"], told["news"]) == (1, 1, 1, 0)
     assert told["bytes"] > 1_000 and told["report"]["messages_in"] == 2
-    stats = topic.asked("stats", earliest=False, publishers=False, consumers=False)["compaction"]
+    stats = topic.rig.shown("stats", "t", earliest=False, publishers=False, consumers=False)["compaction"]
     assert stats["lastCompactionRemovedEventCount"] == 1 and stats["lastCompactionSucceedTimestamp"] == told["created_ms"] > 0
-    assert topic.asked("internal")["compactedLedger"] == {
+    assert topic.rig.shown("internal", "t")["compactedLedger"] == {
         "ledgerId": 1, "entries": 1, "size": told["bytes"], "offloaded": False, "underReplicated": False}
 
 

@@ -56,7 +56,7 @@ def test_joining_costs_a_consumers_share(rigs, options, kind):
     rig.run(rig.sends(*[(producer, b"", {"partition_key": f"key-{number}"}) for number in range(2_000)]))
     assert len(rig.receive(first, 2_000)) == 2_000
     assert len(set(numbers_ready(joined(rig, kind, CROWD)))) == CROWD
-    told = rig.asked("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)
+    told = rig.shown("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)
     assert len(told["subscriptions"]["sub"]["consumers"]) == CROWD + 1
     for at in range(0, CROWD, 1_000):
         rig.run(*[rig.happened(envelope.CONNECTION_GONE, connection=number + 2) for number in range(at, at + 1_000)])

@@ -661,7 +661,7 @@ def test_stats_tell_how_many_wait(life):
     life.ack(consumer, "a", "d")
 
     def told():
-        stats = life.rig.asked("stats", "t", earliest=False, publishers=False, consumers=False)["subscriptions"]["sub"]
+        stats = life.rig.shown("stats", "t", earliest=False, publishers=False, consumers=False)["subscriptions"]["sub"]
         return stats["msgBacklog"], stats["msgDelayed"], stats["msgBacklogNoDelayed"]
 
     assert told() == (2, 2, 0)

@@ -249,7 +249,7 @@ def test_a_key_that_comes_back_to_who_has_it_need_not_wait(moved):
 
 def hashes_told(rig):
     """What stats say of the hashes that drain: [subscription, and each consumer]."""
-    [told] = rig.asked("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)["subscriptions"].values()
+    [told] = rig.shown("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)["subscriptions"].values()
     names = "drainingHashesCount", "drainingHashesClearedTotal", "drainingHashesUnackedMessages"
     return [tuple(one[name] for name in names) for one in (told, *told["consumers"])], [one["drainingHashes"] for one in told["consumers"]]
 

@@ -6,7 +6,7 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.admin import queries
+from geminga.storage.admin import queries, questions
 from geminga.storage.commands import commands, consumers, producers, subscriptions
 from geminga.storage.errors import Interrupted, NotDurable
 from geminga.storage.owner.durability import Durability
@@ -188,7 +188,7 @@ def test_a_disk_that_fails_is_no_surprise(rig, monkeypatch):
     rig.producer(TOPIC)
     for say in (rig.command("seek", consumer_id=1, request_id=1), rig.question("unload", TOPIC)):
         monkeypatch.setitem(commands._COMMANDS, T.SEEK, fails)
-        monkeypatch.setitem(queries.QUESTIONS, "unload", fails)
+        monkeypatch.setitem(queries.FUNCTIONS, questions.Unload, fails)
         with pytest.raises(NotDurable):
             rig.run(say)
 
@@ -197,7 +197,7 @@ def test_a_disk_that_fails_is_no_surprise(rig, monkeypatch):
                                  lambda rig: (envelope.QUESTIONS, np.array([(1, 1)], envelope.QUESTION_ROW), b"{")])
 def test_a_question_of_administration_that_fails_is_answered(rig, monkeypatch, capfd, say):
     witness = Witness(rig, TOPIC)
-    monkeypatch.setitem(queries.QUESTIONS, "truncate", surprise)
+    monkeypatch.setitem(queries.FUNCTIONS, questions.Truncate, surprise)
     capfd.readouterr()
     [answer] = rig.run(say(rig)).answered
     assert answer["refused"] == api.UnknownError

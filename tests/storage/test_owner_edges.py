@@ -43,7 +43,7 @@ def test_a_topic_that_nobody_has_used_can_be_deleted(rig):
 def test_nobody_waits_for_more_where_nobody_is(rig):
     consumer = rig.consumer(TOPIC)
     for is_there in (True, False):
-        told = rig.asked("internal", TOPIC)
+        told = rig.shown("internal", TOPIC)
         assert told["cursors"]["sub"]["waitingReadOp"] is is_there
         if is_there:
             rig.close_consumer(consumer)

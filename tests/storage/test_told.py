@@ -63,11 +63,11 @@ def set_policies(rig, scope, **values):
 
 def look(rig, found):
     for topic in [str(name) for name in (*rig.owner.by_name, *rig.owner.live)]:
-        gather(found, rig.asked("stats", topic, earliest=True, publishers=True, consumers=True), "stats")
-        gather(found, rig.asked("internal", topic), "internal")
+        gather(found, rig.shown("stats", topic, earliest=True, publishers=True, consumers=True), "stats")
+        gather(found, rig.shown("internal", topic), "internal")
         if topic.startswith("persistent"):
-            gather(found, rig.asked("info", topic), "info")
-            gather(found, rig.asked("offline", topic), "offline")
+            gather(found, rig.shown("info", topic), "info")
+            gather(found, rig.shown("offline", topic), "offline")
 
 
 def later(rig, found, seconds=1):

@@ -14,6 +14,8 @@ import pulsar
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from geminga.proto import names
+from geminga.storage.admin.questions import Release, Released, Trim
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 
@@ -746,13 +748,16 @@ class Played:
     def __init__(self):
         self.asked = []
 
-    async def ask(self, question, topic, **arguments):
-        self.asked.append((question, str(topic), arguments))
-        return {"entries": 3}
+    async def ask(self, question):
+        self.asked.append(question)
+        return Released(3)
 
     def seen_to(self, alarm):
         self.asked.append(alarm)
         return alarm == "damage"
+
+
+PLAYED = names.parse("persistent://public/default/t")
 
 
 def played(at, method, path):
@@ -773,13 +778,13 @@ def played(at, method, path):
 @effect("POST", _T + "/trim")
 def _(at):
     assert played(at, "POST", "/admin/v2/persistent/public/default/t/trim") == (
-        200, "", [("trim", "persistent://public/default/t", {})])
+        200, "", [Trim(PLAYED)])
 
 
 @effect("POST", "/ops/v1/release" + _OPS + "/{subscription}")
 def _(at):
     assert played(at, "POST", "/ops/v1/release/persistent/public/default/t/s") == (
-        200, '{"entries": 3}', [("release", "persistent://public/default/t", {"subscription": "s"})])
+        200, '{"entries": 3}', [Release(PLAYED, subscription="s")])
 
 
 @effect("POST", "/ops/v1/alarms/{alarm}/seen")

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.topic_stats import QUESTIONS
+from geminga.storage.admin.queries import FUNCTIONS
 from geminga.storage.runtime.counters import BOUNDS_S, make_counters
 from geminga.supervisor.admin.monitoring.metrics import (
     SUBSCRIPTION_FAMILIES,
@@ -290,10 +290,10 @@ class Asked:
     def __init__(self, rig, *, answers=True):
         self._rig, self._answers = rig, answers
 
-    async def ask_owner(self, index, question, **arguments):
+    async def ask_owner(self, index, question):
         if not self._answers:
             raise Refusal(api.ServiceNotReady, "The owner is being started; try again")
-        return QUESTIONS[question](self._rig.owner, None, arguments)
+        return FUNCTIONS[type(question)](self._rig.owner, question)
 
 
 @pytest.fixture
@@ -345,7 +345,7 @@ def test_messages_whose_time_has_not_come_are_told(rig):
     memory = total(found, "pulsar_delayed_message_index_size_bytes")
     assert memory > 0 and total(found, "pulsar_subscription_delayed_message_index_size_bytes") == 2 * memory
     assert [total(found, f"pulsar_delayed_message_index_bucket_{name}") for name in ("total", "snapshot_size_bytes")] == [0, 0]
-    stats = rig.asked("stats", "t0", earliest=False, publishers=False, consumers=False)
+    stats = rig.shown("stats", "t0", earliest=False, publishers=False, consumers=False)
     assert stats["delayedMessageIndexSizeInBytes"] == stats["subscriptions"]["waits"]["delayedMessageIndexSizeInBytes"] == memory
     rig.run(rig.question("unload", "t0"))        # all of it is in files then
     rig.close_consumer(rig.consumer("t0", "waits", subType=1))

@@ -3,6 +3,7 @@
     health.py       /ready, and a health check that publishes a message
     alarms.py       conditions that an operator has to act on
     stats.py        stats of topics, namespaces and the broker
+    topic_json.py   owners' figures of a topic as Pulsar's JSON
     metrics.py      /metrics for Prometheus
     operations.py   log levels, status, what keeps a subscription from getting more
     backups.py      a backup that is requested over HTTP

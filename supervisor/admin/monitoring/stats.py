@@ -2,6 +2,7 @@
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,20 @@ from aiohttp import web
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.responses import SERVER_VERSION
+from geminga.storage.admin.figures import TopicFigures
+from geminga.storage.admin.questions import BytesBehind, GetStatistics, GetStorage, GetStored, Measure
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.storage.statistics.statistics import unpack
 from geminga.storage.topics.subscription import SubType
+from geminga.supervisor.admin.monitoring import topic_json
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
     COUNTERS,
     TOPIC,
     TOPICS,
+    Asking,
     ask_each,
     ask_single,
     body_of,
@@ -50,20 +55,24 @@ _ALONE = ("address", "connectedSince", "clientVersion", "metadata", "accessMode"
 @routes.get(TOPIC + "/stats")
 async def stats(request: web.Request) -> web.Response:
     _refuse_unknown_namespace(request)
-    return web.json_response(_told(request, topic_of(request), await ask_single(request, "", "stats", **_wanted(request))))
+    return web.json_response(_told(request, topic_of(request), await ask_single(request, "", _question(request))))
 
 
-def _wanted(request: web.Request) -> dict[str, bool]:
-    return {"earliest": is_set(request, "getEarliestTimeInBacklog"), "publishers": not is_set(request, "excludePublishers"),
-            "consumers": not is_set(request, "excludeConsumers")}
+def _question(request: web.Request) -> Asking[TopicFigures]:
+    """Return the question about a topic's statistics, with as much as the request wants."""
+    return partial(
+        GetStatistics, earliest=is_set(request, "getEarliestTimeInBacklog"),
+        publishers=not is_set(request, "excludePublishers"), consumers=not is_set(request, "excludeConsumers"))
 
 
-def _told(request: web.Request, topic: TopicName, found: dict[str, Any]) -> dict[str, Any]:
-    """With what owners do not know."""
-    stored = catalogue_of(request).partitions.find(topic)
+def _told(request: web.Request, topic: TopicName, figures: TopicFigures) -> dict[str, Any]:
+    """Return TopicStats, with fields that owners know nothing of."""
+    stored, told = catalogue_of(request).partitions.find(topic), topic_json.topic_stats(topic, figures)
     record = request.app[COMPACTIONS].record(stored[0]) if stored is not None else None
-    return found | {"ownerBroker": request.app[TOPICS].addresses.broker, "bytesOutInternalCounter": record.bytes_read if record else 0,
-                    "compaction": found["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
+    return told | {
+        "ownerBroker": request.app[TOPICS].addresses.broker,
+        "bytesOutInternalCounter": record.bytes_read if record else 0,
+        "compaction": told["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
 
 
 def _refuse_unknown_namespace(request: web.Request) -> None:
@@ -82,13 +91,14 @@ def _partitions(request: web.Request) -> int:
 
 @routes.get(TOPIC + "/partitioned-stats")
 async def partitioned_stats(request: web.Request) -> web.Response:
-    """All of them together, and each by itself unless perPartition=false."""
+    """Answer for all partitions together, and for each by itself unless perPartition=false."""
     count, names = _partitions(request), parts_of(request)
-    found = [_told(request, *one) for one in zip(names, await ask_each(request, names, "stats", **_wanted(request)), strict=True)]
+    figures = await ask_each(request, names, _question(request))
+    stats = [_told(request, topic, one) for topic, one in zip(names, figures, strict=True)]
     per_partition = request.query.get("perPartition", "").lower() != "false"
-    return web.json_response(together(found) | {
+    return web.json_response(together(stats) | {
         "metadata": {"partitions": count, "deleted": False},
-        "partitions": dict(zip(map(str, names), found, strict=True)) if per_partition else {}})
+        "partitions": dict(zip(map(str, names), stats, strict=True)) if per_partition else {}})
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,32 +143,34 @@ def _columns(lists: list[list]) -> Iterable[list]:
 @routes.get(TOPIC + "/internalStats")
 async def internal_stats(request: web.Request) -> web.Response:
     _refuse_unknown_namespace(request)
-    return web.json_response(await ask_single(request, "", "internal"))
+    figures = await ask_single(request, "", GetStorage)
+    return web.json_response(topic_json.internal_stats(topic_of(request), figures))
 
 
 @routes.get(TOPIC + "/partitioned-internalStats")
 async def partitioned_internal_stats(request: web.Request) -> web.Response:
     count, names = _partitions(request), parts_of(request)
-    found = await ask_each(request, names, "internal")
-    return web.json_response({"metadata": {"partitions": count, "deleted": False},
-                              "partitions": dict(zip(map(str, names), found, strict=True))})
+    figures = await ask_each(request, names, GetStorage)
+    stats = {str(topic): topic_json.internal_stats(topic, one) for topic, one in zip(names, figures, strict=True)}
+    return web.json_response({"metadata": {"partitions": count, "deleted": False}, "partitions": stats})
 
 
 @routes.get(TOPIC + "/internal-info")
 async def internal_info(request: web.Request) -> web.Response:
-    """Of a partitioned topic, for each partition."""
+    """Answer for the topic, or for each of its partitions."""
     _refuse_unknown_namespace(request)
     names = parts_of(request)
-    found = await ask_each(request, names, "info")
+    infos = [topic_json.internal_info(stored) for stored in await ask_each(request, names, GetStored)]
     if names == [topic_of(request)]:
-        return web.json_response(found[0])
-    return web.json_response({"version": 0, "partitions": dict(zip(map(str, names), found, strict=True))})
+        return web.json_response(infos[0])
+    return web.json_response({"version": 0, "partitions": dict(zip(map(str, names), infos, strict=True))})
 
 
 @routes.get(TOPIC + "/backlog")
 async def backlog(request: web.Request) -> web.Response:
     _refuse_unknown_namespace(request)
-    return web.json_response(await ask_single(request, "", "offline") | {"brokerName": request.url.host or ""})
+    stats = topic_json.offline_stats(topic_of(request), await ask_single(request, "", GetStored))
+    return web.json_response(stats | {"brokerName": request.url.host or ""})
 
 
 @routes.put(TOPIC + "/backlogSize")
@@ -173,7 +185,7 @@ async def backlog_size(request: web.Request) -> web.Response:
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise web.HTTPBadRequest(text="The body is a message id: ledgerId, entryId") from None
     refused = "calculate backlog size is not allowed for partitioned-topic"
-    return web.json_response(await ask_single(request, refused, "behind", ledger=ledger, entry=entry))
+    return web.json_response(await ask_single(request, refused, partial(BytesBehind, ledger=ledger, entry=entry)))
 
 
 # -- all that is loaded
@@ -202,14 +214,19 @@ def namespace_of(topic: str) -> str:
 
 async def measure(owners: Owners, most: int, *, consumers: bool = False, producers: bool = False,
                   seconds: float = _MEASURE_SECONDS) -> list[Measured | None]:
-    """What all owners have open, None of those that do not answer now; at most so many topics by themselves."""
+    """Return the statistics of each owner, None for owners that do not answer in time.
+
+    At most so many topics have rows of their own, of all owners together.
+    """
+    question = Measure(most=-(-most // owners.count), consumers=consumers, producers=producers)
+
     async def ask(index: int) -> Measured | None:
         try:
             async with asyncio.timeout(seconds):
-                while not isinstance(found := await owners.ask_owner(index, "measure", most=-(-most // owners.count), consumers=consumers,
-                                                                     producers=producers), bytes):
-                    pass      # it makes rows anew, some in each of its passes
-                return Measured(found)
+                # The owner makes some rows in each of its passes, and answers with numbers until all are made.
+                while not isinstance(packed := await owners.ask_owner(index, question), bytes):
+                    pass
+                return Measured(packed)
         except (Refusal, TimeoutError):
             return None
 

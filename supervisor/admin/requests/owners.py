@@ -1,8 +1,9 @@
-"""Questions to the owners: what administration does to a topic is done by the one process that may."""
+"""Questions to owners: only the owner of a topic reads and changes its partitions, so administration asks it."""
 import asyncio
 import itertools
 import json
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import zmq
 from aiohttp import web
@@ -10,11 +11,13 @@ from aiohttp import web
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.storage.admin import typed_json
+from geminga.storage.admin.questions import Question, TopicQuestion, answer_type
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.routing import owner_of
 from geminga.workers.owners.links import OwnerLink
 
+Answer = TypeVar("Answer")
 _ANSWER_SECONDS = 10
 
 
@@ -22,12 +25,17 @@ class Owners:
     """The links to all owners, and the questions that are not answered yet."""
 
     def __init__(self, serial: int, owners: int, run_dir: Path):
+        """serial: this process's own number, by which owners tell their peers apart."""
         self._serial, self._run_dir = serial, run_dir
         self._context = zmq.Context()
         self._links: list[OwnerLink | None] = [None] * owners
         self._numbers = itertools.count(1)
-        self._asked: dict[int, tuple[OwnerLink, asyncio.Future]] = {}
+        self._asked: dict[int, tuple[OwnerLink, asyncio.Future[dict[str, Any]]]] = {}
         self._is_up = [asyncio.Event() for _ in range(owners)]
+
+    def __repr__(self) -> str:
+        up = sum(link is not None for link in self._links)
+        return f"<Owners up={up} of={len(self._links)} asked={len(self._asked)}>"
 
     @property
     def count(self) -> int:
@@ -36,64 +44,74 @@ class Owners:
     def is_up(self, index: int) -> bool:
         return self._links[index] is not None
 
-    async def ask(self, question: str, topic: TopicName, **arguments):
-        """The answer of the topic's owner.  Raises Refusal."""
-        link = self._links[owner_of(str(topic), len(self._links))]
+    async def ask(self, question: TopicQuestion[Answer]) -> Answer:
+        """Return the answer of the topic's owner.  Raises Refusal."""
+        link = self._links[owner_of(str(question.topic), len(self._links))]
         if link is None:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
-        return await self._ask(link, {"ask": question, "topic": str(topic), **arguments})
+        return await self._ask(link, question)
 
-    async def ask_owner(self, index: int, question: str, **arguments):
-        """The answer of one owner, about no one topic.  Raises Refusal."""
+    async def ask_owner(self, index: int, question: Question[Answer]) -> Answer:
+        """Return the answer of one owner.  Raises Refusal."""
         if (link := self._links[index]) is None:
             raise Refusal(api.ServiceNotReady, "The owner is being started; try again")
-        return await self._ask(link, {"ask": question, **arguments})
+        return await self._ask(link, question)
 
-    async def tell_all(self, question: str, **arguments) -> None:
-        """Every owner has answered; one that is being started, when it is up, as it may have opened partitions before.
+    async def ask_all(self, question: Question[Answer]) -> list[Answer]:
+        """Return the answers of all owners, in order.  Raises Refusal."""
+        return await asyncio.gather(*(self.ask_owner(index, question) for index in range(len(self._links))))
 
-        Raises Refusal when one of them does not in good time.
+    async def tell_all(self, question: Question[None]) -> None:
+        """Return when every owner has answered.
+
+        An owner that is being started is told when it is up: it may have opened partitions before it could learn of
+        the change. Raises Refusal if one of them does not answer in time.
         """
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                await asyncio.gather(*(self._tell(index, {"ask": question, **arguments}) for index in range(len(self._links))))
+                await asyncio.gather(*(self._tell(index, question) for index in range(len(self._links))))
         except TimeoutError:
             raise Refusal(api.ServiceNotReady, "It is kept, but not all owners have taken notice yet") from None
 
-    async def _tell(self, index: int, question: dict) -> None:
+    async def _tell(self, index: int, question: Question[None]) -> None:
         while True:
             await self._is_up[index].wait()
             try:
                 link = self._links[index]
-                assert link is not None      # an owner that is up has one
+                assert link is not None, index      # an owner that is up has a link
                 return await self._ask(link, question)
             except Refusal as refusal:
-                if refusal.code != api.ServiceNotReady:      # it ended; its successor is told
+                if refusal.code != api.ServiceNotReady:      # else it ended, and its successor has to be told
                     raise
 
-    async def _ask(self, link: OwnerLink, question: dict):
+    async def _ask(self, link: OwnerLink, question: Question[Answer]) -> Answer:
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = link, answered
-        link.question(number, json.dumps(question).encode())
+        link.question(number, question.encode())
         link.flush()
-        self._receive(link)      # ZeroMQ's descriptor tells of changes only
+        # ZeroMQ's descriptor shows changes only: an answer that came with an earlier one would not be seen.
+        self._receive(link)
         try:
-            found = await asyncio.wait_for(answered, _ANSWER_SECONDS)
+            said = await asyncio.wait_for(answered, _ANSWER_SECONDS)
         except TimeoutError:
             raise Refusal(api.ServiceNotReady, "The topic's owner does not answer") from None
         finally:
             self._asked.pop(number, None)
-        if "refused" in found:
-            raise Refusal(found["refused"], found["text"])
-        return found["answer"]
+        if "refused" in said:
+            raise Refusal(said["refused"], said["text"])
+        answer = said["answer"]
+        read = answer if isinstance(answer, bytes) else typed_json.read(answer_type(type(question)), answer)
+        return cast("Answer", read)      # it is of the type that the question names: `read` has compared them
 
     def owner_up(self, index: int, serial: int) -> None:
+        """Connect to an owner that is up."""
         self.owner_gone(index)
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._serial)
         asyncio.get_running_loop().add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
         self._is_up[index].set()
 
     def owner_gone(self, index: int) -> None:
+        """Close the link to an owner that has ended, and refuse what it was asked."""
         link, self._links[index] = self._links[index], None
         self._is_up[index].clear()
         if link is None:
@@ -116,8 +134,8 @@ class Owners:
         for number, size in rows:
             _, answered = self._asked.get(number, (None, None))
             if answered is not None and not answered.done():
-                found = bytes(data[at:at + size])
-                answered.set_result({"answer": found} if found.startswith(envelope.RAW) else json.loads(found))
+                answer = bytes(data[at:at + size])
+                answered.set_result({"answer": answer} if answer.startswith(envelope.RAW) else json.loads(answer))
             at += size
 
 

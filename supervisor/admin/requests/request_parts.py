@@ -2,8 +2,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 from urllib.parse import unquote_plus
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.storage.admin.questions import TopicQuestion
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.requests.owners import OWNERS
@@ -19,6 +20,8 @@ from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.directory.directory import Directory
 
+Answer = TypeVar("Answer")
+Asking = Callable[[TopicName], TopicQuestion[Answer]]      # makes a question about the topic
 # The last part may have braces, which aiohttp leaves out where it is not told.
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
 TOPIC = "/admin/v2" + PATH
@@ -177,20 +180,28 @@ def existing_of(request: web.Request) -> TopicName:
     return topic
 
 
-async def ask_each(request: web.Request, topics: Iterable[TopicName], question: str, **arguments) -> list:
-    """The answers of their owners, in order.  Raises Refusal when there is one."""
+async def ask_each(request: web.Request, topics: Iterable[TopicName], about: Asking[Answer]) -> list[Answer]:
+    """Return the answers of the topics' owners, in order; about: makes the question about a topic.
+
+    Raises the first Refusal.
+    """
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(topic: TopicName):
+    async def ask(topic: TopicName) -> Answer:
         async with turns:
-            return await request.app[OWNERS].ask(question, topic, **arguments)
+            return await request.app[OWNERS].ask(about(topic))
 
     return await asyncio.gather(*map(ask, topics))
 
 
-async def ask_parts(request: web.Request, question: str, **arguments) -> list:
-    return await ask_each(request, parts_of(request), question, **arguments)
+async def ask_parts(request: web.Request, about: Asking[Answer]) -> list[Answer]:
+    """Return the answers about the request's topic, or about all its partitions in order.  Raises Refusal."""
+    return await ask_each(request, parts_of(request), about)
 
 
-async def ask_single(request: web.Request, refused: str, question: str, **arguments):
-    return await request.app[OWNERS].ask(question, single_of(request, refused), **arguments)
+async def ask_single(request: web.Request, refused: str, about: Asking[Answer]) -> Answer:
+    """Return the answer about a topic without partitions, or about one partition.
+
+    Raises Refusal; for a partitioned topic 405 with the text `refused`, or 404 if that is empty.
+    """
+    return await request.app[OWNERS].ask(about(single_of(request, refused)))

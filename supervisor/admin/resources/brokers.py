@@ -5,6 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
+from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.requests.owners import OWNERS
@@ -148,7 +149,7 @@ async def _keep(request: web.Request, name: str, text: str | None, value: Any) -
     keep_text(catalogue, name, text, value)
     catalogue.commit()
     topics.storage = catalogue.options.applied_to(topics.config.storage)
-    await request.app[OWNERS].tell_all("options")
+    await request.app[OWNERS].tell_all(ApplyOptions())
     return web.Response(status=200)
 
 

@@ -5,6 +5,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.policies import MIGRATED, MIGRATION
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of, done, part_of
@@ -118,7 +119,7 @@ async def migrate(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: the address to which clients are sent")
     catalogue_of(request).policies.set(MIGRATION, "to", to)
     _keep(request, MIGRATION, MIGRATED, request.query.get("migrated", "").lower() == "true")
-    await request.app[OWNERS].tell_all("options")
+    await request.app[OWNERS].tell_all(ApplyOptions())
     return web.Response(status=200)
 
 

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -32,6 +33,18 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format
+from geminga.storage.admin import typed_json
+from geminga.storage.admin.questions import (
+    AdoptView,
+    BeginBackup,
+    CompactionDue,
+    CutBackup,
+    Enforce,
+    Question,
+    RemoveLeftovers,
+    Subscriptions,
+    TopicQuestion,
+)
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
@@ -54,7 +67,9 @@ from geminga.supervisor.host.unix_sockets import short_path
 from geminga.supervisor.tasks.job_socket import REPORT, SOCKET
 
 routes = web.RouteTableDef()
-QUESTIONS = {"adopt-view", "enforce", "leftovers", "backup-begin", "backup-cut"}       # that jobs may have for owners
+# The questions that jobs may have for owners, by their names.
+QUESTIONS: dict[str, type[Question[Any]]] = {
+    kind.name: kind for kind in (AdoptView, Enforce, RemoveLeftovers, BeginBackup, CutBackup)}
 _BATCH = 100                 # partitions that one job is given
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000
@@ -232,8 +247,8 @@ class Compactions:
                 continue
             for index in range(self._owners.count):
                 with contextlib.suppress(Refusal):      # another time
-                    found = await self._owners.ask_owner(index, "compaction-due")
-                    self.begin({partition_id: topic for partition_id, topic in found if not self._has_failed(partition_id)})
+                    due = await self._owners.ask_owner(index, CompactionDue())
+                    self.begin({partition_id: topic for partition_id, topic in due if not self._has_failed(partition_id)})
 
     def _has_failed(self, partition_id: int) -> bool:
         record = self._records.get(partition_id)
@@ -258,7 +273,7 @@ class Compactions:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                writer.write(json.dumps(await self._told(writer, json.loads(line))).encode() + b"\n")
+                writer.write(typed_json.dump(await self._told(writer, json.loads(line))) + b"\n")
                 await writer.drain()
         except (OSError, ValueError, KeyError, TypeError) as error:      # the peer is gone, or it is none of ours
             if not isinstance(error, OSError):
@@ -268,7 +283,7 @@ class Compactions:
                         if whose is writer and partition_id not in self._batch}, "Its job ended before it was done")
             writer.close()
 
-    async def _told(self, whose: object, said: dict) -> dict:
+    async def _told(self, whose: object, said: dict[str, Any]) -> dict[str, object]:
         if "began" in said:
             for partition_id, topic in said["began"].items():
                 self._running[int(partition_id)] = topic, whose
@@ -282,16 +297,18 @@ class Compactions:
             return await self._asked(**said)
         return {"answer": None}
 
-    async def _asked(self, ask: str, topic: str = "", owner: int | str = 0, **arguments) -> dict:
-        if ask not in QUESTIONS:
+    async def _asked(self, ask: str, topic: str = "", owner: int | str = 0, **fields: object) -> dict[str, object]:
+        """Ask an owner, or all, on behalf of a job.  Raises TypeError for a question with other fields than its own."""
+        if (kind := QUESTIONS.get(ask)) is None:
             return {"refused": f"There is no question {ask}", "again": False}
+        values = typed_json.read_fields(kind, fields)
         try:
-            if topic:
-                return {"answer": await self._owners.ask(ask, names.parse(topic), **arguments)}
+            if issubclass(kind, TopicQuestion):
+                return {"answer": await self._owners.ask(kind(names.parse(topic), **values))}
+            question = kind(**values)
             if owner == "all":
-                each = (self._owners.ask_owner(index, ask, **arguments) for index in range(self._owners.count))
-                return {"answer": await asyncio.gather(*each)}
-            return {"answer": await self._owners.ask_owner(int(owner), ask, **arguments)}
+                return {"answer": await self._owners.ask_all(question)}
+            return {"answer": await self._owners.ask_owner(int(owner), question)}
         except Refusal as refusal:
             return {"refused": refusal.message, "again": refusal.code == api.ServiceNotReady}
 
@@ -320,7 +337,7 @@ def _socket(data_dir: Path) -> socket.socket:
 @routes.get(TOPIC + "/compaction")
 async def status(request: web.Request) -> web.Response:
     _refuse_live(request)
-    await ask_single(request, "", "subscriptions")
+    await ask_single(request, "", Subscriptions)
     [partition_id] = _stored(request, [topic_of(request)])
     found, error = request.app[COMPACTIONS].status(partition_id)
     return web.json_response({"status": found, "lastError": error})
@@ -333,7 +350,7 @@ async def compact(request: web.Request) -> web.Response:
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     parts = parts_of(request)
-    await ask_each(request, parts, "subscriptions")      # which makes those that nobody has used
+    await ask_each(request, parts, Subscriptions)      # which makes those that nobody has used
     if not request.app[COMPACTIONS].begin(_stored(request, parts)):
         raise web.HTTPConflict(text="Compaction already in progress")
     return done()

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.storage.admin.questions import ApplyOptions, ApplyPolicies, Properties, Replicated, Subscribe
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_table import TABLE, Invalid
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
@@ -228,10 +229,10 @@ class _Import:
         async def make() -> None:
             for part in map(names.parse, _parts(topic, partitions)):
                 ask = self._request.app[OWNERS].ask
-                made = {"position": list(LATEST), "properties": properties}
-                if not await ask("subscribe", part, subscription=name, may_create=True, new=True, **made):
-                    await ask("properties", part, subscription=name, properties=properties)
-                await ask("replicated", part, subscription=name, replicated=is_replicated)
+                subscribe = Subscribe(part, subscription=name, may_create=True, new=True, position=LATEST, properties=properties)
+                if not await ask(subscribe):
+                    await ask(Properties(part, subscription=name, properties=properties))
+                await ask(Replicated(part, subscription=name, replicated=is_replicated))
         yield Change(f"{where}: subscription {name}" + (" changed" if found else ""), make)
 
     def _grants(self, name: str, value: Any, where: str) -> Iterator[Change]:
@@ -320,8 +321,8 @@ async def _make(request: web.Request, changes: list[Change]) -> None:
     request.app[TOPICS].storage = catalogue.options.applied_to(request.app[TOPICS].config.storage)
     owners = request.app[OWNERS]
     if any(change.text.startswith("configuration/") for change in changes):
-        await owners.tell_all("options")
+        await owners.tell_all(ApplyOptions())
     for scope in dict.fromkeys(change.scope for change in changes if change.scope):
-        await owners.tell_all("policies", scope=scope)
+        await owners.tell_all(ApplyPolicies(scope=scope))
     for one in asked:
         await one

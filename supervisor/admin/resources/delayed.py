@@ -4,12 +4,24 @@ Times come as ms, as ISO 8601 (UTC where it does not say), or as so long from no
 """
 import re
 import time
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from geminga.storage.admin.questions import Cancel, GetDelayed, Reschedule
+from geminga.storage.ledgers.position import Position
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.request_parts import PATH, ask_parts, body_of, done, number_of, part_of, parts_of
+from geminga.supervisor.admin.requests.request_parts import (
+    PATH,
+    Asking,
+    ask_parts,
+    body_of,
+    done,
+    number_of,
+    part_of,
+    parts_of,
+)
 from geminga.supervisor.configuration.units import moment
 
 routes = web.RouteTableDef()
@@ -33,12 +45,12 @@ async def delayed(request: web.Request) -> web.Response:
     end_ms = _moment(query["to"], "to") if "to" in query else _END_MS
     if first_ms > end_ms:
         raise web.HTTPBadRequest(text="from is a time behind to")
-    found = await ask_parts(request, "delayed", first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by)
-    rows = [row for one in found for row in one["rows"]]
+    found = await ask_parts(request, partial(GetDelayed, first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by))
+    rows: list[dict[str, Any]] = [row for one in found for row in one.rows]
     rows = sorted(rows, key=lambda row: row["deliverAt"]) if by == "message" else _summed(rows)
-    told = {name: sum(one[key] for one in found) for name, key in (
-        ("waiting", "waiting"), ("windows", "windows"), ("indexBytes", "index_bytes"), ("memoryBytes", "memory_bytes"))}
-    due_ms = min((one["next_due_ms"] for one in found if one["next_due_ms"] is not None), default=None)
+    told = {"waiting": sum(one.waiting for one in found), "windows": sum(one.windows for one in found),
+            "indexBytes": sum(one.index_bytes for one in found), "memoryBytes": sum(one.memory_bytes for one in found)}
+    due_ms = min((one.next_due_ms for one in found if one.next_due_ms is not None), default=None)
     return web.json_response({"nextDueAt": due_ms, **told, "by": by, "rows": rows[:most], "hasMore": len(rows) > most})
 
 
@@ -54,7 +66,7 @@ def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
 @routes.delete(_MESSAGE)
 async def cancel(request: web.Request) -> web.Response:
     """Nobody is given it, or any message of its batch."""
-    await _change(request, "cancel", position=_position(request))
+    await _change(request, partial(Cancel, position=_position(request)))
     return done()
 
 
@@ -63,14 +75,18 @@ async def reschedule(request: web.Request) -> web.Response:
     position, body = _position(request), await body_of(request)
     if not isinstance(body, dict) or body.keys() != {"deliverAt"}:
         raise web.HTTPBadRequest(text='The body is {"deliverAt": a time}')
-    await _change(request, "reschedule", position=position, deliver_at_ms=_moment(body["deliverAt"], "deliverAt"))
+    deliver_at_ms = _moment(body["deliverAt"], "deliverAt")
+    await _change(request, partial(Reschedule, position=position, deliver_at_ms=deliver_at_ms))
     return done()
 
 
-async def _change(request: web.Request, question: str, **arguments: Any) -> None:
-    """Of the partition that has the message; ids of ledgers are the broker's, so there is one at most.  Raises 404, 409, Refusal."""
+async def _change(request: web.Request, change: Asking[bool | None]) -> None:
+    """Ask the partition that has the message for a change; ledger ids are unique, so at most one has it.
+
+    Raises 404, 409, Refusal.
+    """
     for topic in parts_of(request):
-        waited = await request.app[OWNERS].ask(question, topic, **arguments)
+        waited = await request.app[OWNERS].ask(change(topic))
         if waited:
             return
         if waited is not None:
@@ -78,11 +94,11 @@ async def _change(request: web.Request, question: str, **arguments: Any) -> None
     raise web.HTTPNotFound(text="Message not found")
 
 
-def _position(request: web.Request) -> list[int]:
-    """Raises 400, and 412 for what is less than an entry."""
+def _position(request: web.Request) -> Position:
+    """Return the position that the path names.  Raises 400, and 412 for the id of a message within an entry."""
     text = part_of(request, "message")
     if found := _ID.fullmatch(text):
-        return [int(number) for number in found.groups()]
+        return int(found[1]), int(found[2])
     if found := _PART_ID.fullmatch(text):
         raise web.HTTPPreconditionFailed(text="The messages of a batch wait together, and an entry's id says in which partition it is: "
                                               f"LEDGER:ENTRY names it, {found[1]}:{found[2]}")

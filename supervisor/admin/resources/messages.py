@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -15,6 +16,16 @@ from google.protobuf.message import DecodeError
 from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import UNPACKED_MAX
+from geminga.storage.admin.questions import (
+    Examine,
+    FindByIndex,
+    FindByTime,
+    GetEntry,
+    GetLastMessage,
+    Peek,
+    StoredEntry,
+)
+from geminga.storage.ledgers.position import Position
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
     TOPICS,
@@ -42,32 +53,34 @@ _BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_par
 
 # -- ids
 
-def _id(position: list[int], partition: int, **more: int) -> dict[str, int]:
+def _id(position: Position, partition: int, **more: int) -> dict[str, int]:
+    """Return a message id as Pulsar's REST has it."""
     ledger, entry = position
     return {"ledgerId": ledger, "entryId": entry, "partitionIndex": partition, "batchIndex": -1, "batchSize": 0} | more
 
 
 @routes.get(TOPIC + "/lastMessageId")
 async def last(request: web.Request) -> web.Response:
-    found = await ask_single(request, "", "last_message")
-    return web.json_response(_id([found["ledger"], found["entry"]], single_of(request).partition,
-                                 batchIndex=found["batch_index"], batchSize=found["batch_size"]))
+    message = await ask_single(request, "", GetLastMessage)
+    return web.json_response(_id((message.ledger, message.entry), single_of(request).partition,
+                                 batchIndex=message.batch_index, batchSize=message.batch_size))
 
 
 @routes.get(TOPIC + "/messageid/{time_ms}")
 async def at_time(request: web.Request) -> web.Response:
-    """The first that was published then or later."""
+    """Answer with the id of the first message published at the time or later."""
     time_ms = number_of(request, part_of(request, "time_ms"), "The time")
-    found = await ask_single(request, "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific "
-                             "topic partition", "at_time", time_ms=time_ms)
-    return web.json_response(_id(found, single_of(request).partition))
+    refused = "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic partition"
+    position = await ask_single(request, refused, partial(FindByTime, time_ms=time_ms))
+    return web.json_response(_id(position, single_of(request).partition))
 
 
 @routes.get(TOPIC + "/getMessageIdByIndex")
 async def by_index(request: web.Request) -> web.Response:
     index = number_of(request, request.query.get("index", ""), "index")
-    found = await ask_single(request, "Get message id by index on a partitioned topic is not allowed", "by_index", index=index)
-    return web.json_response(_id(found, single_of(request).partition))
+    refused = "Get message id by index on a partitioned topic is not allowed"
+    position = await ask_single(request, refused, partial(FindByIndex, index=index))
+    return web.json_response(_id(position, single_of(request).partition))
 
 
 # -- messages
@@ -77,14 +90,15 @@ async def peek(request: web.Request) -> web.Response:
     number = number_of(request, part_of(request, "number"), "The position")
     if not number:
         raise web.HTTPBadRequest(text="The first message has position 1")
-    return _answer(request, await ask_single(request, "Peek messages on a partitioned topic is not allowed", "peek",
-                                   subscription=part_of(request, "subscription"), number=number))
+    question = partial(Peek, subscription=part_of(request, "subscription"), number=number)
+    return _answer(request, await ask_single(request, "Peek messages on a partitioned topic is not allowed", question))
 
 
 @routes.get(TOPIC + "/ledger/{ledger}/entry/{entry}")
 async def entry(request: web.Request) -> web.Response:
-    position = [number_of(request, part_of(request, name), f"The {name}") for name in ("ledger", "entry")]
-    return _answer(request, await ask_single(request, "GetMessageById is not allowed on partitioned-topic", "entry", position=position))
+    ledger, entry = (number_of(request, part_of(request, name), f"The {name}") for name in ("ledger", "entry"))
+    question = partial(GetEntry, position=(ledger, entry))
+    return _answer(request, await ask_single(request, "GetMessageById is not allowed on partitioned-topic", question))
 
 
 @routes.get(TOPIC + "/examinemessage")
@@ -93,35 +107,39 @@ async def examine(request: web.Request) -> web.Response:
     if beginning not in ("earliest", "latest"):
         raise web.HTTPBadRequest(text="initialPosition is earliest or latest")
     number = number_of(request, request.query.get("messagePosition") or "1", "messagePosition")
-    found = await ask_single(request, "Examine messages on a partitioned topic is not allowed, please try examine message on specific "
-                             "topic partition", "examine", number=number, from_latest=beginning == "latest")
-    if found is None:
+    refused = "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic partition"
+    stored = await ask_single(request, refused, partial(Examine, number=number, from_latest=beginning == "latest"))
+    if stored is None:
         raise web.HTTPPreconditionFailed(text="Could not examine messages due to the total message is zero")
-    return _answer(request, found)
+    return _answer(request, stored)
 
 
-def _answer(request: web.Request, found: dict[str, Any]) -> web.Response:
-    return _shown(found, request.app[TOPICS].config.worker.broker_entry_metadata)
+def _answer(request: web.Request, stored: StoredEntry) -> web.Response:
+    return _shown(stored, request.app[TOPICS].config.worker.broker_entry_metadata)
 
 
-def _shown(found: dict[str, Any], added: tuple[str, ...] = ()) -> web.Response:
-    """added: what the broker adds to entries, of timestamp and index."""
-    raw = base64.b64decode(found["data"])
+def _shown(stored: StoredEntry, added: tuple[str, ...] = ()) -> web.Response:
+    """Answer with an entry.  added: the fields that the broker adds to entries, of timestamp and index.
+
+    Raises 422 for an entry that cannot be read.
+    """
+    raw = base64.b64decode(stored.data)
     try:
         size = struct.unpack_from(">I", raw, _METADATA)[0]
         metadata = api.MessageMetadata.FromString(raw[_METADATA + 4:_METADATA + 4 + size])
     except (struct.error, DecodeError):
         raise status(422, "The entry's metadata cannot be read: it was published so, or is damaged") from None
-    stored = raw[_METADATA + 4 + size:]
-    body = stored if metadata.encryption_keys else _uncompressed(metadata, stored)
+    payload = raw[_METADATA + 4 + size:]
+    body = payload if metadata.encryption_keys else _uncompressed(metadata, payload)
     return web.Response(body=body, content_type="application/octet-stream",
-                        headers=[("X-Pulsar-Message-ID", f"{found['ledger']}:{found['entry']}"), *_headers(metadata, len(stored)).items(),
-                                 *_added(found, added), *_several(metadata)])
+                        headers=[("X-Pulsar-Message-ID", f"{stored.ledger}:{stored.entry}"), *_headers(metadata, len(payload)).items(),
+                                 *_added(stored, added), *_several(metadata)])
 
 
-def _added(found: dict[str, Any], added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _added(stored: StoredEntry, added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for name in added:
-        yield f"X-Pulsar-Broker-Entry-METADATA-{name}", _time(found[name]) if name == "timestamp" else str(found[name])
+        text = _time(stored.timestamp) if name == "timestamp" else str(stored.index)
+        yield f"X-Pulsar-Broker-Entry-METADATA-{name}", text
 
 
 def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:

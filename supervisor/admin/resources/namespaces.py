@@ -1,5 +1,6 @@
 """Tenants and namespaces: made, listed, deleted; what is done to all topics of a namespace."""
 import zlib
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -7,6 +8,7 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.storage.admin.questions import ApplyPolicies, Clear, OpenTopics, Unload, Unsubscribe
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import MIGRATED
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES
@@ -247,7 +249,7 @@ async def set_migrated(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="The body is true or false")
     catalogue_of(request).policies.set(name, MIGRATED, is_migrated or None)
     catalogue_of(request).commit()
-    await request.app[OWNERS].tell_all("policies", scope=name)
+    await request.app[OWNERS].tell_all(ApplyPolicies(scope=name))
     return done()
 
 
@@ -330,8 +332,8 @@ async def unload(request: web.Request) -> web.Response:
     if request.query.get("destinationBroker", "") not in ("", request.app[TOPICS].addresses.broker):
         raise web.HTTPConflict(text="Not allowed unload namespace bundle to inactive destination broker")
     owners = request.app[OWNERS]
-    found = [await owners.ask_owner(index, "open", namespace=name) for index in range(owners.count) if owners.is_up(index)]
-    await ask_each(request, [names.parse(text) for some in found for text in some], "unload")
+    found = [await owners.ask_owner(index, OpenTopics(namespace=name)) for index in range(owners.count) if owners.is_up(index)]
+    await ask_each(request, [names.parse(text) for some in found for text in some], Unload)
     return done()
 
 
@@ -356,9 +358,10 @@ async def clear_backlog(request: web.Request) -> web.Response:
     stored = _stored(request)
     _bundle(request)
     if "subscription" in request.match_info:
-        await ask_each(request, stored, "clear", subscription=part_of(request, "subscription"), everywhere=True)
+        name = part_of(request, "subscription")
+        await ask_each(request, stored, partial(Clear, subscription=name, everywhere=True))
     else:
-        await ask_each(request, stored, "clear")
+        await ask_each(request, stored, Clear)
     return done()
 
 
@@ -367,5 +370,6 @@ async def clear_backlog(request: web.Request) -> web.Response:
 async def unsubscribe(request: web.Request) -> web.Response:
     stored = _stored(request)
     _bundle(request)
-    await ask_each(request, stored, "unsubscribe", subscription=part_of(request, "subscription"), force=False, everywhere=True)
+    name = part_of(request, "subscription")
+    await ask_each(request, stored, partial(Unsubscribe, subscription=name, force=False, everywhere=True))
     return done()

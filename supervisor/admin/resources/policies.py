@@ -8,6 +8,7 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.storage.admin.questions import ApplyPolicies
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF, applied, clash
 from geminga.storage.catalogue.policy_table import (
     OWN_CLUSTER,
@@ -178,7 +179,7 @@ async def _keep(request: web.Request, scope: str, name: str, value: Any, status:
 
 async def _take_effect(request: web.Request, scope: str, status: int = 204) -> web.Response:
     request.app[TOPICS].catalogue.commit()
-    await request.app[OWNERS].tell_all("policies", scope=scope)
+    await request.app[OWNERS].tell_all(ApplyPolicies(scope=scope))
     return web.Response(status=status)
 
 

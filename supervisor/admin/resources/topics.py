@@ -1,6 +1,7 @@
 """Topics: made, listed, deleted, looked up; their partitions and properties; and what the other files of this folder read requests with."""
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict
 
 from aiohttp import web
 
@@ -8,6 +9,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.storage.admin.questions import Delete, IsUsed, Subscribe
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.catalogue.policy_table import PARTITIONS_MAX
@@ -89,7 +91,7 @@ async def delete(request: web.Request) -> web.Response:
     if catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPConflict(text=f"{topic} is a partitioned topic, instead of calling delete topic, please call "
                                     "delete-partitioned-topic.")
-    await request.app[OWNERS].ask("delete", topic, force=is_set(request, "force"))
+    await request.app[OWNERS].ask(Delete(topic, force=is_set(request, "force")))
     return done()
 
 
@@ -127,16 +129,23 @@ async def add_partitions(request: web.Request) -> web.Response:
     fresh = [topic.partition_name(number) for number in range(before, count)]
     if topic.is_persistent:
         for subscription, said in sorted(_subscriptions_of(catalogue, map(topic.partition_name, range(before))).items()):
-            await ask_each(request, fresh, "subscribe", subscription=subscription, new=True, **said)
+            await ask_each(request, fresh, partial(Subscribe, subscription=subscription, new=True, **said))
     if count > (catalogue.topics.partition_count(topic) or 0):      # somebody else may have added more, meanwhile
         catalogue.topics.set_partition_count(topic, count)
     catalogue.commit()
     return done()
 
 
-def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> dict[str, dict[str, Any]]:
-    """By name, with what users have said of them."""
-    found: dict[str, dict[str, Any]] = {}
+class _Said(TypedDict):
+    """Properties and mark of a subscription, as its users have set them."""
+
+    properties: dict[str, str] | None
+    replicated: bool
+
+
+def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> dict[str, _Said]:
+    """Return the durable subscriptions of these partitions, by name."""
+    found: dict[str, _Said] = {}
     for stored in filter(None, map(catalogue.partitions.find, partitions)):
         properties, replicated = catalogue.properties.of_subscriptions(stored[0]), catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
@@ -194,13 +203,14 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
         count = catalogue.topics.partition_count(topic)
         parts += [topic.partition_name(number) for number in range(count)] if count else [topic]
     stored = [part for part in parts if not part.is_persistent or catalogue.partitions.find(part) is not None]
-    if not force and any(await ask_each(request, stored, "is_used")):
+    used: list[bool] = [] if force else await ask_each(request, stored, IsUsed)
+    if any(used):
         raise Refusal(api.ConsumerBusy, "Topic has active producers/subscriptions")
     for topic in topics:
         if catalogue.topics.partition_count(topic) or topic not in stored:
             catalogue.topics.delete(topic)
     catalogue.commit()
-    await ask_each(request, stored, "delete", force=True, gone=True)
+    await ask_each(request, stored, partial(Delete, force=True, gone=True))
 
 
 @routes.post(TOPIC + "/createMissedPartitions")

@@ -1,0 +1,216 @@
+"""Answers of owners about topics: counters, rates, positions and sizes, under the broker's own names.
+
+The admin process makes Pulsar's JSON of them. Times are milliseconds since 1970, and 0 where nothing has happened yet.
+Rates are per second, over the last complete window (`stats_window_s`). Sizes are bytes.
+"""
+from dataclasses import dataclass
+
+from geminga.storage.ledgers.position import Position
+
+# -- statistics of a topic
+
+@dataclass(frozen=True)
+class ProducerFigures:
+    """One connected producer."""
+
+    name: str
+    producer_id: int
+    access_mode: str               # as ProducerAccessMode names it
+    address: str                   # of its client, "" while the client has not introduced itself
+    client_version: str            # likewise
+    supports_partial: bool         # whether its client may produce to some partitions only
+    connected_ms: int
+    metadata: dict[str, str]       # notes of its client
+    message_rate: float
+    byte_rate: float
+    chunk_rate: float
+    drop_rate: float               # messages dropped because the connection has too many under way; 0 for stored topics
+
+
+@dataclass(frozen=True)
+class DrainingHash:
+    """A key hash that has moved to another consumer, and has unacknowledged entries at its former one."""
+
+    hash: int
+    entries: int
+    blocked: int                   # how often entries of the hash could not be delivered
+
+
+@dataclass(frozen=True)
+class ConsumerFigures:
+    """One connected consumer."""
+
+    name: str
+    address: str                   # as of a producer
+    client_version: str
+    connected_ms: int
+    metadata: dict[str, str]
+    message_rate: float
+    byte_rate: float
+    redeliver_rate: float
+    acknowledge_rate: float
+    chunk_rate: float
+    messages_out: int
+    bytes_out: int
+    entries_out: int
+    permits: int
+    unacknowledged: int            # messages
+    is_blocked: bool               # by its unacknowledged messages
+    hashes_cleared: int            # draining hashes that have been settled
+    acked_ms: int
+    consumed_ms: int
+    flow_ms: int                   # when it last granted permits
+    draining: list[DrainingHash] | None              # None unless the subscription is Key_Shared
+    ranges: list[tuple[int, int]] | None             # of hashes, first and last; likewise
+
+
+@dataclass(frozen=True)
+class SubscriptionFigures:
+    """One subscription; `consumers` is empty if the question left them out."""
+
+    type: str                      # as SubType names it, "None" if it never had a consumer
+    message_rate: float
+    byte_rate: float
+    redeliver_rate: float
+    acknowledge_rate: float
+    chunk_rate: float
+    expire_rate: float
+    drop_rate: float               # messages without a consumer that has permits; 0 for stored topics
+    messages_out: int
+    bytes_out: int
+    expired: int                   # messages
+    backlog: int                   # entries
+    backlog_bytes: int
+    delayed: int                   # entries that wait for their time
+    delayed_memory: int            # bytes of the delayed index in memory, if entries of it wait for this subscription
+    to_redeliver: int              # entries
+    unacknowledged: int            # messages at consumers
+    is_blocked: bool               # by unacknowledged messages
+    earliest_publish_ms: int       # of the backlog's first entry; 0 if the question left it out
+    expired_ms: int
+    acked_ms: int
+    consumed_ms: int
+    flow_ms: int
+    advanced_ms: int               # when the mark-delete position last moved
+    acknowledged_runs: int         # beyond the mark-delete position
+    bitmap_bytes: int              # of acknowledgements beyond the mark-delete position
+    is_durable: bool
+    is_replicated: bool
+    allows_out_of_order: bool
+    draining_hashes: int
+    draining_entries: int
+    hashes_cleared: int
+    is_sticky: bool | None         # whether consumers choose their hashes; None unless Key_Shared with consumers
+    active_consumer: str | None    # of Exclusive and Failover
+    throttled: list[int]           # how often a rate held it up, in the order of columns.THROTTLED
+    properties: dict[str, str]
+    messages: dict[str, int] | None      # account of all messages since its beginning; None for non-persistent topics
+    consumers: list[ConsumerFigures]
+
+
+@dataclass(frozen=True)
+class CompactionFigures:
+    """The compaction that made the view in force; all 0 without one."""
+
+    removed: int                   # messages
+    succeeded_ms: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TopicFigures:
+    """One topic; `publishers` is empty if the question left them out."""
+
+    message_rate_in: float
+    byte_rate_in: float
+    message_rate_out: float
+    byte_rate_out: float
+    drop_rate: float               # of a non-persistent topic's subscriptions and producers together; else 0
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+    has_chunks: bool
+    storage_bytes: int
+    quota_bytes: int               # -1: none
+    quota_age_s: int               # -1: none
+    backlog_age_s: int             # age of the oldest unacknowledged entry; -1 without a backlog
+    slowest: str | None            # the durable subscription with that entry
+    publish_limited: int           # how often a publish rate throttled it
+    delayed_memory: int
+    deduplicates: bool
+    topic_epoch: int | None
+    created_ms: int
+    last_publish_ms: int
+    compaction: CompactionFigures
+    waiting_producers: int
+    publishers: list[ProducerFigures]
+    subscriptions: dict[str, SubscriptionFigures]
+
+
+# -- how a topic is stored
+
+@dataclass(frozen=True)
+class LedgerFigures:
+    """One ledger; `size` is that of its entries."""
+
+    ledger_id: int
+    entries: int
+    size: int
+    created_ms: int
+
+
+@dataclass(frozen=True)
+class ViewFigures:
+    """A compacted view."""
+
+    number: int
+    entries: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CursorFigures:
+    """The cursor of one subscription."""
+
+    mark_delete: Position
+    read: Position
+    settled: int                   # messages acknowledged, expired, skipped and evicted
+    delivered: int                 # entries from the first unacknowledged one up to the read position
+    has_consumers: bool
+    is_waiting: bool               # whether it has consumers and has delivered everything
+    to_redeliver: int              # entries
+    run_count: int                 # acknowledged runs beyond the mark-delete position
+    runs: list[tuple[int, int, int]]      # the first of them: ledger id, entry before the run, last entry of the run
+
+
+@dataclass(frozen=True)
+class StorageFigures:
+    """Ledgers and cursors of a topic; a non-persistent one has no ledgers."""
+
+    entries_in: int                # published since the topic was opened
+    last_confirmed: Position
+    is_terminated: bool
+    waiting_cursors: int
+    view: ViewFigures | None
+    ledgers: list[LedgerFigures]
+    cursors: dict[str, CursorFigures]
+
+
+@dataclass(frozen=True)
+class StoredCursor:
+    """The durable part of a cursor."""
+
+    mark_delete: Position
+    advanced_ms: int
+    backlog: int                   # entries
+
+
+@dataclass(frozen=True)
+class StoredTopic:
+    """Everything about a topic that outlives a restart; `ledgers` is never empty."""
+
+    created_ms: int
+    answered_ms: int
+    ledgers: list[LedgerFigures]
+    cursors: dict[str, StoredCursor]

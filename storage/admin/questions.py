@@ -1,0 +1,495 @@
+"""Questions of administration to an owner, each a dataclass that names the type of its answer.
+
+The admin process makes a question and sends it to the owner of its topic; `queries.py` finds the function that answers
+it. On the wire a question is a JSON object: "ask" has its name, "topic" its topic, everything else its other fields.
+
+A question about a subscription that does not exist is refused, unless it is asked `everywhere`: then it goes to all
+partitions of a topic or namespace, and those without the subscription ignore it.
+"""
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar, get_args
+
+from geminga.proto.names import TopicName
+from geminga.storage.admin import typed_json
+from geminga.storage.admin.figures import StorageFigures, StoredTopic, TopicFigures
+from geminga.storage.ledgers.position import Position
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Question(Generic[Answer]):
+    """A question to one owner."""
+
+    name: ClassVar[str] = ""           # on the wire; empty for a class of questions
+
+    def __init_subclass__(cls, name: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.name = name
+
+    def encode(self) -> bytes:
+        """Return the question as JSON."""
+        return typed_json.dump({"ask": self.name} | vars(self))
+
+
+@dataclass(frozen=True)
+class TopicQuestion(Question[Answer]):
+    """A question about one topic or partition, to its owner."""
+
+    topic: TopicName
+
+
+def answer_type(kind: type[Question[Any]]) -> object:
+    """Return the annotation of the answer to questions of that class."""
+    [base, *_] = kind.__orig_bases__      # type: ignore[attr-defined]      # every class of a generic base has it
+    [annotation] = get_args(base)
+    return annotation
+
+
+class PlaceFields(TypedDict, total=False):
+    """A place in a topic, as keyword arguments of the questions below."""
+
+    position: Position | None
+    behind: bool
+    batch_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place in a topic: an entry, the one behind it, or a message of a batch.
+
+    (-1, -1) is the beginning of a topic, and (2**63 - 1, 2**63 - 1) its end, as clients write them.
+    """
+
+    position: Position | None = None
+    behind: bool = False               # the place behind the position
+    batch_index: int = -1              # of the message in the entry; -1: the entry as a whole
+
+
+# -- topics
+
+@dataclass(frozen=True)
+class Terminate(TopicQuestion[Position], name="terminate"):
+    """Close a topic for producers, for good; the answer is the position of its last entry."""
+
+
+@dataclass(frozen=True)
+class Unload(TopicQuestion[None], name="unload"):
+    """Close a topic: clients look it up again, and its next use opens it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTopics(Question[list[str]], name="open"):
+    """Ask which topics of a namespace can be unloaded."""
+
+    namespace: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delete(TopicQuestion[None], name="delete"):
+    """Delete a topic or partition with all its data."""
+
+    force: bool                        # although it has producers or consumers
+    gone: bool = False                 # the catalogue may have forgotten it already, with its partitioned topic
+
+
+@dataclass(frozen=True)
+class IsUsed(TopicQuestion[bool], name="is_used"):
+    """Ask whether a topic has producers or consumers."""
+
+
+@dataclass(frozen=True)
+class Truncate(TopicQuestion[None], name="truncate"):
+    """Acknowledge everything for all subscriptions, and delete all ledgers."""
+
+
+@dataclass(frozen=True)
+class Trim(TopicQuestion[None], name="trim"):
+    """Delete the ledgers that no subscription and no policy needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyPolicies(Question[None], name="policies"):
+    """Apply the policies of a namespace or topic, which have changed in the catalogue, to open partitions."""
+
+    scope: str
+
+
+@dataclass(frozen=True)
+class ApplyOptions(Question[None], name="options"):
+    """Apply options of the broker, which have changed in the catalogue."""
+
+
+# -- subscriptions
+
+@dataclass(frozen=True)
+class Subscriptions(TopicQuestion[list[str]], name="subscriptions"):
+    """Ask for the names of a topic's subscriptions; a topic that was created and never used is opened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscribe(TopicQuestion[bool], Place, name="subscribe"):
+    """Create a durable subscription at a place, or at the topic's beginning; the answer is False if it exists."""
+
+    subscription: str
+    properties: dict[str, str] | None = None
+    replicated: bool = False
+    may_create: bool = False           # the topic too
+    new: bool = False                  # the partition was added a moment ago, and the catalogue may not have it yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsubscribe(TopicQuestion[None], name="unsubscribe"):
+    """Delete a subscription."""
+
+    subscription: str
+    force: bool                        # although it has consumers
+    everywhere: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Properties(TopicQuestion[dict[str, str]], name="properties"):
+    """Ask for a subscription's properties, after setting them if there are any here."""
+
+    subscription: str
+    properties: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicated(TopicQuestion[dict[str, bool]], name="replicated"):
+    """Ask whether a subscription is marked as replicated, after setting the mark if there is one here.
+
+    The answer is {topic: mark}.
+    """
+
+    subscription: str
+    replicated: bool | None = None
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """The state of one subscription, and the causes that keep its consumers from receiving more."""
+
+    topic: str
+    subscription: str
+    type: str
+    backlog: int                       # entries
+    messages: dict[str, int]           # account of all messages since its beginning; {} for non-persistent topics
+    causes: list[dict[str, object]]    # {"cause": ..., and details}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why(TopicQuestion[Standstill], name="why"):
+    """Ask why a subscription's consumers do not receive more."""
+
+    subscription: str
+
+
+@dataclass(frozen=True)
+class Released:
+    """How many parked entries are to be delivered again."""
+
+    entries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(TopicQuestion[Released], name="release"):
+    """Deliver the parked entries of a subscription's quarantine again."""
+
+    subscription: str
+
+
+# -- positions
+
+@dataclass(frozen=True, kw_only=True)
+class Clear(TopicQuestion[None], name="clear"):
+    """Acknowledge everything in one subscription, or in all."""
+
+    subscription: str | None = None
+    everywhere: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip(TopicQuestion[None], name="skip"):
+    """Acknowledge so many entries from the first unacknowledged one on."""
+
+    subscription: str
+    entries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reset(TopicQuestion[None], Place, name="reset"):
+    """Move a subscription to a time or to a place; its consumers are closed and subscribe again."""
+
+    subscription: str
+    time_ms: int | None = None         # None if there is a place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expire(TopicQuestion[int | None], Place, name="expire"):
+    """Expire messages of one subscription, or of all: those of a certain age, or up to a place.
+
+    The answer is the number of entries, None if the place does not exist yet.
+    """
+
+    subscription: str | None = None
+    seconds: int | None = None         # age; None if there is a place
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Unacknowledged entries and messages of a subscription, the first and the last of these entries."""
+
+    entries: int
+    messages: int
+    first: Position | None
+    last: Position | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze(TopicQuestion[Backlog], Place, name="analyze"):
+    """Count a subscription's backlog, from its mark-delete position on or from a place."""
+
+    subscription: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesBehind(TopicQuestion[int], name="behind"):
+    """Ask how many bytes of entries there are from a position on."""
+
+    ledger: int
+    entry: int
+
+
+@dataclass(frozen=True)
+class LastMessage:
+    """The id of a topic's last message; entry -1 in an empty ledger."""
+
+    ledger: int
+    entry: int
+    batch_index: int                   # -1 unless the entry is a batch
+    batch_size: int                    # messages; 0 unless the entry is a batch
+
+
+@dataclass(frozen=True)
+class GetLastMessage(TopicQuestion[LastMessage], name="last_message"):
+    """Ask for the id of a topic's last message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindByTime(TopicQuestion[Position], name="at_time"):
+    """Ask for the first entry published at a time or later, or the position of the next entry to come."""
+
+    time_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindByIndex(TopicQuestion[Position], name="by_index"):
+    """Ask for the entry with the message of this number, counted from the topic's beginning."""
+
+    index: int
+
+
+# -- messages
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One entry as it is stored."""
+
+    ledger: int
+    entry: int
+    data: str                          # base64: all bytes from the magic number of the checksum on
+    timestamp: int                     # when it was stored, in ms
+    index: int                         # number of its last message, counted from the topic's beginning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peek(TopicQuestion[StoredEntry], name="peek"):
+    """Ask for the n-th unacknowledged entry, counted from 1.
+
+    A subscription that does not exist is treated as one that begins at the earliest message.
+    """
+
+    subscription: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetEntry(TopicQuestion[StoredEntry], name="entry"):
+    """Ask for the entry at a position."""
+
+    position: Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examine(TopicQuestion[StoredEntry | None], name="examine"):
+    """Ask for the n-th entry from the first one on, or back from the last one, counted from 1.
+
+    If there are fewer entries, the answer is the last one in that direction, None if there is none.
+    """
+
+    number: int
+    from_latest: bool
+
+
+# -- delayed messages
+
+@dataclass(frozen=True)
+class DelayedMessages:
+    """Delayed entries of a partition that wait, and the size of their index."""
+
+    waiting: int
+    next_due_ms: int | None
+    windows: int                       # files
+    index_bytes: int                   # on disk
+    memory_bytes: int
+    rows: list[dict[str, object]]      # of hours and windows {"from", "to", "entries"}; of messages {"id", "deliverAt", ...}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetDelayed(TopicQuestion[DelayedMessages], name="delayed"):
+    """Ask for the waiting entries that fall due in [first_ms, end_ms)."""
+
+    first_ms: int
+    end_ms: int
+    at_most: int                       # rows
+    by: str                            # "hour", "window" (of the index) or "message"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel(TopicQuestion[bool | None], name="cancel"):
+    """Cancel a waiting entry for all subscriptions.
+
+    The answer is False if the entry does not wait, None if it does not exist.
+    """
+
+    position: Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reschedule(TopicQuestion[bool | None], name="reschedule"):
+    """Give a waiting entry another delivery time; a past one means now. The answer is that of Cancel."""
+
+    position: Position
+    deliver_at_ms: int
+
+
+# -- statistics
+
+@dataclass(frozen=True, kw_only=True)
+class GetStatistics(TopicQuestion[TopicFigures], name="stats"):
+    """Ask for a topic's statistics."""
+
+    earliest: bool                     # with the publish time of the first message of each backlog
+    publishers: bool
+    consumers: bool
+
+
+@dataclass(frozen=True)
+class GetStorage(TopicQuestion[StorageFigures], name="internal"):
+    """Ask for the ledgers and cursors of an open topic."""
+
+
+@dataclass(frozen=True)
+class GetStored(TopicQuestion[StoredTopic], name="info"):
+    """Ask for everything about a topic that outlives a restart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Question[bytes | int], name="measure"):
+    """Ask for statistics of all open topics, at most so many with rows of their own.
+
+    The answer is what statistics.pack returns, or the number of topics whose rows are not made yet: ask again.
+    """
+
+    most: int
+    consumers: bool
+    producers: bool
+
+
+# -- compacted views, nights and backups, for jobs beside the broker
+
+@dataclass(frozen=True)
+class CompactedView:
+    """The compacted view in force; `view` is 0 if there is none."""
+
+    view: int
+    horizon: Position
+    entries: int
+    messages: int
+    bytes: int
+    news: int                          # bytes behind the horizon
+    created_ms: int
+    report: dict[str, object] = field(default_factory=dict)      # of the job that made it
+
+
+@dataclass(frozen=True)
+class GetView(TopicQuestion[CompactedView], name="compaction"):
+    """Ask for the compacted view in force."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptView(TopicQuestion[CompactedView], name="adopt-view"):
+    """Put the compacted view of that number in force, which a job has made."""
+
+    view: int
+
+
+@dataclass(frozen=True)
+class CompactionDue(Question[list[tuple[int, str]]], name="compaction-due"):
+    """Ask for (id, topic) of partitions that have passed their compaction threshold."""
+
+
+@dataclass(frozen=True)
+class Reclaimed:
+    """What enforcing the policies of one partition changed."""
+
+    topic: str
+    bytes_before: int
+    bytes_after: int
+    freed: int                         # bytes
+    messages_before: int
+    messages_after: int
+    expired: int                       # messages, summed over subscriptions
+    names_forgotten: int               # producers that deduplication knew
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Enforce(TopicQuestion[Reclaimed | None], name="enforce"):
+    """Apply retention and expiry, forget inactive producers, and remove unfinished views.
+
+    The answer is None if nothing changed.
+    """
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Folders of deleted partitions."""
+
+    folders: int                       # removed now
+    freed: int                         # bytes of these
+    left: int                          # folders still to be removed
+
+
+@dataclass(frozen=True)
+class RemoveLeftovers(Question[Leftovers], name="leftovers"):
+    """Remove some folders of partitions that were deleted, and left by a crash."""
+
+
+@dataclass(frozen=True)
+class BackupCut:
+    """One owner's part of a backup: a file in the backup's folder, and how long the owner stood still."""
+
+    file: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BeginBackup(Question[None], name="backup-begin"):
+    """Give new ledgers and views a second name in the backup's folder from now on."""
+
+
+@dataclass(frozen=True)
+class CutBackup(Question[BackupCut], name="backup-cut"):
+    """Write down the state of all partitions as of now, which ends what BeginBackup began."""

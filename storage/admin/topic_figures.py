@@ -1,0 +1,189 @@
+"""Answers with statistics: of one topic as figures (figures.py), of all open topics as columns of numbers."""
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.admin.context import AdministeredOwner
+from geminga.storage.admin.figures import (
+    CompactionFigures,
+    ConsumerFigures,
+    DrainingHash,
+    ProducerFigures,
+    SubscriptionFigures,
+    TopicFigures,
+)
+from geminga.storage.admin.questions import GetStatistics, Measure
+from geminga.storage.admin.stored_topics import acknowledged_runs
+from geminga.storage.commands.topic_lookup import topic_of
+from geminga.storage.cursors.cursor import EXPIRED, REASONS
+from geminga.storage.dispatch.exclusive import Exclusive
+from geminga.storage.dispatch.key_shared import KeyShared
+from geminga.storage.enforcement.backlog_quota import backlog_bytes
+from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.statistics.columns import (
+    DELAYED,
+    Topic,
+    came_ms,
+    delayed,
+    delayed_index,
+    delayed_memory,
+    find_slowest,
+    first_unacknowledged,
+    is_blocked,
+    is_named,
+    kind_of,
+    last_times,
+    publish_limited,
+    rates_of,
+    storage_bytes,
+    subscription_counts,
+    throttled,
+    to_redeliver,
+    topic_counts,
+    unacknowledged,
+)
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.producers import Producer
+from geminga.storage.topics.session import Session
+from geminga.storage.topics.subscription import Consumer, Subscription, SubType
+
+_DELAYED_MEMORY = DELAYED.index("delayed_memory")
+
+
+def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
+    """Return the statistics of a topic."""
+    topic = topic_of(owner, question.topic)
+    partition = topic if isinstance(topic, Partition) else None
+    counts, rates = topic_counts(topic), rates_of(topic, 6)
+    slowest = None if partition is None else find_slowest(partition)
+    producers = topic.producers.live.values()
+    named = [subscription for subscription in topic.subscriptions.values() if is_named(topic, subscription)]
+    subscriptions = {one.name: _subscription(owner, topic, one, question) for one in named}
+    dropped = 0.0
+    if partition is None:
+        dropped = sum(one.drop_rate for one in subscriptions.values()) + sum(rates_of(one, 4)[3] for one in producers)
+    return TopicFigures(
+        message_rate_in=rates[0], byte_rate_in=rates[1], message_rate_out=rates[3], byte_rate_out=rates[4],
+        drop_rate=dropped, messages_in=counts[0], bytes_in=counts[1], messages_out=counts[3], bytes_out=counts[4],
+        has_chunks=topic.chunks_in > 0,
+        storage_bytes=0 if partition is None else storage_bytes(partition),
+        quota_bytes=-1 if partition is None else partition.policies.quota_bytes,
+        quota_age_s=-1 if partition is None else partition.policies.quota_age_s,
+        backlog_age_s=(owner.now_ms - came_ms(slowest)) // 1000 if slowest else -1,
+        slowest=slowest.name if slowest else None, publish_limited=publish_limited(topic),
+        delayed_memory=delayed_index(topic)[_DELAYED_MEMORY],
+        deduplicates=partition is not None and partition.deduplicates, topic_epoch=topic.producers.topic_epoch,
+        created_ms=owner.catalogue.topics.created_ms(topic.name.base) or 0, last_publish_ms=last_publish_ms(topic),
+        compaction=_compaction(topic.view), waiting_producers=len(topic.producers.waiting),
+        publishers=[_producer(owner, one) for one in producers] if question.publishers else [],
+        subscriptions=subscriptions)
+
+
+def _compaction(view: View | None) -> CompactionFigures:
+    """Return figures of the compaction that made the view in force; the admin process knows of failed ones."""
+    if view is None:
+        return CompactionFigures(0, 0, 0)
+    report = view.manifest.report
+    return CompactionFigures(report.get("messages_in", 0) - report.get("messages_out", 0), view.manifest.created_ms,
+                             report.get("seconds", 0))
+
+
+def last_publish_ms(topic: Topic) -> int:
+    """Return when the last entry was stored, 0 if there is none."""
+    for ledger in reversed(topic.ledgers):
+        if ledger.entries:
+            return int(ledger.column("broker_time")[ledger.last_entry])
+    return 0
+
+
+# -- subscriptions
+
+def _subscription(owner: AdministeredOwner, topic: Topic, subscription: Subscription,
+                  question: GetStatistics) -> SubscriptionFigures:
+    counts, rates, cursor = subscription_counts(subscription), rates_of(subscription, 8), subscription.cursor
+    partition = topic if isinstance(topic, Partition) else None
+    dispatcher, kind, waiting = subscription.dispatcher, kind_of(subscription), delayed(subscription)
+    acked_ms, consumed_ms, flow_ms = last_times(subscription)
+    first = first_unacknowledged(subscription) if partition is not None and question.earliest else None
+    draining = list(dispatcher.draining.values()) if isinstance(dispatcher, KeyShared) else []
+    is_sticky = active = None
+    if isinstance(dispatcher, KeyShared) and subscription.first_consumer is not None:
+        is_sticky = subscription.first_consumer.ranges is not None
+    if isinstance(dispatcher, Exclusive) and dispatcher.active is not None:
+        active = dispatcher.active.name
+    return SubscriptionFigures(
+        type="None" if kind < 0 else SubType.Name(SubType.ValueType(kind)),
+        message_rate=rates[0], byte_rate=rates[1], redeliver_rate=rates[3], acknowledge_rate=rates[5],
+        chunk_rate=rates[4], expire_rate=rates[6], drop_rate=0.0 if partition is not None else rates[7],
+        messages_out=counts[0], bytes_out=counts[1], expired=cursor.totals[EXPIRED],
+        backlog=cursor.backlog(partition.ledgers) if partition is not None else 0,
+        backlog_bytes=backlog_bytes(cursor, partition) if partition is not None else 0,
+        delayed=waiting, delayed_memory=delayed_memory(subscription, waiting),
+        to_redeliver=to_redeliver(subscription), unacknowledged=unacknowledged(subscription),
+        is_blocked=is_blocked(subscription),
+        earliest_publish_ms=int(first[0].column("publish_time")[first[1]]) if first else 0,
+        expired_ms=subscription.expired_ms, acked_ms=acked_ms, consumed_ms=consumed_ms, flow_ms=flow_ms,
+        advanced_ms=subscription.advanced_ms,
+        acknowledged_runs=sum(len(runs) for _, runs in acknowledged_runs(cursor, topic.ledgers)),
+        bitmap_bytes=sum(bitmap.nbytes for bitmap in cursor.bitmaps.values()),
+        is_durable=subscription.is_durable, is_replicated=subscription.is_replicated,
+        allows_out_of_order=any(one.is_out_of_order_allowed for one in subscription.consumers),
+        draining_hashes=len(draining), draining_entries=sum(one.entries for one in draining),
+        hashes_cleared=sum(one.hashes_cleared for one in subscription.consumers),
+        is_sticky=is_sticky, active_consumer=active, throttled=list(throttled(subscription)),
+        properties=subscription.properties, messages=None if partition is None else messages(partition, subscription),
+        consumers=_consumers(owner, subscription) if question.consumers else [])
+
+
+def messages(partition: Partition, subscription: Subscription) -> dict[str, int]:
+    """Account for all messages since the subscription began: the other values together are `published`."""
+    totals = subscription.cursor.totals
+    published = partition.next_message - subscription.cursor.since
+    return {"published": published, **dict(zip(REASONS, totals, strict=True)), "backlog": published - sum(totals)}
+
+
+# -- clients
+
+def _consumers(owner: AdministeredOwner, subscription: Subscription) -> list[ConsumerFigures]:
+    dispatcher = subscription.dispatcher
+    if not isinstance(dispatcher, KeyShared):
+        return [_consumer(owner, consumer) for consumer in subscription.consumers]
+    by_slot: dict[int, list[DrainingHash]] = {}
+    for number, draining in sorted(dispatcher.draining.items()):
+        by_slot.setdefault(draining.slot, []).append(DrainingHash(number, draining.entries, draining.blocked))
+    ranges = dispatcher.ranges.all() if dispatcher.ranges is not None else {}
+    return [_consumer(owner, consumer, by_slot.get(consumer.slot, []),
+                      [(first, last) for first, last in ranges.get(consumer.slot, [])])
+            for consumer in subscription.consumers]
+
+
+def _consumer(owner: AdministeredOwner, consumer: Consumer, draining: list[DrainingHash] | None = None,
+              ranges: list[tuple[int, int]] | None = None) -> ConsumerFigures:
+    rates, session = rates_of(consumer, 5), _session_of(owner, consumer)
+    return ConsumerFigures(
+        name=consumer.name, address=session.address if session else "",
+        client_version=session.client_version if session else "", connected_ms=consumer.connected_ms,
+        metadata=consumer.metadata, message_rate=rates[0], byte_rate=rates[1], redeliver_rate=rates[2],
+        acknowledge_rate=rates[4], chunk_rate=rates[3], messages_out=consumer.messages_out,
+        bytes_out=consumer.bytes_out, entries_out=consumer.entries_out, permits=consumer.permits,
+        unacknowledged=consumer.unacknowledged, is_blocked=consumer.is_blocked, hashes_cleared=consumer.hashes_cleared,
+        acked_ms=consumer.acked_ms, consumed_ms=consumer.consumed_ms, flow_ms=consumer.flow_ms, draining=draining,
+        ranges=ranges)
+
+
+def _producer(owner: AdministeredOwner, producer: Producer) -> ProducerFigures:
+    rates, session = rates_of(producer, 4), _session_of(owner, producer)
+    return ProducerFigures(
+        name=producer.name, producer_id=producer.producer_id,
+        access_mode=api.ProducerAccessMode.Name(api.ProducerAccessMode.ValueType(producer.access_mode)),
+        address=session.address if session else "", client_version=session.client_version if session else "",
+        supports_partial=session.supports_partial_producer if session else False, connected_ms=producer.connected_ms,
+        metadata=producer.metadata, message_rate=rates[0], byte_rate=rates[1], chunk_rate=rates[2], drop_rate=rates[3])
+
+
+def _session_of(owner: AdministeredOwner, client: Producer | Consumer) -> Session | None:
+    return owner.sessions.get((client.worker, client.connection))
+
+
+# -- all open topics
+
+def measure(owner: AdministeredOwner, question: Measure) -> bytes | int:
+    """Return statistics of all open topics, packed, or the number of topics whose rows are not made yet."""
+    return owner.statistics.measure(question.most, consumers=question.consumers, producers=question.producers)

@@ -1,0 +1,233 @@
+"""Figures of owners as the JSON objects of Pulsar's REST.
+
+Fields without a meaning here, such as those of offloading, have the value for "none". `messages` of a subscription is
+Geminga's own field: the account of all messages since the subscription began. The order of fields is Pulsar's.
+"""
+from datetime import UTC, datetime
+from typing import Any
+
+from geminga.proto.names import TopicName, is_system
+from geminga.storage.admin.figures import (
+    CompactionFigures,
+    ConsumerFigures,
+    CursorFigures,
+    ProducerFigures,
+    StorageFigures,
+    StoredTopic,
+    SubscriptionFigures,
+    TopicFigures,
+    ViewFigures,
+)
+from geminga.storage.statistics.columns import THROTTLED
+
+Json = dict[str, Any]
+
+
+# -- statistics
+
+def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
+    """Return TopicStats."""
+    subscriptions = {name: subscription_stats(topic, one) for name, one in figures.subscriptions.items()}
+    each = figures.subscriptions.values()
+    told = {
+        "msgRateIn": figures.message_rate_in, "msgThroughputIn": figures.byte_rate_in,
+        "msgRateOut": figures.message_rate_out, "msgThroughputOut": figures.byte_rate_out,
+        "bytesInCounter": figures.bytes_in, "msgInCounter": figures.messages_in,
+        "systemTopicBytesInCounter": figures.bytes_in if is_system(str(topic)) else 0,
+        "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
+        "averageMsgSize": _average(figures.byte_rate_in, figures.message_rate_in),
+        "msgChunkPublished": figures.has_chunks, "storageSize": figures.storage_bytes,
+        "backlogSize": max((one.backlog_bytes for one in each if one.is_durable), default=0),
+        "backlogQuotaLimitSize": figures.quota_bytes, "backlogQuotaLimitTime": figures.quota_age_s,
+        "oldestBacklogMessageAgeSeconds": figures.backlog_age_s, "publishRateLimitedTimes": figures.publish_limited,
+        "earliestMsgPublishTimeInBacklogs": min(
+            (one.earliest_publish_ms for one in each if one.earliest_publish_ms), default=0),
+        "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
+        "lastOffloadFailureTimeStamp": 0, "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
+        "publishers": [_publisher_stats(topic, one) for one in figures.publishers],
+        "waitingPublishers": figures.waiting_producers, "subscriptions": subscriptions, "replication": {},
+        "deduplicationStatus": "Enabled" if figures.deduplicates else "Disabled",
+        "nonContiguousDeletedMessagesRanges": sum(one.acknowledged_runs for one in each),
+        "nonContiguousDeletedMessagesRangesSerializedSize": sum(one.bitmap_bytes for one in each),
+        "delayedMessageIndexSizeInBytes": figures.delayed_memory,
+        "compaction": _compaction(figures.compaction), "topicCreationTimeStamp": figures.created_ms,
+        "lastPublishTimeStamp": figures.last_publish_ms,
+    }
+    if figures.slowest is not None:
+        told["oldestBacklogMessageSubscriptionName"] = figures.slowest
+    if figures.topic_epoch is not None:
+        told["topicEpoch"] = figures.topic_epoch
+    if not topic.is_persistent:
+        told["msgDropRate"] = figures.drop_rate
+    return told
+
+
+def _average(bytes_: float, messages: float) -> float:
+    return bytes_ / messages if messages else 0.0
+
+
+def _compaction(figures: CompactionFigures) -> Json:
+    """Return CompactionStats; the process that starts compactions adds when one last failed."""
+    return {"lastCompactionRemovedEventCount": figures.removed,
+            "lastCompactionSucceedTimestamp": figures.succeeded_ms, "lastCompactionFailedTimestamp": 0,
+            "lastCompactionDurationTimeInMills": round(figures.seconds * 1000)}
+
+
+def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
+    """Return SubscriptionStats."""
+    told: Json = {
+        "msgRateOut": figures.message_rate, "msgThroughputOut": figures.byte_rate,
+        "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
+        "msgRateRedeliver": figures.redeliver_rate, "messageAckRate": figures.acknowledge_rate,
+        "chunkedMessageRate": figures.chunk_rate, "msgBacklog": figures.backlog, "backlogSize": figures.backlog_bytes,
+        "earliestMsgPublishTimeInBacklog": figures.earliest_publish_ms,
+        "msgBacklogNoDelayed": figures.backlog - figures.delayed,
+        "blockedSubscriptionOnUnackedMsgs": figures.is_blocked, "msgDelayed": figures.delayed,
+        "msgInReplay": figures.to_redeliver, "unackedMessages": figures.unacknowledged, "type": figures.type,
+        "msgRateExpired": figures.expire_rate, "totalMsgExpired": figures.expired,
+        "lastExpireTimestamp": figures.expired_ms, "lastConsumedFlowTimestamp": figures.flow_ms,
+        "lastConsumedTimestamp": figures.consumed_ms, "lastAckedTimestamp": figures.acked_ms,
+        "lastMarkDeleteAdvancedTimestamp": figures.advanced_ms,
+        "consumers": [_consumer_stats(one) for one in figures.consumers], "isDurable": figures.is_durable,
+        "isReplicated": figures.is_replicated, "allowOutOfOrderDelivery": figures.allows_out_of_order,
+        "consumersAfterMarkDeletePosition": {}, "drainingHashesCount": figures.draining_hashes,
+        "drainingHashesClearedTotal": figures.hashes_cleared,
+        "drainingHashesUnackedMessages": figures.draining_entries,
+        "nonContiguousDeletedMessagesRanges": figures.acknowledged_runs,
+        "nonContiguousDeletedMessagesRangesSerializedSize": figures.bitmap_bytes,
+        "delayedMessageIndexSizeInBytes": figures.delayed_memory, "subscriptionProperties": figures.properties,
+        "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
+        "filterRescheduledMsgCount": 0, **dict(zip(THROTTLED, figures.throttled, strict=True)),
+        "durable": figures.is_durable, "replicated": figures.is_replicated,
+    }
+    if figures.is_sticky is not None:
+        told["keySharedMode"] = "STICKY" if figures.is_sticky else "AUTO_SPLIT"
+    if figures.active_consumer is not None:
+        told["activeConsumerName"] = figures.active_consumer
+    if topic.is_persistent:
+        told["messages"] = figures.messages
+    else:
+        told["msgDropRate"] = figures.drop_rate
+    return told
+
+
+def _consumer_stats(figures: ConsumerFigures) -> Json:
+    """Return ConsumerStats."""
+    draining = figures.draining or []
+    told = {
+        "msgRateOut": figures.message_rate, "msgThroughputOut": figures.byte_rate,
+        "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
+        "msgRateRedeliver": figures.redeliver_rate, "messageAckRate": figures.acknowledge_rate,
+        "chunkedMessageRate": figures.chunk_rate, "consumerName": figures.name, "availablePermits": figures.permits,
+        "unackedMessages": figures.unacknowledged,
+        "avgMessagesPerEntry": round(figures.messages_out / figures.entries_out) if figures.entries_out else 0,
+        "blockedConsumerOnUnackedMsgs": figures.is_blocked, "drainingHashesCount": len(draining),
+        "drainingHashesClearedTotal": figures.hashes_cleared,
+        "drainingHashesUnackedMessages": sum(one.entries for one in draining), "address": figures.address,
+        "connectedSince": iso(figures.connected_ms), "clientVersion": figures.client_version,
+        "lastAckedTimestamp": figures.acked_ms, "lastConsumedTimestamp": figures.consumed_ms,
+        "lastConsumedFlowTimestamp": figures.flow_ms, "metadata": figures.metadata,
+        "lastAckedTime": iso(figures.acked_ms), "lastConsumedTime": iso(figures.consumed_ms),
+    }
+    if figures.draining is not None and figures.ranges is not None:
+        told["drainingHashes"] = [{"hash": one.hash, "unackMsgs": one.entries, "blockedAttempts": one.blocked}
+                                  for one in draining]
+        told["keyHashRangeArrays"] = [list(bounds) for bounds in figures.ranges]
+    return told
+
+
+def _publisher_stats(topic: TopicName, figures: ProducerFigures) -> Json:
+    """Return PublisherStats."""
+    told = {
+        "accessMode": figures.access_mode, "msgRateIn": figures.message_rate, "msgThroughputIn": figures.byte_rate,
+        "averageMsgSize": _average(figures.byte_rate, figures.message_rate), "chunkedMessageRate": figures.chunk_rate,
+        "producerId": figures.producer_id, "supportsPartialProducer": figures.supports_partial,
+        "producerName": figures.name, "address": figures.address, "connectedSince": iso(figures.connected_ms),
+        "clientVersion": figures.client_version, "metadata": figures.metadata,
+    }
+    if not topic.is_persistent:
+        told["msgDropRate"] = figures.drop_rate
+    return told
+
+
+def iso(time_ms: int) -> str:
+    """Return a time as ISO 8601, in UTC to the millisecond."""
+    text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+# -- how it is stored
+
+def internal_stats(topic: TopicName, figures: StorageFigures) -> Json:
+    """Return PersistentTopicInternalStats, or what of it a non-persistent topic has."""
+    told = {"entriesAddedCounter": figures.entries_in, "numberOfEntries": sum(one.entries for one in figures.ledgers),
+            "totalSize": sum(one.size for one in figures.ledgers)}
+    if not topic.is_persistent:
+        return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0,
+                       "cursors": {name: _cursor_stats(one) for name, one in figures.cursors.items()}}
+    last = figures.ledgers[-1]
+    return told | {
+        "currentLedgerEntries": last.entries, "currentLedgerSize": last.size,
+        "lastLedgerCreatedTimestamp": iso(last.created_ms), "waitingCursorsCount": figures.waiting_cursors,
+        "lastConfirmedEntry": "{}:{}".format(*figures.last_confirmed),
+        "state": "Terminated" if figures.is_terminated else "LedgerOpened",
+        "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size, "offloaded": False,
+                     "underReplicated": False} for one in figures.ledgers],
+        "cursors": {name: _cursor_stats(one, last.created_ms) for name, one in figures.cursors.items()},
+        "compactedLedger": {**_compacted_ledger(figures.view), "offloaded": False, "underReplicated": False},
+    }
+
+
+def _compacted_ledger(view: ViewFigures | None) -> dict[str, int]:
+    if view is None:
+        return dict.fromkeys(("ledgerId", "entries", "size"), -1)
+    return {"ledgerId": view.number, "entries": view.entries, "size": view.size}
+
+
+def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Json:
+    """Return CursorStats.  switched_ms: when the open ledger was created; None for a non-persistent topic."""
+    nowhere = 0 if switched_ms is None else -1
+    told = {
+        "waitingReadOp": figures.is_waiting, "messagesConsumedCounter": figures.settled,
+        "cursorLedger": nowhere, "cursorLedgerLastEntry": nowhere, "active": figures.has_consumers,
+        "numberOfEntriesSinceFirstNotAckedMessage": figures.delivered,
+        "totalNonContiguousDeletedMessagesRange": figures.run_count,
+        "subscriptionHavePendingRead": figures.is_waiting,
+        "subscriptionHavePendingReplayRead": figures.to_redeliver > 0,
+    }
+    if switched_ms is None:
+        return told
+    runs = [f"({ledger_id}:{before}..{ledger_id}:{last}]" for ledger_id, before, last in figures.runs]
+    return told | {
+        "markDeletePosition": "{}:{}".format(*figures.mark_delete), "readPosition": "{}:{}".format(*figures.read),
+        "individuallyDeletedMessages": f"[{','.join(runs)}]", "lastLedgerSwitchTimestamp": iso(switched_ms),
+        "state": "Open", "properties": {},
+    }
+
+
+def internal_info(stored: StoredTopic) -> Json:
+    """Return ManagedLedgerInfo: the ledgers and cursors of a topic."""
+    created, last = iso(stored.created_ms), stored.ledgers[-1]
+    return {
+        "version": 1, "creationDate": created, "modificationDate": iso(last.created_ms),
+        "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size, "timestamp": one.created_ms,
+                     "isOffloaded": False} for one in stored.ledgers],
+        "cursors": {name: {"version": 1, "creationDate": created, "cursorsLedgerId": -1,
+                           "modificationDate": iso(one.advanced_ms or last.created_ms),
+                           "markDelete": {"ledgerId": one.mark_delete[0], "entryId": one.mark_delete[1]}}
+                    for name, one in stored.cursors.items()},
+    }
+
+
+def offline_stats(topic: TopicName, stored: StoredTopic) -> Json:
+    """Return PersistentOfflineTopicStats."""
+    return {
+        "storageSize": sum(one.size for one in stored.ledgers),
+        "totalMessages": sum(one.entries for one in stored.ledgers),
+        "messageBacklog": sum(one.backlog for one in stored.cursors.values()), "topicName": str(topic),
+        "dataLedgerDetails": [{"entries": one.entries, "timestamp": one.created_ms, "size": one.size,
+                               "ledgerId": one.ledger_id} for one in stored.ledgers],
+        "cursorDetails": {name: {"cursorBacklog": one.backlog, "cursorLedgerId": one.mark_delete[0]}
+                          for name, one in stored.cursors.items()},
+        "statGeneratedAt": stored.answered_ms,
+    }
