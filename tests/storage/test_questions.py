@@ -1,8 +1,14 @@
 """What administration has an owner do, and what it is told about subscriptions that stand still."""
+import inspect
+import json
+import typing
+
 import pytest
 
-from geminga.proto import envelope
+from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.admin import questions, typed_json
+from geminga.storage.admin.queries import FUNCTIONS
 from geminga.storage.topics.subscription import SubType
 
 T = api.BaseCommand.Type
@@ -240,3 +246,45 @@ def test_whether_a_subscription_is_replicated_outlives_a_crash_and_goes_with_it(
     assert later.asked("replicated", "t", subscription="yes") == {"persistent://public/default/t": False}
     assert not later.owner.catalogue.database.read("SELECT * FROM policies WHERE scope LIKE '#%'")
     later.close()
+
+
+# -- types
+
+def test_each_question_has_a_function_that_takes_it_and_gives_its_answer():
+    """The type checker cannot hold the table to that, as each of its functions takes another class."""
+    kinds = {kind for _, kind in inspect.getmembers(questions, inspect.isclass)
+             if issubclass(kind, questions.Question) and kind.name}
+    assert FUNCTIONS.keys() == kinds
+    for kind, function in FUNCTIONS.items():
+        hints = typing.get_type_hints(function)
+        assert (hints["question"], hints["return"]) == (kind, questions.answer_type(kind))
+
+
+def test_a_question_is_read_as_it_was_written():
+    question = questions.Reset(names.parse("t"), subscription="sub", position=(3, 4), batch_index=1)
+    fields = json.loads(question.encode())
+    assert (fields.pop("ask"), fields.pop("topic")) == ("reset", "persistent://public/default/t")
+    assert questions.Reset(question.topic, **typed_json.read_fields(questions.Reset, fields)) == question
+
+
+@pytest.mark.parametrize("fields", [{"entries": "2"}, {"entries": True}, {"entries": None}, {"entries": 2, "more": 1}])
+def test_arguments_that_a_question_does_not_have_are_refused(rig, fields):
+    rig.consumer("t")
+    [answer] = rig.run(rig.question("skip", "t", subscription="sub", **fields)).answered
+    assert answer["refused"] == api.UnknownError
+
+
+@pytest.mark.parametrize("wanted, value, read", [
+    (float, 1, 1), (int | None, None, None), (tuple[int, int], [1, 2], (1, 2)), (list[tuple[int, str]], [[1, "a"]], [(1, "a")]),
+    (dict[str, int], {"a": 1}, {"a": 1}), (object, [None], [None]), (bytes | int, 3, 3),
+    (questions.Released | None, {"entries": 1}, questions.Released(1))])
+def test_json_is_read_as_annotations_say(wanted, value, read):
+    assert typed_json.read(wanted, value) == read
+
+
+@pytest.mark.parametrize("wanted, value", [
+    (int, 1.5), (int, True), (str, 1), (bool, 0), (tuple[int, int], [1]), (list[int], {}), (dict[str, int], {"a": "b"}), (int, None),
+    (questions.Released, {"entries": "1"}), (questions.Released, {}), (questions.Released, [1])])
+def test_json_of_another_type_is_refused(wanted, value):
+    with pytest.raises(TypeError):
+        typed_json.read(wanted, value)
