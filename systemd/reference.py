@@ -11,7 +11,9 @@ import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from geminga.storage.catalogue.policy_table import TABLE, Level, Part, Policy, flags_of
+from geminga.storage.catalogue.policy_table import TABLE, TOPIC, Part, Policy
+from geminga.supervisor.admin.policy_routes import ROUTES
+from geminga.supervisor.cli.admin.policy_verbs import options_of, verb_of
 from geminga.supervisor.configuration import properties
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
 from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH
@@ -122,34 +124,30 @@ def policies() -> str:
 
 
 def chapter(policy: Policy) -> str:
-    levels = [setting(name, level) for name, level in levels_of(policy).items()]
+    levels = [setting(policy, level) for level in policy.levels]
     return "\n".join([f"### {policy.name}", "", *textwrap.wrap(policy.doc, WIDTH), "", *levels, "", values(policy)])
 
 
-def levels_of(policy: Policy) -> dict[str, Level]:
-    levels = {"namespace": policy.namespace, "topic": policy.topic}
-    return {name: level for name, level in levels.items() if level}
-
-
-def setting(name: str, level: Level) -> str:
+def setting(policy: Policy, level: str) -> str:
     """Say how a policy is set for a namespace, or for a topic."""
-    group = {"namespace": "namespaces", "topic": "topicPolicies"}[name]
-    return f"- {name.title()}: `geminga admin {group} set-{level.verb}`, REST `{level.method} .../{level.path}`"
+    group, route = ("topicPolicies", ROUTES[policy.name].topic) if level == TOPIC else ("namespaces", ROUTES[policy.name].namespace)
+    assert route is not None
+    return f"- {level.title()}: `geminga admin {group} set-{verb_of(policy, level)}`, REST `{route.method} .../{route.path}`"
 
 
 def values(policy: Policy) -> str:
     """A row for each value: its name in JSON, its option, and the key that holds where nothing is set."""
-    flags = {name: {part.json: text for part, text in flags_of(policy, level)}
-             for name, level in levels_of(policy).items()}
-    rows = [(f"`{part.json}`" if part.json else "(the value)", kind(part),
-             options({name: some[part.json] for name, some in flags.items() if part.json in some}), default(part))
-            for part in policy.parts]
+    found = {level: {part.json: option for part, option in options_of(policy, level)} for level in policy.levels}
+    units = {name: option.unit for some in found.values() for name, option in some.items()}
+    rows = [(f"`{part.json}`" if part.json else "(the value)", kind(part, units.get(part.json, "")),
+             options({level: some[part.json].flags for level, some in found.items() if part.json in some}),
+             default(part)) for part in policy.parts]
     return table(("field", "value", "option", "the broker's default"), rows)
 
 
-def kind(part: Part) -> str:
+def kind(part: Part, unit: str) -> str:
     choices = [f"`{choice}`" for choice in part.type.choices if choice]
-    return ", ".join(choices) or part.type.name + UNITS.get(part.unit, f", {part.unit}")
+    return ", ".join(choices) or part.type.name + UNITS.get(unit, f", {unit}")
 
 
 def options(flags: dict[str, str]) -> str:
@@ -169,7 +167,7 @@ def default(part: Part) -> str:
 
 def without_effect() -> str:
     """Policies that are stored and returned, and why nothing follows from them."""
-    rows = [(f"`{policy.name}`", ", ".join(levels_of(policy)), policy.why)
+    rows = [(f"`{policy.name}`", ", ".join(policy.levels), policy.why)
             for policy in TABLE.values() if not policy.where]
     return table(("policy", "set for", "no effect, because"), rows)
 

@@ -9,6 +9,7 @@ import pytest
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor import bootstrap
+from geminga.supervisor.cli.admin.policy_verbs import verb_of
 from geminga.supervisor.configuration import config
 from geminga.supervisor.configuration.config import KEYS
 from geminga.supervisor.configuration.properties import NOT_YET, REFUSED, SPECIAL, TRANSLATED, UNMET
@@ -60,7 +61,7 @@ def test_the_page_of_policies_has_every_policy():
             chapter = re.search(rf"^### {re.escape(policy.name)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)[1]
             assert policy.doc in " ".join(chapter.split())
             assert [part.json for part in policy.parts if part.json and f"`{part.json}`" not in chapter] == []
-            verbs = [level.verb for level in (policy.namespace, policy.topic) if level]
+            verbs = [verb_of(policy, level) for level in policy.levels]
             assert [verb for verb in verbs if f"set-{verb}`" not in chapter] == []
         else:
             row = rf"^\| `{re.escape(policy.name)}` \| .* \| {re.escape(policy.why)} \|$"

@@ -11,6 +11,7 @@
     stored_policies.py   policies, options and properties as they were set
     stored_schemas.py    versions of schemas
     policy_table.py      every policy, declared once: its levels, its bounds, its default
+    policy_values.py     types of policies' values
     policies.py          the policies in force for a topic
 
 Imports: `disk/`, `errors.py`, `options.py`.  Start with `policy_table.py`.

@@ -1,9 +1,10 @@
 """The admin process: administration, lookup, metrics and health over HTTP.
 
-    app.py        the process: routes, errors, the server
-    requests/     every request before its route: its parts, who asks, what that role may do
-    resources/    topics, namespaces, policies, schemas, clusters ...: created, changed, deleted
-    monitoring/   health, alarms, stats, /metrics, status
+    app.py             the process: routes, errors, the server
+    policy_routes.py   paths and methods of policies
+    requests/          every request before its route: its parts, who asks, what that role may do
+    resources/         topics, namespaces, policies, schemas, clusters ...: created, changed, deleted
+    monitoring/        health, alarms, stats, /metrics, status
 
 Imports: `configuration/`, `host/`, `tasks/`, `pulsar_client/`, workers, storage.  Start with `app.py`.
 """

@@ -7,5 +7,5 @@
     show.py           answers as tables for people
 
 A command imports only what it needs, when it runs: most of its time is imports (numpy, protobuf, aiohttp).
-Imports: all rooms of the supervisor but `admin/`.  Start with `admin/verbs.py`.
+Imports: all rooms of the supervisor; of `admin/`, only the table `policy_routes.py`.  Start with `admin/verbs.py`.
 """

@@ -31,7 +31,7 @@ def about(count):
 
 def sets(rig, policy, value, scope=TOPIC):
     """What administration does: into the catalogue, then told to the owner."""
-    rig.owner.catalogue.policies.set(scope, policy, value and read(TABLE[policy], TABLE[policy].topic, value))
+    rig.owner.catalogue.policies.set(scope, policy, value and read(TABLE[policy], value))
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("policies", scope=scope))
 

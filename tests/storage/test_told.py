@@ -56,7 +56,7 @@ def gather(found, value, path=""):
 
 def set_policies(rig, scope, **values):
     for name, value in values.items():
-        rig.owner.catalogue.policies.set(scope, name, value and read(TABLE[name], TABLE[name].topic, value))
+        rig.owner.catalogue.policies.set(scope, name, value and read(TABLE[name], value))
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope=scope))
 

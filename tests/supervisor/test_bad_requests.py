@@ -16,6 +16,7 @@ from aiohttp import web
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import make_counters
 from geminga.supervisor.admin import app
+from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests import request_parts
 from geminga.supervisor.configuration.config import load
 from geminga.workers.addresses import Addresses
@@ -143,8 +144,8 @@ def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(rout
     ask, topic = Asker(broker), "/admin/v2/persistent/public/default/odd"
     parts = {"tenant": "public", "namespace": "default", "topic": "odd", "cluster": "standalone", "subscription": "s",
              "domain": "persistent", "bundle": "0x00000000_0xffffffff"}
-    members = {level.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts for value in ("[]", "1e999", '"x"')]
-               for policy in TABLE.values() for level in (policy.namespace, policy.topic) if level is not None}
+    members = {route.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts for value in ("[]", "1e999", '"x"')]
+               for policy in TABLE.values() for route in ROUTES[policy.name] if route is not None}
     for method, path in routes:
         if method not in ("PUT", "POST", "PATCH") or path.endswith("/compaction"):
             continue

@@ -348,4 +348,5 @@ def test_a_command_starts_without_what_only_a_broker_needs(filled_broker):
     loaded = set(done.stderr.split())
     assert "geminga.supervisor.cli.admin.commands" in loaded and f"persistent://{TOPIC}" in done.stdout
     assert loaded & {"numpy", "google.protobuf", "aiohttp", "asyncio", "http.client", "ssl", "sqlite3", "zmq",
-                     "geminga.storage.catalogue.catalogue", "geminga.storage.catalogue.policy_table"} == set()
+                     "geminga.storage.catalogue.catalogue", "geminga.storage.catalogue.policy_table",
+                     "geminga.supervisor.admin.policy_routes"} == set()

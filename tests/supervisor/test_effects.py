@@ -18,6 +18,7 @@ from geminga.proto import names
 from geminga.storage.admin.questions import Release, Released, Trim
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
+from geminga.supervisor.admin.policy_routes import ROUTES
 
 from ..harness import Broker, eventually, request
 from ..proto.client_frames import T
@@ -801,14 +802,14 @@ def all_routes(tmp_path):
 
 
 def policies():
-    """{(method, path): (policy, level)} of those that the table makes."""
+    """{(method, path): (policy, route)} of those that the table makes."""
     found = {}
     for policy in TABLE.values():
-        for level, prefix in ((policy.namespace, _N), (policy.topic, _T)):
-            if level is not None and not level.kind:
-                found[level.method, f"{prefix}/{level.path}"] = policy, level
-                if level.removable:
-                    found["DELETE", f"{prefix}/{level.remove or level.path}"] = policy, level
+        for route, prefix in zip(ROUTES[policy.name], (_N, _T), strict=True):
+            if route is not None and not route.kind:
+                found[route.method, f"{prefix}/{route.path}"] = policy, route
+                if route.removable:
+                    found["DELETE", f"{prefix}/{route.remove or route.path}"] = policy, route
     return found
 
 
@@ -831,23 +832,23 @@ def test_what_there_is_none_of_is_refused(own, client, method, path):
 @pytest.mark.parametrize(("method", "path"), policies())
 def test_a_policy_is_kept_or_taken_away(own, client, method, path):
     """What holds because of it is tested where it does, see `where` in the table."""
-    policy, level = policies()[method, path]
+    policy, route = policies()[method, path]
     at = At(own, client, method, path)
     at.made()
     base = at.t if path.startswith(_T) else at.n
     if policy.name == "entryFilters":      # there are none to be named
-        assert at.raw(level.method, f"{base}/{level.path}", {"entryFilterNames": "x"})[0] >= 400 if method != "DELETE" else not at.go()
+        assert at.raw(route.method, f"{base}/{route.path}", {"entryFilterNames": "x"})[0] >= 400 if method != "DELETE" else not at.go()
         return
     value = value_of(policy)
-    before = at.raw("GET", f"{base}/{level.path}")
-    way = f"{base}/{level.path}" + (f"?{level.query}={value}" if level.query else "")
-    body = None if level.query or level.implied is not None else value
-    at.set(level.method, way, body)
-    shown = at.raw("GET", f"{base}/{level.path}")
+    before = at.raw("GET", f"{base}/{route.path}")
+    way = f"{base}/{route.path}" + (f"?{route.query}={value}" if route.query else "")
+    body = None if route.query or route.implied is not None else value
+    at.set(route.method, way, body)
+    shown = at.raw("GET", f"{base}/{route.path}")
     assert shown != before or value == ["standalone"]      # the only cluster there is
     if method == "DELETE":
         at.go()
-        assert at.raw("GET", f"{base}/{level.path}") == before
+        assert at.raw("GET", f"{base}/{route.path}") == before
 
 
 @pytest.mark.parametrize(("method", "path"), EFFECTS)

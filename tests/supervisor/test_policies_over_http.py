@@ -4,12 +4,13 @@ import uuid
 
 import pytest
 
-from geminga.storage.catalogue.policy_table import OWN_CLUSTER, TABLE, Nothing
+from geminga.storage.catalogue.policy_table import TABLE
+from geminga.supervisor.admin.policy_routes import OWN_CLUSTER, ROUTES, Nothing
+from geminga.supervisor.cli.admin.policy_verbs import VERBS, options_of, verb_of
 
 from ..harness import request
 
-EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values() for level in ("namespace", "topic")
-         if getattr(policy, level)]
+EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values() for level in policy.levels]
 SET = [one for one in EVERY if one.values[0].name != "entryFilters"]
 ODD = {     # values of what cannot be any
     "retention": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 20},
@@ -40,33 +41,43 @@ class Place:
     """A namespace of a test's own, or a topic in it, and a policy there."""
 
     def __init__(self, broker, policy, level, name=None):
-        self.policy, self.level, self.name = policy, getattr(policy, level), name or f"public/{uuid.uuid4().hex[:12]}"
+        self.policy, self.route, self.name = policy, getattr(ROUTES[policy.name], level), name or f"public/{uuid.uuid4().hex[:12]}"
         namespace, topic = (f"{broker.http_url}/admin/v2/{base}" for base in (f"namespaces/{self.name}", f"persistent/{self.name}/orders"))
         self.base = topic if level == "topic" else namespace
-        self.url = f"{self.base}/{self.level.path}"
+        self.url = f"{self.base}/{self.route.path}"
         if name is None:
             assert request("PUT", namespace)[0] == 204
             assert level == "namespace" or request("PUT", topic)[0] == 204
 
     def get(self, applied=False):
         """(status, value); of the backlog quotas, which are shown together, ours."""
-        kind = self.level.kind
+        kind = self.route.kind
         url = f"{self.base}/backlogQuotaMap" if kind else self.url
         status, text = request("GET", url + ("?applied=true" if applied else ""))
-        if self.level.is_raw and status == 200:
+        if self.route.is_raw and status == 200:
             return status, text
         value = json.loads(text) if text else None
         return (status, value.get(kind)) if kind else (status, value)
 
     def set(self, value):
-        if self.level.query:
-            return request(self.level.method, f"{self.url}?{self.level.query}={value}")
-        return request(self.level.method, self.url, json.dumps(value).encode())
+        if self.route.query:
+            return request(self.route.method, f"{self.url}?{self.route.query}={value}")
+        return request(self.route.method, self.url, json.dumps(value).encode())
 
     @property
     def unset(self):
-        unset = ["standalone"] if self.level.unset is OWN_CLUSTER else self.level.unset
+        unset = ["standalone"] if self.route.unset is OWN_CLUSTER else self.route.unset
         return (unset.status, None) if isinstance(unset, Nothing) else (200, unset)
+
+
+def test_every_policy_has_routes_and_verbs_where_it_can_be_set():
+    assert list(ROUTES) == list(VERBS) == list(TABLE)
+    for policy in TABLE.values():
+        assert [level for level, route in ROUTES[policy.name]._asdict().items() if route is not None] == [*policy.levels]
+        assert VERBS[policy.name].options.keys() <= {part.json for part in policy.parts}
+        for level in policy.levels:
+            assert verb_of(policy, level)
+            assert all(option.flags.startswith("-") for _, option in options_of(policy, level))
 
 
 @pytest.mark.slow
@@ -74,35 +85,35 @@ class Place:
 def test_a_policy_is_set_shown_and_taken_away(broker, policy, level):
     place, value = Place(broker, policy, level), value_of(policy)
     assert place.get() == place.unset
-    assert place.set(value) == (place.level.status, "")
+    assert place.set(value) == (place.route.status, "")
     assert place.get() == (200, value)
     if level == "topic":
         assert place.get(applied=True) == (200, value)
-    if place.level.removable:
-        path = f"{place.base}/{place.level.remove}" if place.level.remove else place.url
+    if place.route.removable:
+        path = f"{place.base}/{place.route.remove}" if place.route.remove else place.url
         assert request("DELETE", path) == (204, "")
         assert place.get() == place.unset
-    elif place.level.nullable:
-        assert request(place.level.method, place.url) == (204, "")
+    elif place.route.nullable:
+        assert request(place.route.method, place.url) == (204, "")
         assert place.get() == place.unset
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if getattr(*one.values).implied is None])
+@pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if getattr(ROUTES[one.values[0].name], one.values[1]).implied is None])
 def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
     place = Place(broker, policy, level)
     bodies = [b"{", b"[" * 100_000, b"\xff", b"[[1]]", b'{"": ' + b"9" * 5_000 + b"}", b"1e400", b"NaN", b"9" * 400]
     bodies += [json.dumps({part.json: wrong for part in policy.parts}).encode() for wrong in ([], {}, [{}], 10 ** 30)] if policy.is_object \
         else [b"{}", b'[{}]', b'[""]']
-    if not place.level.nullable:
+    if not place.route.nullable:
         bodies += [b"", b"null"]
-    if place.level.is_raw:      # any text is one
+    if place.route.is_raw:      # any text is one
         bodies = [b"[" * 100_000, b"[[1]]", b"{}", b""]
     for body in bodies:
-        if place.level.query:
-            status, text = request(place.level.method, f"{place.url}?{place.level.query}=x{len(body)}")
+        if place.route.query:
+            status, text = request(place.route.method, f"{place.url}?{place.route.query}=x{len(body)}")
         else:
-            status, text = request(place.level.method, place.url, body)
+            status, text = request(place.route.method, place.url, body)
         assert status in (400, 403, 412), body[:40]
         assert json.loads(text).keys() == {"reason"}
         assert place.get() == place.unset
@@ -111,7 +122,7 @@ def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
 @pytest.mark.parametrize(("policy", "level"), [one for one in SET if one.values[0].is_object])
 def test_fields_that_nobody_knows_are_passed_over(broker, policy, level):
     place, value = Place(broker, policy, level), value_of(policy)
-    assert place.set(value | {"nobody": {"knows": 1}}) == (place.level.status, "")
+    assert place.set(value | {"nobody": {"knows": 1}}) == (place.route.status, "")
     assert place.get() == (200, value)
 
 
@@ -122,7 +133,7 @@ def test_negative_numbers_are_refused(broker, policy, level):
         if part.least is not None:
             status, text = place.set(value_of(policy) | {part.json: -1} if policy.is_object else -1)
             assert status == 412
-            assert place.level.refusal in text and part.json in text
+            assert place.route.refusal in text and part.json in text
     assert place.get() == place.unset
 
 
@@ -151,10 +162,10 @@ def test_a_namespace_is_made_with_all_policies_and_shows_them(broker):
     url = f"{broker.http_url}/admin/v2/namespaces/public/{uuid.uuid4().hex[:12]}"
     body: dict = {}
     for policy in TABLE.values():
-        level = policy.namespace
-        if level is None or not level.member or policy.name in ("entryFilters", "allowedClusters"):
+        route = ROUTES[policy.name].namespace
+        if route is None or not route.member or policy.name in ("entryFilters", "allowedClusters"):
             continue
-        *outer, name = level.member.split("/") + ["standalone"] * level.by_cluster
+        *outer, name = route.member.split("/") + ["standalone"] * route.by_cluster
         into = body
         for one in outer:
             into = into.setdefault(one, {})
@@ -188,7 +199,7 @@ def test_all_policies_outlast_the_broker(start_broker):
     places = [Place(broker, *one.values, name) for one in SET]
     assert len(places) > 30
     for place in places:
-        assert place.set(value_of(place.policy))[0] == place.level.status
+        assert place.set(value_of(place.policy))[0] == place.route.status
     broker.kill_supervisor()
     broker.start()
     for place in places:

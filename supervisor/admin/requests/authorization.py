@@ -9,8 +9,8 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import Counters
+from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, catalogue_of, part_of, schema_topic_of, topic_of
 from geminga.workers.identity.authentication import Identity
@@ -144,13 +144,13 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (SUPER, "POST", ("/ops/v1/alarms/{alarm}/seen",)),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
-for _policy in TABLE.values():
-    for _level, _prefix, _demand in ((_policy.namespace, _N, NAMESPACE), (_policy.topic, _T, TOPIC_POLICY)):
-        if _level is not None and not _level.kind:
-            for _method in ("GET", _level.method):
-                DEMANDS[_method, f"{_prefix}/{_level.path}"] = _demand
-            if _level.removable:
-                DEMANDS["DELETE", f"{_prefix}/{_level.remove or _level.path}"] = _demand
+for _routes in ROUTES.values():
+    for _route, _prefix, _demand in ((_routes.namespace, _N, NAMESPACE), (_routes.topic, _T, TOPIC_POLICY)):
+        if _route is not None and not _route.kind:
+            for _method in ("GET", _route.method):
+                DEMANDS[_method, f"{_prefix}/{_route.path}"] = _demand
+            if _route.removable:
+                DEMANDS["DELETE", f"{_prefix}/{_route.remove or _route.path}"] = _demand
 for _method in ("GET", "POST", "DELETE"):      # as Pulsar has them
     DEMANDS[_method, f"{_N}/persistence/bookieAffinity"], DEMANDS[_method, f"{_T}/maxMessageSize"] = SUPER, TENANT
 for _method in ("POST", "DELETE"):

@@ -22,7 +22,8 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyOptions, ApplyPolicies, Properties, Replicated, Subscribe
 from geminga.storage.catalogue.catalogue import Catalogue
-from geminga.storage.catalogue.policy_table import TABLE, Invalid
+from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.catalogue.policy_values import Invalid
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.storage.ledgers.managed_ledger import LATEST
 from geminga.storage.schemas import registry
@@ -30,7 +31,7 @@ from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of
 from geminga.supervisor.admin.resources.brokers import TEXTS, keep_text, read_text
 from geminga.supervisor.admin.resources.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
-from geminga.supervisor.admin.resources.policies import read_value
+from geminga.supervisor.admin.resources.policies import read_value, route_of
 from geminga.workers.identity.authorization import GRANTED
 
 routes = web.RouteTableDef()
@@ -258,11 +259,11 @@ class _Import:
         if name in (PERMISSIONS, SUBSCRIPTION_PERMISSIONS):
             return _rights(name, value)
         policy = TABLE.get(name)
-        level = policy and (policy.topic if is_topic else policy.namespace)
-        if policy is None or level is None:
+        route = route_of(name, is_topic=is_topic)
+        if policy is None or route is None:
             raise Invalid(f"unknown key {name!r} of policies")
         try:
-            return read_value(policy, level, value, self._request.app[TOPICS].cluster_name)
+            return read_value(policy, route, value, self._request.app[TOPICS].cluster_name)
         except web.HTTPException as error:
             raise Invalid(f"{name}: {error.text}") from None
 

@@ -1,6 +1,6 @@
-"""Policies over HTTP, of namespaces and of topics: GET, POST or PUT, and DELETE of every row of storage/catalogue/policy_table.py.
+"""Policies of namespaces and topics over HTTP: GET, POST or PUT, and DELETE of every route of policy_routes.py.
 
-What was set is in the catalogue, and every owner goes by it, before the answer leaves.
+Before an answer leaves, the catalogue has the change on disk and every owner applies it.
 """
 from typing import Any
 
@@ -10,17 +10,10 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyPolicies
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF, applied, clash
-from geminga.storage.catalogue.policy_table import (
-    OWN_CLUSTER,
-    TABLE,
-    TOO_LARGE_SIZE,
-    Invalid,
-    Level,
-    Nothing,
-    Policy,
-    read,
-)
+from geminga.storage.catalogue.policy_table import TABLE, Policy, read
+from geminga.storage.catalogue.policy_values import Invalid, OutOfRange
 from geminga.storage.catalogue.stored_policies import PERMISSIONS
+from geminga.supervisor.admin.policy_routes import OWN_CLUSTER, ROUTES, TOO_LARGE_SIZE, Nothing, Route
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
@@ -35,8 +28,8 @@ from geminga.supervisor.admin.requests.request_parts import (
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
 _CLUSTERS = ("replicationClusters", "allowedClusters")
-_QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values() if policy.namespace and policy.namespace.kind}
-
+_QUOTAS = {routes_of.namespace.kind: TABLE[name] for name, routes_of in ROUTES.items()
+           if routes_of.namespace is not None and routes_of.namespace.kind}
 
 # Of the object that a namespace is made with and shown as: a rate under its older name too, and what is left out unless it was set.
 _RATE, _OLD_RATE = "topicDispatchRate", "clusterDispatchRate"
@@ -61,12 +54,20 @@ def _scope(request: web.Request) -> str:
 
 # -- values
 
-def read_value(policy: Policy, level: Level, sent: Any, cluster_name: str) -> Any:
-    """As it is kept.  Raises the right status."""
+def route_of(name: str, *, is_topic: bool) -> Route | None:
+    """Return the route of a policy for topics or for namespaces, None without such a policy."""
+    found = ROUTES.get(name)
+    return found and (found.topic if is_topic else found.namespace)
+
+
+def read_value(policy: Policy, route: Route, sent: Any, cluster_name: str) -> Any:
+    """Return the value as it is stored.  Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden."""
     try:
-        value = read(policy, level, sent)
+        value = read(policy, sent, name=route.path, too_small=route.refusal)
+    except OutOfRange as error:
+        raise web.HTTPPreconditionFailed(text=str(error)) from None
     except Invalid as error:
-        raise (web.HTTPPreconditionFailed if error.status == 412 else web.HTTPBadRequest)(text=str(error)) from None
+        raise web.HTTPBadRequest(text=str(error)) from None
     if policy.name in _CLUSTERS:
         _check_clusters(value, cluster_name)
     return value
@@ -102,17 +103,17 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
     if not body.get(_RATE) and body.get(_OLD_RATE):
         body = body | {_RATE: body[_OLD_RATE]}
     for policy in TABLE.values():
-        level = policy.namespace
-        if level is None or not level.member:
+        route = ROUTES[policy.name].namespace
+        if route is None or not route.member:
             continue
-        path = level.member.split("/") + [cluster_name] * level.by_cluster
+        path = route.member.split("/") + [cluster_name] * route.by_cluster
         found: Any = body
         for name in path:
             if found is not None and not isinstance(found, dict):
-                raise web.HTTPBadRequest(text=f"{level.member}: expected an object")
+                raise web.HTTPBadRequest(text=f"{route.member}: expected an object")
             found = None if found is None else found.get(name)
-        if found is not None and found != _unset(level, cluster_name) and (found or policy.name not in _CLUSTERS):
-            kept[policy.name] = read_value(policy, level, found, cluster_name)
+        if found is not None and found != _unset(route, cluster_name) and (found or policy.name not in _CLUSTERS):
+            kept[policy.name] = read_value(policy, route, found, cluster_name)
     _refuse_clash(kept, "retention", "namespace")
     return kept
 
@@ -120,22 +121,22 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
 def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
     """What a namespace is shown as, of its policies: those that are set, and those that have a value also when nobody set them."""
     shown: dict[str, Any] = {}
-    for policy in TABLE.values():
-        level = policy.namespace
-        if level is None or not level.member:
+    for policy_name, routes_of in ROUTES.items():
+        route = routes_of.namespace
+        if route is None or not route.member:
             continue
-        *outer, name = level.member.split("/") + [cluster_name] * level.by_cluster
+        *outer, name = route.member.split("/") + [cluster_name] * route.by_cluster
         into = shown
         for part in outer:
             into = into.setdefault(part, {})
-        value = kept.get(policy.name, _unset(level, cluster_name))
-        if not isinstance(value, Nothing) and (policy.name in kept or policy.name not in _SHOWN_WHEN_SET):
+        value = kept.get(policy_name, _unset(route, cluster_name))
+        if not isinstance(value, Nothing) and (policy_name in kept or policy_name not in _SHOWN_WHEN_SET):
             into[name] = value
     return shown | {_OLD_RATE: shown[_RATE]}
 
 
-def _unset(level: Level, cluster_name: str) -> Any:
-    return [cluster_name] if level.unset is OWN_CLUSTER else level.unset
+def _unset(route: Route, cluster_name: str) -> Any:
+    return [cluster_name] if route.unset is OWN_CLUSTER else route.unset
 
 
 # -- what is asked
@@ -155,20 +156,20 @@ async def _text_of(request: web.Request) -> Any:
         return (await request.read()).decode(errors="replace")
 
 
-async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) -> web.Response:
+async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
     if sent is None and policy.name in _CLUSTERS:
         sent = []
     if sent is None:
-        if not level.nullable:
+        if not route.nullable:
             raise web.HTTPBadRequest(text="The request entity cannot be empty")
         return await _keep(request, scope, policy.name, None)
-    value = read_value(policy, level, sent, request.app[TOPICS].cluster_name)
+    value = read_value(policy, route, sent, request.app[TOPICS].cluster_name)
     if policy.name == "maxMessageSize":
         _refuse_size(request, value)
     what = "topic" if "topic" in request.match_info else "namespace"
     _refuse_clash(catalogue.policies.of(scope) | {policy.name: value}, policy.name, what)
-    return await _keep(request, scope, policy.name, value, level.status)
+    return await _keep(request, scope, policy.name, value, route.status)
 
 
 async def _keep(request: web.Request, scope: str, name: str, value: Any, status: int = 204) -> web.Response:
@@ -183,52 +184,52 @@ async def _take_effect(request: web.Request, scope: str, status: int = 204) -> w
     return web.Response(status=status)
 
 
-def _add(policy: Policy, level: Level, prefix: str) -> None:
+def _add(policy: Policy, route: Route, prefix: str) -> None:
     async def get(request: web.Request) -> web.Response:
         found = _shown(request, policy)
-        if found is not None and level.is_raw:
+        if found is not None and route.is_raw:
             return web.Response(text=found, content_type="application/json")
         if found is not None:
             return web.json_response(found)
-        unset = _unset(level, request.app[TOPICS].cluster_name)
+        unset = _unset(route, request.app[TOPICS].cluster_name)
         if isinstance(unset, Nothing):
             return web.Response(status=unset.status, content_type="application/json")
         return web.json_response(unset)
 
     async def put(request: web.Request) -> web.Response:
-        if level.implied is not None:
-            return await _set(request, policy, level, level.implied)
-        if level.query:
-            return await _set(request, policy, level, request.query.get(level.query))
-        return await _set(request, policy, level, await (_text_of if level.is_raw else body_of)(request))
+        if route.implied is not None:
+            return await _set(request, policy, route, route.implied)
+        if route.query:
+            return await _set(request, policy, route, request.query.get(route.query))
+        return await _set(request, policy, route, await (_text_of if route.is_raw else body_of)(request))
 
     async def delete(request: web.Request) -> web.Response:
         return await _keep(request, _scope(request), policy.name, None)
 
-    path = prefix + level.path
+    path = prefix + route.path
     routes.get(path)(get)
-    routes.route(level.method, path)(put)
-    if level.removable:
-        routes.delete(prefix + (level.remove or level.path))(delete)
+    routes.route(route.method, path)(put)
+    if route.removable:
+        routes.delete(prefix + (route.remove or route.path))(delete)
 
 
-for _policy in TABLE.values():
-    for _level, _prefix in ((_policy.namespace, _NAMESPACE), (_policy.topic, _TOPIC)):
-        if _level is not None and not _level.kind:
-            _add(_policy, _level, _prefix)
+for _name, _routes in ROUTES.items():
+    for _route, _prefix in ((_routes.namespace, _NAMESPACE), (_routes.topic, _TOPIC)):
+        if _route is not None and not _route.kind:
+            _add(TABLE[_name], _route, _prefix)
 
 
 # -- backlog quotas: which one is said in the query, and all are shown in one object
 
-def _quota(request: web.Request) -> tuple[Policy, Level]:
+def _quota(request: web.Request) -> tuple[Policy, Route]:
     """Raises 400."""
     kind = request.query.get("backlogQuotaType") or "destination_storage"
     if kind not in _QUOTAS:
         raise web.HTTPBadRequest(text=f"backlogQuotaType is one of {', '.join(_QUOTAS)}")
     policy = _QUOTAS[kind]
-    level = policy.topic if "topic" in request.match_info else policy.namespace
-    assert level is not None      # quotas are set at both
-    return policy, level
+    route = route_of(policy.name, is_topic="topic" in request.match_info)
+    assert route is not None      # quotas are set for both
+    return policy, route
 
 
 @routes.get(_NAMESPACE + "backlogQuotaMap")
@@ -270,8 +271,9 @@ async def get_dispatch_rate(request: web.Request) -> web.Response:
 @routes.post(_ONE)
 async def set_dispatch_rate(request: web.Request) -> web.Response:
     scope, sent = _scope(request), await body_of(request)
-    assert _EACH.topic is not None
-    value = None if sent is None else read_value(_EACH, _EACH.topic, sent, request.app[TOPICS].cluster_name)
+    route = ROUTES[_EACH.name].topic
+    assert route is not None
+    value = None if sent is None else read_value(_EACH, route, sent, request.app[TOPICS].cluster_name)
     return await _keep(request, scope, _dispatch_rate_of(request), value)
 
 

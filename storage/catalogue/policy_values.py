@@ -1,0 +1,90 @@
+"""Types of policies' values: how JSON that clients send is read.
+
+Like policy_table.py, this module imports next to nothing, as the command imports it.
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
+_TEXT_MAX = 4_096            # characters
+_TEXTS_MAX = 1_000           # texts in a list
+
+
+class Invalid(ValueError):
+    """A client sent something that is not a value of the policy."""
+
+
+class OutOfRange(Invalid):
+    """A client sent a value of the policy's type that the policy does not take."""
+
+
+class Type(NamedTuple):
+    """The type of one value of a policy."""
+
+    name: str                                # "number", "decimal", "true or false", "text", "list"
+    read: Callable[[Any], Any]               # JSON -> value; raises ValueError
+    choices: tuple[str, ...] = ()
+
+
+def _integer(last: int) -> Callable[[Any], int]:
+    def read_integer(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError("expected a whole number")
+        try:
+            value = int(value)
+        except ValueError:
+            raise ValueError("expected a whole number") from None
+        if abs(value) > last:
+            raise ValueError("the number is too large")
+        return int(value)
+    return read_integer
+
+
+def _decimal(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LONG_MAX:
+        raise ValueError("expected a number")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise ValueError("expected true or false")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _TEXT_MAX:
+        raise ValueError("expected a text")
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    if (not isinstance(value, list) or len(value) > _TEXTS_MAX
+            or not all(isinstance(one, str) and len(one) <= _TEXT_MAX for one in value)):
+        raise ValueError("expected a list of texts")
+    return value
+
+
+def one_of(*choices: str) -> Type:
+    """Return the type of a text that is one of the choices."""
+    def read_choice(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"expected one of {', '.join(filter(None, choices))}")
+        return value
+    return Type("text", read_choice, choices)
+
+
+def some_of(*choices: str) -> Type:
+    """Return the type of a list of some of the choices, which is kept sorted and without repetitions."""
+    def read_choices(value: Any) -> list[str]:
+        if not isinstance(value, list) or not all(isinstance(one, str) and one in choices for one in value):
+            raise ValueError(f"expected a list of {', '.join(choices)}")
+        return sorted(set(value))
+    return Type("list", read_choices, choices)
+
+
+INTEGER, LONG = Type("number", _integer(INT_MAX)), Type("number", _integer(LONG_MAX))
+DECIMAL, BOOLEAN = Type("decimal", _decimal), Type("true or false", _boolean)
+TEXT, TEXTS = Type("text", _text), Type("list", _texts)
