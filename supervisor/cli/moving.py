@@ -121,7 +121,7 @@ async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: l
     failed = 0
     for cluster in (source, target):
         try:
-            (await cluster.session()).close()
+            (await cluster.connect()).close()
         except OSError as error:
             print(f"geminga: {cluster.url}: {reasons.of(error, is_secure=cluster.tls is not None)}", file=sys.stderr)
             return NOT_REACHABLE
@@ -151,11 +151,11 @@ async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: l
 async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.TopicName]:
     """Return the namespace's topics without system topics; a partitioned topic is one."""
     from geminga.supervisor.pulsar_client.client import ClientError
-    session = await source.session()
+    connection = await source.connect()
     try:
-        found = {names.parse(text).base for text in await session.topics(namespace)}
+        found = {names.parse(text).base for text in await connection.topics(namespace)}
     finally:
-        session.close()
+        connection.close()
     topics = sorted((topic for topic in found if not topic.local_name.startswith("__")), key=str)
     if not topics:
         raise ClientError("there are no topics in it")
@@ -178,11 +178,11 @@ async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: name
 
 
 async def _partitions(cluster: "moving.Cluster", topic: names.TopicName) -> int | None:
-    session = await cluster.session()
+    connection = await cluster.connect()
     try:
-        return await session.partitions(str(topic))
+        return await connection.partitions(str(topic))
     finally:
-        session.close()
+        connection.close()
 
 
 class _Progress:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from geminga.proto import names
 from geminga.storage.jobs import one_by_one
-from geminga.supervisor.pulsar_client.client import ClientError, Entry, Session
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Entry
 
 _MESSAGE_MAX = 256 << 20     # bytes of a message, decompressed, and of all chunks that wait: the most that a broker can be told to take
 _CHUNK = "it is a chunk of a message whose other chunks are not all there"
@@ -20,21 +20,21 @@ class Reading:
         self.left_out: list[str] = []
         self._chunks: dict[str, list[Entry]] = {}      # of messages that are not whole yet, by uuid
 
-    async def messages(self, session: Session, topic: str) -> AsyncIterator[bytes]:
+    async def messages(self, connection: BrokerConnection, topic: str) -> AsyncIterator[bytes]:
         """Payloads, in their order.  Raises ClientError, Refusal."""
         name = names.parse(topic)
         if not name.is_persistent:
             raise ClientError(f"{name} is not persistent: it holds nothing")
-        count = await session.partitions(str(name))
+        count = await connection.partitions(str(name))
         if count is None:
             raise ClientError(f"there is no topic {name}")
         for part in map(name.partition_name, range(count)) if count else (name,):
-            consumer = await session.subscribe(str(part), makes_topic=False)
-            async for run in session.entries(consumer, await session.last(consumer)):
+            consumer = await connection.subscribe(str(part), makes_topic=False)
+            async for run in connection.entries(consumer, await connection.last(consumer)):
                 for entry in run:
                     for payload in self._of(entry):
                         yield payload
-            await session.close_consumer(consumer)
+            await connection.close_consumer(consumer)
             for waiting in self._chunks.values():
                 self._leave_out(waiting, _CHUNK)
             self._chunks.clear()

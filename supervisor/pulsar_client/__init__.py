@@ -2,9 +2,9 @@
 
     client.py        the binary protocol: connect, publish, read
     rest.py          HTTP: one question to a broker, and how it can fail
-    credentials.py   who a command is to its broker, by option, environment or client.conf
-    reasons.py       why an address does not answer
-    key_hashing.py   which partition a client library chooses for a key
+    credentials.py   credentials of a command, from options, the environment or client.conf
+    reasons.py       errors of connections in one line
+    key_hashing.py   the partition that each client library chooses for a key
 
 Imports: `configuration/`, proto.  Start with `client.py`.
 """

@@ -22,18 +22,18 @@ from geminga.supervisor.pulsar_client import reasons
 
 T = api.BaseCommand.Type
 _PERMITS = 5_000
-_CONNECT_S = 10
-_SILENCE_S = 60
+_CONNECT_S = 10             # until the handshake is done
+_SILENCE_S = 60             # without a frame, after which a wait for an answer ends
 _FRAME_MAX = 1 << 30        # bytes; a peer that announces more is not a broker
 _OTHERS = b"HTTP", b"\x15\x03"      # first bytes of an HTTP server, and of one that expects TLS
 _PROTOCOL = "Pulsar's protocol"
-_HELD_MAX = 16 << 20        # bytes received and not read yet; above, the connection is not read from
-_HOPS_MAX = 10
+_HELD_MAX = 16 << 20        # bytes received and not consumed yet; beyond, the socket is not read
+_HOPS_MAX = 10              # redirections of a lookup
 _ENDS = {T.CLOSE_PRODUCER: "the producer", T.CLOSE_CONSUMER: "the consumer"}
+# Type of an answer that may have an error: (field of BaseCommand, field of the code, field of the text).
 _ANSWERS = {T.LOOKUP_RESPONSE: ("lookupTopicResponse", "error", "message"),
             T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
             T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
-            # fields: code, text
             T.SEND_ERROR: ("send_error", "error", "message"), T.ERROR: ("error", "error", "message")}
 
 
@@ -73,21 +73,24 @@ class Entry(NamedTuple):
         return max(1, self.metadata.num_messages_in_batch)
 
 
-class Session(asyncio.Protocol):
+class BrokerConnection(asyncio.Protocol):
     """One connection to a broker; `connect` returns it after the handshake."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport                   # set by connection_made
-        self._rest = bytearray()
-        self._came: deque[tuple[api.BaseCommand, bytes]] = deque()
+        self._rest = bytearray()                             # received bytes that are no whole frame yet
+        self._came: deque[tuple[api.BaseCommand, bytes]] = deque()      # (command, entry) of received frames
         self._held = 0                                       # bytes of entries in `_came`
         self._is_paused = False
-        self._waiter: asyncio.Future | None = None
+        self._waiter: asyncio.Future[None] | None = None     # of `receive`, until something has come
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._end = ""                                       # why the connection ended, "" while it is open
         self._heard = False                                  # whether any command of the protocol came
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<BrokerConnection frames={len(self._came)} held={self._held} end={self._end!r}>"
 
     # -- called by the event loop
 
@@ -129,7 +132,8 @@ class Session(asyncio.Protocol):
         self._can_write.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._finish("the broker closed the connection" if self._heard else reasons.of_bytes(bytes(self._rest), _PROTOCOL))
+        why = "the broker closed the connection" if self._heard else reasons.of_bytes(bytes(self._rest), _PROTOCOL)
+        self._finish(why)
 
     def _finish(self, why: str) -> None:
         self._end = self._end or why
@@ -181,7 +185,8 @@ class Session(asyncio.Protocol):
 
     # -- publishing
 
-    async def producer(self, topic: str, name: str = "", schema: api.Schema | None = None) -> api.CommandProducerSuccess:
+    async def producer(self, topic: str, name: str = "",
+                       schema: api.Schema | None = None) -> api.CommandProducerSuccess:
         """Create producer 1 on the topic, with a generated name unless `name` is given.  Raises ClientError."""
         request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
         if name:
@@ -195,14 +200,14 @@ class Session(asyncio.Protocol):
 
     async def publish(self, topic: str, payloads: list[bytes]) -> list[tuple[int, int]]:
         """Publish each payload as a message; return their positions as (ledger, entry).  Raises ClientError."""
-        made = await self.producer(topic)
-        found = []
+        producer = await self.producer(topic)
+        positions = []
         for number, payload in enumerate(payloads):
             send = api.CommandSend(producer_id=1, sequence_id=number)
-            self.send(api.BaseCommand(type=T.SEND, send=send), _entry(made.producer_name, number, payload))
-            found.append(await self.receipt())
+            self.send(api.BaseCommand(type=T.SEND, send=send), _entry(producer.producer_name, number, payload))
+            positions.append(await self.receipt())
         await self.close_producer()
-        return found
+        return positions
 
     async def send_entries(self, entries: list[Entry], sequence_id: int) -> None:
         """Publish entries unchanged, with ascending sequence ids from `sequence_id` on.
@@ -226,21 +231,21 @@ class Session(asyncio.Protocol):
 
     # -- reading
 
-    async def subscribe(self, topic: str, subscription: str = "", first: tuple[int, int] | None = None, since_s: int = 0,
-                        makes_topic: bool = True) -> int:
+    async def subscribe(self, topic: str, subscription: str = "", first: tuple[int, int] | None = None,
+                        since_s: int = 0, makes_topic: bool = True) -> int:
         """Create a consumer and return its number.  Raises ClientError.
 
-        It begins at `first`, else at what was published `since_s` seconds ago, else at the beginning.  Without a
-        subscription it is a reader, and leaves no subscription behind.
+        The consumer begins at `first`, else at messages published `since_s` seconds ago, else at the beginning.
+        Without a subscription the consumer is a reader, and leaves no subscription behind.
         """
-        request = api.CommandSubscribe(topic=topic, subscription=subscription or f"geminga-reader-{time.time_ns()}",
-                                       subType=api.CommandSubscribe.Shared if subscription else api.CommandSubscribe.Exclusive,
-                                       consumer_id=next(self._consumer_ids), request_id=self.request_id(), durable=bool(subscription),
-                                       initialPosition=api.CommandSubscribe.Earliest, force_topic_creation=makes_topic)
+        kind = api.CommandSubscribe.Shared if subscription else api.CommandSubscribe.Exclusive
+        request = api.CommandSubscribe(
+            topic=topic, subscription=subscription or f"geminga-reader-{time.time_ns()}", subType=kind,
+            consumer_id=next(self._consumer_ids), request_id=self.request_id(), durable=bool(subscription),
+            initialPosition=api.CommandSubscribe.Earliest, force_topic_creation=makes_topic)
         if first is not None:
             request.start_message_id.ledgerId, request.start_message_id.entryId = first
-            # for the case that there is no such message any more
-            request.initialPosition = api.CommandSubscribe.Latest
+            request.initialPosition = api.CommandSubscribe.Latest      # if that message does not exist any more
         if since_s:
             request.start_message_rollback_duration_sec = since_s
         await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
@@ -254,15 +259,15 @@ class Session(asyncio.Protocol):
     async def last(self, consumer: int) -> tuple[int, int] | None:
         """Return (ledger, entry) of the topic's last entry, None if it has none.  Raises ClientError."""
         ask = api.CommandGetLastMessageId(consumer_id=consumer, request_id=self.request_id())
-        answer = await self.call(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask), T.GET_LAST_MESSAGE_ID_RESPONSE)
-        found = answer.getLastMessageIdResponse.last_message_id
-        # -1 says that there is none
-        return None if found.ledgerId >> 63 or found.entryId >> 63 else (found.ledgerId, found.entryId)
+        answer = await self.call(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask),
+                                 T.GET_LAST_MESSAGE_ID_RESPONSE)
+        last = answer.getLastMessageIdResponse.last_message_id
+        return None if last.ledgerId >> 63 or last.entryId >> 63 else (last.ledgerId, last.entryId)      # -1: no entry
 
     async def entries(self, consumer: int, last: tuple[int, int] | None) -> AsyncIterator[list[Entry]]:
-        """Yield the consumer's entries up to the position `last`, in runs of those that came together.
+        """Yield the consumer's entries up to the position `last`, in runs of entries that came together.
 
-        With `last` = None there are none.
+        Nothing is yielded if `last` is None.
         """
         if last is None:
             return
@@ -296,7 +301,8 @@ class Session(asyncio.Protocol):
 
     async def partitions(self, topic: str) -> int | None:
         """Return the number of partitions: 0 for a topic without, None if the broker knows no such topic."""
-        request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(), metadata_auto_creation_enabled=False)
+        request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(),
+                                                      metadata_auto_creation_enabled=False)
         command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)
         try:
             answer = await self.call(command, T.PARTITIONED_METADATA_RESPONSE)
@@ -319,12 +325,12 @@ class Session(asyncio.Protocol):
         newest = await self._schema(topic, b"")
         if newest is None:
             return {}
-        found = {}
+        older_ones = {}
         for version in range(int.from_bytes(newest.schema_version)):
             older = await self._schema(topic, version.to_bytes(8))
             if older is not None:
-                found[version] = older.schema
-        return found | {int.from_bytes(newest.schema_version): newest.schema}
+                older_ones[version] = older.schema
+        return older_ones | {int.from_bytes(newest.schema_version): newest.schema}
 
     async def _schema(self, topic: str, version: bytes) -> api.CommandGetSchemaResponse | None:
         request = api.CommandGetSchema(topic=topic, request_id=self.request_id())
@@ -348,7 +354,7 @@ class Session(asyncio.Protocol):
 
 
 def _check(command: api.BaseCommand) -> None:
-    """Raises ClientError when it says no."""
+    """Raise ClientError if the command is an error, or closes the producer or consumer."""
     if command.type in _ENDS:
         raise ClientError(f"the broker closed {_ENDS[command.type]}")
     if command.type in _ANSWERS:
@@ -359,22 +365,25 @@ def _check(command: api.BaseCommand) -> None:
             raise ClientError(f"{api.ServerError.Name(number)}: {getattr(answer, text)}", number)
 
 
-async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None, beyond: str = "") -> Session:
-    """A session with the broker at pulsar://host:port, or pulsar+ssl:// with tls, for who shows that by this method.
+async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None,
+                  beyond: str = "") -> BrokerConnection:
+    """Connect to the broker at pulsar://host:port, or at pulsar+ssl:// with `tls`.
 
-    Where a proxy listens, beyond is the host:port of a broker behind it.  Raises OSError, ClientError.
+    method, data: credentials.  beyond: host:port of a broker behind the proxy at `url`, "" without a proxy.
+
+    Raises OSError, ClientError.
     """
     host, port = _address(url)
     try:
         async with asyncio.timeout(_CONNECT_S):
-            _, session = await asyncio.get_running_loop().create_connection(Session, host, port, ssl=tls)
-            return await _introduced(session, method, data, beyond)
+            _, connection = await asyncio.get_running_loop().create_connection(BrokerConnection, host, port, ssl=tls)
+            return await _introduced(connection, method, data, beyond)
     except TimeoutError:
         raise ClientError(f"no answer within {_CONNECT_S} s") from None
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Raises NoAddress."""
+    """Return (host, port) of a URL.  Raises NoAddress."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -385,53 +394,58 @@ def _address(url: str) -> tuple[str, int]:
     return host, port or (6651 if parts.scheme == "pulsar+ssl" else 6650)
 
 
-async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> Session:
+async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "",
+                           tls: ssl.SSLContext | None = None) -> BrokerConnection:
     """Connect to the broker of the cluster that serves the topic, as `connect` does.  Raises ClientError, OSError."""
     at, beyond, is_authoritative = url, "", False
     for _ in range(_HOPS_MAX):
-        session = await connect(at, method, data, tls, beyond)
+        connection = await connect(at, method, data, tls, beyond)
         try:
-            answer = await session.lookup(topic, is_authoritative=is_authoritative)
+            answer = await connection.lookup(topic, is_authoritative=is_authoritative)
         except BaseException:
-            session.close()
+            connection.close()
             raise
-        found = answer.brokerServiceUrlTls if tls else answer.brokerServiceUrl
-        place = (url, urlsplit(found).netloc) if answer.proxy_through_service_url else (found, "")
+        address = answer.brokerServiceUrlTls if tls else answer.brokerServiceUrl
+        place = (url, urlsplit(address).netloc) if answer.proxy_through_service_url else (address, "")
         is_there = place == (at, beyond)
         if is_there and answer.response == answer.Connect:
-            return session
-        session.close()
+            return connection
+        connection.close()
         if answer.response == answer.Connect:
             return await connect(place[0], method, data, tls, place[1])
         (at, beyond), is_authoritative = place, answer.authoritative
     raise ClientError(f"{topic} has no broker: each names another one")
 
 
-async def connect_inside(path: Path) -> Session:
+async def connect_inside(path: Path) -> BrokerConnection:
     """Connect over the Unix socket that a worker has for the broker's own processes."""
-    _, session = await asyncio.get_running_loop().create_unix_connection(Session, str(path))
-    return await _introduced(session)
+    _, connection = await asyncio.get_running_loop().create_unix_connection(BrokerConnection, str(path))
+    return await _introduced(connection)
 
 
-async def _introduced(session: Session, method: str = "", data: str = "", beyond: str = "") -> Session:
-    request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method, auth_data=data.encode())
+async def _introduced(connection: BrokerConnection, method: str = "", data: str = "",
+                      beyond: str = "") -> BrokerConnection:
+    """Send CONNECT and return the connection after CONNECTED.  Raises ClientError, and closes the connection then."""
+    request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method,
+                                 auth_data=data.encode())
     if beyond:
         request.proxy_to_broker_url = beyond
     try:
-        await session.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
+        await connection.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
     except BaseException:
-        session.close()
+        connection.close()
         raise
-    return session
+    return connection
 
 
 async def publish(url: str, topic: str, payloads: list[bytes], method: str = "", data: str = "",
                   tls: ssl.SSLContext | None = None) -> list[tuple[int, int]]:
-    session = await connect(url, method, data, tls)
+    """Publish each payload as a message; return (ledger, entry) of each.  Raises ClientError, OSError."""
+    connection = await connect(url, method, data, tls)
     try:
-        return await session.publish(topic, payloads)
+        return await connection.publish(topic, payloads)
     finally:
-        session.close()
+        connection.close()
 
 
 def _entry(producer_name: str, sequence_id: int, payload: bytes) -> bytes:

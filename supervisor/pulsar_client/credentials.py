@@ -1,14 +1,15 @@
-"""Who a command is to its broker, and how it knows that one, with the names that Pulsar's tools have for it.
+"""Credentials of a command, and how it checks its broker's certificate, under the names of Pulsar's tools.
 
     --auth-plugin AuthenticationToken   --auth-params file:PATH, token:TOKEN or the token
     --auth-plugin AuthenticationBasic   --auth-params '{"userId": "...", "password": "..."}'
     --auth-plugin AuthenticationTls     --auth-params tlsCertFile:PATH,tlsKeyFile:PATH
 
-    --tls-trust-cert-path PATH          authorities that a broker's certificate may be of, else those of the system
-    --tls-allow-insecure                any certificate will do
+    --tls-trust-cert-path PATH          authorities to check the broker's certificate with, else the system's
+    --tls-allow-insecure                accept any certificate
 
-GEMINGA_AUTH_PLUGIN and GEMINGA_AUTH_PARAMS in the environment are as strong as options: nobody sees them in a list of processes.
-PULSAR_CLIENT_CONF names a file of Pulsar's, client.conf, that says what no option does.
+The variables GEMINGA_AUTH_PLUGIN and GEMINGA_AUTH_PARAMS count as much as the options, and do not appear in a list of
+processes.  PULSAR_CLIENT_CONF names a file such as Pulsar's client.conf, which gives values for options that are not
+given.
 """
 import base64
 import json
@@ -34,7 +35,7 @@ class Credentials(NamedTuple):
         return f"Credentials({self.method})"
 
     def context_for(self, url: str) -> Any:
-        """An ssl.SSLContext, None for an address without TLS.  Raises click.UsageError."""
+        """Return an ssl.SSLContext, None for an address without TLS.  Raises click.UsageError."""
         if not url.startswith(("pulsar+ssl:", "https:")):
             return None
         import ssl  # slow, and mostly not needed
@@ -61,66 +62,73 @@ class Credentials(NamedTuple):
 
 
 def _why(error: OSError) -> str:
-    """That a file of certificates cannot be used."""
-    return "no certificate, with its key, in PEM form" if getattr(error, "reason", None) else error.strerror or str(error)
+    """Return why a file of certificates cannot be used."""
+    if getattr(error, "reason", None):
+        return "no certificate, with its key, in PEM form"
+    return error.strerror or str(error)
 
 
 NOBODY = Credentials()
 _CONF = {"authPlugin": "auth_plugin", "authParams": "auth_params", "tlsTrustCertsFilePath": "tls_trust_cert_path",
          "tlsAllowInsecureConnection": "tls_allow_insecure"}       # Pulsar's settings -> parameters of all commands
 _URLS = {"publish": ("brokerServiceUrl", "url"), "read": ("brokerServiceUrl", "url"),
-         "import": ("brokerServiceUrl", "url"), "export": ("brokerServiceUrl", "url"), "why": ("webServiceUrl", "http_url"),
+         "import": ("brokerServiceUrl", "url"), "export": ("brokerServiceUrl", "url"),
+         "why": ("webServiceUrl", "http_url"),
          "admin": ("webServiceUrl", "url"), "status": ("webServiceUrl", "http_url"),
-         "level": ("webServiceUrl", "http_url")}                   # likewise of each
+         "level": ("webServiceUrl", "http_url")}                   # command -> (Pulsar's setting, its parameter)
 _OPTIONS = (
     (["--auth-plugin"], {"envvar": "GEMINGA_AUTH_PLUGIN", "metavar": "NAME",
                          "help": "AuthenticationToken, AuthenticationBasic or AuthenticationTls."}),
     (["--auth-params"], {"envvar": "GEMINGA_AUTH_PARAMS", "metavar": "TEXT",
-                         "help": "token:..., file:PATH, or a JSON object with userId and password or with tlsCertFile and tlsKeyFile."}),
+                         "help": "token:..., file:PATH, or a JSON object with userId and password or with "
+                                 "tlsCertFile and tlsKeyFile."}),
     (["--tls-trust-cert-path", "--tlsTrustCertsFilePath"], {
         "envvar": "GEMINGA_TRUST_CERT_PATH", "metavar": "PATH",
-        "help": "PEM file of the authorities that the broker's certificate may be of; else the system's."}),
-    (["--tls-allow-insecure"], {"is_flag": True, "help": "Take any certificate of the broker."}),
+        "help": "PEM file of authorities to check the broker's certificate with; else the system's."}),
+    (["--tls-allow-insecure"], {"is_flag": True, "help": "Accept any certificate of the broker."}),
 )
 
 
-def options(function: Callable) -> Callable:
-    """For a command that hands what it is told of them to `of`."""
+def options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command's function with these options, whose values it passes on to `of`."""
     for names, attributes in reversed(_OPTIONS):
         function = click.option(*names, **attributes)(function)
     return function
 
 
 def parameters() -> list[click.Option]:
-    """The same, for a command that is not made of a function."""
+    """Return these options for a command that is made without a decorated function."""
     return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
 
 
 class NoDefaults(Exception):
-    """They cannot be read."""
+    """The file of PULSAR_CLIENT_CONF cannot be read."""
 
     exit_status = 2
 
 
 def defaults(path: str) -> dict[str, dict[str, str]]:
-    """By command and parameter, what a client.conf says.  Raises NoDefaults."""
+    """Return {command: {parameter: value}} of a client.conf.  Raises NoDefaults."""
     from geminga.supervisor.configuration.properties import parse
     try:
-        said = {name: setting.value for name, setting in parse(Path(path).read_text(errors="replace"), path).items() if setting.value}
+        settings = parse(Path(path).read_text(errors="replace"), path)
     except OSError as error:
         raise NoDefaults(f"PULSAR_CLIENT_CONF: {path}: {error.strerror}") from None
-    common = {ours: said[theirs] for theirs, ours in _CONF.items() if theirs in said}
-    found = {command: common | ({ours: said[theirs]} if theirs in said else {}) for command, (theirs, ours) in _URLS.items()}
-    return found | {"log": {"level": found.pop("level")}}
+    values = {name: setting.value for name, setting in settings.items() if setting.value}
+    common = {ours: values[theirs] for theirs, ours in _CONF.items() if theirs in values}
+    by_command: dict[str, Any] = {
+        command: common | ({ours: values[theirs]} if theirs in values else {})
+        for command, (theirs, ours) in _URLS.items()}
+    return by_command | {"log": {"level": by_command.pop("level")}}
 
 
 def of(auth_plugin: str | None = None, auth_params: str | None = None, tls_trust_cert_path: str | None = None,
        tls_allow_insecure: bool = False) -> Credentials:
-    """Raises click.UsageError."""
-    return _shown(auth_plugin, auth_params)._replace(trusted=tls_trust_cert_path or "", is_insecure=tls_allow_insecure)
+    """Return the credentials for values of these options.  Raises click.UsageError."""
+    return _parsed(auth_plugin, auth_params)._replace(trusted=tls_trust_cert_path or "", is_insecure=tls_allow_insecure)
 
 
-def _shown(plugin: str | None, params: str | None) -> Credentials:
+def _parsed(plugin: str | None, params: str | None) -> Credentials:
     name = (plugin or "").rpartition(".")[2].removeprefix("Authentication").lower()
     try:
         if name in ("", "disabled"):
@@ -128,7 +136,8 @@ def _shown(plugin: str | None, params: str | None) -> Credentials:
         return _PLUGINS[name](params or "")
     except KeyError as error:
         if error.args[0] == name:
-            raise click.UsageError(f"--auth-plugin {plugin} is not AuthenticationToken, AuthenticationBasic or AuthenticationTls") from None
+            raise click.UsageError(f"--auth-plugin {plugin} is not AuthenticationToken, AuthenticationBasic or "
+                                   "AuthenticationTls") from None
         raise click.UsageError(f"--auth-params lacks {error.args[0]}") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--auth-params: {getattr(error, 'strerror', None) or error}") from None
@@ -147,17 +156,17 @@ def _token(params: str) -> Credentials:
 
 
 def _basic(params: str) -> Credentials:
-    found = _fields(params)
-    return Credentials("basic", f"{found['userId']}:{found['password']}")
+    fields = _fields(params)
+    return Credentials("basic", f"{fields['userId']}:{fields['password']}")
 
 
 def _tls(params: str) -> Credentials:
-    found = _fields(params)
-    return Credentials("tls", "", str(found["tlsCertFile"]), str(found["tlsKeyFile"]))
+    fields = _fields(params)
+    return Credentials("tls", "", str(fields["tlsCertFile"]), str(fields["tlsKeyFile"]))
 
 
 def _fields(params: str) -> dict[str, str]:
-    """A JSON object, or name:value,name:value."""
+    """Read a JSON object, or name:value,name:value."""
     if params.startswith("{"):
         return json.loads(params)
     return dict(part.split(":", 1) for part in params.split(",") if ":" in part)

@@ -1,9 +1,10 @@
-"""Which partition a client publishes a key to: clients choose it, by hashes that differ from language to language.
+"""The partition that each client library publishes a key to.
 
-What each client does by default, and by which options otherwise, is docs/partitioning.md; the tests publish with the clients themselves.
+Clients choose the partition by a hash of the key, and hashes differ among client libraries.  docs/partitioning.md says
+which one each client uses by default, and by which options another.  Tests publish with the client libraries.
 """
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import mmh3
 
@@ -14,7 +15,7 @@ _MURMUR = 0xC6A4A7935BD1E995
 
 
 class Scheme(NamedTuple):
-    """One of the hashes that a client knows; the first of a client is its default."""
+    """A hash that a client library has."""
 
     name: str
     hash: Callable[[str], int]
@@ -25,7 +26,7 @@ def murmur3(key: str) -> int:
 
 
 def java(key: str) -> int:
-    """String.hashCode() of Java's client: over UTF-16."""
+    """Hash as the Java client does: String.hashCode() over UTF-16."""
     units = key.encode("utf-16-be")
     return _times_31(int.from_bytes(units[at:at + 2], "big") for at in range(0, len(units), 2)) & _MOST
 
@@ -40,22 +41,22 @@ def cpp_java(key: str) -> int:
     return _times_31(byte - 256 if byte > 127 else byte for byte in key.encode()) & _MOST
 
 
-def _times_31(values) -> int:
-    found = 0
+def _times_31(values: Iterable[int]) -> int:
+    result = 0
     for value in values:
-        found = (31 * found + value) & _U32
-    return found
+        result = (31 * result + value) & _U32
+    return result
 
 
 def boost(key: str) -> int:
-    """boost::hash<std::string> since Boost 1.81."""
+    """Hash as boost::hash<std::string> does since Boost 1.81."""
     data = key.encode()
     seed, at, left = _GOLDEN, 0, len(data)
-    found = _mulx(seed, _GOLDEN_SQUARE) ^ left
+    result = _mulx(seed, _GOLDEN_SQUARE) ^ left
     seed = _mulx(seed, _GOLDEN_SQUARE)
     while left >= 8:
         seed = (seed + _GOLDEN) & _U64
-        found ^= _mulx(int.from_bytes(data[at:at + 8], "little") + seed, _GOLDEN_SQUARE)
+        result ^= _mulx(int.from_bytes(data[at:at + 8], "little") + seed, _GOLDEN_SQUARE)
         at, left = at + 8, left - 8
     rest, last = data[at:], 0
     if left >= 4:
@@ -64,8 +65,8 @@ def boost(key: str) -> int:
         middle = left - 1 & 2
         last = rest[middle] << middle * 8 | rest[left >> 1] << (left >> 1) * 8 | rest[0]
     seed = (seed + _GOLDEN) & _U64
-    found ^= _mulx(last + seed, _GOLDEN_SQUARE)
-    return _mulx(found + seed, _GOLDEN_SQUARE) & _MOST
+    result ^= _mulx(last + seed, _GOLDEN_SQUARE)
+    return _mulx(result + seed, _GOLDEN_SQUARE) & _MOST
 
 
 def _mulx(one: int, other: int) -> int:
@@ -74,18 +75,19 @@ def _mulx(one: int, other: int) -> int:
 
 
 def boost_before_181(key: str) -> int:
-    """boost::hash<std::string> of older Boosts: bytes one by one, signed."""
-    found = 0
+    """Hash as boost::hash<std::string> did before Boost 1.81: bytes one by one, signed."""
+    result = 0
     for byte in key.encode():
         value = (byte - 256 if byte > 127 else byte) & _U64
         value = value * _MURMUR & _U64
         value = (value ^ value >> 47) * _MURMUR & _U64
-        found = ((found ^ value) * _MURMUR + 0xE6546B64) & _U64
-    return found & _MOST
+        result = ((result ^ value) * _MURMUR + 0xE6546B64) & _U64
+    return result & _MOST
 
 
 _MURMUR3 = Scheme("Murmur3_32Hash", murmur3)
 _BOOST = Scheme("BoostHash", boost), Scheme("BoostHash before Boost 1.81", boost_before_181)
+# Client: its hashes; the first is the default.
 CLIENTS: dict[str, tuple[Scheme, ...]] = {
     "java": (Scheme("JavaStringHash", java), _MURMUR3),
     "go": (Scheme("JavaStringHash", go), _MURMUR3),
@@ -95,10 +97,12 @@ CLIENTS: dict[str, tuple[Scheme, ...]] = {
 }
 
 
-def partitions_of(key: str, count: int, client: str | None = None) -> list[dict]:
-    """Where each client, or this one, publishes the key on a topic of so many partitions, by each hash that it knows.
+def partitions_of(key: str, count: int, client: str | None = None) -> list[dict[str, Any]]:
+    """Return the partition of a key on a topic with `count` partitions, a row for each client and hash.
+
+    client: only this one's rows.
     """
-    found = [(name, number, scheme.name, scheme.hash(key)) for name, schemes in CLIENTS.items() if client in (None, name)
-             for number, scheme in enumerate(schemes)]
+    hashes = [(name, number, scheme.name, scheme.hash(key)) for name, schemes in CLIENTS.items()
+              if client in (None, name) for number, scheme in enumerate(schemes)]
     return [{"client": name, "hashing": hashing, "default": number == 0, "hash": value, "partition": value % count}
-            for name, number, hashing, value in found]
+            for name, number, hashing, value in hashes]

@@ -1,4 +1,4 @@
-"""One line on why an address does not answer as it should; the text of an exception may be empty, or a tuple."""
+"""Errors of connections, in one line each.  The text of an exception itself may be empty, or a tuple."""
 import os
 import socket
 import sys

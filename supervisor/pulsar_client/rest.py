@@ -25,13 +25,13 @@ class Refused(Exception):
 
 
 class NotReachable(Exception):
-    """The broker did not answer, or the address is none of HTTP; the text says why."""
+    """The broker did not answer, or the address is not one of HTTP.  The text gives the reason."""
 
     exit_status = NOT_REACHABLE
 
 
 class Answer(NamedTuple):
-    """An answer of HTTP, whole."""
+    """A whole answer of HTTP."""
 
     status: int
     phrase: str                       # behind the status
@@ -66,13 +66,17 @@ class Broker:
         self._timeout_s = timeout_s
         self._credentials = credentials
 
+    def __repr__(self) -> str:
+        return f"<Broker {self._url} {self._credentials}>"
+
     def ask(self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None) -> Answer:
         """Send a request, its body as JSON, and return the answer.  Raises Refused, NotReachable."""
         target = self._parts.path.rstrip("/") + path
         if query:
             target += ("&" if "?" in path else "?") + urlencode({name: shown(value) for name, value in query.items()})
         content = b"" if body is None else json.dumps(body).encode()
-        lines = [f"{method} {target} HTTP/1.0", f"Host: {self._parts.netloc.rpartition('@')[2]}", "Accept: application/json, */*",
+        lines = [f"{method} {target} HTTP/1.0", f"Host: {self._parts.netloc.rpartition('@')[2]}",
+                 "Accept: application/json, */*",
                  *self._credentials.headers(), *(["Content-Type: application/json"] if content else []),
                  f"Content-Length: {len(content)}", "", ""]
         try:
@@ -96,7 +100,7 @@ class Broker:
 
 
 def _parsed(received: bytes) -> Answer:
-    """Raises ValueError if the bytes are not a whole answer of HTTP."""
+    """Read an answer of HTTP.  Raises ValueError if the bytes are not a whole one."""
     if not received.startswith(b"HTTP/1"):
         raise ValueError(reasons.of_bytes(received, "HTTP"))
     head, end, body = received.partition(b"\r\n\r\n")
@@ -111,11 +115,11 @@ def _parsed(received: bytes) -> Answer:
 
 def _reason(answer: Answer) -> str:
     """Return an error's reason in one line: the reason in the body, its text, or the phrase behind the status."""
-    said = answer.value()
-    if isinstance(said, dict):
-        said = said.get("reason")
+    text = answer.value()
+    if isinstance(text, dict):
+        text = text.get("reason")
     is_page = answer.headers.get("content-type", "").startswith("text/html")
-    return plain(" ".join(str(said).split()) if said and not is_page else answer.phrase)
+    return plain(" ".join(str(text).split()) if text and not is_page else answer.phrase)
 
 
 def shown(value: Any) -> str:

@@ -4,7 +4,7 @@
     nights.py       compaction and retention of a night, and its report
     backups.py      a backup, with or without a running broker
     moving.py       copies topics between clusters
-    bundle.py       a bundle for whoever looks into a problem, without secrets
+    bundle.py       an archive for finding out what is wrong with a broker, without secrets
 
 Imports: `configuration/`, `pulsar_client/`, storage.  Start with `nights.py`.
 """

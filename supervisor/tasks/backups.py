@@ -20,10 +20,10 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
     try:
         data_folder.check(data_dir)
         job_socket.check_user(data_dir)
-        with contextlib.closing(BrokerSocket(data_dir)) as side:
-            if side.is_served():
-                return backup.make(data_dir, parent, lambda: side.ask("backup-begin", owner="all"),
-                                   lambda: side.ask("backup-cut", owner="all"), keep=keep)
+        with contextlib.closing(BrokerSocket(data_dir)) as broker:
+            if broker.is_served():
+                return backup.make(data_dir, parent, lambda: broker.ask("backup-begin", owner="all"),
+                                   lambda: broker.ask("backup-cut", owner="all"), keep=keep)
         with locks.lock(data_dir / locks.LOCK) as is_ours:
             if not is_ours:
                 raise CannotRun(f"{data_dir}: a broker has just been started on it; try again")

@@ -23,6 +23,7 @@ from geminga.storage.catalogue.layout import VERSION as CATALOGUE_VERSION
 from geminga.storage.offline.verify_catalogue import read_names
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import stacks
+from geminga.supervisor.pulsar_client.credentials import Credentials
 from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, topic_path
 from geminga.supervisor.tasks.job_socket import REPORT
 from geminga.workers.identity.options import Secret
@@ -31,11 +32,12 @@ _HTTP_SECONDS, _ALL_HTTP_SECONDS, _COMMAND_SECONDS, _FOLDER_SECONDS = 3.0, 10.0,
 _TOPICS_MAX = 10             # with stats, the busiest ones
 _FOLDERS_MAX = 50            # of partitions, the largest ones
 _LOG_LINES = 5_000
-_OF_PROCESSES = "status", "limits", "io", "stat", "sched", "schedstat", "wchan", "smaps_rollup", "cgroup", "oom_score_adj"
-_OF_HOST = ("meminfo", "loadavg", "vmstat", "stat", "mounts", "diskstats", "pressure/cpu", "pressure/io", "pressure/memory",
-            "sys/fs/file-nr", "net/sockstat", "version", "uptime")
+_OF_PROCESSES = ("status", "limits", "io", "stat", "sched", "schedstat", "wchan", "smaps_rollup", "cgroup",
+                 "oom_score_adj")
+_OF_HOST = ("meminfo", "loadavg", "vmstat", "stat", "mounts", "diskstats", "pressure/cpu", "pressure/io",
+            "pressure/memory", "sys/fs/file-nr", "net/sockstat", "version", "uptime")
 _STARS = "*****"
-# environment variables with secret values
+# Names of environment variables with secret values.
 _NAMED = re.compile("TOKEN|PASS|SECRET|KEY|PARAMS|USERS|CRED", re.IGNORECASE)
 # Texts that look like secrets, wherever they stand: tokens, HTTP credentials, private keys, hashes of passwords.
 _LOOKS = re.compile(r"eyJ[\w-]{5,}\.[\w-]+\.[\w-]*|(?<=Bearer )\S+|(?<=Basic )\S+|"
@@ -43,12 +45,14 @@ _LOOKS = re.compile(r"eyJ[\w-]{5,}\.[\w-]+\.[\w-]*|(?<=Bearer )\S+|(?<=Basic )\S
                     r"\$(?:2[abxy]|apr1|[156])\$[^\s:\"']+|\{SHA\}[\w+/=]+|(?<=data:;base64,)[\w+/=]+", re.DOTALL)
 
 
-def write(target: Path, config: Config, admin_url: str, credentials, options: list[str], environ: Mapping[str, str]) -> list[str]:
+def write(target: Path, config: Config, admin_url: str, credentials: Credentials, options: list[str],
+          environ: Mapping[str, str]) -> list[str]:
     """Write the archive to a new file; return a line for each missing part.  Raises OSError.
 
     `options` are those of `geminga config show`.
     """
-    hidden, missing, broker = secrets(config, environ, credentials), [], Broker(admin_url, _HTTP_SECONDS, credentials)
+    hidden, missing = secrets(config, environ, credentials), []
+    broker = Broker(admin_url, _HTTP_SECONDS, credentials)
     began = time.time()
     with open(target, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file, \
             gzip.GzipFile("", "wb", 6, file) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
@@ -72,21 +76,23 @@ def _add(archive: tarfile.TarFile, name: str, text: str, when: float) -> None:
 
 # -- secrets
 
-def secrets(config: Config, environ: Mapping[str, str], credentials) -> list[str]:
+def secrets(config: Config, environ: Mapping[str, str], credentials: Credentials) -> list[str]:
     """Return the texts to mask, the longest first."""
-    found = {value for name, value in environ.items() if name.startswith(("GEMINGA_", "PULSAR_")) and _NAMED.search(name)}
-    said = [config.authentication.users, *config.authentication.secret_keys, *config.authentication.public_keys, Secret(config.tls.key)]
-    for text in said:
+    hidden = {value for name, value in environ.items()
+              if name.startswith(("GEMINGA_", "PULSAR_")) and _NAMED.search(name)}
+    authentication = config.authentication
+    for text in (authentication.users, *authentication.secret_keys, *authentication.public_keys,
+                 Secret(config.tls.key)):
         path = Path(text.removeprefix("file://").removeprefix("file:"))
         if text.startswith("data:"):
-            found |= {str(text), text.partition(",")[2]}
+            hidden |= {str(text), text.partition(",")[2]}
         else:
             with contextlib.suppress(OSError, ValueError):
-                found |= _lines(path.read_bytes().decode("latin-1"))
+                hidden |= _lines(path.read_bytes().decode("latin-1"))
     for header in credentials.headers():
-        found |= {header.partition(": ")[2], header.rpartition(" ")[2]}
-    found |= {part for text in list(found) for part in _lines(text)}
-    return sorted((one for one in found if len(one) >= 6), key=len, reverse=True)
+        hidden |= {header.partition(": ")[2], header.rpartition(" ")[2]}
+    hidden |= {part for text in list(hidden) for part in _lines(text)}
+    return sorted((text for text in hidden if len(text) >= 6), key=len, reverse=True)
 
 
 def _lines(text: str) -> set[str]:
@@ -96,7 +102,7 @@ def _lines(text: str) -> set[str]:
 
 
 def masked(text: str, hidden: list[str]) -> str:
-    """Replace the hidden texts, and whatever looks like a secret, by stars."""
+    """Replace the hidden texts, and texts that look like a secret, by stars."""
     for one in hidden:
         text = text.replace(one, _STARS)
     return _LOOKS.sub(_STARS, text)
@@ -108,12 +114,11 @@ def _stacks(data_dir: Path, pid: int) -> str:
     return stacks.ask(data_dir, pid) or _refuse("it did not answer SIGUSR1")
 
 
-def _parts(config: Config, broker: Broker, admin_url: str, options: list[str], environ: Mapping[str, str]) -> Iterator[
-        tuple[str, Callable[[], str]]]:
+def _parts(config: Config, broker: Broker, admin_url: str, options: list[str],
+           environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield each part's name in the archive, and the function that makes its text."""
     data_dir = config.data_dir
-    found = stacks.processes(data_dir)
-    for pid, comm in found.items():      # first, as the other parts change what the processes do
+    for pid, comm in stacks.processes(data_dir).items():      # first, as other parts change what the processes do
         yield f"processes/{comm}-{pid}/stacks.txt", partial(_stacks, data_dir, pid)
         yield f"processes/{comm}-{pid}/proc.txt", partial(_process, pid)
     yield "versions.txt", lambda: _versions(data_dir)
@@ -125,7 +130,8 @@ def _parts(config: Config, broker: Broker, admin_url: str, options: list[str], e
     yield "folder.txt", lambda: _folder(data_dir)
     yield "catalogue.txt", lambda: _catalogue(data_dir)
     yield "sockets.txt", lambda: _run("ss", "-a", "-n", "-x", "-t", "-p")
-    yield "log.txt", lambda: _run("journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager", "--output", "short-precise")
+    yield "log.txt", lambda: _run("journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager",
+                                  "--output", "short-precise")
     yield "night.json", (data_dir / REPORT).read_text
     yield "status.txt", lambda: _command("status", "--admin-url", admin_url)
     yield "tune.txt", lambda: _command("tune", *options)
@@ -139,7 +145,7 @@ def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
     def ask(path: str) -> str:
         nonlocal until
         if time.monotonic() > until:
-            _refuse("not asked: the broker does not answer in good time")
+            _refuse("not asked: the broker did not answer an earlier question in time")
         try:
             return broker.ask("GET", path).body.decode(errors="replace")
         except NotReachable:
@@ -147,8 +153,10 @@ def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
             raise
 
     yield "http/metrics.txt", lambda: ask("/metrics")
-    for name, path in (("brokers", "/admin/v2/brokers/ready"), ("configuration", "/admin/v2/brokers/configuration/runtime"),
-                       ("changed", "/admin/v2/brokers/configuration/values"), ("load", "/admin/v2/broker-stats/load-report"),
+    for name, path in (("brokers", "/admin/v2/brokers/ready"),
+                       ("configuration", "/admin/v2/brokers/configuration/runtime"),
+                       ("changed", "/admin/v2/brokers/configuration/values"),
+                       ("load", "/admin/v2/broker-stats/load-report"),
                        ("status", "/ops/v1/status"), ("compaction", "/ops/v1/compaction/report")):
         yield f"http/{name}.json", partial(ask, path)
     try:
@@ -180,8 +188,8 @@ def _command(*words: str) -> str:
 
 def _run(*command: str) -> str:
     """Run a command and return both its outputs."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS, check=False,
-                          stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS,
+                          check=False, stdin=subprocess.DEVNULL)
     return done.stdout + done.stderr
 
 
@@ -221,14 +229,16 @@ def _folder(data_dir: Path) -> str:
         total = sizes.setdefault("/".join(parts[:2]), [0, 0, 0])
         for name in names:
             with contextlib.suppress(OSError):
-                found = os.stat(Path(above, name))
-                total[:] = total[0] + 1, total[1] + found.st_size, total[2] + found.st_blocks * 512
+                status = os.stat(Path(above, name))
+                total[:] = total[0] + 1, total[1] + status.st_size, total[2] + status.st_blocks * 512
         if time.monotonic() > until:
-            sizes["... and more that was not looked at"] = [0, 0, 0]
+            sizes["... and more folders, which were not visited in time"] = [0, 0, 0]
             break
     largest = sorted(sizes.items(), key=lambda one: (one[0].startswith("partitions/"), -one[1][2]))[:_FOLDERS_MAX]
-    rows = [f"{total[0]:>9} files {total[1]:>16,} bytes {total[2]:>16,} on disk  {name or '.'}" for name, total in largest]
-    return "\n".join([f"disk: {usage.total:,} bytes, {usage.free:,} free; inodes: {system.f_files:,}, {system.f_ffree:,} free", *rows])
+    rows = [f"{total[0]:>9} files {total[1]:>16,} bytes {total[2]:>16,} on disk  {name or '.'}"
+            for name, total in largest]
+    return "\n".join([f"disk: {usage.total:,} bytes, {usage.free:,} free; "
+                      f"inodes: {system.f_files:,}, {system.f_ffree:,} free", *rows])
 
 
 def _catalogue(data_dir: Path) -> str:

@@ -1,8 +1,8 @@
-"""How a job reaches the broker of a data folder: a socket in that folder.
+"""The socket over which a job reaches the broker of a data folder.
 
-The admin process listens there; `admin/resources/compaction.py` has the questions.  The rights of the folder decide who
-may ask.  While no broker serves the folder, a job puts views in force itself, and leaves to the broker what only owners
-can do.  Each such step holds the folder's lock, so a broker may start between two of them.
+The admin process listens in the data folder; `admin/resources/compaction.py` has the questions.  The rights of the
+folder decide who may ask.  While no broker serves the folder, a job puts views in force itself, and leaves undone what
+only owners can do.  Each such step holds the folder's lock, so a broker may start between two of them.
 
 This module imports neither Arrow nor Spark.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     import io
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
-_PATIENCE_SECONDS = 60       # for a broker, or an owner, that is being started again
+_PATIENCE_SECONDS = 60       # until a broker or an owner that is being started again must answer
 _AGAIN_SECONDS = 0.2
 _BEGAN_MAX = 1_000           # partitions in one line
 
 
 class CannotRun(Exception):
-    """The task cannot run now or here; the text is one line that says why."""
+    """The task cannot run.  The text gives the reason in one line."""
 
 
 class Refused(Exception):
-    """The broker refuses what was asked; the text is its reason."""
+    """The broker refuses a request.  The text is its reason."""
 
 
 class Gone(Refused):
@@ -96,7 +96,7 @@ class BrokerSocket:
             except Gone:
                 continue
             except Refused as refused:
-                # else an earlier attempt did it, and its answer was lost
+                # If the view is in force, an earlier attempt put it there, and only the answer was lost.
                 if view not in compacted_ledgers.numbers(folder):
                     return str(refused)
                 break
@@ -107,7 +107,7 @@ class BrokerSocket:
     def _adopt_alone(self, folder: Path, view: int) -> bool:
         """Put a view in force under the folder's lock.  Return False if a broker holds the lock.  Raises Refused."""
         with locks.lock(self._data_dir / locks.LOCK) as is_ours:
-            # a broker may have done it before it ended
+            # A broker that has ended since may have put it in force.
             if is_ours and view not in compacted_ledgers.numbers(folder):
                 try:
                     compacted_ledgers.adopt(folder, view)
@@ -115,23 +115,23 @@ class BrokerSocket:
                     raise Refused(text_of(error)) from None
         return is_ours
 
-    def ask(self, question: str, **about) -> Any:
+    def ask(self, question: str, **about: Any) -> Any:
         """Ask the broker and return its answer.  Raises Refused, Gone.
 
-        An owner that is being started is asked again for a minute.  After one such wait was in vain, further questions
-        are asked once, until one is answered.
+        If an owner is being started, the question is repeated for a minute.  After a minute in vain, questions are
+        asked only once until one is answered.
         """
         began = time.monotonic()
         while True:
-            found = self._say({"ask": question, **about})
-            if "refused" not in found:
+            reply = self._say({"ask": question, **about})
+            if "refused" not in reply:
                 self._patience = _PATIENCE_SECONDS
-                return found["answer"]
-            if not found["again"]:
-                raise Refused(found["refused"])
+                return reply["answer"]
+            if not reply["again"]:
+                raise Refused(reply["refused"])
             if time.monotonic() - began > self._patience:
                 self._patience = 0
-                raise Refused(found["refused"])
+                raise Refused(reply["refused"])
             time.sleep(_AGAIN_SECONDS)
 
     def began(self, partitions: Mapping[int, str]) -> None:
@@ -148,28 +148,28 @@ class BrokerSocket:
         self._running.pop(report["partition_id"], None)
         self._tell({"ended": report})
 
-    def _tell(self, what: dict) -> None:
+    def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(Gone):
-            self._say(what)
+            self._say(message)
 
     def _tell_running(self) -> None:
         some = list(self._running.items())
         for at in range(0, len(some), _BEGAN_MAX):
             self._exchange({"began": dict(some[at:at + _BEGAN_MAX])})
 
-    def _say(self, what: dict) -> dict:
+    def _say(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send one line and return the answer; over a new connection if the broker is restarted.  Raises Gone."""
         while self.is_served():
             try:
-                return self._exchange(what)
+                return self._exchange(message)
             except (OSError, ValueError):
                 self.close()
         raise Gone("The broker has ended")
 
-    def _exchange(self, what: dict) -> dict:
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._link is None:
             raise ConnectionError("not connected")
-        self._link.write(json.dumps(what).encode() + b"\n")
+        self._link.write(json.dumps(message).encode() + b"\n")
         self._link.flush()
         return json.loads(self._link.readline())
 
@@ -189,7 +189,8 @@ class BrokerSocket:
                     if not is_served:
                         return None
                 if time.monotonic() > deadline:
-                    raise OSError(f"{self._data_dir} is in use, and its broker does not answer at {self._data_dir / SOCKET}") from error
+                    raise OSError(f"{self._data_dir} is in use, and its broker does not answer at "
+                                  f"{self._data_dir / SOCKET}") from error
             finally:
                 link.close()       # the file object keeps its descriptor
             time.sleep(_AGAIN_SECONDS)

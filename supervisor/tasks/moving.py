@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from geminga.supervisor.pulsar_client import client
-from geminga.supervisor.pulsar_client.client import ClientError, Entry, Session, Silence
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Entry, Silence
 
 _PRODUCER = "geminga-copy"
 _UNDER_WAY_MAX = 5_000          # entries without a receipt
-_CLOCKS_S = 60                  # by which publish times of neighbouring entries may be out of order
+_CLOCKS_S = 60                  # how far publish times of neighbouring entries may be out of order
 
 
 class Cluster(NamedTuple):
@@ -29,11 +29,11 @@ class Cluster(NamedTuple):
     data: str = ""
     tls: ssl.SSLContext | None = None
 
-    async def session(self) -> Session:
+    async def connect(self) -> BrokerConnection:
         """Connect to any broker of the cluster.  Raises ClientError, OSError."""
         return await client.connect(self.url, self.method, self.data, self.tls)
 
-    async def session_of(self, topic: str) -> Session:
+    async def connect_to_topic(self, topic: str) -> BrokerConnection:
         """Connect to the broker that serves the topic.  Raises ClientError, OSError."""
         return await client.connect_to_topic(self.url, topic, self.method, self.data, self.tls)
 
@@ -58,9 +58,9 @@ async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions
 
     The subscriptions are created on the target first, so that it keeps the entries for them.
     """
-    reading = await source.session_of(topic)
+    reading = await source.connect_to_topic(topic)
     try:
-        writing = await target.session_of(topic)
+        writing = await target.connect_to_topic(topic)
         try:
             for subscription in subscriptions:
                 await writing.close_consumer(await writing.subscribe(topic, subscription))
@@ -68,7 +68,8 @@ async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions
             sequence_id = await _open(reading, writing, topic) + 1
             end = await _last_of(writing, topic)
             if end is None and sequence_id > 0:
-                raise ClientError("what was copied there before is gone: delete the topic there to copy it anew")
+                raise ClientError("messages of an earlier copy are gone from the target: "
+                                  "delete the topic there to copy it anew")
             await _copy(reading, writing, topic, end, sequence_id, copied, told)
             await writing.close_producer()
             return copied
@@ -78,41 +79,44 @@ async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions
         reading.close()
 
 
-async def _open(reading: Session, writing: Session, topic: str) -> int:
-    """Create the producer, and every version of the schema; return its last sequence id, -1 if it has none.
+async def _open(reading: BrokerConnection, writing: BrokerConnection, topic: str) -> int:
+    """Create every version of the schema on the target, then the producer.
 
-    Raises ClientError if the target has another schema under one of the versions.
+    Return the producer's last sequence id, -1 if it has none.  Raises ClientError if the target has another schema
+    under one of the versions.
     """
-    wanted, found = await reading.schemas(topic), await writing.schemas(topic)
+    wanted, existing = await reading.schemas(topic), await writing.schemas(topic)
     for version, schema in wanted.items():
-        if version in found:
-            if (found[version].type, found[version].schema_data) != (schema.type, schema.schema_data):
-                raise ClientError(f"version {version} of the schema is another one there")
+        if version in existing:
+            if (existing[version].type, existing[version].schema_data) != (schema.type, schema.schema_data):
+                raise ClientError(f"version {version} of the schema is another one on the target")
             continue
-        made = await writing.producer(topic, _PRODUCER, schema)
-        if int.from_bytes(made.schema_version) != version:
-            raise ClientError(f"version {version} of the schema would be version {int.from_bytes(made.schema_version)} there")
+        producer = await writing.producer(topic, _PRODUCER, schema)
+        made = int.from_bytes(producer.schema_version)
+        if made != version:
+            raise ClientError(f"version {version} of the schema would be version {made} on the target")
         await writing.close_producer()
     return (await writing.producer(topic, _PRODUCER, wanted[max(wanted)] if wanted else None)).last_sequence_id
 
 
-async def _last_of(session: Session, topic: str) -> Entry | None:
-    consumer = await session.subscribe(topic)
-    last = await session.last(consumer)
-    await session.close_consumer(consumer)
+async def _last_of(connection: BrokerConnection, topic: str) -> Entry | None:
+    """Return the topic's last entry, None if it has none."""
+    consumer = await connection.subscribe(topic)
+    last = await connection.last(consumer)
+    await connection.close_consumer(consumer)
     if last is None:
         return None
-    consumer = await session.subscribe(topic, first=last)
-    found = [entry async for run in session.entries(consumer, last) for entry in run]
-    await session.close_consumer(consumer)
-    return found[-1]
+    consumer = await connection.subscribe(topic, first=last)
+    entries = [entry async for run in connection.entries(consumer, last) for entry in run]
+    await connection.close_consumer(consumer)
+    return entries[-1]
 
 
-async def _copy(reading: Session, writing: Session, topic: str, end: Entry | None, sequence_id: int, copied: Copied,
-                told: Callable[[Copied], None]) -> None:
-    """Copy all entries behind `end`, or all if it is None.
+async def _copy(reading: BrokerConnection, writing: BrokerConnection, topic: str, end: Entry | None, sequence_id: int,
+                copied: Copied, told: Callable[[Copied], None]) -> None:
+    """Copy all entries behind the entry `end`, or all entries if it is None.
 
-    Raises ClientError if the source does not have that entry.
+    Raises ClientError if the source does not have the entry `end`.
     """
     ages_s = [0]
     if end is not None:     # the search begins at its publish time; if clocks were wrong, at the beginning
@@ -138,17 +142,20 @@ async def _copy(reading: Session, writing: Session, topic: str, end: Entry | Non
         await reading.close_consumer(consumer)
         if is_behind:
             return
-    raise ClientError("its last message there is not among those that are here: nothing was copied")
+    raise ClientError("the target's last message is not in the source: nothing was copied")
 
 
 class _UnderWay:
     """Entries that were sent and have no receipt yet, bounded by _UNDER_WAY_MAX."""
 
-    def __init__(self, session: Session, sequence_id: int) -> None:
-        self._session, self._next, self._done = session, sequence_id, sequence_id
+    def __init__(self, connection: BrokerConnection, sequence_id: int) -> None:
+        self._connection, self._next, self._done = connection, sequence_id, sequence_id
+
+    def __repr__(self) -> str:
+        return f"<_UnderWay {self._next - self._done} of {self._connection}>"
 
     async def send(self, run: list[Entry]) -> None:
-        await self._session.send_entries(run, self._next)
+        await self._connection.send_entries(run, self._next)
         self._next += len(run)
         await self._receive(_UNDER_WAY_MAX)
 
@@ -156,8 +163,9 @@ class _UnderWay:
         await self._receive(0)
 
     async def _receive(self, left: int) -> None:
+        """Wait for receipts until only `left` are missing.  Raises ClientError."""
         while self._next - self._done > left:
-            ledger, _ = await self._session.receipt()
+            ledger, _ = await self._connection.receipt()
             if ledger >> 63:
-                raise ClientError("an entry was taken for one that had come before")
+                raise ClientError("the target took an entry for a duplicate")
             self._done += 1

@@ -41,15 +41,15 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
     try:
         options = catalogue.options.applied_to(config.storage)
         if topics or pattern:
-            found = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
-            found |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
+            wanted = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
+            wanted |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
         else:
-            found = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
-                     if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
-                     or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
+            wanted = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
+                      if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
+                      or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
     finally:
         catalogue.close()
-    return [Target(partition_id, str(name), config.nightly.retain_keyless) for partition_id, name in sorted(found)]
+    return [Target(partition_id, str(name), config.nightly.retain_keyless) for partition_id, name in sorted(wanted)]
 
 
 def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
@@ -57,14 +57,14 @@ def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
     wanted = set(partition_ids)
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
-        return [Target(partition_id, name, config.nightly.retain_keyless) for partition_id, name in catalogue.partitions.all()
-                if partition_id in wanted]
+        return [Target(partition_id, name, config.nightly.retain_keyless)
+                for partition_id, name in catalogue.partitions.all() if partition_id in wanted]
     finally:
         catalogue.close()
 
 
-def planned(config: Config, found: list[Target]) -> list[Planned]:
-    return nightly.plan(config.data_dir, found)
+def planned(config: Config, partitions: list[Target]) -> list[Planned]:
+    return nightly.plan(config.data_dir, partitions)
 
 
 # -- engines
@@ -78,6 +78,9 @@ class Engines:
     def __init__(self, config: Config, *, is_night: bool):
         self._config, self._options, self._is_night = config, config.nightly, is_night
         self._spark: Spark | None = None
+
+    def __repr__(self) -> str:
+        return f"<Engines {self._options.engine} is_night={self._is_night} spark={self._spark}>"
 
     def __enter__(self) -> "Engines":
         for path in (self._config.data_dir / "nightly").glob("scratch-*"):      # left by processes that were killed
@@ -103,21 +106,19 @@ class Engines:
             except NoSpark as error:
                 if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
                     return LocalEngine()
-                raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
+                raise CannotRun(f"{error}; --engine here compacts in one process, whatever the size") from None
         return self._spark
 
 
-def size_of(found: Iterable[Planned]) -> int:
+def size_of(plan: Iterable[Planned]) -> int:
     """Return the bytes that the due compactions read."""
-    return sum(one.size + one.view_size for one in found if one.is_due)
+    return sum(one.size + one.view_size for one in plan if one.is_due)
 
 
 # -- the night
 
 def be_polite(niceness: int) -> None:
-    """Give this process the lowest priority for cores and disk, and let it be the first to be killed when memory runs
-    out.
-    """
+    """Lower this process's priority for cores and disk, and have it killed first if memory runs out."""
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
     with contextlib.suppress(OSError, psutil.Error):
@@ -131,46 +132,44 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
 
     Raises CannotRun.
     """
-    found, is_well = chosen(config, partition_ids), True
-    with contextlib.closing(BrokerSocket(config.data_dir)) as side, Engines(config, is_night=False) as engines:
-        side.began({target.partition_id: target.topic for target in found})
-        for target in found:
+    partitions, is_well = chosen(config, partition_ids), True
+    with contextlib.closing(BrokerSocket(config.data_dir)) as broker, Engines(config, is_night=False) as engines:
+        broker.began({target.partition_id: target.topic for target in partitions})
+        for target in partitions:
             engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
-            report = nightly.compact(config.data_dir, target, side.adopt, engine)
-            side.ended(asdict(report))
+            report = nightly.compact(config.data_dir, target, broker.adopt, engine)
+            broker.ended(asdict(report))
             is_well &= not report.error
     return is_well
 
 
-def compact(side: BrokerSocket, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
-    """Compact the due ones of these partitions.  Raises CannotRun."""
+def compact(broker: BrokerSocket, config: Config, plan: list[Planned],
+            progress: Callable[[Progress], None]) -> Night:
+    """Compact those partitions of the plan that are due.  Raises CannotRun."""
     with Engines(config, is_night=True) as engines:
-        engine = engines.for_bytes(size_of(found))
-        begun = {one.target.partition_id: one.target.topic for one in found if one.is_due}
-        side.began(begun)
+        engine = engines.for_bytes(size_of(plan))
+        begun = {one.target.partition_id: one.target.topic for one in plan if one.is_due}
+        broker.began(begun)
         try:
-            night = nightly.run(config.data_dir, found, side.adopt, engine, progress)
+            night = nightly.run(config.data_dir, plan, broker.adopt, engine, progress)
         except nightly.AlreadyRunning as error:
             raise CannotRun(str(error)) from None
     for report in night.reports:
         if report.outcome != nightly.NOTHING_NEW or report.partition_id in begun:
-            side.ended(asdict(report))
+            broker.ended(asdict(report))
     return night
 
 
-def give_back(side: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
-    """Have owners enforce retention for each partition, and remove folders of deleted ones.
-
-    Return the report of it.
-    """
+def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
+    """Have owners enforce retention for each partition, and remove folders of deleted ones.  Return the report."""
     began, rows, errors = time.monotonic(), [], []
     catalogue = confirmed.open_catalogue(config.data_dir)
-    found = [name for _, name in catalogue.partitions.all()]
+    topics = [name for _, name in catalogue.partitions.all()]
     catalogue.close()
-    for done, topic in enumerate(found):
-        tell("giving back space", done, len(found))
+    for done, topic in enumerate(topics):
+        tell("giving back space", done, len(topics))
         try:
-            row = side.ask("enforce", topic=topic)
+            row = broker.ask("enforce", topic=topic)
             rows += [row] if row else []
         except Refused as refused:
             errors.append({"topic": topic, "error": str(refused)})
@@ -178,28 +177,29 @@ def give_back(side: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
                 break
     removed = {"folders": 0, "freed": 0}
     with contextlib.suppress(Refused):
-        while (some := side.ask("leftovers"))["folders"]:
+        while (some := broker.ask("leftovers"))["folders"]:
             removed = {name: removed[name] + some[name] for name in removed}
-    return {"partitions": len(found), "topics": rows, "errors": errors, "deleted": removed, "seconds": round(time.monotonic() - began, 3)}
+    return {"partitions": len(topics), "topics": rows, "errors": errors, "deleted": removed,
+            "seconds": round(time.monotonic() - began, 3)}
 
 
 def check(config: Config) -> None:
-    """Raises CannotRun if this program must not write into the data folder, such as one of a newer format."""
+    """Raise CannotRun if this program must not write into the data folder, such as one of a newer format."""
     try:
         data_folder.check(config.data_dir)
     except data_folder.CannotUse as error:
         raise CannotRun(str(error)) from None
 
 
-def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
+def run(config: Config, partitions: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
     """Run a night, write its report, and return it.  Raises CannotRun."""
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     check_user(config.data_dir)
-    with contextlib.closing(BrokerSocket(config.data_dir)) as side:
-        due = planned(config, found)
-        night = compact(side, config, due, progress)
-        is_served = side.is_served()
-        given = give_back(side, config, tell) if is_served else None
+    with contextlib.closing(BrokerSocket(config.data_dir)) as broker:
+        plan = planned(config, partitions)
+        night = compact(broker, config, plan, progress)
+        is_served = broker.is_served()
+        given = give_back(broker, config, tell) if is_served else None
     compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
     wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
     is_well = not (wrong or night.error or (given and given["errors"]))
@@ -208,11 +208,11 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
         "status": SUCCESS if is_well else FAILED, "error": night.error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
-        "engine": night.engine, "served": is_served, "partitions": len(due), "totals": _totals(compaction, given),
+        "engine": night.engine, "served": is_served, "partitions": len(plan), "totals": _totals(compaction, given),
         "compaction": compaction, "retention": given}
     try:
         keep(config, report)
-    except OSError as failure:      # the work is done all the same
+    except OSError as failure:      # the night's work is done; only its report is lost
         report |= {"status": FAILED, "error": report["error"] or f"its report cannot be written: {text_of(failure)}"}
     return report
 
@@ -220,29 +220,30 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
 def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> dict[str, int]:
     names = "messages_in", "messages_out", "bytes_in", "bytes_out", "keys", "tombstones"
     done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
-    found = {name: sum(report[name] for report in done) for name in names} | {
-        "compacted": len(done), "failed": len(compaction) - len(done), "given_back": 0, "expired": 0, "names_forgotten": 0}
+    totals = {name: sum(report[name] for report in done) for name in names} | {
+        "compacted": len(done), "failed": len(compaction) - len(done), "given_back": 0, "expired": 0,
+        "names_forgotten": 0}
     if given:
-        found["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
-        found |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}
-    return found
+        totals["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
+        totals |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}
+    return totals
 
 
 def failed(config: Config, environ: Mapping[str, str]) -> str:
-    """Return why a run failed, from what systemd passes on about it (MONITOR_... in systemd.exec(5)).
+    """Return why a run failed, by the variables MONITOR_... that systemd gives (systemd.exec(5)).
 
-    A run that was killed left no report; one is written for it, so that the alarm is raised.
+    A run that was killed left no report.  One is written for it, so that the alarm is raised.
     """
     result, status = environ.get("MONITOR_SERVICE_RESULT", ""), environ.get("MONITOR_EXIT_STATUS", "")
-    why = f"it ended with {f'exit status {status}' if result == 'exit-code' else result or 'nobody knows what'}"
+    why = f"it ended with {f'exit status {status}' if result == 'exit-code' else result or 'an unknown result'}"
     if (result, status) == ("exit-code", "1"):
-        return last_report(config.data_dir).get("error") or "some of it could not be done"
+        return last_report(config.data_dir).get("error") or "some partitions could not be compacted or trimmed"
     now_ms = time.time_ns() // 1_000_000
     given = {"partitions": 0, "topics": [], "errors": [], "deleted": {"folders": 0, "freed": 0}, "seconds": 0.0}
     keep(config, {
         "status": FAILED, "error": why, "started_ms": now_ms, "ended_ms": now_ms, "seconds": 0.0,
-        "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known", "served": True,
-        "partitions": 0, "totals": _totals([], given), "compaction": [], "retention": given})
+        "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known",
+        "served": True, "partitions": 0, "totals": _totals([], given), "compaction": [], "retention": given})
     return why
 
 

@@ -82,7 +82,7 @@ BUGS = [
          "supervisor/test_tasks.py::test_another_user_leaves_no_file_that_the_broker_cannot_read"),
         ('if (result, status) == ("exit-code", "1"):', "if False:", "the report of a night that failed is written over",
          "supervisor/test_nightly.py test_units.py"),
-        ('while (some := side.ask("leftovers"))["folders"]:', 'while (some := {"folders": 0})["folders"]:',
+        ('while (some := broker.ask("leftovers"))["folders"]:', 'while (some := {"folders": 0})["folders"]:',
          "folders of deleted partitions stay"),
         ("if isinstance(refused, Gone):\n                break", "pass", "each partition waits for a broker that is gone",
          "supervisor/test_tasks.py::test_after_the_brokers_end_no_further_partition_is_asked"),
@@ -96,6 +96,6 @@ BUGS = [
          "supervisor/test_backup.py crash/test_backups.py"),
         ("job_socket.check_user(data_dir)", "pass", "a backup by root leaves files that the broker cannot read",
          "supervisor/test_tasks.py::test_another_user_leaves_no_file_that_the_broker_cannot_read"),
-        ('lambda: side.ask("backup-cut", owner="all"), keep=keep)', 'lambda: side.ask("backup-cut", owner="all"))',
+        ('lambda: broker.ask("backup-cut", owner="all"), keep=keep)', 'lambda: broker.ask("backup-cut", owner="all"))',
          "--keep removes nothing")),
 ]

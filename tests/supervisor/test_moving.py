@@ -187,7 +187,7 @@ def test_a_topic_that_holds_other_messages_is_left_alone(there, client, bring):
     publish(there, topic, 10)
     publish(client, topic, 5)
     status, _, complaint = bring(topic)
-    assert status == 1 and "is not among those" in complaint and len(all_of(client, topic)) == 5
+    assert status == 1 and "is not in the source" in complaint and len(all_of(client, topic)) == 5
 
 
 def test_what_is_not_there_is_said_and_not_made(there, bring, other):
