@@ -40,9 +40,8 @@ from geminga.storage.statistics.columns import (
     unacknowledged,
 )
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.session import Session
-from geminga.storage.topics.subscription import Consumer, Subscription, SubType
+from geminga.storage.topics.subscription import Consumer, Producer, Subscription, SubType
 
 _DELAYED_MEMORY = DELAYED.index("delayed_memory")
 

@@ -14,9 +14,8 @@ from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.schemas import registry
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.session import Session
-from geminga.storage.topics.subscription import Consumer, Topic
+from geminga.storage.topics.subscription import Consumer, Producer, Topic
 
 FENCED = Refusal(api.ProducerFenced, "Fenced by a producer with ExclusiveWithFencing")
 

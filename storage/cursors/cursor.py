@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.pending_acks import Entries
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
@@ -55,6 +56,16 @@ class Cursor:
     def __repr__(self) -> str:
         held = f"bitmaps={sorted(self.bitmaps)} parts={self.parts}"
         return f"<Cursor {self.subscription_id} mark_delete={self.mark_delete} {held}>"
+
+    def check(self) -> None:
+        """Assert what is true between passes: the next entry is unacknowledged, and no acknowledged batch has bits."""
+        ledger_id, entry_id = self.mark_delete
+        assert not self.is_acknowledged(ledger_id, entry_id + 1), self
+        assert all(total >= 0 for total in self.totals), (self, self.totals)
+        for part_ledger_id, entries in self.parts.items():
+            for part_entry_id, bits in entries.items():
+                assert bits > 0, (self, part_ledger_id, part_entry_id)
+                assert not self.is_acknowledged(part_ledger_id, part_entry_id), (self, part_ledger_id, part_entry_id)
 
     def acknowledge(self, ledger: ReadableLedger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Acknowledge existing entries (n,) of one ledger, sorted and unique; return those that were not acknowledged
@@ -98,6 +109,29 @@ class Cursor:
         bitmap = self.bitmaps.get(ledger_id)
         return bitmap is not None and entry_id >> 3 < len(bitmap) and bool(bitmap[entry_id >> 3] >> (entry_id & 7) & 1)
 
+    def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
+        """[(index into entries, bits)] of those of the entries that are acknowledged in part, ascending."""
+        parts = self.parts.get(ledger_id, {})
+        if len(entries) < len(parts):
+            ids = entries if isinstance(entries, range) else entries.tolist()
+            return [(at, parts[entry_id]) for at, entry_id in enumerate(ids) if entry_id in parts]
+        matches = []
+        for entry_id, bits in parts.items():
+            at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
+            if 0 <= at < len(entries) and entries[at] == entry_id:
+                matches.append((at, bits))
+        return sorted(matches)
+
+    def parts_of_view(self, ledger: CompactedLedger, entries: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """[(index into entries, bits)] of those of the entries that are acknowledged or compacted in part, ascending.
+
+        bits: 1 = the message is neither acknowledged nor removed by the compaction.
+        """
+        left = dict(ledger.cut_of(entries))
+        for at, bits in self.parts_of(ledger.ledger_id, entries):
+            left[at] = left.get(at, bits) & bits
+        return sorted(left.items())
+
     def forget_parts(self, ledger_id: int, acknowledged: NDArray[np.int64] | list[int]) -> None:
         """Drop the bits of these entries, which are acknowledged as a whole now."""
         entries = self.parts.get(ledger_id)
@@ -125,6 +159,7 @@ class Cursor:
         if int(entry_ids[0]) != follows + 1 or int(entry_ids[-1]) != follows + len(entry_ids):
             return False
         self.mark_delete = (ledger.ledger_id, int(entry_ids[-1]))
+        assert self.mark_delete[1] < ledger.entries, (self, ledger)
         return True
 
     def advance(self, ledgers: Sequence[StoredLedger]) -> None:

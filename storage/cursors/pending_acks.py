@@ -30,12 +30,26 @@ class _Held:
     lowest: int = 0               # no entry to be redelivered lies before this one
 
 
-class Pending:
+class PendingAcks:
     """Slots of one subscription.  Consumers have numbers 1 .. SLOTS_MAX."""
 
     def __init__(self) -> None:
         self._ledgers: dict[int, _Held] = {}
         self.to_redeliver = 0            # entries to be redelivered, of all ledgers
+
+    def __repr__(self) -> str:
+        out = sum(held.out for held in self._ledgers.values())
+        return f"<PendingAcks ledgers={sorted(self._ledgers)} out={out} to_redeliver={self.to_redeliver}>"
+
+    def check(self) -> None:
+        """Assert that all counts are those of the slots."""
+        assert self.to_redeliver == sum(held.to_redeliver for held in self._ledgers.values()), self
+        for ledger_id, held in self._ledgers.items():
+            back = np.flatnonzero(held.slots == TO_REDELIVER)
+            assert held.to_redeliver == len(back), (self, ledger_id)
+            assert held.out == np.count_nonzero(held.slots) - len(back), (self, ledger_id)
+            assert held.out or held.to_redeliver, (self, ledger_id)
+            assert not len(back) or held.lowest <= back[0], (self, ledger_id)
 
     def give(self, ledger_id: int, entries: Entries, slot: int, *, is_again: bool) -> None:
         """Deliver entries to a consumer.  is_again: they were to be redelivered."""
@@ -45,6 +59,7 @@ class Pending:
         if is_again:
             held.to_redeliver -= len(entries)
             self.to_redeliver -= len(entries)
+            assert held.to_redeliver >= 0, (self, ledger_id)
 
     def withhold(self, ledger_id: int, entries: Entries) -> None:
         """Pass over entries that no consumer can take now; they are to be redelivered."""
@@ -65,6 +80,7 @@ class Pending:
         held.out -= int(np.count_nonzero(slots)) - again
         held.to_redeliver -= again
         self.to_redeliver -= again
+        assert held.out >= 0 and held.to_redeliver >= 0, (self, ledger_id)
         self._drop_if_idle(ledger_id, held)
         return slots
 
@@ -75,30 +91,30 @@ class Pending:
 
     def slots(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """The slots (n,) of entries (n,), ascending."""
-        found, held = np.zeros(len(entries), np.uint16), self._ledgers.get(ledger_id)
+        slots, held = np.zeros(len(entries), np.uint16), self._ledgers.get(ledger_id)
         if held is not None:
             known = entries[:np.searchsorted(entries, len(held.slots))]
-            found[:len(known)] = held.slots[known]
-        return found
+            slots[:len(known)] = held.slots[known]
+        return slots
 
     def settle_up_to(self, ledger_id: int, entry_id: int) -> list[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """Forget all entries up to a position; return [(ledger id, entries, slots)] of those that were pending."""
-        found = []
+        settled = []
         for other in [other for other in self._ledgers if other <= ledger_id]:
             slots = self._ledgers[other].slots[:entry_id + 1] if other == ledger_id else self._ledgers[other].slots
             entries = np.flatnonzero(slots)
             if len(entries):
-                found.append((other, entries, self.settle(other, entries)))
-        return found
+                settled.append((other, entries, self.settle(other, entries)))
+        return settled
 
     def take_back(self, slot: int) -> list[tuple[int, NDArray[np.int64]]]:
         """Take all entries from a consumer, to be redelivered; return [(ledger id, entries)]."""
-        found = []
+        taken = []
         for ledger_id, held in self._ledgers.items():
             if held.out and len(entries := np.flatnonzero(held.slots == slot)):
                 self._return(held, entries)
-                found.append((ledger_id, entries))
-        return found
+                taken.append((ledger_id, entries))
+        return taken
 
     def take_back_some(self, slot: int, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
         """Take those of these entries that a consumer has, to be redelivered; return them."""
@@ -155,6 +171,7 @@ class Pending:
     def _return(self, held: _Held, entries: NDArray[np.int64]) -> None:
         held.slots[entries] = TO_REDELIVER
         held.out -= len(entries)
+        assert held.out >= 0, self
         self._count_to_redeliver(held, int(entries[0]), len(entries))
 
     def _count_to_redeliver(self, held: _Held, first: int, count: int) -> None:

@@ -34,6 +34,7 @@ from geminga.storage.delayed.waiting_bitmaps import WaitingEntries
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import ManagedLedger
+from geminga.storage.ledgers.readable import ReadableLedger
 
 if TYPE_CHECKING:
     from geminga.storage.cursors.cursor import Cursor
@@ -82,7 +83,7 @@ class DelayedIndex:
             return entries
         return np.flatnonzero(~waits) + entries.start if isinstance(entries, range) else entries[~waits]
 
-    def end(self, ledger: Ledger) -> int:
+    def end(self, ledger: ReadableLedger) -> int:
         """Return the ledger's first entry beyond the limit, or its number of entries."""
         if self.limit is None or ledger.ledger_id < self.limit[0]:
             return ledger.entries

@@ -1,8 +1,18 @@
-"""Who gets the next entries: one file per way of choosing, and the table that names them."""
+"""Dispatchers: which consumer gets which entries, a file for each subscription type, and the table of types.
+
+    exclusive.py     one consumer gets everything, in order
+    failover.py      one consumer at a time gets everything; others stand by
+    shared.py        entries go round among all consumers
+    key_shared.py    each key goes to one of many consumers, in order
+    ranges.py        the consumer that each hash of a key belongs to
+
+Imports: `topics/`, `cursors/`, `delayed/`, `ledgers/`.  Start with `exclusive.py`.
+"""
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.failover import Failover
 from geminga.storage.dispatch.key_shared import KeyShared
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.topics.subscription import SubType
 
-DISPATCHERS = {SubType.Exclusive: Exclusive, SubType.Failover: Failover, SubType.Shared: Shared, SubType.Key_Shared: KeyShared}
+DISPATCHERS = {
+    SubType.Exclusive: Exclusive, SubType.Failover: Failover, SubType.Shared: Shared, SubType.Key_Shared: KeyShared}

@@ -1,27 +1,30 @@
-"""One consumer gets everything, in order; or, if it brings ranges of hashes, the entries with such keys."""
-from collections.abc import Iterator
+"""Exclusive: one consumer gets all entries, in order; if it has ranges of hashes, all whose keys lie in these."""
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.dispatch.ranges import HASHES, hashes_of
-from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.topics.permits import within_permits
-from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Obstacle, busy
+from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, EntriesOfLedger, Obstacle, busy
 
-_STRETCH = 4_096      # entries of which the keys' hashes are looked at together
+_STRETCH = 4_096      # entries whose keys' hashes are examined at once
 
 
 class Exclusive(Dispatcher):
+    """Delivers all entries to the one consumer that is active."""
+
     def obstacle(self, consumer: Consumer) -> Obstacle | None:
         holder = self.active
         return Obstacle(holder, busy("Exclusive consumer is already connected")) if holder is not None else None
 
     @property
     def active(self) -> Consumer | None:
-        """The consumer that gets everything."""
+        """The consumer that gets all entries."""
         return self.subscription.first_consumer
 
     def attach(self, consumer: Consumer) -> None:
@@ -33,55 +36,61 @@ class Exclusive(Dispatcher):
     def released(self, parked: list[Position]) -> None:
         self.subscription.rewind()
 
-    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
-        """Ids do not matter: everything unacknowledged comes again, in order, and is not counted."""
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
+        """Redeliver everything unacknowledged, in order, whatever is wanted.  No entry counts as redelivered."""
         self.subscription.rewind()
         return []
 
-    # What is out is what lies between the cursor and the read position: nothing else has to be told.
+    # The entries that the consumer holds are those between cursor and read position.  So this dispatcher keeps nothing
+    # that acknowledgements would change.
 
-    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+    def acknowledged(self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64]) -> None:
         pass
 
     def acknowledged_up_to(self, position: Position) -> None:
         pass
 
-    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
+    def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:
         pass
 
     def let_go(self) -> None:
         pass
 
-    def forget(self, ledger: Ledger) -> None:
+    def forget(self, ledger: StoredLedger) -> None:
         pass
 
-    def causes(self) -> list[dict]:
-        found = self.active
-        if found.permits <= 0:
-            return [{"cause": "no permits", "consumer": found.name}]
-        return [{"cause": "no acknowledgements", "consumer": found.name}]
+    def causes(self) -> list[dict[str, Any]]:
+        consumer = self.active
+        if consumer is None:
+            return []
+        cause = "no permits" if consumer.permits <= 0 else "no acknowledgements"
+        return [{"cause": cause, "consumer": consumer.name}]
 
-    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
-        subscription, found = self.subscription, []
+    def held_by(self, consumer: Consumer) -> list[EntriesOfLedger]:
+        subscription = self.subscription
+        held: list[EntriesOfLedger] = []
         if consumer is not self.active:
-            return found
-        before = None
+            return held
+        before: StoredLedger | None = None
         for ledger in subscription.ledgers_from(subscription.cursor.mark_delete[0]):
             if ledger.ledger_id <= subscription.read[0]:
-                first = before.entries if before is not None and before.ledger_id == ledger.ledger_id else 0      # behind a view's horizon
+                # The ledger of the view's horizon comes twice: compacted up to the horizon, then stored from there on.
+                first = before.entries if before is not None and before.ledger_id == ledger.ledger_id else 0
                 end = subscription.read[1] if ledger.ledger_id == subscription.read[0] else ledger.entries
                 runs = [np.asarray(entries) for entries in self._deliverable(consumer, ledger, first, end)]
-                found += [(ledger.ledger_id, np.concatenate(runs))] if runs else []
+                if runs:
+                    held.append((ledger.ledger_id, np.concatenate(runs)))
             before = ledger
-        return found
+        return held
 
     def holds(self, consumer: Consumer, position: Position) -> bool:
         subscription = self.subscription
         return consumer is self.active and position < subscription.read and subscription.has(position) and \
             not subscription.cursor.is_acknowledged(*position)
 
-    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
-        subscription, consumer, batches = self.subscription, self.active, []
+    def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
+        subscription, consumer = self.subscription, self.active
+        batches: list[Batch] = []
         if consumer is None:
             return batches
         allowance = subscription.allowance
@@ -91,9 +100,9 @@ class Exclusive(Dispatcher):
                 if consumer.permits <= 0 or (allowance is not None and allowance.room <= 0):
                     return batches
                 asked = entries[:consumer.permits]
-                messages = subscription.messages(ledger, asked)
-                count, messages = within_permits(messages, consumer.permits) if allowance is None else \
-                    self.reach(ledger, asked, messages, consumer.permits)
+                each = subscription.messages(ledger, asked)
+                count, messages = within_permits(each, consumer.permits) if allowance is None else \
+                    allowance.take(ledger, asked, each, consumer.permits)
                 consumer.permits -= messages
                 subscription.read = ledger.ledger_id, int(entries[count - 1]) + 1
                 batches.append((consumer, ledger, entries[:count]))
@@ -104,21 +113,22 @@ class Exclusive(Dispatcher):
             subscription.read = ledger.ledger_id, ledger.entries
         return batches
 
-    def _deliverable(self, consumer: Consumer, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
-        """What of the entries in [first, end) is the consumer's."""
-        found = self.subscription.deliverable(ledger, first, end)
-        return found if consumer.ranges is None else _within(consumer.ranges, ledger, found)
+    def _deliverable(self, consumer: Consumer, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
+        """Deliverable entries among first .. end - 1 whose keys the consumer asks for."""
+        entries = self.subscription.deliverable(ledger, first, end)
+        return entries if consumer.ranges is None else _within(consumer.ranges, ledger, entries)
 
-    def has_demand(self, ledgers: list[Ledger]) -> bool:
-        return self.active is not None and self.active.permits > 0 and self.has_unread(ledgers)
+    def has_demand(self, ledgers: Sequence[ReadableLedger]) -> bool:
+        active = self.active
+        return active is not None and active.permits > 0 and self.has_unread(ledgers)
 
 
-def _within(wanted: list[tuple[int, int]], ledger: Ledger, found: Iterator[Entries]) -> Iterator[Entries]:
+def _within(ranges: list[tuple[int, int]], ledger: ReadableLedger, deliverable: Iterator[Entries]) -> Iterator[Entries]:
     """Those of the entries whose keys' hashes lie in one of the ranges."""
     is_wanted = np.zeros(HASHES, bool)
-    for first, last in wanted:
+    for first, last in ranges:
         is_wanted[first:last + 1] = True
-    for entries in found:
+    for entries in deliverable:
         for at in range(0, len(entries), _STRETCH):
             some = np.asarray(entries[at:at + _STRETCH])
             some = some[is_wanted[hashes_of(ledger, some)]]

@@ -1,4 +1,4 @@
-"""One consumer at a time gets everything, in order; when it leaves the next one in line does."""
+"""Failover: one consumer at a time gets all entries, in order; when it leaves, another takes over."""
 from collections.abc import Callable
 
 import mmh3
@@ -6,24 +6,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.dispatch.exclusive import Exclusive
-from geminga.storage.topics.subscription import Consumer, Nacked, Obstacle, Subscription
+from geminga.storage.topics.subscription import Consumer, EntriesOfLedger, Obstacle, Subscription
 
 _RING_POINTS = 100      # of each consumer
 _RING_MASK = 0x7FFFFFFF
 
 
 class Failover(Exclusive):
+    """Delivers all entries to the active consumer, which it chooses among those of the lowest priority level."""
+
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
         self._active: Consumer | None = None
-        self._is_stale = False                             # the choice: somebody came or left since
-        self._newcomers: list[Consumer] = []               # since then
-        self._places: dict[Consumer, int] = {}             # where each stands on the ring
+        self._is_stale = False                             # consumers came or left since the active one was chosen
+        self._newcomers: list[Consumer] = []               # that came since then
+        self._distances: dict[Consumer, int] = {}          # on the ring, see _by_ring
         self._news: list[tuple[Consumer, bool]] = []
+
+    def check(self) -> None:
+        """Assert that an up-to-date choice is one of the attached consumers."""
+        assert self._is_stale or self._active is None or self._active in self.subscription.consumers, self
 
     @property
     def active(self) -> Consumer | None:
-        """However many came and left meanwhile, it is chosen once."""
+        """The consumer that gets all entries.  It is chosen at its first use after consumers came or left."""
         if self._is_stale:
             self._choose()
         return self._active
@@ -36,25 +42,25 @@ class Failover(Exclusive):
         self._is_stale = True
 
     def detach(self, consumer: Consumer) -> None:
-        self._places.pop(consumer, None)
+        self._distances.pop(consumer, None)
         self._is_stale = True
 
     def bounds_changed(self) -> None:
-        """Who is active may be chosen in another way now."""
+        """Choose the active consumer again, as its way of selection may have changed."""
         self._is_stale = True
 
-    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
-        """Who only stands by has nothing."""
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
+        """Redeliver everything unacknowledged, if the consumer is active; one that stands by holds nothing."""
         return super().redeliver(consumer, wanted) if consumer is self.active else []
 
     def news(self) -> list[tuple[Consumer, bool]]:
         if self._is_stale:
             self._choose()
-        found, self._news = self._news, []
-        return [(consumer, is_active) for consumer, is_active in found if consumer in self.subscription.consumers]
+        news, self._news = self._news, []
+        return [(consumer, is_active) for consumer, is_active in news if consumer in self.subscription.consumers]
 
     def _choose(self) -> None:
-        """Who is active; another than before begins with what is not acknowledged."""
+        """Choose the active consumer.  A new one is delivered everything unacknowledged."""
         subscription, self._is_stale = self.subscription, False
         newcomers, self._newcomers = self._newcomers, []
         before, self._active = self._active, None
@@ -67,7 +73,7 @@ class Failover(Exclusive):
                 self._active = candidates[partition % len(candidates)]
             else:
                 select = SELECTIONS[subscription.options.failover_selection]
-                self._active = select(candidates, str(subscription.partition.name), self._places)
+                self._active = select(candidates, str(subscription.partition.name), self._distances)
         if self._active is before:
             self._news += [(consumer, False) for consumer in newcomers]
         else:
@@ -79,23 +85,27 @@ def _name(consumer: Consumer) -> str:
     return consumer.name
 
 
-def _by_name(candidates: list[Consumer], topic: str, places: dict[Consumer, int]) -> Consumer:
+def _by_name(candidates: list[Consumer], topic: str, distances: dict[Consumer, int]) -> Consumer:
     return min(candidates, key=_name)
 
 
-def _by_joining(candidates: list[Consumer], topic: str, places: dict[Consumer, int]) -> Consumer:
+def _by_joining(candidates: list[Consumer], topic: str, distances: dict[Consumer, int]) -> Consumer:
     return candidates[0]
 
 
-def _by_ring(candidates: list[Consumer], topic: str, places: dict[Consumer, int]) -> Consumer:
-    """As Apache Pulsar spreads topics that are not partitioned: the first point at or behind that of the topic."""
+def _by_ring(candidates: list[Consumer], topic: str, distances: dict[Consumer, int]) -> Consumer:
+    """The consumer with the first point on a hash ring at or behind the topic's point, as in Apache Pulsar.
+
+    So the topics of a namespace, if they are not partitioned, are spread over consumers that subscribe to them all.
+    """
     at = mmh3.hash(topic, signed=False)
     for consumer in candidates:
-        if consumer not in places:
-            places[consumer] = min(mmh3.hash(f"{consumer.name}{point}", signed=False) - at & _RING_MASK for point in range(_RING_POINTS))
-    return min(candidates, key=lambda consumer: (places[consumer], consumer.name))
+        if consumer not in distances:
+            distances[consumer] = min(
+                mmh3.hash(f"{consumer.name}{point}", signed=False) - at & _RING_MASK for point in range(_RING_POINTS))
+    return min(candidates, key=lambda consumer: (distances[consumer], consumer.name))
 
 
-# places: how far behind the topic's point the nearest of each consumer's lies, as far as it was asked for
+# (candidates, topic, distances of consumers, filled in where asked for: from the topic's point to their nearest)
 _Selection = Callable[[list[Consumer], str, dict[Consumer, int]], Consumer]
 SELECTIONS: dict[str, _Selection] = {"name": _by_name, "join-order": _by_joining, "hashring": _by_ring}

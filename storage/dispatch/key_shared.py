@@ -1,11 +1,13 @@
-"""Every key goes to one of many consumers, in order; a key is at one consumer at a time, also while consumers come and go (PIP-379).
+"""Key_Shared: each key goes to one of many consumers, in order, also while consumers come and go (PIP-379).
 
-A key is known by its hash.  When a hash changes hands while entries of it are out at its former consumer it is *draining*: the
-new one gets nothing of it before those are settled.  What is passed over, because its consumer has no permits or its hash is
-draining, is withheld: given out before anything newer of the same hash, so the order within a key is kept.
+A key is known by its hash, and each hash belongs to one consumer.  If a hash gets another consumer while the former one
+holds entries of it, the hash is *draining*: the new consumer gets none of its entries until those are acknowledged or
+given back.  Entries are passed over if their consumer has no permits or their hash is draining.  They are withheld, and
+delivered before all newer entries of the same hash, so the order within a key is kept.
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,44 +18,61 @@ from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER, Entries
 from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
-from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
-from geminga.storage.topics.subscription import Batch, Consumer, Nacked, Obstacle, Subscription, busy
+from geminga.storage.ledgers.readable import ReadableLedger
+from geminga.storage.topics.subscription import Batch, Consumer, EntriesOfLedger, Obstacle, Subscription, busy
 
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
-_LOOK_AHEAD_EACH = 2_000        # for each of its consumers
-_LOOK_AHEAD_MIN = 1_000         # entries looked at although fewer are asked for: whose they are shows only then
-_CAUSES_MAX = 100               # draining keys told of at a time
+_LOOK_AHEAD_EACH = 2_000        # ... and for each of its consumers
+_LOOK_AHEAD_MIN = 1_000         # entries examined even for few permits: which consumer they belong to shows only then
+_CAUSES_MAX = 100               # draining keys listed in one answer
 _FEW = 8                        # consumers whose entries are found one by one sooner than by sorting
 
 
 @dataclass(slots=True)
 class Draining:
-    """A hash that has changed hands while entries of it were out."""
+    """A hash that has got another consumer while its former one held entries of it."""
 
-    slot: int       # where they are
-    entries: int
+    slot: int             # of the former consumer
+    entries: int          # that it still holds
     since_ms: int
-    blocked: int = 0      # how often one more of its entries could not be given out
+    blocked: int = 0      # times that an entry of the hash was passed over
 
 
 class KeyShared(Shared):
+    """Delivers each entry to the consumer to which the hash of its key belongs."""
+
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
-        self.ranges: AutoSplit | Consistent | Sticky | None = None       # by what the first consumer asks for
-        self._draining: dict[int, Draining] = {}
-        self._is_stale = False                                           # `_draining`: somebody came or left since
-        self._is_loose = False                                           # the order may be broken: nothing drains
-        self._have_theirs: frozenset[int] = frozenset()                  # slots for which nothing is left among what was withheld
+        self.ranges: AutoSplit | Consistent | Sticky | None = None       # None until the first consumer attaches
+        self._draining: dict[int, Draining] = {}                         # by hash
+        self._is_stale = False      # hashes may have got other consumers since _draining was computed
+        self._is_loose = False      # out-of-order delivery is allowed: no hash drains
+        # Slots of consumers that were offered all withheld entries and have permits left: no withheld entry is theirs.
+        self._served: frozenset[int] = frozenset()
+
+    def check(self) -> None:
+        """Assert that the draining hashes are those of the slots, and what Shared asserts."""
+        super().check()
+        if self._is_stale or self.ranges is None:
+            return
+        counts: dict[int, int] = {}
+        for ledger_id, entries, slots in self.pending.out() if not self._is_loose else ():
+            hashes = hashes_of(self._known(ledger_id), entries)
+            for each in hashes[self.ranges.slots(hashes) != slots].tolist():
+                counts[each] = counts.get(each, 0) + 1
+        assert counts == {number: draining.entries for number, draining in self._draining.items()}, self
 
     # -- consumers
 
     def obstacle(self, consumer: Consumer) -> Obstacle | None:
-        if self.ranges is None:
+        first, ranges = self.subscription.first_consumer, self.ranges
+        if ranges is None or first is None:
             return None
-        if isinstance(self.ranges, Sticky) != (consumer.ranges is not None) or self._is_loose != consumer.is_out_of_order_allowed:
-            return Obstacle(self.subscription.first_consumer, busy("Subscription is of different type: another Key_Shared policy"))
-        holder = self.ranges.conflict(consumer) if isinstance(self.ranges, Sticky) else None
+        is_sticky = consumer.ranges is not None
+        if isinstance(ranges, Sticky) != is_sticky or self._is_loose != consumer.is_out_of_order_allowed:
+            return Obstacle(first, busy("Subscription is of different type: another Key_Shared policy"))
+        holder = ranges.conflict(consumer) if isinstance(ranges, Sticky) else None
         if holder is None:
             return None
         return Obstacle(holder, Refusal(api.ConsumerAssignError, f"Range conflict with consumer {holder.name}"))
@@ -61,153 +80,166 @@ class KeyShared(Shared):
     def attach(self, consumer: Consumer) -> None:
         if self.ranges is None:
             self._is_loose = consumer.is_out_of_order_allowed
-            if consumer.ranges is not None:
-                self.ranges = Sticky()
-            else:
-                self.ranges = self._made()()
+            self.ranges = Sticky() if consumer.ranges is not None else self._assignment()()
         self._follow_options()
         super().attach(consumer)
         self.ranges.add(consumer)
-        self._change_hands()
+        self._reassigned()
 
     def bounds_changed(self) -> None:
         super().bounds_changed()
         self._follow_options()
 
-    def _made(self) -> type[Consistent] | type[AutoSplit]:
-        """How hashes are shared out among consumers that leave it to us."""
+    def _assignment(self) -> type[Consistent] | type[AutoSplit]:
+        """The way in which the broker's options assign hashes to consumers that do not bring their ranges."""
         return Consistent if self.subscription.options.key_shared_consistent_hashing else AutoSplit
 
     def _follow_options(self) -> None:
-        """They may want hashes shared out in another way than when the first consumer came."""
-        if self.ranges is None or isinstance(self.ranges, (Sticky, self._made())):
+        """Assign all hashes anew if the options now want another way."""
+        if self.ranges is None or isinstance(self.ranges, (Sticky, self._assignment())):
             return
-        self.ranges = self._made()()
+        self.ranges = self._assignment()()
         for consumer in self.subscription.consumers:
             if consumer.slot:
                 self.ranges.add(consumer)
-        self._change_hands()
+        self._reassigned()
 
     def detach(self, consumer: Consumer) -> None:
+        assert self.ranges is not None, self
         super().detach(consumer)
         self.ranges.remove(consumer)
-        self._change_hands()
+        self._reassigned()
 
-    def _change_hands(self) -> None:
-        """Hashes may have.  All that is out is looked at once, however many come and go meanwhile."""
-        self._have_theirs, self._is_stale = frozenset(), True
+    def _reassigned(self) -> None:
+        """Note that hashes may belong to other consumers now.  However many come and go, entries are examined once."""
+        self._served, self._is_stale = frozenset(), True
 
     @property
     def draining(self) -> dict[int, Draining]:
-        """By hash; the counts are those of all that is out."""
+        """Draining hashes, by hash, as of all entries that consumers hold now."""
         if self._is_stale:
             self._is_stale = False
-            self._look_at_hands()
+            self._find_draining()
         return self._draining
 
-    def _look_at_hands(self) -> None:
+    def _find_draining(self) -> None:
+        """Find the hashes of which entries are held by another consumer than the one they belong to."""
+        assert self.ranges is not None, self
         before, self._draining = self._draining, {}
         for ledger_id, entries, slots in self.pending.out() if not self._is_loose else ():
-            hashes = self._hashes(self.subscription.partition.find(ledger_id), entries)
+            hashes = hashes_of(self._known(ledger_id), entries)
             moved = np.flatnonzero(self.ranges.slots(hashes) != slots)
-            found, firsts, counts = np.unique(hashes[moved], return_index=True, return_counts=True)
-            for number, slot, count in zip(found.tolist(), slots[moved[firsts]].tolist(), counts.tolist(), strict=True):
+            numbers, firsts, counts = np.unique(hashes[moved], return_index=True, return_counts=True)
+            former = slots[moved[firsts]].tolist()
+            for number, slot, count in zip(numbers.tolist(), former, counts.tolist(), strict=True):
                 if number in self._draining:
                     self._draining[number].entries += count
                 elif (known := before.get(number)) is not None and known.slot == slot:
                     self._draining[number] = Draining(slot, count, known.since_ms, known.blocked)
                 else:
                     self._draining[number] = Draining(slot, count, self.subscription.partition.now_ms)
-        for number, gone in before.items():
+        for number, draining in before.items():
             if number not in self._draining:
-                self._cleared(gone)
+                self._cleared(draining)
 
     def _cleared(self, draining: Draining) -> None:
+        """Count a hash that drains no longer, for its former consumer."""
         if (consumer := self._slots[draining.slot]) is not None:
             consumer.hashes_cleared += 1
 
-    def _drained(self, ledger: Ledger, entries: NDArray[np.int64]) -> None:
-        """These entries are no longer out."""
-        if self._is_stale:      # they will not be counted
+    def _drained(self, ledger: ReadableLedger, entries: NDArray[np.int64]) -> None:
+        """Count entries that consumers hold no longer off the draining hashes."""
+        if self._is_stale:      # _find_draining will count without them
             return
-        for found in self._hashes(ledger, entries).tolist():
-            if (draining := self._draining.get(found)) is not None:
+        for number in hashes_of(ledger, entries).tolist():
+            if (draining := self._draining.get(number)) is not None:
                 draining.entries -= 1
                 if not draining.entries:
-                    del self._draining[found]
+                    del self._draining[number]
                     self._cleared(draining)
-                    self._have_theirs = frozenset()
+                    self._served = frozenset()
 
-    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
+    def _settled(self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
         super()._settled(ledger, entries, slots)
         if self._draining:
             self._drained(ledger, entries[(slots != NOBODY) & (slots != TO_REDELIVER)])
 
-    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
-        nacked = super().redeliver(consumer, wanted)
-        self._have_theirs = frozenset()
-        for ledger_id, entries in nacked if self._draining else ():
-            self._drained(self.subscription.partition.find(ledger_id), entries)
-        return nacked
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
+        redelivered = super().redeliver(consumer, wanted)
+        self._served = frozenset()
+        for ledger_id, entries in redelivered if self._draining else ():
+            self._drained(self._known(ledger_id), entries)
+        return redelivered
 
-    def causes(self) -> list[dict]:
-        found = [cause for cause in super().causes() if not (self.draining and cause["cause"] == "no acknowledgements")]
-        oldest = {}
+    def causes(self) -> list[dict[str, Any]]:
+        causes = [cause for cause in super().causes()
+                  if not (self.draining and cause["cause"] == "no acknowledgements")]
+        oldest: dict[int, Position] = {}
         for ledger_id, entries, _ in self.pending.out() if self.draining else ():
-            hashes = self._hashes(self.subscription.partition.find(ledger_id), entries)
+            hashes = hashes_of(self._known(ledger_id), entries)
             for at in np.flatnonzero(np.isin(hashes, np.fromiter(self.draining, np.int64))).tolist():
                 oldest.setdefault(int(hashes[at]), (ledger_id, int(entries[at])))
         for number, draining in sorted(self.draining.items())[:_CAUSES_MAX]:
+            assert self.ranges is not None, self
             waiting = self._slots[int(self.ranges.slots(np.array([number]))[0])]
-            found.append({"cause": "draining key", "hash": number, "consumer": self._slots[draining.slot].name,
-                          "since_ms": draining.since_ms, "message": "{}:{}".format(*oldest[number]), "messages": draining.entries,
-                          "waiting": waiting.name if waiting else None})
+            holder = self._slots[draining.slot]
+            assert holder is not None, (self, draining)
+            causes.append({"cause": "draining key", "hash": number, "consumer": holder.name,
+                           "since_ms": draining.since_ms, "message": "{}:{}".format(*oldest[number]),
+                           "messages": draining.entries, "waiting": waiting.name if waiting else None})
         if isinstance(self.ranges, Sticky) and (gaps := self.ranges.of(NOBODY)):
-            found.append({"cause": "hashes that no consumer takes", "ranges": [list(gap) for gap in gaps[:_CAUSES_MAX]]})
-        return found
+            causes.append({"cause": "hashes that no consumer takes",
+                           "ranges": [list(gap) for gap in gaps[:_CAUSES_MAX]]})
+        return causes
 
     # -- entries
 
     def look_ahead(self, takers: list[Consumer]) -> int:
         if not takers:
             return 0
-        allowed = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.to_redeliver
-        return min(allowed, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
+        most = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.to_redeliver
+        return min(most, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
 
     def released(self, parked: list[Position]) -> None:
         super().released(parked)
-        self._have_theirs = frozenset()
+        self._served = frozenset()
 
     def fell_due(self, released: Released) -> None:
         super().fell_due(released)
-        self._have_theirs = frozenset()
+        self._served = frozenset()
 
-    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
-        if not self.pending.to_redeliver and not self.has_unread(ledgers):      # nobody has to be asked what it can take
+    def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
+        # Without entries, skip asking each of perhaps thousands of consumers for its room.
+        if not self.pending.to_redeliver and not self.has_unread(ledgers):
             return []
         takers = self._takers()
         batches = super().next_batches(ledgers)
-        self._have_theirs = frozenset(consumer.slot for consumer in takers if self.room(consumer) > 0)
+        self._served = frozenset(consumer.slot for consumer in takers if self.room(consumer) > 0)
         return batches
 
-    def _give_again(self, batches: list[Batch]) -> bool:
-        """All that was withheld is looked at before anything new is, unless it has been for all who can take something."""
-        if self._have_theirs.issuperset(consumer.slot for consumer in self._takers()):
+    def _redeliver_some(self, batches: list[Batch]) -> bool:
+        """Deliver withheld entries; new ones follow once all withheld ones were offered to their consumers."""
+        if self._served.issuperset(consumer.slot for consumer in self._takers()):
             return True
         for ledger_id, entries in self.pending.entries_to_redeliver():
             if not (takers := self._takers()):
                 return False
-            self.deal(takers, self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
+            self.deal(takers, self._known(ledger_id), entries, batches, is_again=True)
         return True
 
-    def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
+    def deal(
+        self, takers: list[Consumer], ledger: ReadableLedger, entries: Entries, batches: list[Batch], *, is_again: bool
+    ) -> int:
+        """Deliver entries to the consumers that their keys belong to; withhold the rest.  Return how many there are."""
+        assert self.ranges is not None, self
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
-        hashes = self._hashes(ledger, ids)
+        hashes = hashes_of(ledger, ids)
         slots = self.ranges.slots(hashes)
         if self.draining:
             is_draining = np.isin(hashes, np.fromiter(self.draining, np.int64))
-            for found, count in zip(*(column.tolist() for column in np.unique(hashes[is_draining], return_counts=True)), strict=True):
-                self.draining[found].blocked += count
+            numbers, counts = np.unique(hashes[is_draining], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                self.draining[number].blocked += count
             slots = np.where(is_draining, NOBODY, slots)
         messages = self.subscription.messages(ledger, entries)
         is_left = np.ones(len(ids), bool)
@@ -220,15 +252,15 @@ class KeyShared(Shared):
             self.pending.withhold(ledger.ledger_id, ids[is_left])
         return len(ids)
 
-    def _shares(self, takers: list[Consumer], slots: NDArray[np.uint16]) -> Iterator[tuple[Consumer, NDArray[np.intp]]]:
-        """(each of them that has any, which of the entries at these slots (n,) are its own)"""
+    def _shares(
+        self, takers: list[Consumer], slots: NDArray[np.uint16]
+    ) -> Iterator[tuple[Consumer, NDArray[np.intp]]]:
+        """(consumer, indexes of its entries) of each taker that has any.  slots: (n,) to which the entries belong."""
         if len(takers) <= _FEW:
             shares = ((consumer, np.flatnonzero(slots == consumer.slot)) for consumer in takers)
             yield from ((consumer, mine) for consumer, mine in shares if len(mine))
             return
         order = np.argsort(slots, kind="stable")
         there, firsts = np.unique(slots[order], return_index=True)
-        mine = dict(zip(there.tolist(), np.split(order, firsts[1:]), strict=True))
-        yield from ((consumer, mine[consumer.slot]) for consumer in takers if consumer.slot in mine)
-
-    _hashes = staticmethod(hashes_of)
+        by_slot = dict(zip(there.tolist(), np.split(order, firsts[1:]), strict=True))
+        yield from ((consumer, by_slot[consumer.slot]) for consumer in takers if consumer.slot in by_slot)

@@ -1,6 +1,7 @@
-"""Which consumer of a Key_Shared subscription a key belongs to: the hash of the key lies in somebody's range.
+"""Hash ranges of Key_Shared subscriptions: the hash of a key lies in a range, and the range belongs to a consumer.
 
-Hashes are 0 .. 65535.  Each of these maps all of them, or some, to slots; `slots` looks many up at once.
+Hashes are 0 .. 65535.  There are three ways to assign them, AutoSplit, Consistent and Sticky.  Each keeps the
+assignment as arrays, so that the slots of many hashes are looked up at once.
 """
 import bisect
 from itertools import pairwise
@@ -13,20 +14,19 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.sends import HAS_KEY
-from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.subscription import Consumer
 
 HASHES = 1 << 16
 _NOTHING = np.zeros(0, np.int64)
 _RING_POINTS = 100      # of each consumer
-_SPREAD = 0x9E3779B1    # odd: keyless entries in a row get hashes far apart
+_SPREAD = 0x9E3779B1    # odd: consecutive entries without a key get hashes far apart
 
 
-def hashes_of(ledger: Ledger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of the entries' keys, 1 .. 65535 as Apache Pulsar has them; entries without a key are spread by their place."""
-    index = ledger.index
-    hashes = index["key_hash"][entries].astype(np.int64)
-    keyless = (index["flags"][entries] & HAS_KEY) == 0
+def hashes_of(ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Hashes (n,) of the entries' keys, 1 .. 65535 as in Apache Pulsar; entry ids spread those without a key."""
+    hashes: NDArray[np.int64] = ledger.column("key_hash")[entries].astype(np.int64)
+    keyless = (ledger.column("flags")[entries] & HAS_KEY) == 0
     hashes[keyless] = entries[keyless] * _SPREAD >> 8
     hashes &= HASHES - 1
     hashes[hashes == 0] = 1
@@ -34,48 +34,57 @@ def hashes_of(ledger: Ledger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Range(NamedTuple):
+    """Hashes first .. last."""
+
     first: int
     last: int
 
 
-class _Bounds:
-    """Neighbouring regions: _ends[n] is where the one of _slots[n] ends; slot 0 is nobody's.
+class _Regions:
+    """All hashes as neighbouring regions: region n ends before _ends[n] and belongs to _slots[n]; slot 0 is nobody's.
 
-    Whoever comes or goes changes its own regions; the others are copied, as arrays.
+    A consumer that comes or goes changes its own regions.  All others are copied, as arrays.
     """
 
     def __init__(self) -> None:
         self._set(_NOTHING, _NOTHING)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} regions={len(self._ends)} slots={sorted(set(self._slots.tolist()))}>"
+
     def _set(self, ends: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Set the regions; hashes behind the last one are nobody's."""
         self._ends, self._slots = np.append(ends, HASHES), np.append(slots, 0).astype(np.uint16)
+        assert len(self._ends) == len(self._slots), self
 
     def _lay_out(self) -> None:
-        """The regions are to be looked at."""
+        """Compute the regions, before they are read, if that was put off."""
 
     def slots(self, hashes: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """The slot (n,) to which each hash belongs."""
+        """The slot (n,) that each hash belongs to."""
         self._lay_out()
         return self._slots[np.searchsorted(self._ends, hashes, side="right")]
 
     def of(self, slot: int) -> list[Range]:
+        """The ranges of a slot, ascending."""
         return self.all().get(slot, [])
 
     def all(self) -> dict[int, list[Range]]:
-        """Everybody's, by slot."""
+        """{slot: its ranges, ascending}"""
         self._lay_out()
-        found: dict[int, list[Range]] = {}
+        ranges: dict[int, list[Range]] = {}
         firsts = [0, *self._ends[:-1].tolist()]
         for first, end, slot in zip(firsts, self._ends.tolist(), self._slots.tolist(), strict=True):
             if end > first:
-                found.setdefault(slot, []).append(Range(first, end - 1))
-        return found
+                ranges.setdefault(slot, []).append(Range(first, end - 1))
+        return ranges
 
 
-class AutoSplit(_Bounds):
-    """A newcomer gets the lower half of the largest region; what somebody leaves goes to the region on its right."""
+class AutoSplit(_Regions):
+    """A new consumer gets the lower half of the largest region; one that leaves gives its region to the one behind."""
 
     def add(self, consumer: Consumer) -> None:
+        """Give the consumer a region."""
         ends, slots = self._ends[:-1], self._slots[:-1]
         if not len(ends):
             return self._set(np.array([HASHES]), np.array([consumer.slot]))
@@ -87,29 +96,35 @@ class AutoSplit(_Bounds):
             self._set(np.insert(ends, largest, middle), np.insert(slots, largest, consumer.slot))
 
     def remove(self, consumer: Consumer) -> None:
+        """Give the consumer's region to a neighbour."""
         ends, slots = self._ends[:-1], self._slots[:-1]
         at = np.flatnonzero(slots == consumer.slot)
-        if len(at):      # the last has nothing on its right
+        if len(at):      # the last region has none on its right: it joins the one on its left
             is_last = at[0] == len(slots) - 1 and len(slots) > 1
             self._set(np.delete(ends, at[0] - 1 if is_last else at[0]), np.delete(slots, at[0]))
 
 
-class Consistent(_Bounds):
-    """Each consumer has points on a ring; a hash belongs to the next one.  Those that share a point take turns by their number."""
+class Consistent(_Regions):
+    """Consistent hashing: each consumer has points on a ring, and a hash belongs to the next point's consumer.
+
+    Consumers that share a point take turns by the point's number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._at: dict[int, list[tuple[str, int]]] = {}      # point -> [(name, slot)]
-        self._points = self._holders = _NOTHING              # those of the points that have any, ascending, and whose they are
-        self._changed: set[int] = set()                      # points to which somebody came, or that somebody left, since
+        self._at: dict[int, list[tuple[str, int]]] = {}      # point -> [(name, slot)] of its consumers
+        self._points = self._holders = _NOTHING              # points that have consumers, ascending, and their slots
+        self._changed: set[int] = set()                      # points whose consumers changed since the last layout
 
     def add(self, consumer: Consumer) -> None:
-        points, whose = self._points_of(consumer), (consumer.name, consumer.slot)
+        """Give the consumer its points."""
+        points, its = self._points_of(consumer), (consumer.name, consumer.slot)
         for point in points:
-            bisect.insort(self._at.setdefault(point, []), whose)
+            bisect.insort(self._at.setdefault(point, []), its)
         self._changed.update(points)
 
     def remove(self, consumer: Consumer) -> None:
+        """Take the consumer's points away."""
         points = self._points_of(consumer)
         for point in points:
             self._at[point].remove((consumer.name, consumer.slot))
@@ -119,16 +134,24 @@ class Consistent(_Bounds):
 
     @staticmethod
     def _points_of(consumer: Consumer) -> list[int]:
-        """Consumers of one name need points of their own, or one of them would get nothing: so the slot is part of what is hashed."""
-        return list({mmh3.hash(f"{consumer.name}\0{consumer.slot}\0{n}", signed=False) % HASHES for n in range(_RING_POINTS)})
+        """The consumer's points on the ring.
+
+        The slot is hashed too: consumers of one name must have different points, or one of them would get nothing.
+        """
+        return list({mmh3.hash(f"{consumer.name}\0{consumer.slot}\0{n}", signed=False) % HASHES
+                     for n in range(_RING_POINTS)})
 
     def _lay_out(self) -> None:
+        """Merge changed points into the arrays, and make regions of all points."""
         if not self._changed:
             return
         changed, self._changed = sorted(self._changed), set()
-        points, holders = np.array(changed, np.int64), np.array([self._holder(point) for point in changed], np.int64)
+        points = np.array(changed, np.int64)
+        holders = np.array([self._holder(point) for point in changed], np.int64)
         at = np.searchsorted(self._points, points)
-        is_known = self._points[np.minimum(at, len(self._points) - 1)] == points if len(self._points) else np.zeros(len(points), bool)
+        is_known = np.zeros(len(points), bool)
+        if len(self._points):
+            is_known = self._points[np.minimum(at, len(self._points) - 1)] == points
         self._holders[at[is_known]] = holders[is_known]
         self._points, self._holders = (np.insert(column, at[~is_known], some[~is_known])
                                        for column, some in ((self._points, points), (self._holders, holders)))
@@ -140,32 +163,34 @@ class Consistent(_Bounds):
         self._set(np.append(self._points + 1, HASHES), np.append(self._holders, self._holders[0]))
 
     def _holder(self, point: int) -> int:
+        """The slot to which a point belongs; 0: no consumer has it."""
         there = self._at.get(point)
         return there[point % len(there)][1] if there else 0
 
 
 def check(wanted: list[tuple[int, int]]) -> None:
-    """Of a consumer that brings its ranges: raises Refusal when these are none, or overlap."""
+    """Raise Refusal unless these ranges, which a sticky consumer asks for, are valid and do not overlap."""
     if not wanted:
         raise Refusal(api.ConsumerAssignError, "Ranges for KeyShared policy must not be empty.")
     for first, last in wanted:
         if not 0 <= first <= last < HASHES:
-            raise Refusal(api.ConsumerAssignError, f"Range [{first}, {last}] does not lie within [0, {HASHES - 1}]")
+            text = f"Range [{first}, {last}] does not lie within [0, {HASHES - 1}]"
+            raise Refusal(api.ConsumerAssignError, text)
     for (_, last), (first, _) in pairwise(sorted(wanted)):
         if first <= last:
             raise Refusal(api.ConsumerAssignError, f"Ranges with overlap between [.., {last}] and [{first}, ..]")
 
 
-class Sticky(_Bounds):
-    """Consumers bring their ranges; what nobody has waits."""
+class Sticky(_Regions):
+    """Consumers bring their ranges.  Entries whose hash is in nobody's range wait."""
 
     def __init__(self) -> None:
         super().__init__()
         self._consumers: dict[int, Consumer] = {}                     # by slot
-        self._firsts = self._lasts = self._takers = _NOTHING          # of the ranges, ascending, and the slots that have them
+        self._firsts = self._lasts = self._takers = _NOTHING          # ranges, ascending, and the slots that have them
 
     def conflict(self, consumer: Consumer) -> Consumer | None:
-        """Who has part of what this consumer wants."""
+        """A consumer that has part of the ranges that this one asks for."""
         if not len(self._firsts):
             return None
         firsts, lasts = np.array(consumer.ranges, np.int64).T
@@ -174,21 +199,25 @@ class Sticky(_Bounds):
         return self._consumers[int(self._takers[at[taken.argmax()]])] if taken.any() else None
 
     def add(self, consumer: Consumer) -> None:
+        """Give the consumer its ranges, which conflict with no other's."""
+        assert consumer.ranges is not None, consumer
         firsts, lasts = np.array(sorted(consumer.ranges), np.int64).T
         at = np.searchsorted(self._firsts, firsts)
         self._consumers[consumer.slot] = consumer
         self._firsts, self._lasts = np.insert(self._firsts, at, firsts), np.insert(self._lasts, at, lasts)
         self._takers = np.insert(self._takers, at, consumer.slot)
-        self._put()
+        self._update()
 
     def remove(self, consumer: Consumer) -> None:
+        """Take the consumer's ranges away."""
         if self._consumers.pop(consumer.slot, None) is not None:
             stays = self._takers != consumer.slot
             self._firsts, self._lasts, self._takers = self._firsts[stays], self._lasts[stays], self._takers[stays]
-            self._put()
+            self._update()
 
-    def _put(self) -> None:
-        """A region for each range, and one of nobody's before it, which may be empty."""
+    def _update(self) -> None:
+        """Make a region of each range, and one of nobody's before it, which may be empty."""
         ends = np.stack((self._firsts, self._lasts + 1), 1).ravel()
+        assert (np.diff(ends) >= 0).all(), self      # no ranges overlap
         slots = np.stack((np.zeros(len(self._takers), np.int64), self._takers), 1).ravel()
         self._set(ends, slots)

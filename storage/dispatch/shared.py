@@ -1,55 +1,75 @@
-"""Every entry goes to one of many consumers, in turns; those of a lower priority level first."""
+"""Shared: each entry goes to one of many consumers, in turns; consumers of lower priority levels are served first."""
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, TO_REDELIVER, Entries, Pending
+from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, TO_REDELIVER, Entries, PendingAcks
 from geminga.storage.delayed.index import DelayedIndex, Released
-from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
-from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Subscription
+from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
+from geminga.storage.topics.permits import within_permits
+from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, EntriesOfLedger, Subscription
 
-_TURN = 500                # entries in a row to one consumer, when there are enough to go round
-_TURNS = 4                 # so many turns each, when there are many more
-_STRETCH = 1 << 16         # entries of which it is looked up together whether they wait for their time
+_TURN = 500                # entries in a row to one consumer, if there are enough to go round
+_TURNS = 4                 # turns of each consumer, if there are many more entries
+_STRETCH = 1 << 16         # entries examined at once for delays
 
 
 class Shared(Dispatcher):
+    """Spreads entries over all consumers, and knows which consumer holds which entry."""
+
     is_woken_by_acknowledgements = True
 
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
-        self.pending = Pending()
-        self.unacknowledged = 0                                  # messages at all slots
-        self.is_blocked = False                                  # by too many of them
-        self.broker_bound = 0                                    # how many there may be as long as the broker has too many; 0: any number
-        self._slots: list[Consumer | None] = [None]              # slot -> consumer; nobody sits at 0
-        self._free: list[int] = []                               # slots that somebody has left, a heap
+        self.pending = PendingAcks()
+        self.unacknowledged = 0                                  # messages that all consumers hold
+        self.is_blocked = False                                  # by too many of these
+        self.broker_bound = 0                                    # bound of these while the broker has too many; 0: none
+        self._slots: list[Consumer | None] = [None]              # slot -> consumer; slot 0 stands for none
+        self._free: list[int] = []                               # slots of consumers that have left, a heap
         self._last_served = 0                                    # slot
+
+    def check(self) -> None:
+        """Assert that slots and counts of messages agree with the consumers that are attached."""
+        self.pending.check()
+        consumers = self.subscription.consumers
+        assert all(self._slots[consumer.slot] is consumer for consumer in consumers), self
+        assert len(consumers) + len(self._free) + 1 == len(self._slots), self
+        assert self.unacknowledged == sum(consumer.unacknowledged for consumer in consumers), self
+        assert all(consumer.unacknowledged >= 0 for consumer in consumers), self
+        taken = {slot for _, _, slots in self.pending.out() for slot in slots.tolist()}
+        assert all(self._slots[slot] is not None for slot in taken), self
 
     # -- consumers
 
     def attach(self, consumer: Consumer) -> None:
         if self._free:
             consumer.slot = heapq.heappop(self._free)
+            assert self._slots[consumer.slot] is None, self
             self._slots[consumer.slot] = consumer
         else:
-            assert len(self._slots) <= SLOTS_MAX      # commands.py refuses more
+            assert len(self._slots) <= SLOTS_MAX      # SUBSCRIBE refuses more
             consumer.slot = len(self._slots)
             self._slots.append(consumer)
 
     def detach(self, consumer: Consumer) -> None:
+        assert self._slots[consumer.slot] is consumer, (self, consumer)
         self.pending.take_back(consumer.slot)
         self._slots[consumer.slot] = None
         heapq.heappush(self._free, consumer.slot)
         self._count_unacknowledged(consumer, -consumer.unacknowledged)
 
     def _count_unacknowledged(self, consumer: Consumer, messages: int) -> None:
-        """A consumer, or all of them, that have too many get no more until they have half as many."""
+        """Count messages that the consumer was delivered, or, below 0, holds no longer.
+
+        A consumer with too many is blocked until half of them are acknowledged, and so are all consumers together.
+        """
         limit = self.subscription.partition.policies.max_unacked_messages_per_consumer
         consumer.unacknowledged += messages
         self.unacknowledged += messages
@@ -62,7 +82,7 @@ class Shared(Dispatcher):
         return min(limit, bound) if limit and bound else limit or bound
 
     def bounds_changed(self) -> None:
-        """Who had too many messages by the old bounds is judged anew, and nothing waits for its time where that is off."""
+        """Apply new bounds of unacknowledged messages.  If delays were switched off, deliver all delayed entries."""
         partition = self.subscription.partition
         if partition.schedule is not None and not partition.policies.delayed_delivery:
             self.fell_due([(ledger, partition.schedule.waiting_in(ledger)) for ledger in partition.ledgers])
@@ -72,7 +92,7 @@ class Shared(Dispatcher):
             self._count_unacknowledged(consumer, 0)
 
     def room(self, consumer: Consumer) -> int:
-        """Messages that the consumer can take."""
+        """Messages that the consumer can be delivered now; 0 or less: none."""
         if consumer.is_blocked or self.is_blocked:
             return 0
         policies, room = self.subscription.partition.policies, consumer.permits
@@ -84,39 +104,50 @@ class Shared(Dispatcher):
             room = min(room, self.subscription.allowance.room)
         return room
 
-    def causes(self) -> list[dict]:
+    def causes(self) -> list[dict[str, Any]]:
         policies = self.subscription.partition.policies
-        found = []
+        causes: list[dict[str, Any]] = []
         if self.is_blocked:
             whose = "broker" if self._limit() != policies.max_unacked_messages_per_subscription else "subscription"
-            found.append({"cause": f"unacknowledged messages of the {whose}", "messages": self.unacknowledged, "limit": self._limit()})
+            causes.append({"cause": f"unacknowledged messages of the {whose}",
+                           "messages": self.unacknowledged, "limit": self._limit()})
         for consumer in self.subscription.consumers:
             if consumer.is_blocked:
-                found.append({"cause": "unacknowledged messages of a consumer", "consumer": consumer.name,
-                              "messages": consumer.unacknowledged, "limit": policies.max_unacked_messages_per_consumer})
+                causes.append({"cause": "unacknowledged messages of a consumer", "consumer": consumer.name,
+                               "messages": consumer.unacknowledged,
+                               "limit": policies.max_unacked_messages_per_consumer})
             elif consumer.permits <= 0:
-                found.append({"cause": "no permits", "consumer": consumer.name})
-        if self._schedule is not None and (later := self._schedule.waiting_of(self.subscription.cursor)):
-            found.append({"cause": "delayed messages", "until_ms": self._schedule.next_due_ms(), "messages": later})
-        return found or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
+                causes.append({"cause": "no permits", "consumer": consumer.name})
+        schedule = self._schedule
+        if schedule is not None and (later := schedule.waiting_of(self.subscription.cursor)):
+            causes.append({"cause": "delayed messages", "until_ms": schedule.next_due_ms(), "messages": later})
+        return causes or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
 
     # -- entries
 
-    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
+    def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
         batches: list[Batch] = []
-        if not self.pending.to_redeliver and not self.has_unread(ledgers):      # nobody has to be asked what it can take
+        # Without entries, skip asking each of perhaps thousands of consumers for its room.
+        if not self.pending.to_redeliver and not self.has_unread(ledgers):
             return batches
-        if self._give_again(batches):
-            self._give_new(batches, ledgers)
+        if self._redeliver_some(batches):
+            self._deliver_new(batches, ledgers)
         return batches
 
-    def _give_again(self, batches: list[Batch]) -> bool:
-        """Give out what was given back; whether there is nothing left of it that new entries had to wait for."""
+    def _redeliver_some(self, batches: list[Batch]) -> bool:
+        """Deliver entries that are to be redelivered; return whether new entries may be delivered behind them."""
         for ledger_id, entries in self.pending.entries_to_redeliver(self.look_ahead(self._takers())):
-            self.deal(self._takers(), self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
+            self.deal(self._takers(), self._known(ledger_id), entries, batches, is_again=True)
         return not self.pending.to_redeliver
 
-    def _give_new(self, batches: list[Batch], ledgers: list[Ledger]) -> None:
+    def _known(self, ledger_id: int) -> ReadableLedger:
+        """The ledger of pending entries: deleting a ledger forgets its pending entries first."""
+        ledger = self.subscription.partition.find(ledger_id)
+        assert ledger is not None, (self, ledger_id)
+        return ledger
+
+    def _deliver_new(self, batches: list[Batch], ledgers: Sequence[ReadableLedger]) -> None:
+        """Deliver entries from the read position on."""
         subscription, schedule = self.subscription, self._schedule
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
@@ -132,11 +163,11 @@ class Shared(Dispatcher):
             if not self._takers():
                 return
             subscription.read = ledger.ledger_id, max(first, end)
-            if end < ledger.entries:                 # nobody knows yet whether what is behind waits, or all of it does
+            if end < ledger.entries:      # the rest is delayed, or not in the index of delayed entries yet
                 return
 
-    def _due(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
-        """What is to be given out of the entries in [first, end), without those that wait for their time."""
+    def _due(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
+        """Deliverable entries among first .. end - 1 that are not delayed, or no longer."""
         schedule = self._schedule
         if schedule is None:
             yield from self.subscription.deliverable(ledger, first, end)
@@ -144,7 +175,7 @@ class Shared(Dispatcher):
         for at in range(first, end, _STRETCH):
             stretch = range(at, min(at + _STRETCH, end))
             waits = schedule.waits(ledger.ledger_id, stretch)
-            if waits is not None and waits.all():      # millions may: the ledger's index is not looked at for them
+            if waits is not None and waits.all():      # perhaps millions: do not read the ledger's index for them
                 continue
             for entries in self.subscription.deliverable(ledger, stretch.start, stretch.stop):
                 if len(some := schedule.ready(ledger.ledger_id, entries)):
@@ -152,12 +183,11 @@ class Shared(Dispatcher):
 
     @property
     def _schedule(self) -> DelayedIndex | None:
-        """What waits, where anything does."""
+        """The index of delayed entries; None: no entry is delayed, or delays are switched off."""
         partition = self.subscription.partition
         return partition.schedule if partition.policies.delayed_delivery else None
 
     def fell_due(self, released: Released) -> None:
-        """What of it was passed over is to be given out."""
         read = self.subscription.read
         for ledger, entries in released:
             if ledger.ledger_id >= read[0]:
@@ -167,31 +197,37 @@ class Shared(Dispatcher):
             if ledger.has_lost:
                 self.subscription.partition.give_up_lost(ledger)
             entries = self.subscription.left_of(ledger.ledger_id, entries)
-            entries = entries[self.pending.slots(ledger.ledger_id, entries) == NOBODY]      # else it was given out while nothing waited
+            # Entries with a slot were delivered while delays were switched off: they must not be delivered twice.
+            entries = entries[self.pending.slots(ledger.ledger_id, entries) == NOBODY]
             if len(entries):
                 self.pending.withhold(ledger.ledger_id, entries)
 
     def _takers(self) -> list[Consumer]:
-        """Those that can take something, those first whose turn it is."""
+        """Consumers that can be delivered something, in the order in which they are to be served."""
         takers = [consumer for consumer in self.subscription.consumers if self.room(consumer) > 0]
         if len(takers) > 1:
             takers.sort(key=lambda consumer: (consumer.priority, consumer.slot <= self._last_served, consumer.slot))
         return takers
 
     def look_ahead(self, takers: list[Consumer]) -> int:
-        """How many new entries to look at."""
+        """The number of entries to examine for these consumers."""
         ahead = sum(map(self.room, takers))
         return ahead if self.subscription.allowance is None else min(ahead, self.subscription.allowance.room)
 
-    def has_demand(self, ledgers: list[Ledger]) -> bool:
+    def has_demand(self, ledgers: Sequence[ReadableLedger]) -> bool:
         if not self._takers():
             return False
         schedule = self._schedule
         is_all_later = schedule is not None and schedule.limit is not None and self.subscription.read >= schedule.limit
         return self.pending.to_redeliver > 0 or (not is_all_later and self.has_unread(ledgers))
 
-    def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
-        """Give out entries from the first on, in turns; returns how many."""
+    def deal(
+        self, takers: list[Consumer], ledger: ReadableLedger, entries: Entries, batches: list[Batch], *, is_again: bool
+    ) -> int:
+        """Deliver entries to the consumers in turns, beginning with the first; return how many were delivered.
+
+        is_again: they are redelivered.
+        """
         messages, at = self.subscription.messages(ledger, entries), 0
         for _, level in itertools.groupby(takers, key=_priority):
             waiting, turn = deque(level), 0
@@ -201,7 +237,7 @@ class Shared(Dispatcher):
                     turn = left if many == 1 else min(max(_TURN, left // (_TURNS * many)), max(1, left // many))
                 consumer = waiting.popleft()
                 room = self.room(consumer)
-                if room <= 0:                       # all of them together have too many by now
+                if room <= 0:                       # all consumers together have reached their bound
                     continue
                 count, many = self.reach(ledger, entries[at:at + turn], messages[at:at + turn], room)
                 self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
@@ -210,16 +246,30 @@ class Shared(Dispatcher):
                 if self.room(consumer) > 0:
                     waiting.append(consumer)
                 else:
-                    turn = 0                        # is larger with one less
+                    turn = 0                        # with one consumer less, the others' turns are longer
         return at
 
-    def give(self, consumer: Consumer, ledger: Ledger, entries: Entries, messages: int, batches: list[Batch], *, is_again: bool) -> None:
+    def reach(
+        self, ledger: ReadableLedger, entries: Entries, messages: NDArray[np.uint32], room: int
+    ) -> tuple[int, int]:
+        """(entries, messages) that a consumer's room and the allowance reach.  Takes them off the allowance.
+
+        messages: (n,) of each of the entries.
+        """
+        allowance = self.subscription.allowance
+        return within_permits(messages, room) if allowance is None else allowance.take(ledger, entries, messages, room)
+
+    def give(
+        self, consumer: Consumer, ledger: ReadableLedger, entries: Entries, messages: int, batches: list[Batch], *,
+        is_again: bool,
+    ) -> None:
+        """Deliver entries, which have so many messages, to the consumer."""
         self.pending.give(ledger.ledger_id, entries, consumer.slot, is_again=is_again)
         consumer.permits -= messages
         self._count_unacknowledged(consumer, messages)
         batches.append((consumer, ledger, entries))
 
-    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+    def acknowledged(self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64]) -> None:
         entries = np.asarray(entries, np.int64)
         self._settled(ledger, entries, self.pending.settle(ledger.ledger_id, entries))
 
@@ -229,8 +279,8 @@ class Shared(Dispatcher):
             if ledger is not None:
                 self._settled(ledger, entries, slots)
 
-    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
-        """These entries are no longer at these slots."""
+    def _settled(self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
+        """Count entries (n,) as acknowledged that were at these slots (n,)."""
         is_out = (slots != NOBODY) & (slots != TO_REDELIVER)
         entries, slots = entries[is_out], slots[is_out]
         if not len(entries):
@@ -238,17 +288,20 @@ class Shared(Dispatcher):
         messages = self.subscription.messages(ledger, entries)
         for slot, count in enumerate(np.bincount(slots, messages).tolist()):
             if count:
-                self._count_unacknowledged(self._slots[slot], -int(count))
-                self._slots[slot].acknowledged += int(count)
+                consumer = self._slots[slot]
+                assert consumer is not None and consumer.unacknowledged >= count, (self, slot, consumer)
+                self._count_unacknowledged(consumer, -int(count))
+                consumer.acknowledged += int(count)
 
-    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
-        """So many messages of an entry are acknowledged now, others are not."""
+    def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:
         slot = self.pending.slot(ledger.ledger_id, entry_id)
         if NOBODY < slot < TO_REDELIVER:
-            self._count_unacknowledged(self._slots[slot], -messages)
-            self._slots[slot].acknowledged += messages
+            consumer = self._slots[slot]
+            assert consumer is not None and consumer.unacknowledged >= messages, (self, slot, consumer)
+            self._count_unacknowledged(consumer, -messages)
+            consumer.acknowledged += messages
 
-    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
+    def held_by(self, consumer: Consumer) -> list[EntriesOfLedger]:
         return [(ledger_id, entries[slots == consumer.slot]) for ledger_id, entries, slots in self.pending.out()
                 if (slots == consumer.slot).any()]
 
@@ -256,29 +309,32 @@ class Shared(Dispatcher):
         return self.pending.slot(*position) == consumer.slot
 
     def released(self, parked: list[Position]) -> None:
+        schedule = self._schedule
         for ledger_id, entry_id in parked:
             entry = range(entry_id, entry_id + 1)
-            if (ledger_id, entry_id) < self.subscription.read and (self._schedule is None or len(self._schedule.ready(ledger_id, entry))):
+            is_ready = schedule is None or len(schedule.ready(ledger_id, entry)) > 0
+            if (ledger_id, entry_id) < self.subscription.read and is_ready:
                 self.pending.withhold(ledger_id, entry)
 
-    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
         if wanted:
-            found = [(ledger_id, self.pending.take_back_some(consumer.slot, ledger_id, entries)) for ledger_id, entries in wanted.items()]
+            taken = [(ledger_id, self.pending.take_back_some(consumer.slot, ledger_id, entries))
+                     for ledger_id, entries in wanted.items()]
         else:
-            found = self.pending.take_back(consumer.slot)
-        for ledger_id, entries in found:
+            taken = self.pending.take_back(consumer.slot)
+        for ledger_id, entries in taken:
             ledger = self.subscription.partition.find(ledger_id)
             if ledger is not None and len(entries):
                 self._count_unacknowledged(consumer, -int(self.subscription.messages(ledger, entries).sum()))
-        return [(ledger_id, entries) for ledger_id, entries in found if len(entries)]
+        return [(ledger_id, entries) for ledger_id, entries in taken if len(entries)]
 
     def let_go(self) -> None:
-        self.pending = Pending()
+        self.pending = PendingAcks()
         for consumer in self.subscription.consumers:
             self._count_unacknowledged(consumer, -consumer.unacknowledged)
 
-    def forget(self, ledger: Ledger) -> None:
-        """What is out of it, at consumers that keep nothing from being deleted, counts no more."""
+    def forget(self, ledger: StoredLedger) -> None:
+        """Count the ledger's entries as acknowledged: consumers of a reader may hold some when it is deleted."""
         if self.pending.knows(ledger.ledger_id):
             self.acknowledged(ledger, np.arange(ledger.entries))
 
@@ -288,4 +344,5 @@ def _priority(consumer: Consumer) -> int:
 
 
 def _is_blocked(was: bool, unacknowledged: int, limit: int) -> bool:
+    """Whether there are too many unacknowledged messages: from the limit on, and then until half of them are gone."""
     return bool(limit) and unacknowledged >= (limit // 2 + 1 if was else limit)

@@ -17,8 +17,9 @@ from geminga.proto import delivery_times
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.rows import as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
+from geminga.storage.topics.duplicates import IS_REWRITTEN
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.publish_plan import SENT_OTHERWISE, Sends
+from geminga.storage.topics.publish_plan import Sends
 from geminga.storage.topics.watcher import Watcher
 
 AHEAD_MS = 5 * 60 * 1000      # a producer's clock may be, when it asks for a delay, ...
@@ -125,7 +126,7 @@ class Delays(Watcher):
         found, data = delivery_times.stamp(rows, data, times)
         if any(partition.deduplicates for partition in partitions) and (are_chunks := (rows["flags"] & IS_CHUNK) != 0).any():
             # Deduplication knows them by the checksums that came.
-            found["message_index"][are_chunks] = rows["crc32c"][are_chunks].astype(np.uint64) | np.uint64(SENT_OTHERWISE)
+            found["message_index"][are_chunks] = rows["crc32c"][are_chunks].astype(np.uint64) | np.uint64(IS_REWRITTEN)
         return found, data
 
     def _times_of(self, partition: Partition) -> tuple[int, int]:

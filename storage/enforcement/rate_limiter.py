@@ -24,7 +24,6 @@ from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.enforcement.throttle_log import Slowed, Throttling
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.permits import UNBOUNDED, Allowance, within_permits
-from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Group, Sends
 from geminga.storage.topics.rate_limits import (
     Limit,
@@ -35,7 +34,7 @@ from geminga.storage.topics.rate_limits import (
     next_step,
     renew_limit,
 )
-from geminga.storage.topics.subscription import Batch, Subscription, Topic
+from geminga.storage.topics.subscription import Batch, Producer, Subscription, Topic
 from geminga.storage.topics.watcher import TopicWatcher
 
 _HELD_MAX = 64 << 20        # bytes that an owner holds back; above it, a topic's SENDs are published and overdraw its rate

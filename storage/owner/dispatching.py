@@ -12,6 +12,7 @@ from geminga.storage.cursors.batch_acks import words as words_of
 from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.partition_timers import Timers
@@ -138,7 +139,7 @@ class Dispatching(Watcher):
         for consumer, ledger, entries in batches:
             self._deliver(subscription, consumer, ledger, entries)
         if view is not None:
-            acknowledge.pass_over(self._owner, subscription, began)
+            acknowledge.skip_compacted(self._owner, subscription, began)
 
     def _tell_caught_up(self, topic: Partition) -> None:
         """Tell consumers that have acknowledged everything that nothing will come here any more: where to go, or that this is the end."""
@@ -160,9 +161,10 @@ class Dispatching(Watcher):
             some = flags[entries.start:entries.stop] if isinstance(entries, range) else flags[entries]
             consumer.chunks_out += int(np.count_nonzero(some & IS_CHUNK))
         redeliveries = subscription.cursor.redeliveries.of(ledger_id, entries)
-        parts = subscription.parts_of(ledger_id, entries)
-        if ledger.view:
-            parts = subscription.parts_of_view(ledger, entries, parts)
+        if isinstance(ledger, CompactedLedger):
+            parts = subscription.cursor.parts_of_view(ledger, np.asarray(entries))
+        else:
+            parts = subscription.cursor.parts_of(ledger_id, entries)
         first, count = int(entries[0]), len(entries)
         if redeliveries is None and not parts and not ledger.view and int(entries[-1]) - first + 1 == count:
             return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)

@@ -8,7 +8,7 @@ from geminga.proto.rows import Rows
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.enforcement.rate_limiter import Rates
 from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.producers import Producer
+from geminga.storage.topics.subscription import Producer
 
 _COPIED = "connection", "producer_id", "sequence_id", "highest_sequence_id"      # from a SEND_ROW to its RECEIPT_ROW
 

@@ -38,7 +38,7 @@ from geminga.storage.topics.decisions import Decisions
 from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
-from geminga.storage.topics.subscription import Consumer, Subscription, Topic
+from geminga.storage.topics.subscription import Consumer, Producer, Subscription, Topic
 from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
 from geminga.storage.upkeep.compacted_views import CompactedViews
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from geminga.storage.cursors import cursor
     from geminga.storage.owner.recovery import Recovery
     from geminga.storage.topics.owner_context import ParkedCommands
-    from geminga.storage.topics.producers import Producer
 
 _MINUTE_MS = 60_000
 

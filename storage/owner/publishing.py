@@ -23,9 +23,8 @@ from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics import publish_plan
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Demand, Group, Plan, Sends
-from geminga.storage.topics.subscription import Topic
+from geminga.storage.topics.subscription import Producer, Topic
 from geminga.storage.topics.watcher import TopicWatcher
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 from geminga.storage.upkeep.disk_space import DiskSpace

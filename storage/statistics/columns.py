@@ -15,8 +15,7 @@ from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.producers import Producer
-from geminga.storage.topics.subscription import Consumer, Subscription, SubType
+from geminga.storage.topics.subscription import Consumer, Producer, Subscription, SubType
 
 Topic = Partition | NonPersistentTopic
 Counts = tuple[int, ...]

@@ -42,9 +42,8 @@ from geminga.storage.statistics.columns import (
 )
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Group, Plan
-from geminga.storage.topics.subscription import Consumer, Subscription
+from geminga.storage.topics.subscription import Consumer, Producer, Subscription
 from geminga.storage.topics.subscription import Topic as AnyTopic
 from geminga.storage.topics.watcher import TopicWatcher
 

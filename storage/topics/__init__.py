@@ -6,8 +6,9 @@
     producers.py        who may publish
     permits.py          how far permits reach; rate_limits.py, token buckets and limits
     publish_plan.py     SENDs of a pass -> ledgers: where each entry goes
+    duplicates.py       SENDs that came before, on partitions that deduplicate
     acknowledge.py      ACKs of a pass -> cursors
-    decisions.py        what a pass has decided: ops, answers; outbox.py, one worker's answers
+    decisions.py        decisions of a pass: ops, and the answers to each worker
     session.py          a client connection
     owner_context.py    the owner as all rooms below it see it; watcher.py, what it calls each second
 

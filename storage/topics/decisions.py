@@ -1,39 +1,140 @@
-"""Decisions of a pass: ops for the journal, answers for workers, and partitions that later steps of the pass look at.
+"""Decisions of a pass: ops for the journal, answers for workers, and topics that later steps of the pass look at.
 
     note, note_in_order, note_many, count      -> ops, in the journal with the next commit
     answer_needs_sync                          -> the next commit syncs
     after_commit                               -> actions on files, in the sync step of the pass
     outbox                                     -> one envelope for each worker, sent when the pass is durable
-    wake, wake_trimming                        -> partitions to be dispatched, or trimmed, in this pass
+    wake, wake_trimming                        -> topics to be dispatched, or trimmed, in this pass
 """
 from collections.abc import Callable
+from typing import Any
 
-from geminga.proto.rows import Rows
+import numpy as np
+
+from geminga.proto import envelope
+from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.proto.frames import NO_REQUEST
+from geminga.proto.rows import Row, Rows
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.runtime.counters import Counters
-from geminga.storage.topics.outbox import Outbox
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription, Topic
 
 
+class Outbox:
+    """The answers of one pass to one worker, as sections of an envelope; neighbours of one kind become one section."""
+
+    def __init__(self) -> None:
+        self._sections: list[tuple[int, Rows | bytes, bytes]] = []
+        self._kind = 0
+        self._rows: list[Row] = []
+        self._data: list[bytes] = []
+
+    def __repr__(self) -> str:
+        return f"<Outbox sections={len(self._sections)} rows={len(self._rows)} of kind {self._kind}>"
+
+    def receipts(self, rows: Rows | bytes) -> None:
+        """Answer SENDs: RECEIPT_ROWs, as an array or packed."""
+        self._close()
+        self._sections.append((envelope.RECEIPTS, rows, b""))
+
+    def receipts_and_errors(self, rows: Rows | bytes, errors: list[tuple[int, int, int, bytes]]) -> None:
+        """Answer SENDs with receipts, and others with errors, each before the receipts of the producer's later SENDs.
+
+        Clients take an answer to be for their first SEND that has none yet, so answers must keep the order of SENDs.
+        rows: RECEIPT_ROWs, as an array or packed.  errors: (connection, producer id, sequence id, frame).
+        """
+        rows = np.frombuffer(rows, RECEIPT_ROW) if isinstance(rows, bytes) else rows
+        in_turn = []
+        for connection, producer_id, sequence_id, error in errors:
+            is_same = (rows["connection"] == connection) & (rows["producer_id"] == producer_id)
+            is_later = is_same & (rows["sequence_id"] > sequence_id)
+            in_turn.append((int(is_later.argmax()) if is_later.any() else len(rows), connection, error))
+        at = 0
+        for place, connection, error in sorted(in_turn, key=lambda one: one[0]):
+            if place > at:
+                self.receipts(rows[at:place])
+                at = place
+            self.reply(connection, error)
+        if at < len(rows):
+            self.receipts(rows[at:])
+
+    def reply(self, connection: int, data: bytes, *, request_id: int = NO_REQUEST, action: int = envelope.WRITE,
+              object_id: int = 0, handle: int = 0, partition: int = -1) -> None:
+        """Have the worker do `action`, then write frames to the client; see REPLY_ROW."""
+        self._add(envelope.REPLIES, (connection, action, object_id, handle, request_id, len(data), partition), data)
+
+    def run(self, consumer: Consumer, partition_id: int, ledger_id: int, first_entry: int, count: int) -> None:
+        """Deliver `count` entries in a row to the consumer."""
+        self._add(
+            envelope.RUNS, (consumer.connection, count, consumer.handle, partition_id, ledger_id, first_entry), b"")
+
+    def entry_list(
+        self, consumer: Consumer, partition_id: int, ledger_id: int, listed: Rows, words: bytes = b"", view: int = 0
+    ) -> None:
+        """Deliver entries that lie apart, have redelivery counts or ack sets, or are of a compacted view.
+
+        listed: (n,) LISTED_ENTRY.  words: the ack sets, one behind the other.
+        """
+        data = listed.tobytes() + words
+        row = consumer.connection, len(listed), consumer.handle, partition_id, ledger_id, len(data), view
+        self._add(envelope.ENTRY_LISTS, row, data)
+
+    def transient_entries(self, consumer: Consumer, entries: Rows, data: bytes) -> None:
+        """Deliver entries of a non-persistent topic: rows (n,) TRANSIENT_ENTRY, and the entries' bytes."""
+        data = entries.tobytes() + data
+        self._add(envelope.TRANSIENT, (consumer.connection, len(entries), consumer.handle, len(data)), data)
+
+    def answer(self, number: int, data: bytes) -> None:
+        """Answer the question of administration that has that number."""
+        self._add(envelope.ANSWERS, (number, len(data)), data)
+
+    def forget(self, ledger_id: int, view: int = 0) -> None:
+        """Have the worker unmap a deleted ledger, or the ledger's part of a deleted compacted view."""
+        self._add(envelope.FORGET, (ledger_id, view), b"")
+
+    def _add(self, kind: int, row: Row, data: bytes) -> None:
+        if kind != self._kind:
+            self._close()
+            self._kind = kind
+        self._rows.append(row)
+        if data:
+            self._data.append(data)
+
+    def _close(self) -> None:
+        """End the section under way."""
+        if self._rows:
+            self._sections.append((self._kind, envelope.pack(self._kind, self._rows), b"".join(self._data)))
+        self._kind, self._rows, self._data = 0, [], []
+
+    def seal(self, taken: int) -> list[Any]:
+        """The envelope's frames.  taken: credit that the worker has used, see envelope.HEADER."""
+        self._close()
+        return envelope.seal(self._sections, taken)
+
+
 class Decisions:
-    """What a pass has decided so far, and has neither written down nor answered."""
+    """Decisions of the pass so far that are neither committed nor answered."""
 
     def __init__(self, journal: Journal, counters: Counters, now_ms: int):
         self.journal, self.counters = journal, counters
-        self.now_ms, self.began = now_ms, 0.0             # when the pass began: ms since 1970, and seconds of time.perf_counter
+        self.now_ms, self.began = now_ms, 0.0             # of the pass: ms since 1970, and seconds of time.perf_counter
         self.changed: dict[Topic, None] = {}              # topics whose statistics are to be computed anew
-        self.acknowledged: dict[Partition, None] = {}     # partitions in whose ledgers there may be new holes
+        self.acknowledged: dict[Partition, None] = {}     # partitions in whose ledgers holes may be punched
         self.to_dispatch: dict[Topic, None] = {}
         self.to_trim: dict[Partition, None] = {}
         self.must_sync = False
         self._ops: list[bytes] = []                       # in order
-        self._many_ops: list[Rows] = []                # before them; their order does not matter
+        self._many_ops: list[Rows] = []                   # written before these; their order does not matter
         self._totals: dict[tuple[Subscription, int], None] = {}     # (subscription, reason): totals that changed
         self._actions: list[Callable[[], None]] = []      # for the sync step
         self._outboxes: dict[int, Outbox] = {}            # by worker
-        self._taken: dict[int, int] = {}                  # credit that each worker has used up so far, see envelope.seal
+        self._taken: dict[int, int] = {}                  # credit that each worker has used, see envelope.HEADER
+
+    def __repr__(self) -> str:
+        dispatch = f"to_dispatch={len(self.to_dispatch)} to_trim={len(self.to_trim)}"
+        return f"<Decisions ops={len(self._ops)} must_sync={self.must_sync} {dispatch}>"
 
     # -- for the journal
 
@@ -81,9 +182,12 @@ class Decisions:
 
     def take_ops(self) -> bytes:
         """The bytes of all ops noted so far; none are left."""
-        totals = [journal_ops.total(subscription.partition.partition_id, subscription.cursor.subscription_id, reason,
-                                    subscription.cursor.totals[reason])
-                  for subscription, reason in self._totals]
+        totals = []
+        for subscription, reason in self._totals:
+            cursor, partition = subscription.cursor, subscription.partition
+            assert isinstance(partition, Partition), subscription      # a durable subscription has a stored topic
+            totals.append(
+                journal_ops.total(partition.partition_id, cursor.subscription_id, reason, cursor.totals[reason]))
         ops = b"".join([*self._many_ops, *self._ops, *totals])
         self._ops, self._many_ops, self._totals = [], [], {}
         return ops
@@ -91,17 +195,17 @@ class Decisions:
     # -- for later steps of the pass
 
     def wake(self, topic: Topic) -> None:
-        """Dispatch the topic's entries: its consumers may be able to get something."""
+        """Dispatch the topic's entries in this pass: a consumer may be able to get one."""
         self.to_dispatch[topic] = None
 
     def wake_trimming(self, partition: Partition) -> None:
-        """Look for ledgers of the partition that nobody needs any more."""
+        """Look in this pass for ledgers of the partition that can be deleted."""
         self.to_trim[partition] = None
 
     # -- for workers
 
     def count_delivered(self, consumer: Consumer, entries: int, size: int) -> None:
-        """Count entries of `size` bytes in all that the consumer is delivered."""
+        """Count entries, and their bytes, that are delivered to the consumer."""
         self.counters.add("entries_out", entries)
         self.counters.add("bytes_out", size)
         consumer.entries_out += entries
@@ -115,16 +219,16 @@ class Decisions:
         return self._outboxes[worker]
 
     def take_credit(self, worker: int, size: int) -> None:
-        """Count `size` as taken from the worker, which is told so with the answers of the pass."""
+        """Count `size` more as used of the worker's credit; the envelope of this pass tells the worker."""
         self._taken[worker] = self._taken.get(worker, 0) + size
         self.outbox(worker)
 
     def forget_worker(self, worker: int) -> None:
-        """Drop what was to be sent to a worker that has ended."""
+        """Drop the answers to a worker that has ended."""
         self._outboxes.pop(worker, None)
         self._taken.pop(worker, None)
 
-    def seal_answers(self) -> list[tuple[int, list]]:
+    def seal_answers(self) -> list[tuple[int, list[Any]]]:
         """[(worker, frames of its envelope)] of all answers; none are left."""
         out = [(worker, outbox.seal(self._taken.get(worker, 0))) for worker, outbox in self._outboxes.items()]
         self._outboxes = {}

@@ -16,12 +16,11 @@ from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.topics.decisions import Outbox
 from geminga.storage.topics.non_persistent import NonPersistentTopic
-from geminga.storage.topics.outbox import Outbox
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.session import Session
-from geminga.storage.topics.subscription import Consumer, Subscription, Topic
+from geminga.storage.topics.subscription import Consumer, Producer, Subscription, Topic
 
 Position = tuple[int, int]
 ParkedCommands = dict[tuple[Session, int, int], api.BaseCommand]      # (session, type, id of the producer or consumer) -> the command

@@ -1,6 +1,6 @@
-"""One partition: a managed ledger with its subscriptions and its producers.
+"""Partitions: a managed ledger with subscriptions and producers.
 
-Callers tell the journal of changes as ops (journal_ops.py); nothing in this file syncs or answers.
+Callers note changes of a partition as ops (journal_ops.py).  Nothing in this file syncs or answers.
 """
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,63 +26,67 @@ from geminga.storage.ledgers.position import Position
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits
-from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.subscription import Producer, Subscription
 
-_SHRINK_MIN = 1 << 20      # bytes that an idle, drained ledger must occupy before it is given up for a fresh one
+_SHRINK_MIN = 1 << 20      # bytes of an acknowledged open ledger from which on it is replaced by a new one
 
 
 @dataclass(eq=False, slots=True, repr=False)
 class Partition(ManagedLedger):
-    """A topic partition that one owner serves: a stored topic in the sense of `Topic`."""
+    """A topic partition that one owner serves: a `Topic` whose entries are stored."""
 
     file: StateFile
-    producers: Producers
+    producers: Producers[Producer]
     options: StorageOptions
-    # Entries that no subscription gets any more, present or future: lost, cancelled, or overwritten by a hole.
+    # Entries that no subscription gets, present or future: lost, cancelled, or overwritten by a hole.
     discarded: Cursor = field(default_factory=lambda: Cursor(NOBODY, EARLIEST, is_durable=True))
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
-    attached: dict[Subscription, None] = field(default_factory=dict)      # those with consumers
+    attached: dict[Subscription, None] = field(default_factory=dict)      # subscriptions that have consumers
     sequences: Sequences = field(default_factory=Sequences)
-    deduplicates: bool = False       # what a producer sends again is not stored again
-    is_terminated: bool = False      # nothing is published any more
-    is_released: bool = False        # given up: another object may stand for the partition now
-    schedule: DelayedIndex | None = None      # what waits for its time, once anything did
-    losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)  # entries that are gone, not in the journal yet
-    slot: int = -1                   # in the owner's table
-    policies: Policies = Policies()  # what holds for it now
+    deduplicates: bool = False       # messages that a producer sends again are not stored again
+    is_terminated: bool = False      # nothing can be published any more
+    is_released: bool = False        # unloaded: another object may stand for the partition now
+    schedule: DelayedIndex | None = None      # of delayed entries; None: no entry was ever delayed
+    # Entries that were discarded because they are lost; the journal has yet to be told.
+    losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)
+    slot: int = -1                   # in the owner's table of open partitions
+    policies: Policies = Policies()  # in force now
     rate_limits: Limits | None = None
-    last_fixed_ms: int = 0           # the latest time that a fixed delay gave since it was set; 0: none
-    cursor_resets: int = 0           # since it was opened
-    # For statistics.py, since it was opened:
-    loaded_message: int = 0          # next_message, then
+    last_fixed_ms: int = 0           # the latest due time that a fixed delay gave since it was set; 0: none
+    cursor_resets: int = 0           # since the partition was opened
+    # For statistics.py, since the partition was opened:
+    loaded_message: int = 0          # next_message when it was opened
     bytes_in: int = 0                # published
     entries_in: int = 0
     chunks_in: int = 0
-    delays_refused: int = 0          # messages that were to be delivered later than may be
-    delays_overridden: int = 0       # ... that got another time than their producers wanted
-    evictions: tuple[int, int] = (0, 0)              # how often its quotas of bytes, and of age, made subscriptions lose something
-    departed_out: tuple[int, int, int] = (0, 0, 0)       # messages, bytes, entries given out by subscriptions that were deleted
+    delays_refused: int = 0          # messages refused because of too long a delay
+    delays_overridden: int = 0       # messages whose due time a policy changed
+    evictions: tuple[int, int] = (0, 0)              # evictions of backlogs by the quota of bytes, and by that of age
+    departed_out: tuple[int, ...] = (0, 0, 0)        # messages, bytes, entries out, of deleted subscriptions
     window: object = None            # Distribution of the window that is under way, ...
     last_window: object = None       # ... and of the one before
-    counted: tuple = ()
-    rates: tuple = ()
+    counted: tuple[int, ...] = ()    # counts as of the end of the last window, ...
+    rates: tuple[float, ...] = ()    # ... and rates per second in that window
 
     is_persistent = True
 
     def bind(self, policies: Policies) -> None:
-        """Apply the policies that hold from now on."""
+        """Apply the policies that are in force from now on."""
         self.policies, self.deduplicates = policies, policies.deduplication
         if self.schedule is not None:
             self.schedule.tick_ms, self.schedule.window_ms = policies.delay_tick_ms, policies.delay_window_ms
 
     def begin_schedule(self, *, is_strict: bool) -> DelayedIndex:
-        """Give the partition an index of delayed entries, as its first one comes."""
-        self.schedule = DelayedIndex(self, is_strict=is_strict, tick_ms=self.policies.delay_tick_ms, window_ms=self.policies.delay_window_ms)
+        """Give the partition an index of delayed entries, for its first one."""
+        self.schedule = DelayedIndex(
+            self, is_strict=is_strict, tick_ms=self.policies.delay_tick_ms, window_ms=self.policies.delay_window_ms)
         return self.schedule
 
     def check(self) -> None:
-        """Assert what is true between passes, of the chain of ledgers, the delayed index and all subscriptions."""
+        """Assert what is true between passes, of ledgers, producers, the index of delayed entries and subscriptions."""
         ManagedLedger.check(self)
+        self.producers.check()
+        self.discarded.check()
         if self.schedule is not None:
             self.schedule.check()
         assert self.attached.keys() <= set(self.subscriptions.values()), self
@@ -92,46 +96,47 @@ class Partition(ManagedLedger):
 
     @property
     def messages_in(self) -> int:
-        """Published since it was opened."""
+        """Messages published since the partition was opened."""
         return self.next_message - self.loaded_message
 
     # -- ledgers
 
     @property
     def compacts(self) -> bool:
-        """Whether what is not in a compacted view yet is kept for the next."""
+        """Whether entries that no compacted view covers are kept for the next compaction."""
         return self.view_number > 0 or self.policies.compaction_threshold > 0
 
     def take_acknowledged_ledgers(self, at_most: int) -> list[Ledger]:
-        """Remove from the chain the first sealed ledgers, so many, that nobody needs; they are to be unlinked.
+        """Remove at most `at_most` unneeded ledgers from the beginning of the chain; the caller unlinks them.
 
-        Durable subscriptions do, the next compaction, and readers of a compacted view what lies behind that.
+        Durable subscriptions need the ledgers behind their mark-delete position, the next compaction those behind the
+        horizon, and readers of a compacted view those behind the view's horizon.
         """
         needed = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
         if self.compacts:
             needed.append(self.horizon)
             needed += [s.cursor.mark_delete if s.view is None else max(s.cursor.mark_delete, s.view.horizon)
                        for s in self.attached if s.reads_compacted and not s.is_durable]
-        gone = []
-        while len(self.ledgers) > 1 and len(gone) < at_most:
+        taken: list[Ledger] = []
+        while len(self.ledgers) > 1 and len(taken) < at_most:
             first = self.ledgers[0]
             if first.entries and any(position < (first.ledger_id, first.last_entry) for position in needed):
                 break
-            gone.append(self.ledgers.pop(0))
-        for found in gone:
-            self.discarded.forget(found.ledger_id)
+            taken.append(self.ledgers.pop(0))
+        for each in taken:
+            self.discarded.forget(each.ledger_id)
             if self.schedule is not None:
-                self.schedule.forget(found)
+                self.schedule.forget(each)
             for subscription in self.subscriptions.values():
                 if subscription.dispatcher is not None:
-                    subscription.dispatcher.forget(found)
-                if subscription.view is None or subscription.view.find(found.ledger_id) is None:
-                    subscription.cursor.forget(found.ledger_id)
-        return gone
+                    subscription.dispatcher.forget(each)
+                if subscription.view is None or subscription.view.find(each.ledger_id) is None:
+                    subscription.cursor.forget(each.ledger_id)
+        return taken
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more entries will come: it is terminated, or has moved to another cluster."""
+        """Whether no more entries will come: the topic is terminated, or has moved to another cluster."""
         return self.is_terminated or bool(self.policies.migrated_to)
 
     @property
@@ -140,25 +145,28 @@ class Partition(ManagedLedger):
         return all(s.cursor.mark_delete >= self.last_confirmed for s in self.subscriptions.values() if s.is_durable)
 
     def could_shrink(self) -> bool:
-        """Whether all of the open ledger is acknowledged and it holds enough to be worth a new one.
+        """Whether all of the open ledger is acknowledged, and the ledger is large enough to be worth a new one.
 
-        Where nobody subscribes nobody has acknowledged: a dead-letter topic's consumer often comes long after its messages.
+        Without a durable subscription nothing is acknowledged: a dead-letter topic's consumer often subscribes long
+        after the messages came.
         """
-        return self.open_ledger.size >= _SHRINK_MIN and self.is_drained and any(s.is_durable for s in self.subscriptions.values())
+        is_large = self.open_ledger.size >= _SHRINK_MIN
+        return is_large and self.is_drained and any(s.is_durable for s in self.subscriptions.values())
 
-    def give_up_lost(self, found: Ledger) -> None:
-        """Discard entries whose index rows are lost, for all subscriptions; the owner reports that, and tells the journal."""
-        lost, found.lost = found.lost, []
+    def give_up_lost(self, ledger: Ledger) -> None:
+        """Discard entries whose index rows are lost, for all subscriptions.  The owner tells log and journal of it."""
+        lost, ledger.lost = ledger.lost, []
         entries = np.array(lost, np.int64)
-        self.discarded.acknowledge(found, entries)
+        self.discarded.acknowledge(ledger, entries)
         for subscription in self.subscriptions.values():
-            fresh = subscription.cursor.acknowledge(found, entries)
-            subscription.cursor.totals[SKIPPED] += int(found.messages[fresh].sum())
-        self.losses.append((found, entries))
+            fresh = subscription.cursor.acknowledge(ledger, entries)
+            subscription.cursor.totals[SKIPPED] += int(ledger.messages[fresh].sum())
+        self.losses.append((ledger, entries))
 
     # -- subscriptions
 
     def add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        """Add a subscription that begins behind the cursor's mark-delete position."""
         subscription = Subscription(name, cursor, self, self.options)
         subscription.rewind()
         self.subscriptions[subscription.key] = subscription
@@ -174,16 +182,16 @@ class Partition(ManagedLedger):
         """Reset the cursor's mark-delete position; discarded entries behind it count as skipped."""
         self.cursor_resets += 1
         cursor.move(position, self.since(position))
-        for found in self.ledgers_from(position[0]):
-            if found.ledger_id in self.discarded.bitmaps:
-                before = cursor.unacknowledged_messages(found, 0, found.entries)
-                cursor.bitmaps[found.ledger_id] = self.discarded.bitmaps[found.ledger_id].copy()
-                cursor.totals[SKIPPED] += before - cursor.unacknowledged_messages(found, 0, found.entries)
+        for each in self.ledgers_from(position[0]):
+            if each.ledger_id in self.discarded.bitmaps:
+                before = cursor.unacknowledged_messages(each, 0, each.entries)
+                cursor.bitmaps[each.ledger_id] = self.discarded.bitmaps[each.ledger_id].copy()
+                cursor.totals[SKIPPED] += before - cursor.unacknowledged_messages(each, 0, each.entries)
         if cursor.bitmaps and position[0] >= self.ledgers[0].ledger_id:
             cursor.advance(self.ledgers_from(position[0]))
 
     def remove_subscription(self, subscription: Subscription) -> None:
-        """Remove this subscription; another that has its name by now stays."""
+        """Remove this subscription.  A newer one of the same name stays."""
         if self.subscriptions.get(subscription.key) is subscription:
             self.departed_out = tuple(map(sum, zip(self.departed_out, subscription.departed_out, strict=False)))
             del self.subscriptions[subscription.key]
@@ -197,86 +205,97 @@ class Partition(ManagedLedger):
         return [], [self.file.take(self.state())]
 
     def state(self) -> State:
-        """The partition's durable state but for its ledgers, as it is now."""
+        """The partition's durable state, without its ledgers, as it is now."""
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
         return State({NOBODY: self.discarded, **cursors}, self.sequences, delays=delays)
 
 
-def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int],
-                   options: StorageOptions, known: tuple[State, StateFile] | None = None) -> Partition:
-    """The partition as it lies on disk, with its durable subscriptions {name: id}.  Raises CorruptFile.
 
-    known: its state, when that is not on disk yet.
+def open_partition(
+    data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int],
+    options: StorageOptions, known: tuple[State, StateFile] | None = None,
+) -> Partition:
+    """Open a partition with its durable subscriptions, {name: id}.  Raises CorruptFile.
+
+    known: its state and state file, if recovery has read them; else they are read from disk.
     """
     folder = format.partition_folder(data_dir, partition_id)
     stored, file = known or (state_file.read(folder, partition_id), StateFile(folder, partition_id))
-    partition = Partition(partition_id, name, folder, file, Producers(topic_epoch), options, stored.discarded, damage=stored.damage,
-                           sequences=stored.sequences)
+    partition = Partition(
+        partition_id, name, folder, file, Producers(topic_epoch), options, stored.discarded, damage=stored.damage,
+        sequences=stored.sequences)
     ledger_headers.remove_unmade(folder)
-    partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger_headers.ledger_ids(folder)]
-    _check(partition)
-    for found in partition.ledgers[:-1]:
-        if not found.is_sealed:
-            found.seal()
-    for found in partition.ledgers[-1:]:
-        found.go_on()                     # whatever its header says: the one that came behind it may not have got to disk
+    partition.ledgers = [
+        ledger.open_ledger(folder, partition_id, ledger_id) for ledger_id in ledger_headers.ledger_ids(folder)]
+    _check_chain(partition)
+    for each in partition.ledgers[:-1]:
+        if not each.is_sealed:
+            each.seal()
+    for each in partition.ledgers[-1:]:
+        each.go_on()      # even if its header says sealed: a crash may have lost the ledger that was made behind it
     if partition.ledgers:
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
     _open_view(partition)
     if stored.delays == format.SCHEDULED or (stored.delays == format.UNKNOWN and _has_delayed(partition)):
         persistence.restore(partition.begin_schedule(is_strict=options.delayed_delivery_strict))
     for text, subscription_id in names.items():
-        if subscription_id in stored.cursors:     # else its creation was never answered; whoever asks again has it made anew
+        # Without a cursor, the creation of the subscription was never answered: the next SUBSCRIBE creates it anew.
+        if subscription_id in stored.cursors:
             cursor = stored.cursors[subscription_id]
-            for found in partition.ledgers:
-                if found.ledger_id in stored.discarded.bitmaps:
-                    cursor.acknowledge(found, _set_bits(stored.discarded.bitmaps[found.ledger_id]))
+            for each in partition.ledgers:
+                if each.ledger_id in stored.discarded.bitmaps:
+                    cursor.acknowledge(each, _set_bits(stored.discarded.bitmaps[each.ledger_id]))
             cursor.forget_acknowledged_parts()
             subscription = partition.add_subscription(text, cursor)
             subscription.advance()
             subscription.rewind()
             if stored.is_uncounted:
                 cursor.since = partition.since(cursor.mark_delete)
-                cursor.totals[ACKNOWLEDGED] = partition.next_message - cursor.since - cursor.backlog_messages(partition.ledgers)
+                published = partition.next_message - cursor.since
+                cursor.totals[ACKNOWLEDGED] = published - cursor.backlog_messages(partition.ledgers)
     return partition
 
 
 def _has_delayed(partition: Partition) -> bool:
-    """Whether any entry was ever delayed; older versions did not write that down."""
-    return any((found.deliver_at[:found.entries] > found.column("broker_time")[:found.entries]).any()
-               for found in partition.ledgers if found.entries)
+    """Whether an entry was ever delayed, which the state files of older versions do not say."""
+    return any((each.deliver_at[:each.entries] > each.column("broker_time")[:each.entries]).any()
+               for each in partition.ledgers if each.entries)
 
 
 def _open_view(partition: Partition) -> None:
-    """Open the newest compacted view; if it is damaged, consumers get what the ledgers have."""
+    """Open the newest compacted view.  If it is damaged, note that, and leave its consumers to read the ledgers."""
     partition.view_number = next(reversed(compacted_ledgers.numbers(partition.folder)), 0)
     if not partition.view_number:
         return
+    view = None
     try:
-        found = compacted_ledgers.open_view(partition.folder, partition.view_number)
-        why = found.missing()
+        view = compacted_ledgers.open_view(partition.folder, partition.view_number)
+        assert view is not None, partition      # there is one of that number
+        why = view.missing()
     except CorruptFile as error:
         why = str(error)
     except OSError as error:
         why = text_of(error)
-    if why:
-        partition.damage.append(f"{why}; compacted view {partition.view_number} is not used, consumers get what the ledgers have")
+    if view is None or why:
+        partition.damage.append(
+            f"{why}; compacted view {partition.view_number} is not used, consumers get what the ledgers have")
         return
-    partition.take_over(found)
-    compacted_ledgers.remove_unused(partition.folder, {found.number})
+    partition.take_over(view)
+    compacted_ledgers.remove_unused(partition.folder, {view.number})
 
 
 def _set_bits(bitmap: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Numbers of the bits that are set, ascending."""
     return np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
 
 
-def _check(partition: Partition) -> None:
-    """Its ledgers are as long as they say, and begin where the one before ends.  Raises CorruptFile."""
-    for before, found in zip([None, *partition.ledgers], partition.ledgers, strict=False):
-        found.check_lengths()
-        found.is_discarded = partial(partition.discarded.acknowledged, found.ledger_id)
-        if found.is_header_lost and before is not None:
-            found.first_message = before.next_message
-        partition.damage += found.damage
-        found.damage = partition.damage      # also what is found when its index is looked at
+def _check_chain(partition: Partition) -> None:
+    """Check that the ledgers are as long as their headers say, and take over their damage.  Raises CorruptFile."""
+    for before, each in zip([None, *partition.ledgers], partition.ledgers, strict=False):
+        each.check_lengths()
+        each.is_discarded = partial(partition.discarded.acknowledged, each.ledger_id)
+        if each.is_header_lost and before is not None:
+            each.first_message = before.next_message
+        partition.damage += each.damage
+        each.damage = partition.damage      # damage that shows once the index is read is reported too

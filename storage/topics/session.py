@@ -1,8 +1,7 @@
 """A session: one client connection's producers and consumers, as an owner knows them."""
 from dataclasses import dataclass, field
 
-from geminga.storage.topics.producers import Producer
-from geminga.storage.topics.subscription import Consumer
+from geminga.storage.topics.subscription import Consumer, Producer
 
 
 @dataclass(eq=False, slots=True)

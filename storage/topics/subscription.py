@@ -1,8 +1,15 @@
-"""A subscription: a name, a cursor, the consumers attached, and how far they have been given entries."""
+"""Topics as clients use them: the producers and subscriptions of a topic, and the consumers of a subscription.
+
+    Topic           what producers, subscriptions and commands see of a topic, stored or not
+    Producer        a client's right to publish
+    Consumer        a client's right to receive
+    Dispatcher      chooses which consumer gets which entries; `dispatch/` has one for each subscription type
+    Subscription    a name, a cursor, the consumers attached, and how far they were delivered entries
+"""
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,40 +18,38 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.policies import Policies
+from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
-from geminga.storage.ledgers.readable import StoredLedger
+from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.options import StorageOptions
-from geminga.storage.topics.permits import PERMITS_MAX, UNBOUNDED, Allowance, within_permits
+from geminga.storage.topics.permits import PERMITS_MAX, Allowance
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limited, Limits
 
 SubType = api.CommandSubscribe.SubType
 _SPREAD = SubType.Shared, SubType.Key_Shared
-_STRETCH = 4_096           # entries of a compacted view that are looked at together
+_STRETCH = 4_096           # entries of a compacted view that are examined at once
 
-Nacked = list[tuple[int, NDArray[np.int64]]]     # [(ledger id, entries)]
+EntriesOfLedger = tuple[int, NDArray[np.int64]]      # (ledger id, entries (n,))
 
 
 class Topic(Protocol):
-    """A topic as its subscriptions, and the commands of clients, see it: a Partition, or a NonPersistentTopic.
-
-    A topic without a store has no ledgers but the one of the entries that pass through it.
-    """
+    """A topic as its producers and subscriptions see it: a Partition, or a NonPersistentTopic, which has no ledgers."""
 
     name: TopicName
     options: StorageOptions
-    policies: Policies                # that hold now
-    producers: Producers
+    policies: Policies                # in force now
+    producers: Producers["Producer"]
     subscriptions: dict[tuple[str, bool], "Subscription"]      # by name, and whether it is durable
     attached: dict["Subscription", None]                       # subscriptions that have consumers
     rate_limits: Limits | None
-    now_ms: int                       # time of the pass
-    chunks_in: int                    # published chunks of large messages, since it was opened
+    now_ms: int                       # time of the pass, in ms since 1970
+    chunks_in: int                    # chunks of large messages, published since the topic was opened
 
     @property
     def is_persistent(self) -> bool:
@@ -52,7 +57,7 @@ class Topic(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more entries will come: it is terminated, or has moved to another cluster."""
+        """Whether no more entries will come: the topic is terminated, or has moved to another cluster."""
 
     @property
     def last_confirmed(self) -> Position:
@@ -64,32 +69,68 @@ class Topic(Protocol):
 
     @property
     def view(self) -> View | None:
-        """The compacted view that holds; None: there is none."""
+        """The newest compacted view; None: the topic has none."""
 
     @property
     def schedule(self) -> DelayedIndex | None:
         """The index of delayed entries; None: no entry was ever delayed."""
 
-    def find(self, ledger_id: int) -> Ledger | None:
+    def find(self, ledger_id: int) -> ReadableLedger | None:
         """The ledger with that id."""
 
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
-        """The ledger with that id, or the next one, and all behind it."""
+        """The ledger with that id, or the next one, and all ledgers behind it."""
 
     def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
-        """The view's compacted ledgers from that id up to its horizon, and the ledgers behind."""
+        """The view's compacted ledgers from that id up to the view's horizon, and the ledgers behind the horizon."""
 
     def give_up_lost(self, ledger: Ledger) -> None:
-        """Discard the entries whose index rows are lost."""
+        """Discard the entries of the ledger whose index rows are lost, for all subscriptions."""
 
     def bind(self, policies: Policies) -> None:
-        """Apply the policies that hold from now on."""
+        """Apply the policies that are in force from now on."""
 
     def add_subscription(self, name: str, cursor: Cursor) -> "Subscription":
-        """A new subscription with that cursor."""
+        """Add a subscription with that cursor."""
 
     def remove_subscription(self, subscription: "Subscription") -> None:
-        """Remove this subscription; another that has its name by now stays."""
+        """Remove this subscription.  A newer one of the same name stays."""
+
+
+@dataclass(eq=False, slots=True)
+class Producer:
+    """A client's right to publish, known to its worker by `handle`."""
+
+    handle: int
+    worker: int
+    connection: int
+    producer_id: int
+    request_id: int
+    name: str
+    is_generated_name: bool
+    epoch: int                      # the client's count of this producer's reconnections
+    access_mode: int
+    topic_epoch: int | None         # as the client had it; once admitted, as it was assigned
+    partition: Topic = field(repr=False)
+    is_ready: bool = True           # False: it waits for exclusive access
+    connected_ms: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)      # the client's notes, shown in statistics
+    is_encrypted: bool = False      # the client says that it encrypts its messages
+    schema_version: bytes = b""     # as in the protocol; empty: the producer has no schema
+    messages_in: int = 0            # published
+    bytes_in: int = 0
+    chunks_in: int = 0              # of large messages
+    dropped: int = 0                # messages of a non-persistent topic beyond the bound of their connection
+    counted: tuple[int, ...] = ()              # see statistics.py: counts as of the end of the last window, ...
+    rates: tuple[float, ...] = ()              # ... and rates per second in that window
+    identity: bytes = field(init=False, repr=False)      # see producer_sequences.identity
+
+    def __post_init__(self) -> None:
+        self.identity = producer_sequences.identity(self.name)
+
+    def succeeds(self, other: "Producer") -> bool:
+        """Whether `other` is this client's producer on an older connection, whose end the broker has not seen yet."""
+        return self.is_generated_name and other.is_generated_name and self.epoch > other.epoch
 
 
 @dataclass(eq=False, slots=True)
@@ -104,32 +145,33 @@ class Consumer:
     protocol_version: int
     subscription: "Subscription" = field(repr=False)
     connected_ms: int = 0
-    priority: int = 0                         # level: lower ones are served first
-    ranges: list[tuple[int, int]] | None = None      # of hashes, first and last, that a sticky Key_Shared consumer wants
+    priority: int = 0                         # level; consumers of lower levels are served first
+    ranges: list[tuple[int, int]] | None = None      # of hashes, (first, last), that a sticky consumer asks for
     is_out_of_order_allowed: bool = False
-    epoch: int | None = None                  # what its client counts its redeliver-alls with
-    permits: int = 0          # messages it has asked for and not been sent; below zero at most by one batch
-    granted: int = 0                          # messages it has asked for in all
-    bytes_out: int = 0                        # of entries it was given
+    epoch: int | None = None                  # the client's count of its requests to redeliver everything
+    permits: int = 0                          # messages granted and not delivered; below 0 by one batch at most
+    granted: int = 0                          # messages granted in all
+    bytes_out: int = 0                        # of entries delivered
     entries_out: int = 0
     chunks_out: int = 0                       # of large messages, among these entries
-    redelivered: int = 0                      # messages it gave back
+    redelivered: int = 0                      # messages that it gave back for redelivery
     acknowledged: int = 0                     # messages
-    metadata: dict[str, str] = field(default_factory=dict)      # what its client notes about it
-    takes_any_schema: bool = False            # whatever the topic's is
-    flow_ms: int = 0                          # when it last asked for more, ...
-    consumed_ms: int = 0                      # ... was given something, ...
-    acked_ms: int = 0                         # ... and acknowledged something
-    counted: tuple = ()                       # see statistics.py: what it had counted when the last window ended, ...
-    rates: tuple = ()                         # ... and a second's share of that window
-    # Of consumers that share a subscription:
-    slot: int = 0
-    unacknowledged: int = 0                   # messages it has been sent and not acknowledged
-    is_blocked: bool = False                  # by too many of those
-    hashes_cleared: int = 0                   # of keys that had to be settled before another got more of them, and are
-    is_told_end: bool = False                 # that the topic is terminated, and drained
+    metadata: dict[str, str] = field(default_factory=dict)      # the client's notes, shown in statistics
+    takes_any_schema: bool = False            # it consumes with AUTO_CONSUME
+    flow_ms: int = 0                          # when it last granted permits, ...
+    consumed_ms: int = 0                      # ... was delivered an entry, ...
+    acked_ms: int = 0                         # ... and acknowledged one
+    counted: tuple[int, ...] = ()             # see statistics.py: counts as of the end of the last window, ...
+    rates: tuple[float, ...] = ()             # ... and rates per second in that window
+    # Consumers of Shared and Key_Shared subscriptions only:
+    slot: int = 0                             # see pending_acks.py
+    unacknowledged: int = 0                   # messages delivered and not acknowledged
+    is_blocked: bool = False                  # has too many of these
+    hashes_cleared: int = 0                   # hashes of keys that no longer drain at this consumer, since it attached
+    is_told_end: bool = False                 # the client was told that the topic is terminated and drained
 
     def grant(self, permits: int) -> None:
+        """Add permits, up to PERMITS_MAX."""
         permits = min(permits, PERMITS_MAX - self.permits)
         self.permits += permits
         self.granted += permits
@@ -140,30 +182,43 @@ class Consumer:
         return self.granted - self.permits
 
 
-Batch = tuple[Consumer, Ledger, Entries]      # to be delivered: these entries of the ledger, ascending
+Batch = tuple[Consumer, ReadableLedger, Entries]      # entries of one ledger, ascending, to deliver to the consumer
 
 
 def busy(text: str) -> Refusal:
+    """The refusal of a consumer whose subscription another one occupies."""
     return Refusal(api.ConsumerBusy, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a consumer may not attach, and the consumer that is in its way."""
+    """The reason why a consumer may not attach, and the attached consumer that is in its way."""
 
     holder: Consumer
     refusal: Refusal
 
 
 class Dispatcher(ABC):
-    """Chooses which consumer gets which entries of one subscription, as long as that has consumers."""
+    """Chooses which consumer gets which entries of one subscription.  Exists while the subscription has consumers."""
 
-    is_woken_by_acknowledgements = False     # they may let something be given out
+    is_woken_by_acknowledgements = False     # an acknowledgement may let more entries be delivered
 
     def __init__(self, subscription: "Subscription"):
         self.subscription = subscription
 
+    def __repr__(self) -> str:
+        subscription, kind = self.subscription, type(self).__name__
+        return f"<{kind} {subscription.name} read={subscription.read} consumers={len(subscription.consumers)}>"
+
+    def check(self) -> None:      # noqa: B027
+        """Assert what is true between passes."""
+
     # -- consumers
+
+    @property
+    def active(self) -> Consumer | None:
+        """The consumer that gets all entries; None: entries are spread over consumers, or there is none."""
+        return None
 
     def obstacle(self, consumer: Consumer) -> Obstacle | None:
         """The consumer whose connection keeps this one from attaching, with the refusal; None: it may attach."""
@@ -171,134 +226,126 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def attach(self, consumer: Consumer) -> None:
-        """Take in a consumer that the subscription lists now."""
+        """Take in a consumer that was added to the subscription."""
 
     @abstractmethod
     def detach(self, consumer: Consumer) -> None:
-        """Let go of a consumer that the subscription lists no more; entries that it holds are to be redelivered."""
+        """Let go of a consumer that was removed from the subscription.  Entries that it holds are to be redelivered."""
 
     def news(self) -> list[tuple[Consumer, bool]]:
-        """[(consumer, whether it is active)] of all that are to be told so since the last call."""
+        """[(consumer, whether it is active)] to tell clients, as far as it has changed since the last call."""
         return []
 
     # -- entries
 
     @abstractmethod
-    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
-        """Who gets what now.  Takes permits, and moves the read position.
+    def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
+        """Choose the entries to deliver now.  Takes permits from consumers, and moves the read position.
 
-        ledgers: those from the read position's on.
+        ledgers: the one of the read position, and all behind it.
         """
 
     def bounds_changed(self) -> None:      # noqa: B027
-        """Apply policies and options of the subscription, which are new."""
+        """Apply policies and options, which have changed."""
 
     def fell_due(self, released: Released) -> None:      # noqa: B027
-        """Deliver delayed entries whose time has come, where the read position has passed them."""
+        """Deliver delayed entries that have fallen due, as far as the read position is behind them."""
 
     @abstractmethod
-    def has_demand(self, ledgers: list[Ledger]) -> bool:
-        """Whether a consumer has permits, and there are entries for it."""
+    def has_demand(self, ledgers: Sequence[ReadableLedger]) -> bool:
+        """Whether a consumer has permits and there are entries for it.  ledgers: as in `next_batches`."""
 
-    def has_unread(self, ledgers: list[Ledger]) -> bool:
-        """Whether the ledgers, those from the read position on, have entries at or behind it."""
+    def has_unread(self, ledgers: Sequence[ReadableLedger]) -> bool:
+        """Whether there are entries from the read position on.  ledgers: as in `next_batches`."""
         return bool(ledgers) and self.subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)
 
-    def reach(self, ledger: Ledger, entries: Entries, messages: NDArray[np.uint32], permits: int) -> tuple[int, int]:
-        """(entries, messages) that `permits` messages and the subscription's allowance reach; both are taken off the allowance."""
-        allowance = self.subscription.allowance
-        if allowance is None:
-            return within_permits(messages, permits)
-        count = within_permits(messages, min(permits, allowance.room))[0]
-        if allowance.counts_entries:
-            count = min(count, allowance.messages)
-        if allowance.size < UNBOUNDED:
-            sizes = ledger.column("size")
-            sizes = sizes[entries.start:entries.start + count] if isinstance(entries, range) else sizes[entries[:count]]
-            count, size = within_permits(sizes, allowance.size)
-            allowance.size -= size
-        many = int(messages[:count].sum())
-        allowance.messages -= count if allowance.counts_entries else many
-        return count, many
-
     @abstractmethod
-    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
-        """Note entries (n,), sorted, that are newly acknowledged."""
+    def acknowledged(self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64]) -> None:
+        """Note entries (n,), ascending, that are acknowledged now and were not before."""
 
     @abstractmethod
     def acknowledged_up_to(self, position: Position) -> None:
-        """Note that everything up to the position is acknowledged."""
+        """Note that all entries up to the position are acknowledged."""
 
     @abstractmethod
-    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
-        """Note that `messages` messages of a batch are newly acknowledged, and others of it are not."""
+    def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:
+        """Note that `messages` more messages of a batch are acknowledged, and others of it are not."""
 
     @abstractmethod
-    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
-        """[(ledger id, entries)] that the consumer was delivered, and that are not acknowledged."""
+    def held_by(self, consumer: Consumer) -> list[EntriesOfLedger]:
+        """[(ledger id, entries)] that the consumer was delivered and has not acknowledged."""
 
     @abstractmethod
     def holds(self, consumer: Consumer, position: Position) -> bool:
-        """Whether the consumer was delivered the entry, and has not acknowledged it."""
+        """Whether the consumer was delivered the entry and has not acknowledged it."""
 
     @abstractmethod
     def released(self, parked: list[Position]) -> None:
-        """Deliver entries that were parked, and are parked no more."""
+        """Deliver entries that are no longer parked."""
 
     @abstractmethod
-    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
-        """Redeliver what the consumer holds, or of that only the wanted {ledger id: entries}; returns what counts as redelivered."""
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
+        """Redeliver entries that the consumer holds; return [(ledger id, entries)] to count as redelivered.
+
+        wanted: {ledger id: entries} that the client named; empty: all that the consumer holds.
+        """
 
     @abstractmethod
     def let_go(self) -> None:
-        """Forget all that was delivered: it is never redelivered."""
+        """Forget what was delivered: it is never redelivered."""
 
     @abstractmethod
-    def causes(self) -> list[dict]:
-        """[{"cause": ...}] of all that keeps consumers from getting more entries."""
+    def causes(self) -> list[dict[str, Any]]:
+        """[{"cause": ..., ...}], as JSON, of all that keeps consumers from getting more entries."""
 
     @abstractmethod
-    def forget(self, ledger: Ledger) -> None:
+    def forget(self, ledger: StoredLedger) -> None:
         """Forget a ledger that is about to be deleted."""
 
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """`read` is the next position to be given out: memory only, and never before the mark-delete position."""
+    """A subscription of one topic.
+
+    The mark-delete position of its cursor is durable, if the subscription is.  `read` is in memory only.
+    """
 
     name: str
     cursor: Cursor
     partition: Topic = field(repr=False)
     options: StorageOptions = field(repr=False)
-    deaths_max: int = 0                                        # an entry that had so many is parked; 0: deaths are not counted
-    dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
-    kind: int | None = None                                    # a SubType, likewise
-    consumers: dict[Consumer, None] = field(default_factory=dict)      # in the order in which they came
-    reads_compacted: bool = False                              # its consumers, as the first of them asked for
-    view: View | None = None           # that they get up to its horizon, as long as the mark-delete position has not reached that
-    read: Position = (0, 0)
-    allowance: Allowance | None = None                         # in this pass, where a rate bounds it
+    deaths_max: int = 0                # deaths after which an entry is parked; 0: deaths are not counted
+    dispatcher: Dispatcher | None = field(default=None, repr=False)       # None: no consumer is attached
+    kind: "SubType.ValueType | None" = None                               # None: likewise
+    consumers: dict[Consumer, None] = field(default_factory=dict)         # in the order in which they attached
+    reads_compacted: bool = False      # the consumers read a compacted view, as the first of them asked for
+    # The view that they read up to its horizon; None once the mark-delete position has reached the horizon.
+    view: View | None = None
+    read: Position = (0, 0)            # the next entry to deliver; always behind the mark-delete position
+    allowance: Allowance | None = None                         # of this pass; None: no rate bounds the subscription
     limited: Limited | None = None
-    last_kind: int | None = None                               # of the consumers that were attached last
-    departed_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
-    dropped: int = 0                                           # messages that nobody could take, of a topic that keeps none
-    last_ms: tuple[int, int, int] = (0, 0, 0)                  # acknowledged, given out, asked for more: when who has left last did
-    advanced_ms: int = 0                                       # when the mark-delete position last moved, ...
-    expired_ms: int = 0                                        # ... and something expired
-    counted: tuple = ()                                        # as of a consumer
-    rates: tuple = ()
-    properties: dict[str, str] = field(default_factory=dict)              # what users note about it
-    is_replicated: bool = False                                # is to be known in other clusters; there are none
+    last_kind: "SubType.ValueType | None" = None               # of the consumers that were attached last
+    # Messages, bytes, entries delivered, messages redelivered, chunks delivered: of consumers that have left.
+    departed_out: tuple[int, ...] = (0, 0, 0, 0, 0)
+    dropped: int = 0                   # messages of a non-persistent topic that no consumer could take
+    # When consumers that have left last acknowledged, were delivered an entry, and granted permits.
+    last_ms: tuple[int, ...] = (0, 0, 0)
+    advanced_ms: int = 0               # when the mark-delete position last moved, ...
+    expired_ms: int = 0                # ... and an entry last expired
+    counted: tuple[int, ...] = ()      # as in Consumer
+    rates: tuple[float, ...] = ()
+    properties: dict[str, str] = field(default_factory=dict)   # users' notes
+    is_replicated: bool = False        # users want it known in other clusters; there are none
 
     @property
     def has_moved(self) -> bool:
-        """Whether everything is acknowledged on a topic that has moved to another cluster."""
+        """Whether the topic has moved to another cluster, and everything is acknowledged here."""
         return bool(self.partition.policies.migrated_to) and self.partition.is_persistent and \
             self.cursor.mark_delete >= self.partition.last_confirmed
 
     @property
     def first_consumer(self) -> Consumer | None:
-        """The consumer that attached first."""
+        """The attached consumer that attached first."""
         return next(iter(self.consumers), None)
 
     @property
@@ -307,7 +354,7 @@ class Subscription:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """A durable subscription and one that is not may share a name."""
+        """The key in Topic.subscriptions: a durable subscription and a reader's may share a name."""
         return self.name, self.is_durable
 
     @property
@@ -316,36 +363,45 @@ class Subscription:
 
     @property
     def is_spread(self) -> bool:
-        """Whether entries are spread over consumers: there is no order, and no cumulative acknowledgement."""
+        """Whether entries are spread over consumers: in no order, and without cumulative acknowledgements."""
         return self.kind in _SPREAD
 
     def check(self) -> None:
-        """Assert what is true between passes: who is attached, and that nothing acknowledged is about to be delivered."""
+        """Assert what is true between passes: who is attached, and that no acknowledged entry will be delivered."""
         assert bool(self.consumers) == (self.dispatcher is not None) == (self.kind is not None), self
         assert bool(self.consumers) == (self in self.partition.attached), self
         assert self.read > self.cursor.mark_delete, (self, self.cursor.mark_delete)
         assert self.view is None or self.reads_compacted, self
         assert all(consumer.subscription is self for consumer in self.consumers), self
+        self.cursor.check()
+        if self.dispatcher is not None:
+            self.dispatcher.check()
 
-    def ledgers_from(self, ledger_id: int) -> list[Ledger]:
-        """The partition's from there on; up to the horizon of the view that its consumers read, what that has in their place."""
-        return self.partition.ledgers_from(ledger_id) if self.view is None else self.partition.with_view(self.view, ledger_id)
+    def ledgers_from(self, ledger_id: int) -> Sequence[StoredLedger]:
+        """The ledgers that consumers read, from that id on: those of the view up to its horizon, then the topic's."""
+        topic = self.partition
+        return topic.ledgers_from(ledger_id) if self.view is None else topic.with_view(self.view, ledger_id)
 
-    def find(self, ledger_id: int) -> Ledger | None:
-        """The partition's; else what a compacted view has of it."""
-        view = self.view or self.partition.view
-        return self.partition.find(ledger_id) or (view and view.find(ledger_id))
+    def find(self, ledger_id: int) -> ReadableLedger | None:
+        """The topic's ledger with that id; if it is deleted, the one of a compacted view."""
+        ledger = self.partition.find(ledger_id)
+        if ledger is None and (view := self.view or self.partition.view) is not None:
+            return view.find(ledger_id)
+        return ledger
 
     def has(self, position: Position) -> bool:
-        """Whether there is such an entry, or there was one, or it would be the one before a ledger's first."""
-        found = self.find(position[0])
-        return found is not None and -1 <= position[1] < found.entries
+        """Whether the entry exists, or existed before a compaction, or is entry -1 of a ledger."""
+        ledger = self.find(position[0])
+        return ledger is not None and -1 <= position[1] < ledger.entries
 
     def advance(self) -> None:
-        """Move the mark-delete position over what is acknowledged behind it; ledgers that only a compacted view has are no gap."""
-        view, found, ledger_id = self.view or self.partition.view, self.partition, self.cursor.mark_delete[0]
-        is_before = view is not None and ledger_id < found.ledgers[0].ledger_id
-        self.cursor.advance(found.with_view(view, ledger_id) if is_before else found.ledgers_from(ledger_id))
+        """Move the mark-delete position over the acknowledged entries behind it.
+
+        A ledger that only a compacted view has is no gap.
+        """
+        topic, view, ledger_id = self.partition, self.view or self.partition.view, self.cursor.mark_delete[0]
+        is_before = view is not None and ledger_id < topic.ledgers[0].ledger_id
+        self.cursor.advance(topic.with_view(view, ledger_id) if is_before else topic.ledgers_from(ledger_id))
 
     def rewind(self) -> None:
         """Set the read position back behind the mark-delete position: unacknowledged entries are delivered again."""
@@ -353,10 +409,14 @@ class Subscription:
         self.read = ledger_id, entry_id + 1
 
     def attach(self, consumer: Consumer) -> None:
+        """Add a consumer.  The subscription has a dispatcher of the consumer's type."""
+        assert self.dispatcher is not None, self
         self.consumers[consumer] = None
         self.dispatcher.attach(consumer)
 
     def detach(self, consumer: Consumer) -> None:
+        """Remove a consumer."""
+        assert self.dispatcher is not None, self
         self._count_out(consumer)
         del self.consumers[consumer]
         if self.consumers:
@@ -365,7 +425,7 @@ class Subscription:
             self.vacate()
 
     def vacate(self) -> None:
-        """Detach all consumers; nothing counts as delivered and unacknowledged any more."""
+        """Detach all consumers.  No entry counts as delivered any more."""
         for consumer in self.consumers:
             self._count_out(consumer)
         self.consumers.clear()
@@ -381,12 +441,13 @@ class Subscription:
         self.departed_out = tuple(map(sum, zip(self.departed_out, its, strict=True)))
         self.last_ms = tuple(map(max, self.last_ms, (consumer.acked_ms, consumer.consumed_ms, consumer.flow_ms)))
 
-    def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
-        """The entries in [first, end) that are neither acknowledged nor parked, in order."""
-        if self.view is not None and ledger.view:
+    def deliverable(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
+        """Entries first .. end - 1 of the ledger that are neither acknowledged nor parked, ascending."""
+        if self.view is not None and isinstance(ledger, CompactedLedger):
             yield from self._deliverable_of_view(ledger, first, end)
             return
         if end > first and ledger.has_lost:
+            assert isinstance(ledger, Ledger), ledger
             self.partition.give_up_lost(ledger)
         for entries in self.cursor.unacknowledged_batches(ledger, first, end):
             parked = self.parked(ledger.ledger_id, entries) if self.deaths_max else ()
@@ -402,7 +463,7 @@ class Subscription:
                 yield some
 
     def left_of(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the entries, some ascending ones, that are neither acknowledged nor parked."""
+        """Those of the entries (n,), n > 0, ascending, that are neither acknowledged nor parked."""
         first = int(entries[0])
         entries = entries[~self.cursor.acknowledged(ledger_id, first, int(entries[-1]) + 1)[entries - first]]
         if len(entries) and (parked := self.parked(ledger_id, entries)):
@@ -410,43 +471,29 @@ class Subscription:
         return entries
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
-        """The entries among these that too many consumers died over."""
+        """Those of the entries that are parked: they had too many deaths."""
         counts = self.cursor.deaths.of(ledger_id, entries) if self.deaths_max else None
         return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
 
     def all_parked(self) -> list[Position]:
-        """Positions of all unacknowledged entries that are parked."""
-        found = self.cursor.deaths.at_least(self.deaths_max) if self.deaths_max else {}
-        return [(ledger_id, entry_id) for ledger_id, entries in sorted(found.items()) for entry_id in entries.tolist()
+        """Positions of all unacknowledged entries that are parked, ascending."""
+        reached = self.cursor.deaths.at_least(self.deaths_max) if self.deaths_max else {}
+        return [(ledger_id, entry_id) for ledger_id, entries in sorted(reached.items()) for entry_id in entries.tolist()
                 if not self.cursor.is_acknowledged(ledger_id, entry_id)]
 
-    def messages(self, ledger: Ledger, entries: Entries) -> NDArray[np.uint32]:
-        """How many messages of each entry (n,) are not acknowledged; of a compacted view all, as clients count those that are gone."""
-        if ledger.view:
-            return ledger.rows_of(entries)["messages"]
-        messages = ledger.messages[entries.start:entries.stop] if isinstance(entries, range) else ledger.messages[entries]
-        parts = self.cursor.parts.get(ledger.ledger_id)
-        if parts:
+    def messages(self, ledger: ReadableLedger, entries: Entries) -> NDArray[np.uint32]:
+        """The number of unacknowledged messages (n,) of each entry.
+
+        In a compacted ledger all messages count, as clients count the removed ones of a batch too.
+        """
+        messages: NDArray[np.uint32]
+        if isinstance(ledger, CompactedLedger):
+            messages = ledger.rows_of(entries)["messages"]
+            return messages
+        column = ledger.column("messages")
+        messages = column[entries.start:entries.stop] if isinstance(entries, range) else column[entries]
+        if self.cursor.parts.get(ledger.ledger_id):
             messages = messages.copy()
-            for at, bits in self.parts_of(ledger.ledger_id, entries):
+            for at, bits in self.cursor.parts_of(ledger.ledger_id, entries):
                 messages[at] = bits.bit_count()
         return messages
-
-    def parts_of_view(self, ledger: CompactedLedger, entries: NDArray[np.int64], parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """[(which of the entries, bits)] of those of which some messages are gone, or, as parts say, acknowledged; in order."""
-        found = dict(ledger.cut_of(entries))
-        for at, bits in parts:
-            found[at] = found.get(at, bits) & bits
-        return sorted(found.items())
-
-    def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
-        """[(which of the entries, its bits)] of those that are acknowledged in part, in order."""
-        parts, found = self.cursor.parts.get(ledger_id, {}), []
-        if len(entries) < len(parts):
-            ids = entries if isinstance(entries, range) else entries.tolist()
-            return [(at, parts[entry_id]) for at, entry_id in enumerate(ids) if entry_id in parts]
-        for entry_id, bits in parts.items():
-            at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
-            if 0 <= at < len(entries) and entries[at] == entry_id:
-                found.append((at, bits))
-        return sorted(found)

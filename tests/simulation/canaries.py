@@ -30,7 +30,7 @@ from geminga.storage.owner.owner import Owner
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics import acknowledge
-from geminga.storage.topics.outbox import Outbox
+from geminga.storage.topics.decisions import Outbox
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription
 

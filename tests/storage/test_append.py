@@ -47,7 +47,7 @@ def told(planned):
                b"".join(group.pieces)) for group in planned.groups]
     receipts = [(worker, bytes(rows)) for worker, rows in planned.receipts]
     tables = bytes(planned.index), bytes(planned.sources), bytes(planned.record(b"").groups)
-    progress = {producer.name: (progress.last, progress.under_way) for producer, progress in planned.progress}
+    progress = {producer.name: (progress.last, progress.under_way) for _, producer, progress in planned.progress}
     return groups, tables, sorted(receipts), sorted(planned.refused), progress, planned.duplicates
 
 
@@ -72,8 +72,8 @@ def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicat
 
     if before:
         earlier = planned(publish_plan.sort_few, [section(*each) for each in before], producers, room)
-        for producer, progress in earlier.progress:
-            producer.partition.sequences.learn(producer.identity, progress, 0)
+        for partition, producer, progress in earlier.progress:
+            partition.sequences.learn(producer.identity, progress, 0)
     few, many = (told(planned(how, [section(*each) for each in asked], producers, room))
                  for how in (publish_plan.sort_few, publish_plan.sort_many))
     assert few == many

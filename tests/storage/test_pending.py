@@ -5,7 +5,7 @@ import pytest
 from geminga.storage import format
 from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.cursor import Cursor
-from geminga.storage.cursors.pending_acks import NOBODY, Pending
+from geminga.storage.cursors.pending_acks import NOBODY, PendingAcks
 from geminga.storage.topics.permits import within_permits
 
 from .files import ids
@@ -16,7 +16,7 @@ LEDGER, SLOT = 7, 5
 @pytest.fixture
 def pending():
     """Entries 0, 1 and 2 are out at one consumer, which has given back 0."""
-    found = Pending()
+    found = PendingAcks()
     found.give(LEDGER, range(3), SLOT, is_again=False)
     assert found.take_back_some(SLOT, LEDGER, ids(0)).tolist() == [0]
     return found

@@ -8,11 +8,11 @@ from geminga.proto.errors import Refusal
 from geminga.storage.topics.producers import (
     Exclusive,
     ExclusiveWithFencing,
-    Producer,
     Producers,
     Shared,
     WaitForExclusive,
 )
+from geminga.storage.topics.subscription import Producer
 
 _numbers = itertools.count(1)
 MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForExclusive, "ExclusiveWithFencing": ExclusiveWithFencing}

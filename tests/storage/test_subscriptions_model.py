@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.dispatch.ranges import hashes_of
 from geminga.storage.topics.subscription import SubType
 
 from .rig import Handle, Rig, T
@@ -204,7 +205,7 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         dispatcher, hashes, owner = partition.subscriptions[model.name, True].dispatcher, {}, {}
         by_number = {consumer.handle.number: consumer for consumer in model.consumers}
         for ledger in partition.ledgers:
-            found = dispatcher._hashes(ledger, np.arange(ledger.entries))
+            found = hashes_of(ledger, np.arange(ledger.entries))
             for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(), strict=True)):
                 hashes[ledger.ledger_id, entry_id] = hash_
                 owner[ledger.ledger_id, entry_id] = by_number[dispatcher._slots[slot].handle]

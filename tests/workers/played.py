@@ -22,7 +22,7 @@ from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.routing import owner_of
-from geminga.storage.topics.outbox import Outbox
+from geminga.storage.topics.decisions import Outbox
 from geminga.workers.addresses import Addresses
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.commands import HANDLERS

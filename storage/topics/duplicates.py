@@ -1,0 +1,103 @@
+"""Duplicates among the SENDs of a pass, on partitions that deduplicate.
+
+cursors/producer_sequences.py has the rules; here they are applied to few SENDs one by one, or to many as arrays.
+"""
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.rows import Row, Rows, field_names
+from geminga.proto.sends import IS_CHUNK, SEND_ROW
+from geminga.storage.cursors import producer_sequences
+from geminga.storage.cursors.producer_sequences import Progress
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.subscription import Producer
+
+_SIGN = 1 << 63    # unsigned sequence ids from here on stand for negative ones
+# A flag in message_index, a field that the plan fills in: the broker has rewritten the entry.  The low 32 bits hold the
+# CRC32-C of the entry as its producer sent it, by which a chunk that was sent again is recognised.
+IS_REWRITTEN = 1 << 32
+
+# Places of a SEND_ROW's fields in the tuple that `tolist` makes of it.
+_SEQUENCE_ID, _HIGHEST, _MESSAGE_INDEX, _FLAGS, _CRC32C = map(
+    field_names(SEND_ROW).index, ("sequence_id", "highest_sequence_id", "message_index", "flags", "crc32c"))
+
+ByHandle = Mapping[int, Producer]                # connected producers of partitions
+# (worker, offset of its buffer in all buffers laid end to end, this buffer, the SEND_ROW, its producer)
+Send: TypeAlias = tuple[int, int, memoryview, Row, Producer]
+Progresses = list[tuple[Partition, Producer, Progress]]      # how far producers have come once a plan is durable
+
+
+def take_few(partition: Partition, sends: list[Send]) -> tuple[list[bool], Progresses]:
+    """(which of the SENDs are new, their producers' progress with these) on a partition that deduplicates."""
+    is_new: list[bool] = []
+    by_producer: dict[Producer, Progress] = {}
+    for _, _, _, row, producer in sends:
+        if (progress := by_producer.get(producer)) is None:
+            progress = by_producer[producer] = partition.sequences.of(producer.identity).copy()
+        sequence_id, highest, flags = row[_SEQUENCE_ID], row[_HIGHEST], row[_FLAGS]
+        is_single = not (highest or flags & IS_CHUNK or progress.under_way)
+        if progress.last < sequence_id < _SIGN and is_single:      # nearly always
+            progress.last = sequence_id
+            is_new.append(True)
+        else:
+            checksum = row[_MESSAGE_INDEX] & 0xFFFFFFFF if row[_MESSAGE_INDEX] else row[_CRC32C]      # see IS_REWRITTEN
+            is_new.append(progress.take(*producer_sequences.span(sequence_id, highest), flags, checksum))
+    return is_new, [(partition, producer, progress) for producer, progress in by_producer.items()]
+
+
+def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None, Progresses]:
+    """(which rows (n,) are new, their producers' progress with these), on partitions that deduplicate.
+
+    None instead of the array: no row is a duplicate.  Each producer's rows are one run, in order.  If all sequence ids
+    of a run rise, which is the rule, the last one is the progress.  Other runs are taken row by row.
+    """
+    order, handles, starts = _by_producer(rows["producer"])
+    sequence_ids, highest, flags = (rows[name] if order is None else rows[name][order]
+                                    for name in ("sequence_id", "highest_sequence_id", "flags"))
+    first, last = producer_sequences.spans(sequence_ids, highest)
+    before = np.empty_like(last)      # the sequence id that each row has to exceed
+    before[1:] = last[:-1]
+    runs: list[tuple[Partition, Producer, Progress] | None] = []      # None: the partition does not deduplicate
+    for handle, start in zip(handles, starts.tolist(), strict=True):
+        producer = producers[handle]
+        partition = producer.partition
+        assert isinstance(partition, Partition), partition
+        if partition.deduplicates:
+            progress = partition.sequences.of(producer.identity).copy()
+            before[start] = progress.last
+            runs.append((partition, producer, progress))
+        else:
+            runs.append(None)
+    is_rising = np.logical_and.reduceat((first > before) & (flags & IS_CHUNK == 0), starts).tolist()
+    is_new: NDArray[np.bool_] | None = None
+    ends = [*starts[1:].tolist(), len(rows)]
+    for run, is_plain, start, end in zip(runs, is_rising, starts.tolist(), ends, strict=True):
+        if run is None:
+            continue
+        progress = run[2]
+        if is_plain and not progress.under_way:       # nearly always
+            progress.last = last.item(end - 1)
+            continue
+        places = slice(start, end) if order is None else order[start:end]
+        rewritten = rows["message_index"][places]
+        checksums = np.where(rewritten & IS_REWRITTEN, rewritten & 0xFFFFFFFF, rows["crc32c"][places])
+        spans = first[start:end].tolist(), last[start:end].tolist()
+        taken = [progress.take(*each)
+                 for each in zip(*spans, flags[start:end].tolist(), checksums.tolist(), strict=True)]
+        if not all(taken):
+            is_new = np.ones(len(rows), bool) if is_new is None else is_new
+            is_new[places] = taken
+    return is_new, [run for run in runs if run is not None]
+
+
+def _by_producer(handles: NDArray[np.uint64]) -> tuple[NDArray[np.intp] | None, list[int], NDArray[np.intp]]:
+    """(order (n,) that sorts rows by producer, None: they are; distinct handles (k,); the first row (k,) of each)"""
+    if (handles == handles[0]).all():
+        return None, handles[:1].tolist(), np.zeros(1, np.intp)
+    order = np.argsort(handles, kind="stable")
+    handles = handles[order]
+    starts = np.flatnonzero(np.append(True, handles[1:] != handles[:-1]))
+    return order, handles[starts].tolist(), starts
