@@ -70,3 +70,10 @@ def test_what_a_machine_lacks_is_told_with_what_becomes_of_the_tests(tmp_path, m
     assert f"4 GiB of disk is missing: {tmp_path} has 1.0: tests will fail; set TMPDIR to a folder that has more" in told
     for name in ("Java 17", "mvn", "go", "prometheus and promtool", "systemd-analyze"):
         assert any(line.startswith(f"{name} is missing: tests") for line in told), name
+
+
+def test_only_fast_tests_run_in_several_processes(monkeypatch):
+    """A run of all tests stays in one process: its tests measure times, and start brokers that use all cores."""
+    monkeypatch.setattr(bootstrap.os, "sched_getaffinity", lambda process: {0, 1})
+    assert bootstrap.processes_of_tests(["-q", "--fast"]) == ["-n", "2", "--dist", "worksteal"]
+    assert bootstrap.processes_of_tests(["-q"]) == []

@@ -60,8 +60,8 @@ def test_old_ledgers_of_partitions_that_nobody_uses_go(rigs):
 
 def test_another_owners_partitions_are_left_alone(rigs):
     rig = stored(rigs, ["a", "b"], message_ttl_s=60)
-    rig.owner.sweep._is_mine = lambda name: name.endswith("/b")
-    rig.owner.sweep.begin()
+    rig.owner.closed_scan._is_mine = lambda name: name.endswith("/b")
+    rig.owner.closed_scan.begin()
     ticks(rig, 5)
     assert list(expired(rig)) == ["persistent://public/default/b"]
 
