@@ -1,7 +1,8 @@
 """What tests share: a broker that many use, brokers that one test may kill, and a refusal to test some other checkout.
 
-GEMINGA_TEST_SERVICE_URL and GEMINGA_TEST_HTTP_URL (both or none) name a broker that already runs.  The tests of clients then talk to
-it, and those that need a broker to kill are skipped: so they can be tried on another implementation of the protocol.
+GEMINGA_TEST_SERVICE_URL and GEMINGA_TEST_HTTP_URL (both or none) name a broker that already runs.  The tests of clients
+then talk to it, and those that need a broker to kill are skipped: so they can be tried on another implementation of the
+protocol.
 """
 
 import importlib
@@ -25,7 +26,8 @@ FOLDER = pytest.StashKey[Path]()      # made for this run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only tests of some milliseconds; all packages are covered in under a minute")
+    parser.addoption("--fast", action="store_true",
+                     help="only tests of some milliseconds; all packages are covered in under a minute")
 
 
 @pytest.hookimpl(tryfirst=True)      # before pytest chooses its folder
@@ -33,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _refuse_another_checkout()
     fast.configure(config)
     if fast.is_started_by_xdist(config):
-        # Beside the folder of the process that started this one, and not in it as xdist would have it: sockets' paths stay short.
+        # Beside the folder of the process that started this one, and not in it as xdist would have it: sockets' paths
+        # stay short.
         config.option.basetemp = Path(config.option.basetemp).parent.parent / config.workerinput["workerid"]
     elif config.option.basetemp is None:
         place = machine.place_for_tests(machine.SPACE_OF_FAST if config.option.fast else machine.SPACE)
@@ -46,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     place = config.stash.get(FOLDER, Path(config.option.basetemp))
-    lines = [f"folder: {place}, {shutil.disk_usage(place.parent).free / machine.GIB:.0f} GiB free; removed unless a test fails"]
+    lines = [f"folder: {place}, {shutil.disk_usage(place.parent).free / machine.GIB:.0f} GiB free; removed unless a "
+             "test fails"]
     return lines + ([] if config.option.fast else machine.missing(place.parent))
 
 
@@ -69,7 +73,8 @@ def _refuse_another_checkout() -> None:
     except ModuleNotFoundError:
         pytest.exit('geminga is not installed here: pip install -e ".[dev]"', returncode=4)
     if Path(found).resolve() != REPOSITORY / "proto":
-        pytest.exit(f"geminga is installed from {found}, not from {REPOSITORY}: give each checkout a venv of its own", returncode=4)
+        pytest.exit(f"geminga is installed from {found}, not from {REPOSITORY}: give each checkout a venv of its own",
+                    returncode=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """The fast tests: those that take next to no time, of every package, in under a minute on two cores.
 
-`--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a mark.
+`--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a
+mark.
 
-A fast run ends with the names of tests that took more than CPU_MAX seconds of the processor, so that somebody marks them slow.
-The run does not fail for such tests: machines differ in how much a second of the processor does.
+A fast run ends with the names of tests that took more than CPU_MAX seconds of the processor, so that somebody marks
+them slow. The run does not fail for such tests: machines differ in how much a second of the processor does.
 
-`bootstrap.py test --fast` has pytest-xdist run one process per core.  Each of them sends what it counted to the process that
-started it, which prints the summary.
+`bootstrap.py test --fast` has pytest-xdist run one process per core.  Each of them sends what it counted to the process
+that started it, which prints the summary.
 """
 import gc
 import os
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-WHOLE = [HERE / name for name in ("clients", "crash")]              # tests of whole brokers by their clients, and of their death
+# tests of whole brokers by their clients, and of their death
+WHOLE = [HERE / name for name in ("clients", "crash")]
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each starts processes that take a second or more
             "filled_broker", "guarded", "package", "several", "two"}
 MARKS = ("slow", "java", "spark", "go")
@@ -26,7 +28,8 @@ SLOW_TESTS = "slow_tests"      # the key of a process's list in what xdist takes
 
 
 def is_slow(item: pytest.Item) -> bool:
-    return (any(item.get_closest_marker(name) for name in MARKS) or not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return (any(item.get_closest_marker(name) for name in MARKS)
+            or not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
             or any(folder in item.path.parents for folder in WHOLE))
 
 

@@ -2,15 +2,17 @@
 
     broker = Broker(data_dir)
     broker.start()                  # geminga serve --data-dir D --bind 127.0.0.1 --port 0 --http-port 0
-    broker.service_url              # as printed: pulsar://127.0.0.1:PORT; likewise http_url, and with TLS tls_url and https_url
+    broker.service_url              # as printed: pulsar://127.0.0.1:PORT; there are http_url, tls_url and https_url too
     broker.kill("owner", 1)         # SIGKILL, as the kernel would
     broker.stop()                   # SIGTERM, and it must be gone in STOP_SECONDS
 
-Nothing here reaches into the broker: it is watched by what it prints, by /proc, and by its answers.  A child is known by the name the
-kernel has for it (/proc/PID/comm), so that what `ps` and `top` show an operator is what the tests rely on.
+Nothing here reaches into the broker: it is watched by what it prints, by /proc, and by its answers.  A child is known
+by the name the kernel has for it (/proc/PID/comm), so that what `ps` and `top` show an operator is what the tests rely
+on.
 
-No sleeps: a test that waits names a condition and a deadline (eventually).  Deadlines count seconds of a machine that is not
-overloaded (Stopwatch), so that a promise of three seconds is held to three seconds, and still kept beside other work.
+No sleeps: a test that waits names a condition and a deadline (eventually).  Deadlines count seconds of a machine that
+is not overloaded (Stopwatch), so that a promise of three seconds is held to three seconds, and still kept beside other
+work.
 """
 
 import os
@@ -42,10 +44,11 @@ COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "gemin
 
 
 class Stopwatch:
-    """Seconds since it was made, less those in which the machine was overloaded: something waited for a processor or the disk.
+    """Seconds since it was made, less those in which the machine was overloaded: something waited for a processor or
+    the disk.
 
-    The kernel counts the latter (/proc/pressure).  At most GRACE_SECONDS of them are left out, so that a watch always goes on; where
-    the kernel does not count, as many as have passed are.
+    The kernel counts the latter (/proc/pressure).  At most GRACE_SECONDS of them are left out, so that a watch always
+    goes on; where the kernel does not count, as many as have passed are.
     """
 
     def __init__(self) -> None:
@@ -61,7 +64,9 @@ class Stopwatch:
 
 
 def _stalled_seconds() -> float | None:
-    """Time in which some task waited for a processor or for the disk, since the machine was started; None if it is not known."""
+    """Time in which some task waited for a processor or for the disk, since the machine was started; None if it is not
+    known.
+    """
     try:
         told = [Path(f"/proc/pressure/{name}").read_text() for name in ("cpu", "io")]
     except OSError:
@@ -70,7 +75,8 @@ def _stalled_seconds() -> float | None:
 
 
 def eventually(predicate: Callable[[], T], seconds: float, what: str = "") -> T:
-    """Returns the first true answer of `predicate`; TimeoutError when there was none within `seconds` of a Stopwatch."""
+    """Returns the first true answer of `predicate`; TimeoutError when there was none within `seconds` of a Stopwatch.
+    """
     never, watch = threading.Event(), Stopwatch()
     while not (answer := predicate()):
         if watch.seconds() > seconds:
@@ -128,7 +134,8 @@ class Broker:
         self._addresses_known = threading.Event()
 
     def __repr__(self) -> str:
-        return f"<Broker {self.service_url or 'never started'} pid={self._process.pid if self._process else None} log={self.log_path}>"
+        pid = self._process.pid if self._process else None
+        return f"<Broker {self.service_url or 'never started'} {pid=} log={self.log_path}>"
 
     @property
     def is_there(self) -> bool:
@@ -202,7 +209,9 @@ class Broker:
         return pid
 
     def pause(self, role: str, index: int = 0) -> int:
-        """Stops one child where it is (SIGSTOP): alive, and silent; returns its process id.  A kill ends it all the same."""
+        """Stops one child where it is (SIGSTOP): alive, and silent; returns its process id.  A kill ends it all the
+        same.
+        """
         pid = eventually(lambda: self.child(role, index), 30, f"a {role} {index} to pause")
         os.kill(pid, signal.SIGSTOP)
         return pid
@@ -221,7 +230,8 @@ class Broker:
         """Asks it to stop; returns its exit status.  TimeoutError if it or a child is there after STOP_SECONDS."""
         children, watch = self.children(), Stopwatch()
         status = self._end(signal.SIGTERM, STOP_SECONDS)
-        eventually(lambda: not _alive(children), STOP_SECONDS - watch.seconds(), f"the end of {children} after a SIGTERM")
+        eventually(lambda: not _alive(children), STOP_SECONDS - watch.seconds(),
+                   f"the end of {children} after a SIGTERM")
         return status
 
     def _end(self, how: signal.Signals, seconds: float) -> int:

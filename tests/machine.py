@@ -1,4 +1,5 @@
-"""What tests need of the machine: a folder on a disk, and programs.  It is said before the first test, and what is missing with it.
+"""What tests need of the machine: a folder on a disk, and programs.  It is said before the first test, and what is
+missing with it.
 
 Nothing is installed here.  Tests whose program is missing are skipped, and pytest's summary names each of them.
 """
@@ -16,7 +17,9 @@ IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on, as the kernel names it ("ext4"); "" where the kernel does not say."""
+    """The type of the file system that a folder is on, as the kernel names it ("ext4"); "" where the kernel does not
+    say.
+    """
     device = folder.stat().st_dev
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
@@ -26,15 +29,20 @@ def file_system(folder: Path) -> str:
 
 
 def place_for_tests(space: int) -> Path:
-    """Return the folder to work in: TMPDIR where it is set, else the first of /tmp and /var/tmp that is on a disk with `space` bytes.
+    """Return the folder to work in: TMPDIR where it is set, else the first of /tmp and /var/tmp that is on a disk with
+    `space` bytes.
 
-    If neither is, the one with the most space.  A /tmp in memory is passed over: journals of brokers fill it, and take the memory that
-    the brokers need.
+    If neither is, the one with the most space.  A /tmp in memory is passed over: journals of brokers fill it, and take
+    the memory that the brokers need.
     """
     if os.environ.get("TMPDIR"):
         return Path(os.environ["TMPDIR"])
     folders = [folder for folder in (Path("/tmp"), Path("/var/tmp")) if os.access(folder, os.W_OK)]
-    on_disk = [folder for folder in folders if file_system(folder) not in IN_MEMORY] or folders or [Path(tempfile.gettempdir())]
+    on_disk = (
+        [folder for folder in folders if file_system(folder) not in IN_MEMORY]
+        or folders
+        or [Path(tempfile.gettempdir())]
+    )
     return next((folder for folder in on_disk if _free(folder) >= space), max(on_disk, key=_free))
 
 
@@ -43,7 +51,9 @@ def _free(folder: Path) -> int:
 
 
 def missing(folder: Path) -> list[str]:
-    """Return a line for each thing that a whole run needs and this machine lacks: what it is, and what becomes of the tests."""
+    """Return a line for each thing that a whole run needs and this machine lacks: what it is, and what becomes of the
+    tests.
+    """
     from geminga.supervisor import bootstrap  # not before it is known that it is this checkout's
 
     needs: list[tuple[str, Callable[[], bool], str]] = [
@@ -51,7 +61,8 @@ def missing(folder: Path) -> list[str]:
          f"{folder} has {_free(folder) / GIB:.1f}: tests will fail; set TMPDIR to a folder that has more"),
         ("a folder on a disk", lambda: file_system(folder) not in IN_MEMORY,
          f"{folder} is in memory: tests may fail for want of it; set TMPDIR to a folder on a disk"),
-        (f"{MEMORY / GIB:.0f} GiB of memory", lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >= MEMORY * 0.9,
+        (f"{MEMORY / GIB:.0f} GiB of memory",
+         lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >= MEMORY * 0.9,
          "tests with Spark may fail"),
         (f"Java {bootstrap.JAVA_FIRST}", bootstrap.has_java,
          f"tests with Spark and of Java clients are skipped (Debian: {bootstrap.JAVA_PACKAGE})"),
@@ -59,7 +70,8 @@ def missing(folder: Path) -> list[str]:
         ("go", lambda: shutil.which("go") is not None, "tests of the Go client are skipped"),
         ("prometheus and promtool", lambda: None not in map(shutil.which, ("prometheus", "promtool")),
          "tests of rules and dashboards are skipped (Debian: prometheus)"),
-        ("systemd-analyze", lambda: shutil.which("systemd-analyze") is not None, "tests of units are skipped (Debian: systemd)"),
+        ("systemd-analyze", lambda: shutil.which("systemd-analyze") is not None,
+         "tests of units are skipped (Debian: systemd)"),
         ("root", lambda: os.geteuid() == 0, "tests that mount file systems or act as another user are skipped"),
         ("/dev/fuse", lambda: os.access("/dev/fuse", os.R_OK | os.W_OK), "tests of power cuts are skipped"),
     ]

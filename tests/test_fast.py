@@ -10,7 +10,9 @@ from geminga.supervisor import bootstrap
 
 from . import fast, machine
 
-PACKAGES = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+PACKAGES = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["tool"]["setuptools"][
+    "packages"
+]
 
 
 def used_by(module: ModuleType, seen: set[str]) -> set[str]:
@@ -31,12 +33,17 @@ def test_fast_tests_cover_every_package(request):
         pytest.skip("only some tests were asked for")
     modules = {item.module for item in request.session.items if not fast.is_slow(item)}
     used = set().union(*(used_by(module, set()) for module in modules))
-    assert [package for package in PACKAGES if package != "geminga" and not any(name.rpartition(".")[0] == package for name in used)] == []
+    assert [
+        package
+        for package in PACKAGES
+        if package != "geminga" and not any(name.rpartition(".")[0] == package for name in used)
+    ] == []
 
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """folders(type, free bytes, ...): /tmp and /var/tmp are such, and the place for tests that take 100 bytes is told."""
+    """folders(type, free bytes, ...): /tmp and /var/tmp are such, and the place for tests that take 100 bytes is told.
+    """
     monkeypatch.delenv("TMPDIR", raising=False)
 
     def place(*kinds):
@@ -67,7 +74,9 @@ def test_what_a_machine_lacks_is_told_with_what_becomes_of_the_tests(tmp_path, m
     monkeypatch.setattr(bootstrap, "has_java", lambda: False)
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     told = machine.missing(tmp_path)
-    assert f"4 GiB of disk is missing: {tmp_path} has 1.0: tests will fail; set TMPDIR to a folder that has more" in told
+    assert (
+        f"4 GiB of disk is missing: {tmp_path} has 1.0: tests will fail; set TMPDIR to a folder that has more" in told
+    )
     for name in ("Java 17", "mvn", "go", "prometheus and promtool", "systemd-analyze"):
         assert any(line.startswith(f"{name} is missing: tests") for line in told), name
 

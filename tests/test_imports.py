@@ -9,13 +9,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("proto", "storage", "workers", "supervisor")  # each may use itself and those before it
 SOURCES = sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-COMPILED = {".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".pyx", ".pxd", ".rs", ".go", ".o", ".a", ".so", ".pyd", ".dll", ".dylib"}
+COMPILED = {".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".pyx", ".pxd", ".rs", ".go", ".o", ".a", ".so", ".pyd", ".dll",
+            ".dylib"}
 
 each_source = pytest.mark.parametrize("source", SOURCES, ids=str)
 
 
 def imported(source):
-    """List the absolute dotted names that a file imports, wherever in it: `from geminga.a import b` gives geminga.a.b."""
+    """List the absolute dotted names that a file imports, wherever in it: `from geminga.a import b` gives geminga.a.b.
+    """
     return names_imported(ROOT / source, ("geminga", *source.parent.parts))
 
 
@@ -48,7 +50,8 @@ def test_a_layer_is_imported_by_its_installed_name(source):
 # The rooms of a layer, from the ground up; "" is the layer's own folder.  Each may use itself and those before it.
 ROOMS = {
     "proto": ("",),
-    "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch", "statistics",
+    "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
+                "statistics",
                 "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "offline"),
     "supervisor": ("", "host", "configuration", "pulsar_client", "tasks", "admin", "processes", "cli", "main.py"),
     "workers": ("", "identity", "owners", "directory", "clients", "process"),
@@ -77,7 +80,9 @@ def test_a_room_uses_only_those_below_it(source):
 
 
 def files_used(source):
-    """Files of ours that a file imports from, for types too; an __init__.py, which holds a caption only, does not count."""
+    """Files of ours that a file imports from, for types too; an __init__.py, which holds a caption only, does not
+    count.
+    """
     found = set()
     for name in imported(source):
         parts = name.split(".")[1:]
@@ -99,7 +104,8 @@ def circles(uses):
             seen |= new
             ahead += new
         reached[start] = seen
-    return {frozenset(other for other in seen if file in reached.get(other, ())) for file, seen in reached.items() if file in seen}
+    return {frozenset(other for other in seen if file in reached.get(other, ())) for file, seen in reached.items()
+            if file in seen}
 
 
 def test_no_two_files_import_each_other():
@@ -135,7 +141,9 @@ def test_the_check_of_arrows_sees_every_way_to_import(tmp_path, monkeypatch):
 
 def test_the_bootstrap_needs_only_the_standard_library():
     """It runs before anything is installed, on the interpreter the user happens to have."""
-    assert [name for name in imported(Path("supervisor/bootstrap.py")) if name.split(".")[0] not in sys.stdlib_module_names] == []
+    assert [
+        name for name in imported(Path("supervisor/bootstrap.py")) if name.split(".")[0] not in sys.stdlib_module_names
+    ] == []
 
 
 def test_no_neighbour_of_the_bootstrap_hides_the_standard_library():

@@ -16,7 +16,8 @@ FILES = sorted({bug.file for bug in BUGS})
 def functions_of(file):
     """Names of the test functions of a file."""
     found = ast.walk(ast.parse((ROOT / file).read_text()))
-    return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")}
+    return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test_")}
 
 
 @pytest.mark.slow

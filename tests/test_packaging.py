@@ -1,4 +1,6 @@
-"""What a wheel and a Debian package hold is what the checkout holds, and what a fresh machine installs is what was tested."""
+"""What a wheel and a Debian package hold is what the checkout holds, and what a fresh machine installs is what was
+tested.
+"""
 import gzip
 import hashlib
 import importlib.metadata
@@ -31,7 +33,8 @@ from .test_documents import links_of
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-PACKAGES = [name for name in SETUPTOOLS["packages"] if name != "geminga"]       # without the namespace, which has no folder of its own
+# without the namespace, which has no folder of its own
+PACKAGES = [name for name in SETUPTOOLS["packages"] if name != "geminga"]
 LAYERS = ("proto", "storage", "workers", "supervisor")
 NOT_SHIPPED = {".py", ".pyc"}  # the first is taken as code, the second made where it runs
 
@@ -85,12 +88,15 @@ def test_every_data_file_of_a_package_is_packaged():
         folder = ROOT / package.removeprefix("geminga.").replace(".", "/")
         patterns = [(key, pattern) for key in ("*", package) for pattern in SETUPTOOLS["package-data"].get(key, [])]
         for path in data_files(folder):
-            hits = [(key, pattern) for key, pattern in patterns if fnmatch(path.relative_to(folder).as_posix(), pattern)]
+            hits = [(key, pattern) for key, pattern in patterns
+                    if fnmatch(path.relative_to(folder).as_posix(), pattern)]
             used.update(hits)
             if not hits:
                 unmatched.append(str(path.relative_to(ROOT)))
     assert unmatched == []
-    assert {(key, pattern) for key, patterns in SETUPTOOLS["package-data"].items() for pattern in patterns} - used == set()
+    assert {
+        (key, pattern) for key, patterns in SETUPTOOLS["package-data"].items() for pattern in patterns
+    } - used == set()
 
 
 def data_files(folder):
@@ -131,7 +137,8 @@ def test_the_bootstrap_installs_extras_and_starts_programs_that_exist():
 
 def test_the_extra_for_spark_brings_what_spark_asks_for():
     """It asks when a query runs, not when it is installed; and here everything is there, for the tests."""
-    asked = [text for text in importlib.metadata.requires("pyspark") if re.search("extra == ['\"]sql['\"]", text)]      # as pip has made it
+    # as pip has made it
+    asked = [text for text in importlib.metadata.requires("pyspark") if re.search("extra == ['\"]sql['\"]", text)]
     pins = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["nightly"]
     assert asked and {re.split(r"[^\w-]", text)[0] for text in asked} <= {pin.partition("==")[0] for pin in pins}
 
@@ -155,7 +162,8 @@ def test_java_is_looked_for_as_spark_does(tmp_path, monkeypatch):
 
 def test_a_missing_java_is_one_line(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(bootstrap.SetUpError, match="^Spark needs a Java runtime, 17 or newer: apt-get install default-jre-headless$"):
+    with pytest.raises(bootstrap.SetUpError,
+                       match="^Spark needs a Java runtime, 17 or newer: apt-get install default-jre-headless$"):
         bootstrap.install_java(is_needed=True)
 
 
@@ -179,7 +187,9 @@ def test_a_second_start_finds_nothing_to_do(environment):
     assert bootstrap.is_ready(environment, "geminga", "")
     assert not bootstrap.is_ready(environment, "pytest", "dev")
     bootstrap.write_stamp(environment, "nightly")
-    assert bootstrap.is_ready(environment, "geminga", "nightly") and not bootstrap.is_ready(environment, "pytest", "dev")
+    assert bootstrap.is_ready(environment, "geminga", "nightly") and not bootstrap.is_ready(
+        environment, "pytest", "dev"
+    )
     bootstrap.write_stamp(environment, "dev")
     assert bootstrap.is_ready(environment, "pytest", "dev") and bootstrap.is_ready(environment, "geminga", "nightly")
     assert bootstrap.is_ready(environment, "geminga", "")
@@ -236,7 +246,8 @@ def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
     """Built as on any other machine, from a copy, as setuptools leaves folders behind."""
     for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
         copy(name, tmp_path)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir",
+           str(tmp_path)]
     subprocess.run([*pip, str(tmp_path)], check=True, cwd=tmp_path)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -276,14 +287,17 @@ def package(tmp_path_factory):
     for name in ("click", "jwt", "cryptography", "cffi", "_cffi_backend*", "google"):
         for path in Path(sysconfig.get_path("platlib")).glob(name):
             (folder / "site" / path.name).symlink_to(path)
-    made = subprocess.run(["/usr/bin/python3", ROOT / "systemd/package.py", "--site-packages", folder / "site", "--out", folder / "out",
+    made = subprocess.run(["/usr/bin/python3", ROOT / "systemd/package.py", "--site-packages", folder / "site", "--out",
+                           folder / "out",
                            "--version", "1.2.3"], check=True, stdout=subprocess.PIPE, text=True, umask=0o007).stdout
     assert made == f"{folder}/out/geminga_1.2.3~deb{DEBIAN}_{architecture()}.deb\n"
     return Path(made.strip())
 
 
 def architecture():
-    return subprocess.run(["dpkg", "--print-architecture"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.run(
+        ["dpkg", "--print-architecture"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -301,20 +315,28 @@ def test_a_package_puts_everything_where_debian_has_it(unpacked):
     held = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if not path.is_dir()}
     assert {f"{site}/geminga/{path}" for path in shipped()} <= held
     cached = {path for path in held if path.endswith(".pyc")}
-    assert {Path(path).name.partition(".")[0] for path in cached} >= {path.stem for path in (ROOT / "storage").rglob("*.py")}
+    assert {Path(path).name.partition(".")[0] for path in cached} >= {path.stem
+                                                                      for path in (ROOT / "storage").rglob("*.py")}
     units = {path.name for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".timer", ".slice")}
     assert {path for path in held - cached if not path.startswith((site, "DEBIAN", "usr/share/doc/"))} == {
         "usr/bin/geminga", "usr/lib/geminga/bin/python3", "usr/lib/geminga/pyvenv.cfg", "etc/geminga/geminga.toml",
-        "usr/lib/sysusers.d/geminga.conf", "usr/lib/tmpfiles.d/geminga.conf", *(f"usr/lib/systemd/system/{unit}" for unit in units),
-        "usr/share/man/man1/geminga.1.gz", "usr/share/man/man1/geminga-admin.1.gz", "usr/share/bash-completion/completions/geminga",
+        "usr/lib/sysusers.d/geminga.conf", "usr/lib/tmpfiles.d/geminga.conf",
+        *(f"usr/lib/systemd/system/{unit}" for unit in units),
+        "usr/share/man/man1/geminga.1.gz", "usr/share/man/man1/geminga-admin.1.gz",
+        "usr/share/bash-completion/completions/geminga",
         "usr/share/zsh/vendor-completions/_geminga", "usr/share/fish/vendor_completions.d/geminga.fish"}
     documents = unpacked / "usr/share/doc/geminga"
-    readme = (ROOT / "README.md").read_text().replace("systemd/runbook/", "runbook/").replace("](LICENSE)", "](copyright)")
+    readme = (
+        (ROOT / "README.md").read_text().replace("systemd/runbook/", "runbook/").replace("](LICENSE)", "](copyright)")
+    )
     assert (documents / "README.md").read_text() == readme
-    assert {path.name for path in documents.iterdir()} == {"README.md", "copyright", "changelog.gz", "docs", "prometheus", "runbook"}
+    assert {path.name for path in documents.iterdir()} == {"README.md", "copyright", "changelog.gz", "docs",
+                                                           "prometheus", "runbook"}
     assert {path.name for path in (documents / "docs").iterdir()} == {path.name for path in (ROOT / "docs").iterdir()}
     for folder in ("prometheus", "runbook"):
-        assert {path.name for path in (documents / folder).iterdir()} == {path.name for path in (ROOT / "systemd" / folder).iterdir()}
+        assert {path.name for path in (documents / folder).iterdir()} == {
+            path.name for path in (ROOT / "systemd" / folder).iterdir()
+        }
 
 
 @on_debian
@@ -350,7 +372,8 @@ def test_nobody_but_root_may_change_what_a_package_brings(package, tmp_path):
 @on_debian
 def test_a_package_tells_the_sums_of_its_files(unpacked):
     sums = dict(reversed(line.split("  ")) for line in (unpacked / "DEBIAN/md5sums").read_text().splitlines())
-    files = [path for path in unpacked.rglob("*") if path.is_file() and not path.is_symlink() and "DEBIAN" not in path.parts]
+    files = [path for path in unpacked.rglob("*") if path.is_file() and not path.is_symlink()
+             and "DEBIAN" not in path.parts]
     assert sums == {str(path.relative_to(unpacked)): hashlib.md5(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -373,7 +396,8 @@ def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
     for folder in (tmp_path, home):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "click.py").write_text("raise SystemExit('not this one')")
-    program = [unpacked / "usr/lib/geminga/bin/python3", *(unpacked / "usr/bin/geminga").read_text().partition("\n")[0].split()[1:]]
+    program = [unpacked / "usr/lib/geminga/bin/python3",
+               *(unpacked / "usr/bin/geminga").read_text().partition("\n")[0].split()[1:]]
     assert (unpacked / "usr/bin/geminga").read_text().startswith("#!/usr/lib/geminga/bin/python3 -I\n")
     command = [*program, unpacked / "usr/bin/geminga", "admin", "topics", "stats", "--help"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE,
@@ -384,8 +408,10 @@ def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
 @on_debian
 def test_the_packaged_program_knows_its_version(unpacked):
     """A bundle for whoever looks into a problem begins with it."""
-    script = (f"import site; site.addsitedir({sysconfig.get_path('platlib')!r})\n"      # dependencies that this package was made without
-              "from pathlib import Path\nfrom geminga.supervisor.tasks import bundle\nprint(bundle._versions(Path('/none')))")
+    # dependencies that this package was made without
+    script = (f"import site; site.addsitedir({sysconfig.get_path('platlib')!r})\n"
+              "from pathlib import Path\nfrom geminga.supervisor.tasks import "
+              "bundle\nprint(bundle._versions(Path('/none')))")
     program = [unpacked / "usr/lib/geminga/bin/python3", "-I"]
     said = subprocess.run([*program, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said.startswith("geminga 1.2.3\n") and "click " in said
@@ -411,13 +437,15 @@ def test_the_manual_tells_of_every_command_and_each_of_its_options(unpacked):
     told = list(commands(click.Context(geminga, info_name="geminga")))
     assert len(told) > 300
     for context in told:
-        options = [one for one in context.command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+        options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)
+                   and not one.hidden]
         missing = {name for one in options for name in one.opts if name not in sections[context.command_path]}
         assert missing <= {"--help", "-h"}, context.command_path
 
 
 @on_debian
-@pytest.mark.parametrize("shell, place", [("bash", "bash-completion/completions/geminga"), ("zsh", "zsh/vendor-completions/_geminga"),
+@pytest.mark.parametrize("shell, place",
+                         [("bash", "bash-completion/completions/geminga"), ("zsh", "zsh/vendor-completions/_geminga"),
                                           ("fish", "fish/vendor_completions.d/geminga.fish")])
 def test_completion_is_what_the_command_prints_for_a_shell(unpacked, shell, place):
     command = [Path(sys.executable).with_name("geminga"), "completion", shell]
@@ -433,7 +461,9 @@ def test_a_package_is_for_one_release_of_debian_and_its_python(unpacked):
     assert fields["Version"] == f"1.2.3~deb{DEBIAN}" and fields["Architecture"] == architecture()
     assert fields["Depends"].split(", ")[0] == DEBIAN_PYTHON
     assert int(fields["Installed-Size"]) > 1000
-    assert {name: (unpacked / "DEBIAN" / name).stat().st_mode & 0o777 for name in SCRIPTS} == dict.fromkeys(SCRIPTS, 0o755)
+    assert {name: (unpacked / "DEBIAN" / name).stat().st_mode & 0o777 for name in SCRIPTS} == dict.fromkeys(
+        SCRIPTS, 0o755
+    )
     for name in SCRIPTS:
         subprocess.run(["sh", "-n", unpacked / "DEBIAN" / name], check=True)
 
@@ -443,7 +473,8 @@ def test_a_package_is_for_one_release_of_debian_and_its_python(unpacked):
 def test_a_package_leaves_a_folder_of_a_newer_format_alone(unpacked, tmp_path, there, is_taken):
     """Before anything of the program that serves it is replaced."""
     if there is not None:
-        (tmp_path / "format").write_text(str(format.FOLDER_VERSION + int(there)) + ("\n" if isinstance(there, str) else ""))
+        (tmp_path / "format").write_text(str(format.FOLDER_VERSION + int(there))
+                                         + ("\n" if isinstance(there, str) else ""))
     preinst = (unpacked / "DEBIAN/preinst").read_text()
     assert "/var/lib/geminga" in preinst
     command = ["sh", "-c", preinst.replace("/var/lib/geminga", str(tmp_path)), "preinst", "upgrade", "1.2.2"]
@@ -454,8 +485,11 @@ def test_a_package_leaves_a_folder_of_a_newer_format_alone(unpacked, tmp_path, t
 
 
 def test_the_installer_refuses_what_it_does_not_know():
-    for argument, said in (("--sprak", "--sprak is no option"), ("no.deb", "no.deb is no file"), ("--purge", "--purge goes with --remove")):
+    for argument, said in (("--sprak", "--sprak is no option"), ("no.deb", "no.deb is no file"),
+                           ("--purge", "--purge goes with --remove")):
         done = subprocess.run(["sh", ROOT / "systemd/install.sh", argument], stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (2, f"install: {said}; --help shows how\n")
-    shown = subprocess.run(["sh", ROOT / "systemd/install.sh", "--help"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    shown = subprocess.run(
+        ["sh", ROOT / "systemd/install.sh", "--help"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
     assert shown.startswith("usage: ") and {"--spark", "--remove", "--purge"} <= set(shown.split())

@@ -19,7 +19,8 @@ PAGES = sorted((ROOT / "systemd/runbook").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "tune")      # what an installed broker has
+# what an installed broker has
+FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "tune")
 
 
 def lines_of(page):
@@ -119,8 +120,10 @@ def options_of(context):
 def test_every_option_that_a_sentence_names_is_one_of_the_command_or_of_a_script():
     known = {*options_of(click.Context(geminga, info_name="geminga")), "--since"}      # journalctl's
     scripts = [ROOT / "systemd/install.sh", ROOT / "supervisor/bootstrap.py", *(ROOT / "tests/bench").glob("*.py")]
-    known |= {f"--{word}" for path in scripts for word in re.findall(r"""(?:--|["'])([a-z][a-z-]+)""", path.read_text())}
-    wrong = [(page.name, option) for page in [*PAGES, *DOCUMENTS] for code in re.findall(r"`([^`\n]+)`", page.read_text())
+    known |= {f"--{word}" for path in scripts
+              for word in re.findall(r"""(?:--|["'])([a-z][a-z-]+)""", path.read_text())}
+    wrong = [(page.name, option) for page in [*PAGES, *DOCUMENTS]
+             for code in re.findall(r"`([^`\n]+)`", page.read_text())
              for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?<!-)(?![\w-])", code) if option not in known]
     assert wrong == []
 
@@ -145,7 +148,9 @@ def test_every_line_of_a_unit_is_one_that_the_command_takes(unit):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """installed(words...): the command of a package that was put below a folder, whose configuration names a data folder."""
+    """installed(words...): the command of a package that was put below a folder, whose configuration names a data
+    folder.
+    """
     root = tmp_path_factory.mktemp("installed")
     program, site = root / "usr/lib/geminga", root / f"usr/lib/geminga/lib/{PYTHON}/site-packages"
     (program / "bin").mkdir(parents=True)
@@ -158,7 +163,8 @@ def installed(tmp_path_factory):
     launcher = "import sys; from geminga.supervisor.main import main; sys.exit(main())"
 
     def run(*words, cwd=root):
-        done = subprocess.run([program / "bin/python3", "-I", "-c", launcher, *map(str, words)], cwd=cwd, capture_output=True, text=True,
+        done = subprocess.run([program / "bin/python3", "-I", "-c", launcher, *map(str, words)], cwd=cwd,
+                              capture_output=True, text=True,
                               timeout=30, check=False)
         return done.returncode, done.stdout, done.stderr
     run.root = root
@@ -169,7 +175,8 @@ def takes_a_folder(context):
     """Each command with --data-dir."""
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
-            yield from takes_a_folder(click.Context(context.command.get_command(context, name), info_name=name, parent=context))
+            yield from takes_a_folder(click.Context(context.command.get_command(context, name), info_name=name,
+                                                    parent=context))
     elif any("--data-dir" in one.opts for one in context.command.params):
         yield context.command_path.partition(" ")[2]
 
@@ -182,8 +189,10 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
     (tmp_path / "data").mkdir()      # not this one, where it is run
     try:
         broker.start()
-        for line in ("config check", "config show", "tune", f"backup {tmp_path}/backups", "nightly --engine here", "nightly report",
-                     "nightly plan", f"debug bundle {tmp_path}/bundle --admin-url {broker.http_url}", "drain --seconds 1"):
+        for line in ("config check", "config show", "tune", f"backup {tmp_path}/backups", "nightly --engine here",
+                     "nightly report",
+                     "nightly plan", f"debug bundle {tmp_path}/bundle --admin-url {broker.http_url}",
+                     "drain --seconds 1"):
             status, printed, complaints = installed(*line.split(), cwd=tmp_path)
             assert status == 0, (line, printed, complaints)
         assert broker.ended(30) == 0
@@ -197,7 +206,8 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
 @pytest.mark.slow
 def test_what_is_named_is_stronger_than_what_is_installed(installed, tmp_path):
     (tmp_path / "geminga.toml").write_text(f'data_dir = "{tmp_path}/named"\n')
-    for options, place in ((("--data-dir", tmp_path / "other"), "other"), (("--config", tmp_path / "geminga.toml"), "named")):
+    for options, place in ((("--data-dir", tmp_path / "other"), "other"),
+                           (("--config", tmp_path / "geminga.toml"), "named")):
         status, printed, _ = installed("config", "show", *options)
         assert status == 0 and f'data_dir = "{tmp_path}/{place}"' in printed and "of-the-package" not in printed
     assert 'cluster_name = "of-the-package"' in installed("config", "show")[1]

@@ -1,7 +1,7 @@
 """What tests assert is looked at: an assertion in a loop that goes round nothing is none.
 
-A test has to assert something in its own body where it is sure to be reached: outside of loops, or in one over what it says itself.
-Where the loop is over something that was made or found, `assert found` before it is enough.
+A test has to assert something in its own body where it is sure to be reached: outside of loops, or in one over what it
+says itself. Where the loop is over something that was made or found, `assert found` before it is enough.
 
 A test waits for what has to come at least WAIT_MIN seconds, as machines that run tests are busy.
 """
@@ -15,10 +15,13 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ALL = sorted(path.relative_to(HERE) for path in HERE.rglob("*.py"))
 FILES = [path for path in ALL if path.name.startswith("test_")]
-SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")      # what fails by itself begins with one of these words
-WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0}      # what waits, and which of its arguments is for how many seconds
+# what fails by itself begins with one of these words
+SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")
+# what waits, and which of its arguments is for how many seconds
+WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0}
 WAIT_MIN = 10
-KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")      # have something if their first argument has
+# have something if their first argument has
+KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")
 VIEWS = ("items", "keys", "split", "values")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -37,7 +40,9 @@ def has_something(node: ast.expr, known: Known) -> bool:
         case ast.Name(id=name):
             return bool(known.get(name)) and all(has_something(value, known | {name: []}) for value in known[name])
         case ast.Call(func=ast.Name(id="range"), args=bounds):
-            return not all(isinstance(bound, ast.Constant) for bound in bounds) or bool(range(*(bound.value for bound in bounds)))
+            return not all(isinstance(bound, ast.Constant) for bound in bounds) or bool(
+                range(*(bound.value for bound in bounds))
+            )
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[first, *_]) if name in KEEPS:
             return has_something(first, known)
         case ast.Call(func=ast.Attribute(value=held, attr=name)) if name in VIEWS:
@@ -56,7 +61,13 @@ def assigned(nodes: list[ast.stmt]) -> Known:
     found: Known = {}
     for node in nodes:
         for one in ast.walk(node):
-            targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) and one.value else []
+            targets = (
+                one.targets
+                if isinstance(one, ast.Assign)
+                else [one.target]
+                if isinstance(one, ast.AnnAssign) and one.value
+                else []
+            )
             for target in targets:
                 each = [(target, one.value)]
                 if isinstance(target, ast.Tuple) and isinstance(one.value, ast.Tuple):
@@ -120,7 +131,9 @@ def test_what_is_asserted_is_sure_to_be_reached(file):
 
 
 def hasty(source: str) -> list[str]:
-    """Calls that wait for something, in so many words for less than WAIT_MIN seconds.  A shorter time that is promised has a name."""
+    """Calls that wait for something, in so many words for less than WAIT_MIN seconds.  A shorter time that is promised
+    has a name.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -197,4 +210,5 @@ def test_that_leaves_it_to_others(found):
 def test_the_look_at_loops_sees_every_kind():
     """A canary."""
     assert unsure(textwrap.dedent(LOOPS)) == [
-        "test_unsure", "test_unsure_in_another_loop", "test_unsure_by_a_filter", "test_unsure_by_all", "test_unsure_while"]
+        "test_unsure", "test_unsure_in_another_loop", "test_unsure_by_a_filter", "test_unsure_by_all",
+        "test_unsure_while"]

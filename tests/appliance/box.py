@@ -1,6 +1,6 @@
 """A fresh machine in a folder: Debian with systemd as its first process, and its plug.
 
-    own_machine()                                  # this process has mounts, network and control groups of its own, which end with it
+    own_machine()              # this process has mounts, network and control groups of its own, which end with it
     with Box(folder, [pristine(cache, "bookworm")]) as box:
         box.boot()
         box.run("systemctl", "start", "geminga")   # a command inside, as root
@@ -8,13 +8,14 @@
         box.boot()
         box.power_off()
 
-A box is an overlay: what it writes lies in its own folder, and the Debian below it is laid down once.  Its network is this process's own,
-so that clients in here find its ports at 127.0.0.1, and nobody else does; what it has to fetch comes by a proxy (relay.py).  Needs root,
-debootstrap and systemd-nspawn.
+A box is an overlay: what it writes lies in its own folder, and the Debian below it is laid down once.  Its network is
+this process's own, so that clients in here find its ports at 127.0.0.1, and nobody else does; what it has to fetch
+comes by a proxy (relay.py).  Needs root, debootstrap and systemd-nspawn.
 
-What was written to files before the plug was pulled is there afterwards, synced or not: the kernel that has it in its cache goes on
-running.  That what is answered has been synced is what tests/crash/power.py shows.
+What was written to files before the plug was pulled is there afterwards, synced or not: the kernel that has it in its
+cache goes on running.  That what is answered has been synced is what tests/crash/power.py shows.
 """
+
 import ctypes
 import os
 import shutil
@@ -50,7 +51,9 @@ def what_is_missing() -> str:
 
 
 def own_machine() -> None:
-    """From now on this process has mounts, a network and control groups of its own.  To be called before it has threads."""
+    """From now on this process has mounts, a network and control groups of its own.  To be called before it has
+    threads.
+    """
     network = os.open("/proc/self/ns/net", os.O_RDONLY)
     if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWCGROUP | _CLONE_NEWNET):
         raise NoBox(f"no machine of its own: {os.strerror(ctypes.get_errno())}")
@@ -68,11 +71,15 @@ def pristine(cache: Path, suite: str) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         begun = cache / f"pristine-{suite}.part"
         if begun.exists():
-            shutil.rmtree(begun)          # nothing is mounted there: debootstrap's mounts ended with its process's namespace
-        _call("env", *_ENVIRONMENT, "unshare", "--mount", "debootstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus", suite,
+            # nothing is mounted there: debootstrap's mounts ended with its process's namespace
+            shutil.rmtree(begun)
+        _call("env", *_ENVIRONMENT, "unshare", "--mount", "debootstrap", "--variant=minbase",
+              "--include=systemd,systemd-sysv,dbus", suite,
               str(begun))
         # What Debian's installer writes, and debootstrap does not.
-        (begun / "etc/hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{(begun / 'etc/hostname').read_text()}")
+        (begun / "etc/hosts").write_text(
+            f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{(begun / 'etc/hostname').read_text()}"
+        )
         # It trusts whom this machine trusts; what is asked for by name is asked for by the proxy.
         if TRUSTED.is_dir():
             shutil.copytree(TRUSTED, begun / TRUSTED.relative_to("/"), dirs_exist_ok=True)
@@ -128,8 +135,10 @@ class Box:
         self._control_group.mkdir(exist_ok=True)
         with (self.folder / "console").open("ab") as console:
             self._process = subprocess.Popen(
-                ["systemd-nspawn", "--quiet", f"--directory={self.root}", "--register=no", "--keep-unit", "--resolv-conf=off",
-                 "--timezone=off", "--link-journal=no", "--capability=CAP_NET_ADMIN",      # for services with a network of their own
+                ["systemd-nspawn", "--quiet", f"--directory={self.root}", "--register=no", "--keep-unit",
+                 "--resolv-conf=off",
+                 # for services with a network of their own
+                 "--timezone=off", "--link-journal=no", "--capability=CAP_NET_ADMIN",
                  "--boot"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=settle)
         self.init = eventually(self._first_process, UP_SECONDS, "the box's first process")
@@ -150,7 +159,10 @@ class Box:
         eventually(self._is_up, UP_SECONDS, f"a box that is up; {self.console()[-2000:]}")
 
     def _is_up(self) -> bool:
-        return self.run("systemctl", "is-system-running", "--wait", is_checked=False).stdout.strip() in ("running", "degraded")
+        return self.run("systemctl", "is-system-running", "--wait", is_checked=False).stdout.strip() in (
+            "running",
+            "degraded",
+        )
 
     def pull_plug(self) -> None:
         """Every process inside dies at once, without notice."""
@@ -167,16 +179,22 @@ class Box:
         self._process.wait(OFF_SECONDS)
         self._process, self.init = None, 0
         for group, _, _ in os.walk(self._control_group, topdown=False):
-            eventually(lambda: _is_removed(Path(group)), OFF_SECONDS, f"an empty {group}")     # noqa: B023 - asked here only
+            # asked in this round only
+            eventually(lambda: _is_removed(Path(group)), OFF_SECONDS, f"an empty {group}")     # noqa: B023
 
     # -- what runs in it
 
     def run(self, *command: str, is_checked: bool = True, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-        """A command inside, as root, with / as its folder; what it said is text.  is_checked: AssertionError unless it succeeds."""
-        inside = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--root", "--wd", "--"]
-        done = subprocess.run([*inside, "env", "-i", *_ENVIRONMENT, *command], capture_output=True, text=True, timeout=seconds)
+        """A command inside, as root, with / as its folder; what it said is text.  is_checked: AssertionError unless it
+        succeeds.
+        """
+        inside = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--root", "--wd",
+                  "--"]
+        done = subprocess.run([*inside, "env", "-i", *_ENVIRONMENT, *command], capture_output=True, text=True,
+                              timeout=seconds)
         if is_checked and done.returncode:
-            raise AssertionError(f"`{' '.join(command)}` in the box ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+            raise AssertionError(f"`{' '.join(command)}` in the box ended with status "
+                                 f"{done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
     def say(self, *command: str, **how) -> str:
@@ -189,7 +207,8 @@ class Box:
 
     def processes(self) -> list[int]:
         """Of all that run in it, their ids as seen from here."""
-        return [int(pid) for group in self._control_group.rglob("cgroup.procs") for pid in group.read_text().split() if int(pid)]
+        return [int(pid) for group in self._control_group.rglob("cgroup.procs") for pid in group.read_text().split()
+                if int(pid)]
 
     def path(self, inside: str) -> Path:
         """A file of the box, as seen from here."""

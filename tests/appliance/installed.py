@@ -18,7 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--package", type=Path, action="append", default=[],
                         help="install this .deb, rather than one that is built in the box; may be repeated")
     parser.add_argument("--cache", type=Path, default=Path("/var/cache/geminga-boxes"),
-                        help="where the Debian of all boxes is kept, and boxes lie while they are there (default: %(default)s)")
+                        help="where the Debian of all boxes is kept, and boxes lie while they are there (default: "
+                             "%(default)s)")
 
 
 NOT_HERE = 77      # exit status of what cannot be tried on this machine, as automake has it
@@ -42,7 +43,9 @@ def not_here(why: object) -> SystemExit:
 
 
 def bring(box: Box, packages: list[Path]) -> list[str]:
-    """What is to be installed is in the box; returns the command that does it: from packages, or without any from the checkout."""
+    """What is to be installed is in the box; returns the command that does it: from packages, or without any from the
+    checkout.
+    """
     place = box.path("/root/geminga")
     place.mkdir()
     shutil.copy(REPOSITORY / "systemd/install.sh", box.path(INSTALL[1]))

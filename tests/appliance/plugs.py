@@ -1,10 +1,11 @@
-"""Plugs: a box with Geminga under load of real clients and raw ones loses its power, again and again, and has to come back by itself.
+"""Plugs: a box with Geminga under load of real clients and raw ones loses its power, again and again, and has to come
+back by itself.
 
     python -m tests.appliance.plugs --plugs 200 --seed 1
 
-A round is a box as it was after the installation, a configuration by chance, some topics, and PLUGS plugs.  Nobody does anything in it but
-to give it power.  Each time it is back, what was receipted since the last time is read; in the end all is held against what clients were
-promised.
+A round is a box as it was after the installation, a configuration by chance, some topics, and PLUGS plugs.  Nobody does
+anything in it but to give it power.  Each time it is back, what was receipted since the last time is read; in the end
+all is held against what clients were promised.
 """
 import argparse
 import random
@@ -57,7 +58,8 @@ class Appliance:
 
     def log(self) -> str:
         """What it said over all starts, also when the box is not there any more."""
-        command = ["journalctl", f"--directory={self.box.upper / 'var/log/journal'}", "--no-pager", "--unit=geminga", "--output=short-iso"]
+        command = ["journalctl", f"--directory={self.box.upper / 'var/log/journal'}", "--no-pager", "--unit=geminga",
+                   "--output=short-iso"]
         return subprocess.run(command, capture_output=True, text=True).stdout
 
     def close(self) -> None:
@@ -74,9 +76,12 @@ class Seen:
 
     def read_on(self) -> set[int]:
         """The numbers of all that the topic has held so far."""
-        start = {"start_message_id": dict(zip(("ledgerId", "entryId"), self._place, strict=True))} if self._place else {}
+        start = (
+            {"start_message_id": dict(zip(("ledgerId", "entryId"), self._place, strict=True))} if self._place else {}
+        )
         with Peer(self._url) as peer:
-            asked = peer.ask(T.SUBSCRIBE, topic=self._topic, subscription="seen", subType=api.CommandSubscribe.Exclusive, consumer_id=1,
+            asked = peer.ask(T.SUBSCRIBE, topic=self._topic, subscription="seen",
+                             subType=api.CommandSubscribe.Exclusive, consumer_id=1,
                              request_id=1, durable=False, initialPosition=api.CommandSubscribe.Earliest,
                              **start)
             assert asked.type == T.SUCCESS, asked
@@ -108,7 +113,8 @@ class Round(rounds.Round):
         self.clients.append(client)
         topics = [(lane.promises, [lane.promises.topic]) for lane in self.lanes if lane.promises.is_audited]
         topics.append((client.promises, client.parts))
-        self._seen = [(promises, [Seen(self.broker.service_url, topic) for topic in parts]) for promises, parts in topics]
+        self._seen = [(promises, [Seen(self.broker.service_url, topic) for topic in parts])
+                      for promises, parts in topics]
 
     def end(self) -> None:
         time.sleep(self.chance.random() * LOAD_SECONDS)
@@ -125,7 +131,8 @@ class Round(rounds.Round):
         self.epoch += 1
         self.start()
         sent = {lane: lane.promises.sent for lane in self.lanes}
-        eventually(lambda: all(lane.promises.latest >= sent[lane] for lane in self.lanes), BACK_SECONDS, "receipts on all topics")
+        eventually(lambda: all(lane.promises.latest >= sent[lane] for lane in self.lanes), BACK_SECONDS,
+                   "receipts on all topics")
         self.figures.took("return of publishing, plug and boot included", time.monotonic() - begun)
         for (promises, parts), answered in zip(self._seen, receipted, strict=True):
             missing = answered - set().union(*(part.read_on() for part in parts))
@@ -148,7 +155,8 @@ def main() -> int:
     debian = begin(options)
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="plugs-") as folder:
         layers = installed(Path(folder) / "installed", debian, options.package)
-        return rounds.many(lambda place, seed: Round(place, seed, layers), options.plugs, PLUGS, options.seed, Path(folder))
+        return rounds.many(lambda place, seed: Round(place, seed, layers), options.plugs, PLUGS, options.seed,
+                           Path(folder))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         if method == "CONNECT":
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         else:
-            kept = [field for field in fields if field.partition(":")[0].lower() not in ("connection", "proxy-connection", "keep-alive")]
+            kept = [field for field in fields
+                    if field.partition(":")[0].lower() not in ("connection", "proxy-connection", "keep-alive")]
             path = address._replace(scheme="", netloc="").geturl() or "/"
             back.write("\r\n".join([f"{method} {path} HTTP/1.1", *kept, "Connection: close", "", ""]).encode("latin-1"))
         await asyncio.gather(_pump(there, writer), _pump(reader, back))

@@ -1,11 +1,12 @@
-"""The appliance on a fresh Debian, as its administrator meets it: installed, started, reloaded, hung, starved of power, upgraded, removed.
+"""The appliance on a fresh Debian, as its administrator meets it: installed, started, reloaded, hung, starved of power,
+upgraded, removed.
 
     python -m tests.appliance.run                              the package is built in the box, from this checkout
     python -m tests.appliance.run --suite trixie --package FILE --package FILE
     python -m tests.appliance.run --only watchdog              only what has this word in its name, and the installation
 
-Each thing that is shown is a line with the seconds that it took; exit status 1 says that one of them is not so, 77 that nothing can be
-tried on this machine.
+Each thing that is shown is a line with the seconds that it took; exit status 1 says that one of them is not so, 77 that
+nothing can be tried on this machine.
 """
 import argparse
 import json
@@ -115,8 +116,12 @@ def units_are_valid(box: Box) -> None:
 
 @shown
 def services_are_exposed_as_little_as_they_can_be(box: Box) -> str:
-    rated = {unit: float(re.search(r"exposure level.*: ([\d.]+)", box.say("systemd-analyze", "security", "--no-pager", unit))[1])
-             for unit in SERVICES}
+    rated = {
+        unit: float(
+            re.search(r"exposure level.*: ([\d.]+)", box.say("systemd-analyze", "security", "--no-pager", unit))[1]
+        )
+        for unit in SERVICES
+    }
     assert rated["geminga.service"] <= 2.0, rated
     return ", ".join(f"{unit} {figure}" for unit, figure in rated.items())
 
@@ -142,7 +147,10 @@ def its_status_tells_how_far_a_recovery_is(box: Box) -> str:
         text = box.show("geminga", "StatusText")
         if text not in texts[-1:]:
             texts.append(text)
-        return "serving" in text and main_pid(box) not in (before, "0") and box.show("geminga", "ActiveState") == "active"
+        return (
+            "serving" in text and main_pid(box) not in (before, "0") and box.show("geminga", "ActiveState") == "active"
+        )
+
     eventually(is_back, MINUTE, f"a recovery; its status was {texts}")
     assert any("recovering" in text for text in texts), texts
     return " | ".join(filter(None, texts))
@@ -154,7 +162,8 @@ def a_reload_takes_what_has_changed(box: Box) -> str:
     configure(box, "[storage]\nmax_producers_per_topic = 1\n")
     since = from_now(box)
     box.run("systemctl", "reload", "geminga")
-    said = eventually(lambda: (text := since("--unit=geminga")) and "max_producers_per_topic" in text and text, 10, "what has changed")
+    said = eventually(lambda: (text := since("--unit=geminga")) and "max_producers_per_topic" in text and text, 10,
+                      "what has changed")
     assert main_pid(box) == before
     with Peer(SERVICE) as one, Peer(SERVICE) as other:
         one.open_producer(topic)
@@ -173,12 +182,14 @@ def a_reload_of_a_bad_configuration_fails_and_changes_nothing(box: Box) -> str:
     since = from_now(box)
     refused = box.run("systemctl", "reload", "geminga", is_checked=False)
     assert refused.returncode, refused
-    said = eventually(lambda: (text := since("--unit=geminga")) and "max_consumers_per_topic" in text and text, 10, "what is wrong")
+    said = eventually(lambda: (text := since("--unit=geminga")) and "max_consumers_per_topic" in text and text, 10,
+                      "what is wrong")
     assert (main_pid(box), {comm(pid): pid for pid in box.processes() if comm(pid).startswith("geminga")}) == before
     topic = unique_topic("not-reloaded")
     with Peer(SERVICE) as one, Peer(SERVICE) as other:
         one.open_producer(topic)
-        assert other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1).type == T.ERROR      # the old one is in force
+        # the old one is in force
+        assert other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1).type == T.ERROR
     configure(box, "")
     box.run("systemctl", "reload", "geminga")
     return next(line for line in said.splitlines() if "max_consumers_per_topic" in line)
@@ -224,7 +235,8 @@ def a_hung_worker_is_replaced(box: Box) -> str:
             received = len(publisher.receipted)
             time.sleep(0.5)
             is_other = len(publisher.receipted) > received
-            eventually(lambda: not Path(f"/proc/{old}").exists(), 15, "the end of it")      # noqa: B023 - asked here only
+            # asked in this round only
+            eventually(lambda: not Path(f"/proc/{old}").exists(), 15, "the end of it")      # noqa: B023
             took = time.monotonic() - begun
             assert took <= 10, took
             if is_other:
@@ -268,14 +280,17 @@ def keys_are_credentials_that_only_root_can_read(box: Box) -> None:
     secrets.mkdir(mode=0o700)
     box.run("geminga", "admin", "tokens", "create-secret-key", "--output", "/etc/geminga/secrets/token.key")
     box.run("chmod", "600", "/etc/geminga/secrets/token.key")
-    token = box.say("geminga", "admin", "tokens", "create", "--secret-key", "/etc/geminga/secrets/token.key", "--subject", "somebody")
+    token = box.say("geminga", "admin", "tokens", "create", "--secret-key", "/etc/geminga/secrets/token.key",
+                    "--subject", "somebody")
     drop_in(box, "geminga.service", "[Service]\nLoadCredential=token.key:/etc/geminga/secrets/token.key\n")
     configure(box, '[authentication]\nmethods = ["token"]\nsecret_keys = ["credential:token.key"]\n')
     box.run("systemctl", "restart", "geminga")
     assert box.run("geminga", "publish", "my-topic", "hello", is_checked=False).returncode == 1
-    box.run("geminga", "publish", "my-topic", "hello", "--auth-plugin", "AuthenticationToken", "--auth-params", f"token:{token}")
+    box.run("geminga", "publish", "my-topic", "hello", "--auth-plugin", "AuthenticationToken", "--auth-params",
+            f"token:{token}")
     box.run("systemctl", "reload", "geminga")
-    box.run("geminga", "publish", "my-topic", "hello", "--auth-plugin", "AuthenticationToken", "--auth-params", f"token:{token}")
+    box.run("geminga", "publish", "my-topic", "hello", "--auth-plugin", "AuthenticationToken", "--auth-params",
+            f"token:{token}")
     take_back(box, "geminga.service")
     configure(box, "")
     shutil.rmtree(secrets)
@@ -303,7 +318,10 @@ def a_stop_is_graceful_and_takes_less_than_five_seconds(box: Box) -> str:
 @shown
 def before_a_stop_consumers_acknowledge_what_they_have(box: Box) -> str:
     topic = unique_topic("drain")
-    with Publisher(SERVICE, topic, pause=0.01) as publisher, Subscriber(SERVICE, topic, lambda number: True) as subscriber:
+    with (
+        Publisher(SERVICE, topic, pause=0.01) as publisher,
+        Subscriber(SERVICE, topic, lambda number: True) as subscriber,
+    ):
         publisher.wait_for_more(2_000)
         subscriber.wait_for_more(1_000)
         begun = time.monotonic()
@@ -311,7 +329,10 @@ def before_a_stop_consumers_acknowledge_what_they_have(box: Box) -> str:
         took = time.monotonic() - begun
         eventually(lambda: subscriber.has_ended, 30, "the end of the connection")
     promises = subscriber.promises
-    assert promises.acked == promises.asked.keys() and len(promises.acked) == len(subscriber.received), (len(promises.acked), promises)
+    assert promises.acked == promises.asked.keys() and len(promises.acked) == len(subscriber.received), (
+        len(promises.acked),
+        promises,
+    )
     box.run("systemctl", "start", "geminga")
     left, had = {number for _, number in read(SERVICE, topic, "sub")}, set(subscriber.received)
     assert took < 5 and left.isdisjoint(had) and left | had >= set(publisher.receipted), (took, left & had)
@@ -320,7 +341,8 @@ def before_a_stop_consumers_acknowledge_what_they_have(box: Box) -> str:
 
 @shown
 def a_night_has_its_own_slice_and_bounds(box: Box) -> str:
-    slice_ = {name: box.show("geminga-nightly.slice", name) for name in ("CPUWeight", "CPUQuotaPerSecUSec", "IOWeight", "MemoryMax")}
+    slice_ = {name: box.show("geminga-nightly.slice", name)
+              for name in ("CPUWeight", "CPUQuotaPerSecUSec", "IOWeight", "MemoryMax")}
     assert "infinity" not in slice_.values() and "[not set]" not in slice_.values(), slice_
     service = {name: box.show("geminga-nightly", name) for name in ("Slice", "Nice", "IOSchedulingClass", "OnFailure")}
     assert service == {"Slice": "geminga-nightly.slice", "Nice": "10", "IOSchedulingClass": "3",
@@ -410,7 +432,8 @@ def renumbered(box: Box, version: str) -> str:
         subprocess.run(["dpkg-deb", "--raw-extract", package, folder], check=True)
         control = Path(folder) / "DEBIAN/control"
         control.write_text(re.sub(r"^Version: .*", f"Version: {version}", control.read_text(), flags=re.M))
-        subprocess.run(["dpkg-deb", "-Znone", "--build", folder, str(box.path("/root/other.deb"))], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["dpkg-deb", "-Znone", "--build", folder, str(box.path("/root/other.deb"))], check=True,
+                       stdout=subprocess.DEVNULL)
     return "/root/other.deb"
 
 
@@ -423,14 +446,17 @@ def its_removal_keeps_data_and_a_purge_does_not(box: Box) -> None:
     box.run(*INSTALL, renumbered(box, "9.1"), seconds=5 * MINUTE)
     assert box.say("geminga", "read", topic) == "hello" and place < publish(topic)
     box.run(*INSTALL, "--remove", "--purge", seconds=5 * MINUTE)
-    left = [path for path in ("/var/lib/geminga", "/etc/geminga", "/usr/lib/geminga", "/run/geminga") if box.path(path).exists()]
+    left = [path for path in ("/var/lib/geminga", "/etc/geminga", "/usr/lib/geminga", "/run/geminga")
+            if box.path(path).exists()]
     assert not left, left
 
 
 # -- the run
 
 def from_nothing(box: Box, packages: list[Path]) -> str:
-    """One command, then a client publishes a message: within a minute from packages; building one takes as long as the network does."""
+    """One command, then a client publishes a message: within a minute from packages; building one takes as long as the
+    network does.
+    """
     command = bring(box, packages)
     begun = time.monotonic()
     said = box.say(*command, seconds=10 * MINUTE)

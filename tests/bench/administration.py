@@ -7,15 +7,17 @@
     stats       GET .../stats of one topic, and of another
     list        GET of the namespace's topics
 
-Of each the median, least and most that it took, and what the broker's processes computed for one.  The median of /metrics is to be below
-300 ms, that of stats below 10 ms, that of the list below 100 ms.
+Of each the median, least and most that it took, and what the broker's processes computed for one.  The median of
+/metrics is to be below 300 ms, that of stats below 10 ms, that of the list below 100 ms.
 
-    messages    published and consumed at full speed on one topic, so many seconds without administration and as many with it, in turns:
-                /metrics at the beginning, then stats of a topic and the list of topics each second, over one connection
+    messages    published and consumed at full speed on one topic, so many seconds without administration and as many
+                with it, in turns: /metrics at the beginning, then stats of a topic and the list of topics each second,
+                over one connection
 
-Of these the median of the rounds' ratios, which is to be above 0.95, and what the processes of the broker computed for administration in
-a second: noise of the machine is in the former and not in the latter.
+Of these the median of the rounds' ratios, which is to be above 0.95, and what the processes of the broker computed for
+administration in a second: noise of the machine is in the former and not in the latter.
 """
+
 import argparse
 import asyncio
 import statistics
@@ -44,7 +46,8 @@ def broker() -> Iterator[tuple[str, tuple[str, int], int]]:
         command += ["--port", "0", "--http-port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             assert running.stdout is not None
-            told = {line.split()[0]: line.split()[-1] for line in iter(running.stdout.readline, "Publish a first message:\n")}
+            told = {line.split()[0]: line.split()[-1]
+                    for line in iter(running.stdout.readline, "Publish a first message:\n")}
             yield told["http"], address(told["clients"].partition("://")[2]), running.pid
             running.terminate()
 
@@ -64,7 +67,9 @@ async def _make(session: aiohttp.ClientSession, topics: int, subscriptions: int)
     async def make(number: int) -> None:
         async with turns:
             for subscription in range(subscriptions):
-                async with session.put(f"/admin/v2/persistent/{NAMESPACE}/t-{number}/subscription/s-{subscription}") as answer:
+                async with session.put(
+                    f"/admin/v2/persistent/{NAMESPACE}/t-{number}/subscription/s-{subscription}"
+                ) as answer:
                     assert answer.status == 204, (answer.status, await answer.text())
 
     began = time.perf_counter()
@@ -88,13 +93,19 @@ async def measure(url: str, pid: int, topics: int, subscriptions: int, rounds: i
         calls = topics * subscriptions / seconds
         print(f"made        {topics} topics with {subscriptions} subscriptions each: {calls:,.0f} calls/s", flush=True)
         first, _ = await _timed(session, "/metrics")
-        for what, paths in (("metrics", ["/metrics"] * rounds), ("stats", [f"{topic}{n * 7 % topics}/stats" for n in range(20 * rounds)]),
+        for what, paths in (("metrics", ["/metrics"] * rounds),
+                            ("stats", [f"{topic}{n * 7 % topics}/stats" for n in range(20 * rounds)]),
                             ("list", [f"/admin/v2/persistent/{NAMESPACE}"] * rounds)):
             times, cpu, body = await _repeated(session, paths, pid)
             series = sum(1 for line in body.splitlines() if not line.startswith(b"#"))
-            size = f", {len(body) / 1e6:.1f} MB, {series:,} series, {first:.0f} ms the first time" if what == "metrics" else ""
+            size = (
+                f", {len(body) / 1e6:.1f} MB, {series:,} series, {first:.0f} ms the first time"
+                if what == "metrics"
+                else ""
+            )
             middle = statistics.median(times)
-            print(f"{what:<11} {middle:.1f} ms ({min(times):.1f} to {max(times):.1f}), CPU {cpu:.1f} ms{size}", flush=True)
+            print(f"{what:<11} {middle:.1f} ms ({min(times):.1f} to {max(times):.1f}), CPU {cpu:.1f} ms{size}",
+                  flush=True)
 
 
 async def _administer(session: aiohttp.ClientSession, seconds: float) -> None:
@@ -130,7 +141,8 @@ async def compare(url: str, clients: tuple[str, int], pid: int, rounds: int, sec
                 of_admin.append(used[1] - used[0])
             running.finish_producers()
             running.finish_consumers()
-    print(f"messages    {statistics.median(ratios):.3f} of the rate without administration ({min(ratios):.3f} to {max(ratios):.3f}), "
+    print(f"messages    {statistics.median(ratios):.3f} of the rate without administration ({min(ratios):.3f} to "
+          f"{max(ratios):.3f}), "
           f"CPU of the admin process {statistics.median(of_admin) * 1000:.0f} ms a second", flush=True)
 
 

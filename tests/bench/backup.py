@@ -1,13 +1,18 @@
-"""What publishing feels of a backup: latencies and the longest gap between receipts, without one and while some are made.
+"""What publishing feels of a backup: latencies and the longest gap between receipts, without one and while some are
+made.
 
-    python tests/bench/backup.py [--topics 1000] [--megabytes 3072] [--size 8000] [--rate 2000] [--seconds 15] [--backups 3]
+    python tests/bench/backup.py [--topics 1000] [--megabytes 3072] [--size 8000] [--rate 2000] [--seconds 15]
+                                 [--backups 3]
 
     filled     topics with a subscription each, that nobody acknowledges to
-    nothing    publishing `rate` messages a second over all topics: p50 and p99 of the time to the receipt, longest time without any receipt
-    backup     the same while `geminga backup` runs, on the file system of the data; how long an owner stood still by its own account,
-               bytes, those shared with the data folder or the backup before, and seconds.  The first reads all, others what is new.
+    nothing    publishing `rate` messages a second over all topics: p50 and p99 of the time to the receipt, longest time
+               without any receipt
+    backup     the same while `geminga backup` runs, on the file system of the data; how long an owner stood still by
+               its own account, bytes, those shared with the data folder or the backup before, and seconds.  The first
+               reads all, others what is new.
     restored   the last of them, with every checksum looked at and all of it verified
 """
+
 import argparse
 import json
 import os
@@ -28,10 +33,12 @@ class Publisher:
     """Publishes at a rate, until it is told to stop."""
 
     def __init__(self, broker: Broker, topics: list[str], size: int, rate: int):
-        self._client = pulsar.Client(broker.service_url, io_threads=2, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+        self._client = pulsar.Client(broker.service_url, io_threads=2,
+                                     logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
         for name in topics:
             self._client.subscribe(name, "nobody").close()
-        self._producers = [self._client.create_producer(name, max_pending_messages=0, batching_enabled=False) for name in topics]
+        self._producers = [self._client.create_producer(name, max_pending_messages=0, batching_enabled=False)
+                           for name in topics]
         self._payload, self._rate = os.urandom(size), rate
         self._lock, self._receipts, self._is_over = threading.Lock(), [], False
 
@@ -46,7 +53,8 @@ class Publisher:
         began, sent = time.perf_counter(), 0
         while not self._is_over:
             for _ in range(int((time.perf_counter() - began) * self._rate) - sent):
-                self._producers[sent % len(self._producers)].send_async(self._payload, self._receipted(time.perf_counter()))
+                self._producers[sent % len(self._producers)].send_async(self._payload,
+                                                                        self._receipted(time.perf_counter()))
                 sent += 1
             time.sleep(0.001)
 
@@ -67,7 +75,8 @@ class Publisher:
             found, self._receipts = self._receipts, []
         took = sorted(came - when for came, when in found)
         gap = max((after[0] - before[0] for before, after in zip(found, found[1:], strict=False)), default=0.0)
-        return (f"{len(found):>7,} receipts, p50 {1e3 * took[len(took) // 2]:.1f} ms, p99 {1e3 * took[len(took) * 99 // 100]:.1f} ms, "
+        return (f"{len(found):>7,} receipts, p50 {1e3 * took[len(took) // 2]:.1f} ms, p99 "
+                f"{1e3 * took[len(took) * 99 // 100]:.1f} ms, "
                 f"longest gap {1e3 * gap:.0f} ms") if found else "no receipt"
 
     def stop(self) -> None:
@@ -82,7 +91,8 @@ def _run(*words: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("topics", 1000), ("megabytes", 3072), ("size", 8_000), ("rate", 2000), ("seconds", 15), ("backups", 3)):
+    for name, default in (("topics", 1000), ("megabytes", 3072), ("size", 8_000), ("rate", 2000), ("seconds", 15),
+                          ("backups", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -90,13 +100,15 @@ def main() -> None:
         topics = [f"persistent://public/default/backup-{number}" for number in range(options.topics)]
         publisher = Publisher(broker, topics, options.size, options.rate)
         publisher.fill(max(1, (options.megabytes << 20) // (options.topics * options.size)))
-        print(f"filled    {options.topics} topics with {options.megabytes} MiB, {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"filled    {options.topics} topics with {options.megabytes} MiB, {time.perf_counter() - began:.0f} s",
+              flush=True)
         publisher.begin()
         for _ in range(options.backups):
             time.sleep(options.seconds)
             print(f"nothing   {publisher.take()}", flush=True)
             report = json.loads(_run("backup", "--data-dir", broker.data_dir, "--json", Path(folder) / "backups"))
-            print(f"backup    {publisher.take()}; stood still {report['longest_pause_ms']:.1f} ms; {report['bytes']:,} bytes, "
+            print(f"backup    {publisher.take()}; stood still {report['longest_pause_ms']:.1f} ms; {report['bytes']:,} "
+                  "bytes, "
                   f"{report['shared_bytes']:,} shared, {report['seconds']:.1f} s", flush=True)
             publisher.take()
         publisher.stop()

@@ -3,9 +3,9 @@
     Producer  SENDs over any number of topics, as fast as the window allows or at a rate
     Consumer  SUBSCRIBEs to any number of topics, takes what arrives, acknowledges, grants permits
 
-Without a rate a loop naps between two looks at its socket: a pass costs some 250 us beside a busy broker, whose work empties the
-caches in between, and much the same for ten frames as for a thousand.  Windows and permits outlast a nap, so it costs no throughput:
-naps of 10 ms halve that of the fastest broker, naps of 1 ms are no better than these.
+Without a rate a loop naps between two looks at its socket: a pass costs some 250 us beside a busy broker, whose work
+empties the caches in between, and much the same for ten frames as for a thousand.  Windows and permits outlast a nap,
+so it costs no throughput: naps of 10 ms halve that of the fastest broker, naps of 1 ms are no better than these.
 """
 
 import multiprocessing as mp
@@ -86,7 +86,8 @@ class Producer:
             self.was_full = True
             return
         if self.load.rate:
-            # A tick the broker kept waiting counts from when it was due, one that only this process was late for does not.
+            # A tick the broker kept waiting counts from when it was due, one that only this process was late for does
+            # not.
             self.sent_at.append(np.full(count, self.next_at if self.was_full else now))
             self.next_at += count * self.load.batch / self.load.rate
             self.was_full = now > self.next_at and self.was_full
@@ -125,7 +126,8 @@ class Producer:
         confirmed_at = np.full(len(sent_at), np.nan)
         data = np.frombuffer(b"".join(raw for raw, _, _ in self.receipts) or b"\0", np.uint8)
         starts, _ = wire.frame_starts(data, data.size)
-        when = np.repeat([now for _, _, now in self.receipts], np.array([count for _, count, _ in self.receipts], np.int64))
+        when = np.repeat([now for _, _, now in self.receipts],
+                         np.array([count for _, count, _ in self.receipts], np.int64))
         is_receipt = data[starts + wire.KIND_AT] == wire.SEND_RECEIPT
         confirmed_at[wire.sequences_of(data, starts[is_receipt])] = when[is_receipt]
         return {"sent_at": sent_at, "confirmed_at": confirmed_at}
@@ -233,7 +235,8 @@ class Consumer:
             newest = self.newest[at]
             size = int(newest[0])
             assert size < wire.MESSAGE_ID_SIZE_MAX
-            self.link.put(wire.acknowledge(wire.ID_FIRST + int(at), wire.CUMULATIVE, b"\x1a" + newest[: size + 1].tobytes()))
+            self.link.put(wire.acknowledge(wire.ID_FIRST + int(at), wire.CUMULATIVE,
+                                           b"\x1a" + newest[: size + 1].tobytes()))
         self.is_owed[:] = False
         for at, lists in enumerate(self.individual):
             for ids in lists:
@@ -242,10 +245,13 @@ class Consumer:
         self.individual_count = 0
 
     def _leave(self) -> None:
-        """Acknowledges the rest; a lone consumer removes its subscriptions too, so that the broker can let go of the topics."""
+        """Acknowledges the rest; a lone consumer removes its subscriptions too, so that the broker can let go of the
+        topics.
+        """
         self._acknowledge()
         for at, topic in enumerate(self.load.topics if self.load.consumers == 1 else ()):
-            self.link.ask(f"unsubscribing from {topic}", wire.unsubscribe(wire.ID_FIRST + at, self.link.request_id()), wire.SUCCESS)
+            self.link.ask(f"unsubscribing from {topic}", wire.unsubscribe(wire.ID_FIRST + at, self.link.request_id()),
+                          wire.SUCCESS)
         while self.link.outbox:
             self.link.receive(0.1)
 

@@ -1,11 +1,13 @@
 """How long compaction takes, and how much memory: by Spark, in one process, and by a plain loop over the same topic.
 
-    python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--loop] [--here]
-                                       [--pulsar http://127.0.0.1:18080 pulsar://127.0.0.1:16650]
+    python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--loop]
+                                     [--here] [--pulsar http://127.0.0.1:18080 pulsar://127.0.0.1:16650]
 
-The topic is written by the storage's own code into a folder that is removed afterwards.  Memory is what all processes of the job have
-for themselves at the same moment, at most: their USS, looked at ten times a second; and their PSS, which has their shares of mapped files.
+The topic is written by the storage's own code into a folder that is removed afterwards.  Memory is what all processes
+of the job have for themselves at the same moment, at most: their USS, looked at ten times a second; and their PSS,
+which has their shares of mapped files.
 """
+
 import argparse
 import json
 import os
@@ -77,13 +79,15 @@ def _singles(digits, payloads) -> list[bytes]:
 
 
 def _batches(digits, payloads, batch: int, codec: int) -> list[bytes]:
-    one = api.SingleMessageMetadata(partition_key="0" * KEY_DIGITS, payload_size=PAYLOAD, sequence_id=1).SerializeToString()
+    one = api.SingleMessageMetadata(partition_key="0" * KEY_DIGITS, payload_size=PAYLOAD,
+                                    sequence_id=1).SerializeToString()
     template = struct.pack(">I", len(one)) + one + bytes(PAYLOAD)
     at = template.index(b"0" * KEY_DIGITS)
     block = np.tile(np.frombuffer(template, np.uint8), (len(digits), 1))
     block[:, at:at + KEY_DIGITS], block[:, -PAYLOAD:] = digits, payloads
     bodies = [bytes(body) for body in block.reshape(-1, batch * len(template))]
-    return [sealed(metadata_of(codec, len(body), num_messages_in_batch=batch), compression.compress(codec, body)) for body in bodies]
+    return [sealed(metadata_of(codec, len(body), num_messages_in_batch=batch), compression.compress(codec, body))
+            for body in bodies]
 
 
 def published(service_url: str, topic: Topic, name: str) -> None:
@@ -91,14 +95,16 @@ def published(service_url: str, topic: Topic, name: str) -> None:
     address = urlsplit(service_url)
     link = Link(Load(address.hostname, address.port, (name,)))
     link.find(name)
-    link.ask(f"producer on {name}", wire.producer(name, wire.ID_FIRST, link.request_id(), f"{name}-bench"), wire.PRODUCER_SUCCESS)
+    link.ask(f"producer on {name}", wire.producer(name, wire.ID_FIRST, link.request_id(), f"{name}-bench"),
+             wire.PRODUCER_SUCCESS)
     sent = answered = 0
     for stretch in confirmed.stretches(topic.data_dir, topic.partition_id, size_max=1 << 20):
         rows = confirmed.confirmed_rows(topic.folder, topic.partition_id, stretch.ledger_id)[stretch.first:stretch.end]
         data = memoryview(files.map_file(format.ledger_path(topic.folder, stretch.ledger_id), writable=False))
         columns = (rows[column].tolist() for column in ("offset", "size", "messages"))
         link.put(b"".join(
-            wire.frame(wire.SEND, wire.number(1, wire.ID_FIRST) + wire.number(2, number) + wire.number(3, count), data[at:at + size])
+            wire.frame(wire.SEND, wire.number(1, wire.ID_FIRST) + wire.number(2, number) + wire.number(3, count),
+                       data[at:at + size])
             for number, (at, size, count) in enumerate(zip(*columns, strict=True), sent)))
         sent += len(rows)
         while link.outbox or sent - answered > UNANSWERED_MAX:
@@ -150,7 +156,9 @@ class Memory(threading.Thread):
 
 
 def plain_loop(topic: Topic) -> int:
-    """What one would write by hand: a dictionary of keys, one entry at a time, read by the library; how many keys are left."""
+    """What one would write by hand: a dictionary of keys, one entry at a time, read by the library; how many keys are
+    left.
+    """
     newest: dict[str, tuple[int, int, int]] = {}
     for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
         rows = confirmed.confirmed_rows(topic.folder, topic.partition_id, stretch.ledger_id)
@@ -166,7 +174,10 @@ def plain_loop(topic: Topic) -> int:
                 if not metadata.HasField("num_messages_in_batch"):
                     newest[metadata.partition_key] = stretch.ledger_id, entry_id, -1
                     continue
-                body, at = bytes(compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size)), 0
+                body, at = (
+                    bytes(compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size)),
+                    0,
+                )
                 for index in range(metadata.num_messages_in_batch):
                     size = struct.unpack_from(">I", body, at)[0]
                     one = api.SingleMessageMetadata.FromString(body[at + 4:at + 4 + size])
@@ -187,9 +198,13 @@ def measured(name: str, messages: int, work) -> None:
     seconds = time.monotonic() - started
     memory.is_over.set()
     memory.join()
-    print(f"{name}: {seconds:.1f} s, {messages / seconds / 1e6:.2f} million messages a second, USS {memory.uss >> 20} MiB, "
-          f"PSS {memory.pss >> 20} MiB at most, {time.process_time() - cpu:.1f} s of CPU in this process; {found}; "
-          f"load average {os.getloadavg()[0]:.1f}", flush=True)
+    print(
+        f"{name}: {seconds:.1f} s, {messages / seconds / 1e6:.2f} million messages a second, "
+        f"USS {memory.uss >> 20} MiB, PSS {memory.pss >> 20} MiB at most, "
+        f"{time.process_time() - cpu:.1f} s of CPU in this process; {found}; "
+        f"load average {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -208,10 +223,13 @@ def main() -> None:
     data_dir = Path(tempfile.mkdtemp(prefix="compaction-", dir=options.folder))
     try:
         started = time.monotonic()
-        topic = write_topic(data_dir, options.messages, options.keys, options.batch, api.CompressionType.Value(options.codec))
+        topic = write_topic(data_dir, options.messages, options.keys, options.batch,
+                            api.CompressionType.Value(options.codec))
         size = sum(path.stat().st_size for path in topic.folder.glob("*.ledger"))
-        print(f"{options.messages:,} messages, {options.keys or options.messages:,} keys, {options.batch} an entry, {options.codec}, "
-              f"{size >> 20} MiB in {len(list(topic.folder.glob('*.ledger')))} ledgers, written in {time.monotonic() - started:.0f} s; "
+        print(f"{options.messages:,} messages, {options.keys or options.messages:,} keys, {options.batch} an entry, "
+              f"{options.codec}, "
+              f"{size >> 20} MiB in {len(list(topic.folder.glob('*.ledger')))} ledgers, written in "
+              f"{time.monotonic() - started:.0f} s; "
               f"{os.cpu_count()} cores", flush=True)
         if options.pulsar:
             http_url, service_url = options.pulsar
@@ -219,7 +237,8 @@ def main() -> None:
             started = time.monotonic()
             published(service_url, topic, name)
             print(f"published there in {time.monotonic() - started:.0f} s", flush=True)
-            measured("that broker (its memory is not looked at)", options.messages, lambda: compacted_by(http_url, name))
+            measured("that broker (its memory is not looked at)", options.messages,
+                     lambda: compacted_by(http_url, name))
             path = f"{http_url}/admin/v2/{name.replace('://', '/')}?force=true"
             urllib.request.urlopen(urllib.request.Request(path, method="DELETE")).close()
         if options.loop:
@@ -228,7 +247,8 @@ def main() -> None:
             measured("one process", options.messages, lambda: compacted(topic, engines.LocalEngine()))
         if not options.no_spark:
             command = [sys.executable, "-c", _SPARK, str(data_dir), options.master, options.memory]
-            measured("Spark, with its start", options.messages, lambda: subprocess.run(command, check=True, capture_output=True,
+            measured("Spark, with its start", options.messages,
+                     lambda: subprocess.run(command, check=True, capture_output=True,
                                                                                       text=True).stdout.strip())
     finally:
         shutil.rmtree(data_dir)
@@ -240,7 +260,8 @@ def compacted(topic: Topic, engine) -> str:
 
 def told(report: nightly.PartitionReport) -> str:
     return (f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, "
-            f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, {report.seconds:.1f} s by the job's clock; {report.error}")
+            f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, {report.seconds:.1f} s by the job's clock; "
+            f"{report.error}")
 
 
 _SPARK = """
@@ -251,8 +272,9 @@ data_dir = Path(sys.argv[1])
 engine = engines.Spark(data_dir / "nightly" / "spark", sys.argv[2], sys.argv[3])
 report = nightly.compact(data_dir, nightly.Target(7, "t"), lambda *_: "measured only", engine)
 engine.close()
-print(f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, {report.bytes_in >> 20} -> "
-      f"{report.bytes_out >> 20} MiB, {report.seconds:.1f} s by the job's clock; {report.error}")
+print(f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, "
+      f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, "
+      f"{report.seconds:.1f} s by the job's clock; {report.error}")
 """
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
 """What delayed messages cost: memory, disk, starts, publishing, delivery; and how late they are.
 
-    python -m tests.bench.delayed [hold publish together late] [--messages 10000000] [--together 1000000] [--seconds 20] [--rounds 3]
+    python -m tests.bench.delayed [hold publish together late] [--messages 10000000] [--together 1000000]
+                                  [--seconds 20] [--rounds 3]
                                   [--other NAME COMMAND pulsar://HOST:PORT http://HOST:PORT]
 
-    hold       so many messages over 30 days, on one topic: what the broker's memory grows by, bytes of index on disk for each, how long it
-               takes from the start after a SIGKILL to the first message that was due meanwhile, and to list what waits
+    hold       so many messages over 30 days, on one topic: what the broker's memory grows by, bytes of index on disk
+               for each, how long it takes from the start after a SIGKILL to the first message that was due meanwhile,
+               and to list what waits
     publish    the rates of ordinary messages, of delayed ones and of such whose topic has a fixed delay, in turns
-    together   many that are due within one second, from when all are, beside as many ordinary ones that wait for a consumer, on a
-               Shared subscription
+    together   many that are due within one second, from when all are, beside as many ordinary ones that wait for a
+               consumer, on a Shared subscription
     late       how late messages come that are due at random moments, while others are published
 
-Each is measured with a broker of its own.  --other names more brokers of the protocol to `hold` and be `late` with, beside it; COMMAND
-starts one in the foreground, on a folder that it keeps.  Memory is the PSS of all the broker's processes, and what of it is no file's.
+Each is measured with a broker of its own.  --other names more brokers of the protocol to `hold` and be `late` with,
+beside it; COMMAND starts one in the foreground, on a folder that it keeps.  Memory is the PSS of all the broker's
+processes, and what of it is no file's.
 """
+
 import argparse
 import json
 import os
@@ -74,7 +78,8 @@ class Other:
         self.name, self.service_url, self.http_url, self._command = name, service_url, http_url, shlex.split(command)
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                         start_new_session=True)
         self.pid = self._process.pid
 
     def kill(self) -> None:
@@ -111,7 +116,8 @@ def attached(broker, load: Load) -> Link:
         try:
             link = Link(load)
             link.find(load.topics[0])
-            request = wire.subscribe(load.topics[0], f"{load.subscription}-0", "shared", wire.ID_FIRST, link.request_id(), "bench")
+            request = wire.subscribe(load.topics[0], f"{load.subscription}-0", "shared", wire.ID_FIRST,
+                                     link.request_id(), "bench")
             link.ask("subscription", request, wire.SUCCESS)
             link.put(wire.flow(wire.ID_FIRST, DUE))
             return link
@@ -147,10 +153,13 @@ def hold(broker, messages: int) -> None:
     time.sleep(SETTLE_S)
     after = memory(broker.pid)
     grown = ", ".join(f"{what} {(now - then) / MIB:+.1f} MiB" for what, now, then in
-                      (("PSS", after[0], before[0]), ("anonymous", after[1], before[1]), ("just published: PSS", published[0], before[0]),
+                      (("PSS", after[0], before[0]), ("anonymous", after[1], before[1]),
+                       ("just published: PSS", published[0], before[0]),
                        ("anonymous", published[1], before[1])))
-    print(f"hold      {broker.name}: {messages:,} messages published in {took:.0f} s; memory {before[0] / MIB:.0f} MiB, grown: {grown} "
-          f"(target: less than 50); {found['msgDelayed']:,} known to wait after {seconds:.1f} s; {index_of(broker, found, messages)}",
+    print(f"hold      {broker.name}: {messages:,} messages published in {took:.0f} s; memory {before[0] / MIB:.0f} "
+          f"MiB, grown: {grown} "
+          f"(target: less than 50); {found['msgDelayed']:,} known to wait after {seconds:.1f} s; "
+          f"{index_of(broker, found, messages)}",
           flush=True)
     if isinstance(broker, Ours):
         lists(broker, load.topics[0])
@@ -164,7 +173,8 @@ def hold(broker, messages: int) -> None:
     link = attached(broker, load)
     came, busy = first_message(link) - began, cpu_seconds(broker.pid)
     link.socket.close()
-    print(f"restart   {broker.name}: {came:.2f} s from the start to the first message that was due, {up:.2f} of them until the start "
+    print(f"restart   {broker.name}: {came:.2f} s from the start to the first message that was due, {up:.2f} of them "
+          "until the start "
           f"has returned (target: less than 2); {busy:.2f} s of CPU; load average {os.getloadavg()[0]:.1f}", flush=True)
 
 
@@ -200,10 +210,15 @@ def lists(broker: Ours, topic: str) -> None:
             rows = json.load(answer)["rows"]
         by_http.append(CLOCK() - began)
         began = CLOCK()
-        subprocess.run([*COMMAND[:-1], "admin", "--admin-url", broker.http_url, "delayed", "list", topic], check=True, capture_output=True)
+        subprocess.run([*COMMAND[:-1], "admin", "--admin-url", broker.http_url, "delayed", "list", topic], check=True,
+                       capture_output=True)
         by_command.append(CLOCK() - began)
-    print(f"list      {len(rows)} hours with {sum(row['entries'] for row in rows):,} messages: {statistics.median(by_http) * 1000:.0f} ms "
-          f"over HTTP, {statistics.median(by_command) * 1000:.0f} ms by the command with its start (target: less than 100)", flush=True)
+    print(
+        f"list      {len(rows)} hours with {sum(row['entries'] for row in rows):,} messages: "
+        f"{statistics.median(by_http) * 1000:.0f} ms over HTTP, "
+        f"{statistics.median(by_command) * 1000:.0f} ms by the command with its start (target: less than 100)",
+        flush=True,
+    )
 
 
 # -- publish
@@ -218,7 +233,8 @@ def publishing(broker, seconds: float, rounds: int) -> None:
             load = load_of(broker, topics=[topics[kind]], consumers=0, delay_s=delay_s)
             rates[kind].append(measure(load, pid=broker.pid, warmup_s=2, seconds=seconds).published_rate)
     ordinary, *others = (statistics.median(found) for found in rates.values())
-    told = ", ".join(f"{kind} {one:,.0f}: {one / ordinary:.2f} of it" for kind, one in zip([*kinds][1:], others, strict=True))
+    told = ", ".join(f"{kind} {one:,.0f}: {one / ordinary:.2f} of it"
+                     for kind, one in zip([*kinds][1:], others, strict=True))
     print(f"publish   {ordinary:,.0f} ordinary messages a second; {told} (target: 0.9 at least); "
           f"rounds {[[round(rate) for rate in found] for found in rates.values()]}", flush=True)
 
@@ -227,7 +243,9 @@ def fix_delay(broker, topic: str) -> None:
     """An hour, of all that is published there."""
     policy = {"active": True, "tickTime": TICK_MS, "fixedDeliveryDelayInMillis": HOUR_S * 1_000}
     address = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/delayedDelivery"
-    urllib.request.urlopen(urllib.request.Request(address, json.dumps(policy).encode(), {"Content-Type": "application/json"})).close()
+    urllib.request.urlopen(
+        urllib.request.Request(address, json.dumps(policy).encode(), {"Content-Type": "application/json"})
+    ).close()
 
 
 # -- together
@@ -254,8 +272,10 @@ def together(broker, messages: int, rounds: int) -> None:
         delayed.append((messages - before) / (consumed["last_at"] - began))
         last.append(consumed["last_at"] + lag - due_at - 1)
     one, other = statistics.median(delayed), statistics.median(ordinary)
-    print(f"together  {messages:,} within one second: {one:,.0f} a second, ordinary ones that wait {other:,.0f}: {one / other:.2f} "
-          f"of their rate (target: 0.5 at least); the last came {statistics.median(last):.2f} s after its time", flush=True)
+    print(f"together  {messages:,} within one second: {one:,.0f} a second, ordinary ones that wait {other:,.0f}: "
+          f"{one / other:.2f} "
+          f"of their rate (target: 0.5 at least); the last came {statistics.median(last):.2f} s after its time",
+          flush=True)
 
 
 # -- late
@@ -285,7 +305,10 @@ class LateRunning(Running):
 def late(broker, seconds: float, rate: float, others_rate: float) -> None:
     attached(broker, load_of(broker)).socket.close()
     delayed = load_of(broker, rate=rate, delay_s=(1, 10))
-    with LateRunning(delayed, broker.pid) as running, Running(load_of(broker, kind="exclusive", rate=others_rate), broker.pid) as others:
+    with (
+        LateRunning(delayed, broker.pid) as running,
+        Running(load_of(broker, kind="exclusive", rate=others_rate), broker.pid) as others,
+    ):
         for one in (others, running):
             one.start_consumers()
             one.start_producers()
@@ -296,15 +319,18 @@ def late(broker, seconds: float, rate: float, others_rate: float) -> None:
         others.finish_consumers()
     times = found["late_ms"]
     p50, p99, most = np.percentile(times, (50, 99, 100))
-    print(f"late      {broker.name}: {len(times):,} messages due at random moments while {others_rate:,.0f} others a second are published: "
-          f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, at most {most:.0f} ms (target: p99 below {TICK_MS + 100}); {int((times < 0).sum())} early, "
+    print(f"late      {broker.name}: {len(times):,} messages due at random moments while {others_rate:,.0f} others a "
+          "second are published: "
+          f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, at most {most:.0f} ms (target: p99 below {TICK_MS + 100}); "
+          f"{int((times < 0).sum())} early, "
           f"by {max(0.0, -times.min()):.0f} ms at most", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.delayed", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", metavar="hold|publish|together|late", help="all of them unless some are named")
+    parser.add_argument("what", nargs="*", metavar="hold|publish|together|late",
+                        help="all of them unless some are named")
     parser.add_argument("--messages", type=int, default=10_000_000, help="to hold")
     parser.add_argument("--together", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20)
@@ -314,7 +340,8 @@ def main() -> None:
     parser.add_argument("--other", nargs=4, action="append", default=[], metavar=("NAME", "COMMAND", "SERVICE", "HTTP"))
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
-    each = {"hold": lambda broker: hold(broker, asked.messages), "publish": lambda broker: publishing(broker, asked.seconds, asked.rounds),
+    each = {"hold": lambda broker: hold(broker, asked.messages),
+            "publish": lambda broker: publishing(broker, asked.seconds, asked.rounds),
             "together": lambda broker: together(broker, asked.together, asked.rounds),
             "late": lambda broker: late(broker, asked.seconds, asked.rate, asked.others_rate)}
     if unknown := set(asked.what) - each.keys():

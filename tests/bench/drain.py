@@ -2,13 +2,17 @@
 
     python tests/bench/drain.py [--connections 10000] [--topics 200] [--producers 20] [--seconds 30] [--kill]
 
-    connected   consumers, each on a connection of its own, of one Shared subscription of each topic; they acknowledge what they get
-    drained     while producers publish to all topics: seconds until the last process has ended, messages that were out then
-    after       the broker is started again, and what is left is read: messages that were answered and never came; those that came twice
+    connected   consumers, each on a connection of its own, of one Shared subscription of each topic; they acknowledge
+                what they get
+    drained     while producers publish to all topics: seconds until the last process has ended, messages that were out
+                then
+    after       the broker is started again, and what is left is read: messages that were answered and never came; those
+                that came twice
 
---kill stops it by SIGTERM instead, which waits for nobody's acknowledgement.  Less than ten seconds for 10,000 connections, none lost
-and none twice is asked for.
+--kill stops it by SIGTERM instead, which waits for nobody's acknowledgement.  Less than ten seconds for 10,000
+connections, none lost and none twice is asked for.
 """
+
 import argparse
 import asyncio
 import os
@@ -107,7 +111,8 @@ async def connected(url: str, tally: Tally) -> Peer:
 async def consumer(url: str, tally: Tally, topic: str, turns: asyncio.Semaphore) -> Peer:
     async with turns:
         peer = await connected(url, tally)
-        answer = await peer.ask(command(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared, consumer_id=1,
+        answer = await peer.ask(command(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared,
+                                        consumer_id=1,
                                         request_id=1, initialPosition=api.CommandSubscribe.Earliest))
         assert answer.type == T.SUCCESS, answer
         peer.transport.write(command(T.FLOW, consumer_id=1, messagePermits=_PERMITS))
@@ -117,7 +122,9 @@ async def consumer(url: str, tally: Tally, topic: str, turns: asyncio.Semaphore)
 async def producer(url: str, tally: Tally, topics: list[str]) -> Peer:
     peer = await connected(url, tally)
     for at, topic in enumerate(topics):
-        assert (await peer.ask(command(T.PRODUCER, topic=topic, producer_id=at, request_id=at))).type == T.PRODUCER_SUCCESS
+        assert (
+            await peer.ask(command(T.PRODUCER, topic=topic, producer_id=at, request_id=at))
+        ).type == T.PRODUCER_SUCCESS
     return peer
 
 
@@ -127,7 +134,8 @@ async def publish(peer: Peer, number: int, topics: list[str]) -> None:
     while peer.is_open:
         payload = struct.pack(">IQ", number, sequence_id)
         peer.flying[sequence_id] = payload
-        peer.transport.write(send(entry_of(message_metadata(sequence_id=sequence_id), payload), producer_id=sequence_id % len(topics),
+        peer.transport.write(send(entry_of(message_metadata(sequence_id=sequence_id), payload),
+                                  producer_id=sequence_id % len(topics),
                                   sequence_id=sequence_id))
         sequence_id += 1
         peer.may_send.clear()
@@ -156,7 +164,8 @@ async def session(broker: Broker, tally: Tally, options: argparse.Namespace, nam
     await asyncio.to_thread(broker.ended, 60)
     seconds = time.monotonic() - began
     await asyncio.gather(*producers, *(peer.is_closed.wait() for peer in peers))
-    print(f"drained     {seconds:.2f} s; {len(tally.answered):,} messages answered until then, out at the end: {outstanding}", flush=True)
+    print(f"drained     {seconds:.2f} s; {len(tally.answered):,} messages answered until then, out at the end: "
+          f"{outstanding}", flush=True)
 
 
 async def rest(broker: Broker, tally: Tally, names: list[str]) -> None:

@@ -51,7 +51,8 @@ def connected(port: int, method: str, data: bytes, number: int = 0) -> socket.so
     link = socket.socket()
     link.bind((f"127.0.0.{1 + number % ADDRESSES}", 0))
     link.connect(("127.0.0.1", port))
-    link.sendall(wire.frame(wire.CONNECT, wire.string(1, "geminga-bench") + wire.string(3, data) + wire.number(4, wire.PROTOCOL_VERSION) +
+    link.sendall(wire.frame(wire.CONNECT, wire.string(1, "geminga-bench") + wire.string(3, data)
+                            + wire.number(4, wire.PROTOCOL_VERSION) +
                             wire.string(5, method)))
     assert wire.command_of(link.recv(4096), 0)[0] == wire.CONNECTED
     return link
@@ -90,13 +91,15 @@ def main() -> None:
     with broker() as (pid, port):
         report("none", pid, port, "none", b"", given.connections)
     claims = {"sub": "bench", "exp": int(time.time()) + 86_400}
-    keys = {"HS256": SECRET, "RS256": rsa.generate_private_key(65537, 2048), "ES256": ec.generate_private_key(ec.SECP256R1())}
+    keys = {"HS256": SECRET, "RS256": rsa.generate_private_key(65537, 2048),
+            "ES256": ec.generate_private_key(ec.SECP256R1())}
     with tempfile.TemporaryDirectory() as folder:
         for name, key in keys.items():
             path = Path(folder, name)
             path.write_bytes(key if isinstance(key, bytes) else
                              key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
-            which = {"SECRET_KEYS": str(path)} if name == "HS256" else {"PUBLIC_KEYS": str(path), "PUBLIC_KEY_ALGORITHM": name}
+            which = {"SECRET_KEYS": str(path)} if name == "HS256" else {"PUBLIC_KEYS": str(path),
+                                                                        "PUBLIC_KEY_ALGORITHM": name}
             with broker(METHODS="token", **which) as (pid, port):
                 token = jwt.encode(claims, key, name).encode()
                 report(name, pid, port, "token", token, given.connections)

@@ -45,14 +45,16 @@ class Load:
     kind: str = "exclusive"     # subscription type
     window: int = 5000          # entries of one connection without a receipt
     permits: int = 20_000       # messages, of each consumer
-    # Messages that may be on their way before producers hold back; 0 for no bound.  Two windows, so that what goes in and what comes
-    # out are in balance before the warm-up ends.  It does not steady a broker that has two speeds: Pulsar 4.0 at full rate now and
-    # then runs at a quarter of its usual rate (seen with 10,000, 20,000 and 50,000 alike), so compare medians of several rounds.
+    # Messages that may be on their way before producers hold back; 0 for no bound.  Two windows, so that what goes in
+    # and what comes out are in balance before the warm-up ends.  It does not steady a broker that has two speeds:
+    # Pulsar 4.0 at full rate now and then runs at a quarter of its usual rate (seen with 10,000, 20,000 and 50,000
+    # alike), so compare medians of several rounds.
     lead: int = 10_000
     limit: int = 0              # entries of one connection; 0 is until told to stop
     subscription: str = "bench"
     subscriptions: int = 1      # consumers take turns with them; what is published arrives so many times
-    # Seconds (from, to): messages are delayed, by a random time in between from when they are sent or, with due_at, from that time on.
+    # Seconds (from, to): messages are delayed, by a random time in between from when they are sent or, with due_at,
+    # from that time on.
     delay_s: tuple[float, float] | None = None
     due_at: float = 0           # seconds since 1970
     trusted: str = ""           # file with the authority of the broker's certificate: TLS is spoken
@@ -81,7 +83,9 @@ class Link:
             raise BrokerError(f"cannot connect to {load.host}:{load.port}: {error.strerror or error}") from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if load.trusted:
-            self.socket = ssl.create_default_context(cafile=load.trusted).wrap_socket(self.socket, server_hostname=load.host)
+            self.socket = ssl.create_default_context(cafile=load.trusted).wrap_socket(
+                self.socket, server_hostname=load.host
+            )
         self.socket.setblocking(False)
         self.ask("CONNECT", wire.connect(), wire.CONNECTED)
 
@@ -91,7 +95,8 @@ class Link:
 
     def find(self, topic: str) -> None:
         """The two questions a client asks before it opens a producer or consumer."""
-        found = self.ask(f"metadata of {topic}", wire.partitioned_metadata(topic, self.request_id()), wire.PARTITIONED_METADATA_RESPONSE)
+        found = self.ask(f"metadata of {topic}", wire.partitioned_metadata(topic, self.request_id()),
+                         wire.PARTITIONED_METADATA_RESPONSE)
         if found.get(3) == 1:
             raise BrokerError(f"metadata of {topic}: {_told(found.get(5, b''))}")
         if found.get(1):
@@ -101,7 +106,8 @@ class Link:
             raise BrokerError(f"lookup of {topic}: {_told(found.get(7, b''))} {_told(found.get(1, b''))}".rstrip())
 
     def ask(self, what: str, request: bytes, expected: int) -> dict:
-        """The fields of the answer; other frames that come before it are taken as `meet` takes them, messages dropped."""
+        """The fields of the answer; other frames that come before it are taken as `meet` takes them, messages dropped.
+        """
         self.put(request)
         give_up = CLOCK() + ANSWER_MAX_S
         while CLOCK() < give_up:
@@ -129,7 +135,8 @@ class Link:
         self.flush()
 
     def is_calm(self) -> bool:
-        """Nothing is waiting to be written and the last look took far less than there is room for: a nap is harmless."""
+        """Nothing is waiting to be written and the last look took far less than there is room for: a nap is harmless.
+        """
         return not self.outbox and self.filled < INBOX_SIZE // 2
 
     def flush(self) -> None:
@@ -150,8 +157,10 @@ class Link:
         self.inbox[: self.filled - self.taken] = self.inbox[self.taken : self.filled]
         self.filled -= self.taken
         self.taken = 0
-        is_pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0      # which select does not see
-        readable, writable, _ = select.select([self.socket], [self.socket] if self.outbox else [], [], 0 if is_pending else timeout_s)
+        # which select does not see
+        is_pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+        readable, writable, _ = select.select([self.socket], [self.socket] if self.outbox else [], [],
+                                              0 if is_pending else timeout_s)
         if writable:
             self.flush()
         if not readable and not is_pending:
@@ -170,7 +179,8 @@ class Link:
         while True:
             count = self.socket.recv_into(memoryview(self.inbox)[self.filled :])
             if count == 0:
-                raise BrokerError("the broker closed the connection" if self.filled < INBOX_SIZE else "a frame is larger than the inbox")
+                raise BrokerError("the broker closed the connection" if self.filled < INBOX_SIZE
+                                  else "a frame is larger than the inbox")
             self.filled += count
             if not isinstance(self.socket, ssl.SSLSocket) or self.filled == INBOX_SIZE:
                 return

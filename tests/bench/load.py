@@ -1,11 +1,11 @@
 """Puts one load on a broker and measures it; from the command line it prints the figures as JSON.
 
-    python tests/bench/load.py 127.0.0.1:6650 [--pid PID] [--topics 500] [--batch 100] [--rate 2000] [--backlog 1000000] ...
+    python tests/bench/load.py 127.0.0.1:6650 [--pid PID] [--topics 500] [--batch 100] [--rate 2000] ...
 
-Producers and consumers are processes; this one only looks at the Board.  A load runs through its warm-up and on: what is measured
-is the difference between two looks at counts, clocks and CPU times, without the edges of starting and stopping.  Without a rate,
-producers hold back while too much is still on its way to the consumers, so that as much comes out as goes in.
-At the end every message with a receipt must have arrived, or the run fails.
+Producers and consumers are processes; this one only looks at the Board.  A load runs through its warm-up and on: what
+is measured is the difference between two looks at counts, clocks and CPU times, without the edges of starting and
+stopping.  Without a rate, producers hold back while too much is still on its way to the consumers, so that as much
+comes out as goes in. At the end every message with a receipt must have arrived, or the run fails.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def topic_names(count: int) -> tuple[str, ...]:
     return tuple(f"persistent://public/default/bench-{run}-{index}" for index in range(count))
 
 
-# --- processes of the load ------------------------------------------------------------------------------------------------
+# --- processes of the load ---------------------------------------------------------------------------------------
 
 
 def _child(role: type, load: Load, index: int, board: Board, pipe: mp.connection.Connection) -> None:
@@ -168,14 +168,15 @@ class Running:
         return [child.answer(START_MAX_S) for child in self.consumers]
 
 
-# --- measurements ---------------------------------------------------------------------------------------------------------
+# --- measurements ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     published_rate: float
     arrived_rate: float
-    cpu_us: float           # of the broker, a message: arrived if there are consumers, published if not; nan without a pid
+    # of the broker, a message: arrived if there are consumers, published if not; nan without a pid
+    cpu_us: float
     own_cpu_us: float       # of the load's processes, likewise
     publish_ms: NDArray = field(default_factory=lambda: np.zeros(0))    # of each entry, with a rate only
     arrival_ms: NDArray = field(default_factory=lambda: np.zeros(0))    # likewise, with one topic and one consumer
@@ -198,7 +199,8 @@ def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> 
     if not load.rate:
         return figures
     measured = [(each["sent_at"] >= first.at) & (each["sent_at"] < last.at) for each in produced]
-    publish = [(each["confirmed_at"] - each["sent_at"])[chosen] for each, chosen in zip(produced, measured, strict=True)]
+    publish = [(each["confirmed_at"] - each["sent_at"])[chosen]
+               for each, chosen in zip(produced, measured, strict=True)]
     figures = replace(figures, publish_ms=np.concatenate(publish) * 1000)
     if load.consumers == load.connections == len(load.topics) == 1:
         sent_at = produced[0]["sent_at"]
@@ -239,7 +241,8 @@ def _subscribe_and_leave(load: Load) -> None:
     for at, topic in enumerate(load.topics):
         consumer_id = wire.ID_FIRST + at
         link.find(topic)
-        request = wire.subscribe(topic, f"{load.subscription}-0", load.kind, consumer_id, link.request_id(), "bench-first")
+        request = wire.subscribe(topic, f"{load.subscription}-0", load.kind, consumer_id, link.request_id(),
+                                 "bench-first")
         link.ask(f"subscription on {topic}", request, wire.SUCCESS)
         link.ask(f"leaving {topic}", wire.close_consumer(consumer_id, link.request_id()), wire.SUCCESS)
     link.socket.close()
@@ -277,7 +280,8 @@ def main() -> int:
     except (BrokerError, wire.WireError) as error:
         print(f"load: {error}", file=sys.stderr)
         return 1
-    shown = {name: round(getattr(figures, name), 2) for name in ("published_rate", "arrived_rate", "cpu_us", "own_cpu_us")}
+    shown = {name: round(getattr(figures, name), 2)
+             for name in ("published_rate", "arrived_rate", "cpu_us", "own_cpu_us")}
     for name in ("publish_ms", "arrival_ms"):
         if len(times := getattr(figures, name)):
             shown[name] = {f"p{part:g}": round(float(np.percentile(times, part)), 3) for part in (50, 99, 99.9)}

@@ -2,9 +2,10 @@
 
     python -m tests.bench.night [--messages 10000000] [--rate 2000] [--rounds 3] [--seconds 20]
 
-A broker of its own has a topic with so many messages of 100 B and a million keys, 100 to an entry.  A producer publishes to another topic
-at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark, as it does when it is started by hand.  Each
-round has a topic of its own.  The ratio is that of a round's 99th percentile during the night to the mean of those before it and after.
+A broker of its own has a topic with so many messages of 100 B and a million keys, 100 to an entry.  A producer
+publishes to another topic at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark,
+as it does when it is started by hand.  Each round has a topic of its own.  The ratio is that of a round's 99th
+percentile during the night to the mean of those before it and after.
 """
 import argparse
 import os
@@ -40,7 +41,8 @@ def ratio(found: list[tuple[float, float]]) -> float:
 
 
 def told(found: list[tuple[float, float]]) -> str:
-    each = (f"{when} p50 {p50:.2f} p99 {p99:.2f} ms" for when, (p50, p99) in zip(("before", "during", "after"), found, strict=True))
+    each = (f"{when} p50 {p50:.2f} p99 {p99:.2f} ms"
+            for when, (p50, p99) in zip(("before", "during", "after"), found, strict=True))
     return f"{'; '.join(each)}; ratio {ratio(found):.2f}"
 
 
@@ -72,7 +74,8 @@ def main() -> None:
                 print(f"{told(found)}; load average {os.getloadavg()[0]:.1f}; the job ended with status {status}"
                       + ("" if is_under_way else ", before it had been measured"), flush=True)
             ratios = [ratio(found) for found in rounds]
-            print(f"medians of {options.rounds} rounds: {told(np.median(rounds, axis=0).tolist())}; of the ratios {np.median(ratios):.2f} "
+            print(f"medians of {options.rounds} rounds: {told(np.median(rounds, axis=0).tolist())}; of the ratios "
+                  f"{np.median(ratios):.2f} "
                   f"({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
         finally:
             broker.close()

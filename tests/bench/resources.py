@@ -1,14 +1,17 @@
-"""What a broker takes, on one of its own: idle, for each connection, topic, producer and consumer; and how evenly workers share clients.
+"""What a broker takes, on one of its own: idle, for each connection, topic, producer and consumer; and how evenly
+workers share clients.
 
     python tests/bench/resources.py [--connections 1000 9000] [--topics 5000] [--workers 4]
 
     idle          PSS of all processes, nobody connected
-    connections   so many that have said CONNECT: PSS that each adds, how far the fullest and the emptiest worker are from the mean
-    topics        so many topics with a producer each, on one connection: PSS that each adds; then a message on each; then a Shared
-                  subscription with a consumer on each
+    connections   so many that have said CONNECT: PSS that each adds, how far the fullest and the emptiest worker are
+                  from the mean
+    topics        so many topics with a producer each, on one connection: PSS that each adds; then a message on each;
+                  then a Shared subscription with a consumer on each
 
 Less than 200 MB idle, and less than 20 % between a worker and the mean, is asked for.
 """
+
 import argparse
 import asyncio
 import os
@@ -45,7 +48,8 @@ class Grown:
 
 def held(pid: int) -> dict[int, int]:
     """Descriptors of each worker."""
-    return {child.pid: child.num_fds() for child in psutil.Process(pid).children() if child.name().startswith("geminga-w")}
+    return {child.pid: child.num_fds() for child in psutil.Process(pid).children()
+            if child.name().startswith("geminga-w")}
 
 
 async def connections(url: str, pid: int, count: int, grown: Grown) -> None:
@@ -70,12 +74,14 @@ async def connections(url: str, pid: int, count: int, grown: Grown) -> None:
 async def topics(url: str, count: int, grown: Grown) -> None:
     peer = await connected(url, Tally())
     for at in range(count):
-        answer = await peer.ask(command(T.PRODUCER, topic=f"persistent://public/default/t{at}", producer_id=at, request_id=at))
+        answer = await peer.ask(command(T.PRODUCER, topic=f"persistent://public/default/t{at}", producer_id=at,
+                                        request_id=at))
         assert answer.type == T.PRODUCER_SUCCESS, answer
     await grown.each("topics with a producer", count)
     for at in range(count):
         peer.flying[at] = b""
-        peer.transport.write(send(entry_of(message_metadata(sequence_id=at), b"." * 100), producer_id=at, sequence_id=at))
+        peer.transport.write(send(entry_of(message_metadata(sequence_id=at), b"." * 100), producer_id=at,
+                                  sequence_id=at))
     while peer.flying:
         await asyncio.sleep(0.1)
     await grown.each("messages of 100 bytes, each its topic's first", count)
@@ -104,7 +110,9 @@ def main() -> None:
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, 2 * resource.getrlimit(resource.RLIMIT_NOFILE)[1:])
     with tempfile.TemporaryDirectory(prefix="resources-") as folder:
-        broker = Broker(Path(folder, "data"), "--workers", str(options.workers), "--owners", str(options.workers)).start()
+        broker = Broker(
+            Path(folder, "data"), "--workers", str(options.workers), "--owners", str(options.workers)
+        ).start()
         try:
             asyncio.run(run(options, broker))
         finally:

@@ -1,17 +1,22 @@
-"""Messages a second that are read from ledgers: by reading.batches in this process, and by Spark's data source on one core.
+"""Messages a second that are read from ledgers: by reading.batches in this process, and by Spark's data source on one
+core.
 
     python tests/bench/source.py [--messages 2000000] [--size 100] [--keep FOLDER] [--kinds "unbatched;..."]
 
-Messages have a key out of a million and a payload of `size` bytes: each by itself, or 100 to a batch, plain and compressed.
+Messages have a key out of a million and a payload of `size` bytes: each by itself, or 100 to a batch, plain and
+compressed.
 
     all         every column; CPU seconds of this process, so that other work on the machine matters less
     scan        the columns that compaction looks at, likewise
-    Spark       every column to the JVM, and a sum over two; by the clock, with local[1] (the JVM and Python's worker overlap)
+    Spark       every column to the JVM, and a sum over two; by the clock, with local[1], where the JVM and Python's
+                worker overlap
     few         likewise, of four columns: key, payload, its size, message index
 
-Behind each of the latter two, microseconds of CPU a message: of Python's processes + of the JVM's.  What a query costs that reads
-nothing is told first, and taken off both, as it is the same for any number of messages.  Medians of three rounds.
+Behind each of the latter two, microseconds of CPU a message: of Python's processes + of the JVM's.  What a query costs
+that reads nothing is told first, and taken off both, as it is the same for any number of messages.  Medians of three
+rounds.
 """
+
 import argparse
 import contextlib
 import os
@@ -39,7 +44,8 @@ from tests.storage.jobs.topics import Message, Topic, batch, single
 FEW = "key,payload,payload_size,message_index"
 SCAN = "key", "message_index", "payload_size", "null_value", "is_encrypted", "chunks"
 KINDS = {"unbatched": (1, api.NONE), "unbatched, LZ4": (1, api.LZ4), "100 to a batch": (100, api.NONE),
-         **{f"100 to a batch, {name}": (100, codec) for name, codec in api.CompressionType.items() if codec != api.NONE}}
+         **{f"100 to a batch, {name}": (100, codec) for name, codec in api.CompressionType.items()
+            if codec != api.NONE}}
 _REPEATED = 50_000      # messages that are made one by one, and written over and over
 _ROUNDS = 3
 
@@ -110,10 +116,13 @@ class Spent:
 
 def by_spark(spark, topic: Topic, number: int, **options: str) -> Spent:
     def once() -> Spent:
-        frame = spark.read.format("geminga").options(data_dir=str(topic.data_dir), topic=f"read-{number}", **options).load()
+        frame = (
+            spark.read.format("geminga").options(data_dir=str(topic.data_dir), topic=f"read-{number}", **options).load()
+        )
         began = Spent.now()
         total, last = frame.selectExpr("sum(payload_size)", "max(message_index)").collect()[0]
-        assert (last, total is not None) == ((None, False) if "from_position" in options else (topic.next_message - 1, True))
+        assert (last, total is not None) == ((None, False) if "from_position" in options
+                                             else (topic.next_message - 1, True))
         return Spent.now().since(began)
     rounds = [once() for _ in range(_ROUNDS)]
     return Spent(*(statistics.median(getattr(one, name) for one in rounds) for name in Spent.__dataclass_fields__))
@@ -130,7 +139,12 @@ def main() -> None:
 
     from geminga.storage.jobs import source
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.memory", "1g").getOrCreate()
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .getOrCreate()
+    )
     spark.sparkContext.setLogLevel("ERROR")
     source.register(spark)
     nothing = None
@@ -143,10 +157,12 @@ def main() -> None:
             if nothing is None:
                 by_spark(spark, topic, number)      # until the JVM has compiled itself
                 nothing = by_spark(spark, topic, number, from_position=f"{topic.next_ledger}:0")
-                print(f"a query of nothing: {nothing.clock:.2f} s, {nothing.python:.2f} + {nothing.java:.2f} s of CPU\n\n"
+                print(f"a query of nothing: {nothing.clock:.2f} s, {nothing.python:.2f} + {nothing.java:.2f} s of "
+                      "CPU\n\n"
                       "| messages/s a core | all | scan | Spark | few |\n|---|--:|--:|--:|--:|", flush=True)
             figures = [f"{1e9 / read(topic, columns):,.0f}" for columns in (SCHEMA.names, SCAN)]
-            figures += [by_spark(spark, topic, number, **few).each(topic.next_message, nothing) for few in ({}, {"columns": FEW})]
+            figures += [by_spark(spark, topic, number, **few).each(topic.next_message, nothing)
+                        for few in ({}, {"columns": FEW})]
             print(f"| {kind} | {' | '.join(figures)} |", flush=True)
             for path in format.partition_folder(data_dir, topic.partition_id).glob("*.ledger"):
                 path.unlink()

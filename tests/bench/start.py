@@ -4,10 +4,13 @@
 
     filled      topics with a subscription each, that nobody acknowledges to: messages, seconds
     killed      while every topic is published to
-    ready       seconds from the start until the broker serves, the first line that it took from its journals, and memory then (PSS)
+    ready       seconds from the start until the broker serves, the first line that it took from its journals, and
+                memory then (PSS)
 
-Each start is killed as soon as it is ready, so all of them have the same to do.  Ready after less than two seconds is asked for.
+Each start is killed as soon as it is ready, so all of them have the same to do.  Ready after less than two seconds is
+asked for.
 """
+
 import argparse
 import os
 import re
@@ -33,7 +36,8 @@ def _fill(broker: Broker, topics: int, rounds: int, payload: bytes) -> int:
         nonlocal receipted
         receipted += result == pulsar.Result.Ok
 
-    client = pulsar.Client(broker.service_url, io_threads=2, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    client = pulsar.Client(broker.service_url, io_threads=2,
+                           logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     names = [f"persistent://public/default/start-{number}" for number in range(topics)]
     for name in names:
         client.subscribe(name, "nobody").close()
@@ -64,7 +68,8 @@ def main() -> None:
             rounds, began = max(1, (options.megabytes << 20) // (options.topics * options.size)), time.perf_counter()
             broker.start()
             receipted = _fill(broker, options.topics, rounds, os.urandom(options.size))
-            print(f"filled  {receipted:,} messages of {options.size} bytes, {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"filled  {receipted:,} messages of {options.size} bytes, {time.perf_counter() - began:.0f} s",
+                  flush=True)
         for _ in range(options.starts):
             before = len(broker.log())
             broker.start()

@@ -2,12 +2,16 @@
 
     python tests/bench/subscriptions.py [--entries 1000000] [--idle 10000] [--crowd 10000] [--only crowd]
 
-    random    all entries are given to one consumer, then acknowledged in random order, a thousand to a command: the rate, and the
-              owner's private memory per entry while all are out, and when half of them are holes and nobody is there
-    many      one topic at 20,000 messages a second with one subscription and with ten: CPU of the broker per message and subscription
-    idle      so many durable subscriptions of one topic without consumers: private memory, and CPU while nothing happens
-    crowd     so many Key_Shared consumers of one subscription, on a hundred connections: until all are there, until all are back when
-              their owner was killed, and the longest time without a receipt for somebody who publishes to the topic meanwhile
+    random    all entries are given to one consumer, then acknowledged in random order, a thousand to a command: the
+              rate, and the owner's private memory per entry while all are out, and when half of them are holes and
+              nobody is there
+    many      one topic at 20,000 messages a second with one subscription and with ten: CPU of the broker per message
+              and subscription
+    idle      so many durable subscriptions of one topic without consumers: private memory, and CPU while nothing
+              happens
+    crowd     so many Key_Shared consumers of one subscription, on a hundred connections: until all are there, until all
+              are back when their owner was killed, and the longest time without a receipt for somebody who publishes to
+              the topic meanwhile
 """
 
 import argparse
@@ -40,7 +44,8 @@ MIB = 1 << 20
 def broker() -> Iterator[tuple[str, int, int]]:
     """(host, port, pid) of one that lets a consumer have any number of messages."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {f"GEMINGA_STORAGE_MAX_UNACKED_MESSAGES_PER_{who}": "0" for who in ("CONSUMER", "SUBSCRIPTION")}
+        environment = os.environ | {f"GEMINGA_STORAGE_MAX_UNACKED_MESSAGES_PER_{who}": "0"
+                                    for who in ("CONSUMER", "SUBSCRIPTION")}
         command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]
         command += ["--port", "0", "--http-port", "0"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
@@ -101,15 +106,18 @@ def random_order(host: str, port: int, pid: int, entries: int) -> None:
         link.put(command)
         while link.outbox:
             link.receive(0.01)
-    link.ask("statistics", wire.frame(wire.CONSUMER_STATS, wire.number(1, link.request_id()) + wire.number(4, wire.ID_FIRST)),
+    link.ask("statistics",
+             wire.frame(wire.CONSUMER_STATS, wire.number(1, link.request_id()) + wire.number(4, wire.ID_FIRST)),
              wire.CONSUMER_STATS_RESPONSE)      # answered behind them
     seconds, busy = CLOCK() - began, cpu_seconds(pid) - busy
     link.ask("end", wire.close_consumer(wire.ID_FIRST, link.request_id()), wire.SUCCESS)
     time.sleep(SETTLE_S)
     acknowledged = half * IDS_EACH
     rest = owners_memory(pid)
-    print(f"random   {acknowledged / seconds:,.0f} acknowledgements/s, {busy / acknowledged * 1e6:.2f} us of broker CPU each; "
-          f"private memory of owners: {(out - before) / entries:.2f} bytes an entry while out, {(rest - before) / MIB:.1f} MiB in all with "
+    print(f"random   {acknowledged / seconds:,.0f} acknowledgements/s, {busy / acknowledged * 1e6:.2f} us of broker "
+          "CPU each; "
+          f"private memory of owners: {(out - before) / entries:.2f} bytes an entry while out, "
+          f"{(rest - before) / MIB:.1f} MiB in all with "
           f"half of them holes")
 
 
@@ -118,7 +126,8 @@ def many(host: str, port: int, pid: int) -> None:
     for _ in range(ROUNDS):
         for count, mine in taken.items():
             load = Load(host, port, topic_names(1), rate=RATE, consumers=count, subscriptions=count)
-            mine.append(measure(load, pid=pid, warmup_s=2.0, seconds=SECONDS).cpu_us * count)      # it is given per arrival
+            # it is given per arrival
+            mine.append(measure(load, pid=pid, warmup_s=2.0, seconds=SECONDS).cpu_us * count)
     costs = [min(mine) for mine in taken.values()]      # what others do on the machine only adds
     print(f"many     {costs[0]:.2f} us of broker CPU a message with one subscription, {costs[1]:.2f} with {MANY}: "
           f"{(costs[1] - costs[0]) / (MANY - 1):.2f} for each more")
@@ -129,12 +138,17 @@ def idle(host: str, port: int, pid: int, count: int) -> None:
     link = Link(Load(host, port, (topic,)))
     before = memory_bytes(pid, "uss")
     for number in range(count):
-        link.ask("subscription", wire.subscribe(topic, f"idle-{number}", "shared", wire.ID_FIRST, link.request_id(), "bench"), wire.SUCCESS)
+        link.ask(
+            "subscription",
+            wire.subscribe(topic, f"idle-{number}", "shared", wire.ID_FIRST, link.request_id(), "bench"),
+            wire.SUCCESS,
+        )
         link.ask("end", wire.close_consumer(wire.ID_FIRST, link.request_id()), wire.SUCCESS)
     time.sleep(SETTLE_S)
     after, busy = memory_bytes(pid, "uss"), cpu_seconds(pid)
     time.sleep(SECONDS)
-    print(f"idle     {count} subscriptions: {(after - before) / MIB:.1f} MiB, {(cpu_seconds(pid) - busy) / SECONDS * 100:.2f} % of a core")
+    print(f"idle     {count} subscriptions: {(after - before) / MIB:.1f} MiB, "
+          f"{(cpu_seconds(pid) - busy) / SECONDS * 100:.2f} % of a core")
 
 
 class Crowd:
@@ -152,7 +166,8 @@ class Crowd:
                 self._witness = one
                 one.sendall(wire.producer(topic, 1, 1, ""))
             else:
-                one.sendall(b"".join(self._asked(consumer) for consumer in range(number + 1, count + 1, CROWD_CONNECTIONS)))
+                one.sendall(b"".join(self._asked(consumer)
+                                     for consumer in range(number + 1, count + 1, CROWD_CONNECTIONS)))
 
     def _asked(self, consumer: int) -> bytes:
         return wire.subscribe(self.topic, "crowd", "key_shared", consumer, consumer, f"consumer-{consumer}")
@@ -162,7 +177,8 @@ class Crowd:
         began = CLOCK()
         while len(self.there) < self.count:
             if CLOCK() - began > CROWD_PATIENCE_S:
-                raise SystemExit(f"crowd    only {len(self.there)} of {self.count} consumers are there after {CROWD_PATIENCE_S} s")
+                raise SystemExit(f"crowd    only {len(self.there)} of {self.count} consumers are there after "
+                                 f"{CROWD_PATIENCE_S} s")
             self._listen()
         self.longest_s = max(self.longest_s, CLOCK() - self._sent)      # of what is not answered yet
         return CLOCK() - began
@@ -215,7 +231,8 @@ def crowd(host: str, port: int, pid: int, count: int) -> None:
     for owner in owners:      # of one of them the topic is; CLOSE_CONSUMER tells everybody
         os.kill(owner.pid, signal.SIGKILL)
     back = found.until_there()
-    print(f"crowd    {count} consumers: there after {first:.1f} s, longest without a receipt {waited:.2f} s; back {back:.1f} s after their "
+    print(f"crowd    {count} consumers: there after {first:.1f} s, longest without a receipt {waited:.2f} s; back "
+          f"{back:.1f} s after their "
           f"owner was killed, longest without a receipt {found.longest_s:.2f} s")
     found.close()
 

@@ -3,10 +3,10 @@
     python tests/bench/table.py --broker geminga=127.0.0.1:6650,pid=123 [--broker pulsar=127.0.0.1:16650,pid=456]
                                 [--rows publish,e2e] [--seconds 10] [--rounds 3] [--markdown]
 
-With two brokers every row is measured on the first and then on the second, as many times as there are rounds; a figure is the
-median of its rounds, and the ratio is the first broker's figure over the second's.  Every measurement has topics of its own and a
-warm-up.  CPU and memory are those of the process given and all below it; without a pid these figures are left out.
-Payloads are of 100 bytes, subscriptions exclusive unless a row says otherwise.  Progress goes to stderr.
+With two brokers every row is measured on the first and then on the second, as many times as there are rounds; a figure
+is the median of its rounds, and the ratio is the first broker's figure over the second's.  Every measurement has topics
+of its own and a warm-up.  CPU and memory are those of the process given and all below it; without a pid these figures
+are left out. Payloads are of 100 bytes, subscriptions exclusive unless a row says otherwise.  Progress goes to stderr.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from wire import WireError
 BATCH = {"batch": 100, "window": 5000, "lead": 1_000_000}
 TOPICS, TOPICS_PERMITS, TOPICS_RATE = 500, 1000, 10_000
 PACED_RATE = 2000
-SETTLE_S = 5.0      # of rest before memory is read; arbitrary, long against the times after which brokers drop cached entries
+# of rest before memory is read; arbitrary, long against the times after which brokers drop cached entries
+SETTLE_S = 5.0
 REFUSED = "refused"
 
 Cells = dict[str, float | str]  # figure -> value
@@ -109,7 +110,8 @@ def soak(broker: Broker, settings: Settings) -> Cells:
     arrived_rate = measure(_load(broker, limit=settings.soak), pid=broker.pid, warmup_s=1.0, seconds=0).arrived_rate
     time.sleep(SETTLE_S)
     after = memory_bytes(broker.pid, "uss")
-    return {"private memory growth MiB": (after - before) / 2**20, "private memory MiB": after / 2**20, "messages/s": arrived_rate}
+    return {"private memory growth MiB": (after - before) / 2**20, "private memory MiB": after / 2**20,
+            "messages/s": arrived_rate}
 
 
 def shared(broker: Broker, settings: Settings, *, kind: str) -> Cells:
@@ -145,7 +147,7 @@ ROWS: dict[str, tuple[str, Callable[[Broker, Settings], Cells]]] = {
 ONLY_WHEN_ASKED = ("soak", "shared", "key_shared")
 
 
-# --- running and printing -------------------------------------------------------------------------------------------------
+# --- running and printing ----------------------------------------------------------------------------------------
 
 
 def _say(text: str) -> None:
@@ -176,13 +178,15 @@ def _medians(rounds: list[Cells]) -> Cells:
 
 def lines_of(row: str, measured: list[Cells]) -> list[list[str]]:
     """Table lines: what was measured, the figure, each broker's value and, of two, the ratio."""
-    figures = dict.fromkeys(figure for cells in measured for figure in cells if not figure.endswith("own CPU us/message"))
+    figures = dict.fromkeys(figure for cells in measured for figure in cells
+                            if not figure.endswith("own CPU us/message"))
     lines = []
     for figure in figures:
         values = [cells.get(figure, math.nan) for cells in measured]
         if all(value != value for value in values):
             continue
-        lines.append([ROWS[row][0] if not lines else "", figure, *map(_number, values), *([_ratio(*values)] if len(values) == 2 else [])])
+        lines.append([ROWS[row][0] if not lines else "", figure, *map(_number, values),
+                      *([_ratio(*values)] if len(values) == 2 else [])])
     return lines
 
 
@@ -204,14 +208,18 @@ def print_table(header: list[str], lines: list[list[str]], *, markdown: bool) ->
     widths = [max(len(line[at]) for line in [header, *lines]) for at in range(len(header))]
     rule = ["-" * width if at < 2 else "-" * (width - 1) + ":" for at, width in enumerate(widths)]
     for line in [header, rule if markdown else ["-" * width for width in widths], *lines]:
-        cells = [cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        cells = [cell.ljust(width) if at < 2 else cell.rjust(width)
+                 for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
         print(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
 
 
 def machine() -> str:
-    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+              if line.startswith("model name")]
     model = models[0] if models else platform.machine()
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    return (
+        f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    )
 
 
 def _broker(text: str) -> Broker:
@@ -231,8 +239,10 @@ def _rows(text: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--broker", type=_broker, action="append", required=True, metavar="NAME=HOST:PORT[,pid=PID]", help="one or two")
-    parser.add_argument("--rows", type=_rows, default=[row for row in ROWS if row not in ONLY_WHEN_ASKED], help=", ".join(ROWS))
+    parser.add_argument("--broker", type=_broker, action="append", required=True, metavar="NAME=HOST:PORT[,pid=PID]",
+                        help="one or two")
+    parser.add_argument("--rows", type=_rows, default=[row for row in ROWS if row not in ONLY_WHEN_ASKED],
+                        help=", ".join(ROWS))
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--warmup", type=float, default=3, help="seconds of the same load before each measurement")
     parser.add_argument("--rounds", type=int, default=1)
@@ -252,7 +262,8 @@ def main() -> int:
         return 1
     names = [broker.name for broker in asked.broker]
     print_table(["row", "figure", *names, *(["ratio"] if len(names) == 2 else [])], lines, markdown=asked.markdown)
-    print(f"\n{machine()}; {asked.seconds:g} s a measurement after {asked.warmup:g} s of warm-up, {asked.rounds} round(s)")
+    print(f"\n{machine()}; {asked.seconds:g} s a measurement after {asked.warmup:g} s of warm-up, {asked.rounds} "
+          "round(s)")
     return 0
 
 

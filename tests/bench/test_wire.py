@@ -37,10 +37,13 @@ def test_commands_decode_to_what_was_asked_for():
     assert command(wire.connect())[0].connect.protocol_version == wire.PROTOCOL_VERSION
     asked = command(wire.partitioned_metadata(TOPIC, 3))[0].partitionMetadata
     assert asked == pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=3)
-    assert command(wire.lookup(TOPIC, 3))[0].lookupTopic == pb.CommandLookupTopic(topic=TOPIC, request_id=3, authoritative=False)
+    assert command(wire.lookup(TOPIC, 3))[0].lookupTopic == pb.CommandLookupTopic(topic=TOPIC, request_id=3,
+                                                                                  authoritative=False)
     assert command(wire.flow(300, 20_000))[0].flow == pb.CommandFlow(consumer_id=300, messagePermits=20_000)
     assert command(wire.unsubscribe(130, 9))[0].unsubscribe == pb.CommandUnsubscribe(consumer_id=130, request_id=9)
-    assert command(wire.close_consumer(130, 9))[0].close_consumer == pb.CommandCloseConsumer(consumer_id=130, request_id=9)
+    assert command(wire.close_consumer(130, 9))[0].close_consumer == pb.CommandCloseConsumer(
+        consumer_id=130, request_id=9
+    )
     assert command(wire.pong())[0].type == pb.BaseCommand.PONG
 
 
@@ -49,7 +52,13 @@ def test_producer_and_subscribe_name_their_ids():
     assert opened == pb.CommandProducer(topic=TOPIC, producer_id=128, request_id=5, producer_name="name")
     asked = command(wire.subscribe(TOPIC, "sub", "key_shared", 128, 5, "name"))[0].subscribe
     assert (asked.subType, asked.initialPosition) == (pb.CommandSubscribe.Key_Shared, pb.CommandSubscribe.Earliest)
-    assert (asked.topic, asked.subscription, asked.consumer_id, asked.request_id, asked.consumer_name) == (TOPIC, "sub", 128, 5, "name")
+    assert (asked.topic, asked.subscription, asked.consumer_id, asked.request_id, asked.consumer_name) == (
+        TOPIC,
+        "sub",
+        128,
+        5,
+        "name",
+    )
 
 
 def test_an_acknowledgement_carries_ids_as_they_came():
@@ -102,7 +111,8 @@ def test_a_block_takes_producers_in_turn_and_counts_sequence_ids(first):
     step = len(raw) // 400
     for row in range(400):
         decoded, rest = command(raw[row * step : (row + 1) * step])
-        expected = pb.CommandSend(producer_id=128 + (first + row) % 300, sequence_id=(1 << 28) + first + row, num_messages=1)
+        expected = pb.CommandSend(producer_id=128 + (first + row) % 300, sequence_id=(1 << 28) + first + row,
+                                  num_messages=1)
         assert (decoded.send, rest) == (expected, entry)
 
 

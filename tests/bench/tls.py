@@ -3,8 +3,10 @@
     python tests/bench/tls.py [--rounds 3] [--seconds 5] [--idle 10000]
 
     rate     publish and consume by one connection each, without TLS and with it in turns: medians, and their ratio
-    idle     so many connections that have shown a token: memory of all processes, CPU of a handshake and while nothing happens
+    idle     so many connections that have shown a token: memory of all processes, CPU of a handshake and while nothing
+             happens
 """
+
 import argparse
 import asyncio
 import base64
@@ -77,7 +79,11 @@ def rate(broker: Broker, rounds: int, seconds: float) -> None:
             trusted = broker.trusted if scheme == "pulsar+ssl" else ""
             load = Load("localhost", broker.ports[scheme], topic_names(1), size_bytes=SIZE, trusted=trusted)
             figures = measure(load, pid=broker.pid, warmup_s=WARMUP_S, seconds=seconds)
-            print(f"         {scheme}: {figures.arrived_rate:,.0f} messages/s, {figures.cpu_us:.2f} us of broker CPU each", file=sys.stderr)
+            print(
+                f"         {scheme}: {figures.arrived_rate:,.0f} messages/s, "
+                f"{figures.cpu_us:.2f} us of broker CPU each",
+                file=sys.stderr,
+            )
             found.append(figures.arrived_rate)
     plain, tls = map(statistics.median, rates.values())
     print(f"rate     {tls:,.0f} messages/s with TLS, {plain:,.0f} without: {tls / plain:.2f}")
@@ -113,7 +119,8 @@ async def idle(broker: Broker, connections: int) -> None:
         async with gate:
             is_there = loop.create_future()
             where = (f"127.0.0.{1 + number % ADDRESSES}", 0)
-            transports.append(await loop.create_connection(lambda: Idle(is_there), "127.0.0.1", broker.ports["pulsar+ssl"], ssl=context,
+            transports.append(await loop.create_connection(lambda: Idle(is_there), "127.0.0.1",
+                                                           broker.ports["pulsar+ssl"], ssl=context,
                                                            server_hostname="localhost", local_addr=where))
             assert await is_there == wire.CONNECTED
 
@@ -125,8 +132,10 @@ async def idle(broker: Broker, connections: int) -> None:
     await asyncio.sleep(IDLE_S)
     idle_s, idle_busy = time.monotonic() - idle_s, cpu_seconds(broker.pid) - idle_busy
     after = memory_bytes(broker.pid, "pss")
-    print(f"idle     {connections} connections in {seconds:.0f} s, {busy / connections * 1e3:.2f} ms of broker CPU each; all processes: "
-          f"{after / MIB:.0f} MiB, {(after - before) / connections / 1024:.1f} KiB each; then {idle_busy / idle_s:.1%} of a core")
+    print(f"idle     {connections} connections in {seconds:.0f} s, {busy / connections * 1e3:.2f} ms of broker CPU "
+          "each; all processes: "
+          f"{after / MIB:.0f} MiB, {(after - before) / connections / 1024:.1f} KiB each; then {idle_busy / idle_s:.1%} "
+          "of a core")
 
 
 def main() -> int:

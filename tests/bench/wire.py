@@ -3,9 +3,10 @@
     simple command   [total u32][command size u32][BaseCommand]
     SEND, MESSAGE    the same, then an entry: [0x0e01][crc32c u32][metadata size u32][MessageMetadata][payload]
 
-It shares no code with the broker, so that a mistake there cannot hide here; test_wire.py compares what it writes with the
-protocol's own definition.  What runs once per message is done for whole blocks with numpy: SEND frames of one length are the
-rows of an array in which only two columns of numbers change, and received frames are found by runs of equal length.
+It shares no code with the broker, so that a mistake there cannot hide here; test_wire.py compares what it writes with
+the protocol's own definition.  What runs once per message is done for whole blocks with numpy: SEND frames of one
+length are the rows of an array in which only two columns of numbers change, and received frames are found by runs of
+equal length.
 
 No compression, no encryption, no chunks, no transactions, no TLS.
 """
@@ -21,9 +22,30 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 # BaseCommand.Type; for every command here it is also the number of the field that holds the command.
-CONNECT, CONNECTED, SUBSCRIBE, PRODUCER, SEND, SEND_RECEIPT, SEND_ERROR, MESSAGE, ACK, FLOW, UNSUBSCRIBE, SUCCESS, ERROR = range(2, 15)
+(
+    CONNECT,
+    CONNECTED,
+    SUBSCRIBE,
+    PRODUCER,
+    SEND,
+    SEND_RECEIPT,
+    SEND_ERROR,
+    MESSAGE,
+    ACK,
+    FLOW,
+    UNSUBSCRIBE,
+    SUCCESS,
+    ERROR,
+) = range(2, 15)
 CLOSE_PRODUCER, CLOSE_CONSUMER, PRODUCER_SUCCESS, PING, PONG = range(15, 20)
-PARTITIONED_METADATA, PARTITIONED_METADATA_RESPONSE, LOOKUP, LOOKUP_RESPONSE, CONSUMER_STATS, CONSUMER_STATS_RESPONSE = range(21, 27)
+(
+    PARTITIONED_METADATA,
+    PARTITIONED_METADATA_RESPONSE,
+    LOOKUP,
+    LOOKUP_RESPONSE,
+    CONSUMER_STATS,
+    CONSUMER_STATS_RESPONSE,
+) = range(21, 27)
 NAMES = {number: name for name, number in list(globals().items()) if name.isupper() and isinstance(number, int)}
 
 PROTOCOL_VERSION = 21
@@ -31,8 +53,8 @@ SUBSCRIPTION_TYPES = {"exclusive": 0, "shared": 1, "failover": 2, "key_shared": 
 EARLIEST = 1
 INDIVIDUAL, CUMULATIVE = 0, 1
 
-# Ids of producers and consumers start where a varint takes two bytes and end before it takes three; sequence ids likewise
-# between five bytes and six.  So the columns of a block of frames never move.
+# Ids of producers and consumers start where a varint takes two bytes and end before it takes three; sequence ids
+# likewise between five bytes and six.  So the columns of a block of frames never move.
 ID_FIRST, ID_COUNT_MAX = 1 << 7, (1 << 14) - (1 << 7)
 SEQUENCE_FIRST = 1 << 28
 
@@ -42,7 +64,8 @@ SEQUENCE_AT = 16        # SEND and SEND_RECEIPT: after the tag of field 2, a var
 MESSAGE_ID_AT = 16      # MESSAGE: after the tag of field 2, the length byte and then a MessageIdData
 MESSAGE_ID_SIZE_MAX = 40
 
-DELIVER_AT, DELIVER_AT_WIDTH, DELIVER_AT_MIN = 19, 6, 1 << 35      # field of MessageMetadata; bytes of such times; the least of those
+# field of MessageMetadata; bytes of such times; the least of those
+DELIVER_AT, DELIVER_AT_WIDTH, DELIVER_AT_MIN = 19, 6, 1 << 35
 _CHECKED = 6            # of an entry, where that begins which its checksum is of
 
 _U32 = struct.Struct(">I")
@@ -78,7 +101,9 @@ def frame(kind: int, body: bytes, entry: bytes = b"") -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of one protobuf message in the order of its bytes; numbers as int, anything of a length as bytes."""
+    """(field number, value) of one protobuf message in the order of its bytes; numbers as int, anything of a length as
+    bytes.
+    """
     at = 0
 
     def take_varint() -> int:
@@ -112,7 +137,7 @@ def command_of(data: bytes | bytearray, start: int) -> tuple[int, dict[int, int 
     return kind, dict(fields(outer.get(kind, b"")))
 
 
-# --- the commands of a client ---------------------------------------------------------------------------------------------
+# --- the commands of a client ------------------------------------------------------------------------------------
 
 
 def connect(token: str = "") -> bytes:
@@ -158,14 +183,15 @@ def pong() -> bytes:
     return frame(PONG, b"")
 
 
-# --- entries and blocks of SEND -------------------------------------------------------------------------------------------
+# --- entries and blocks of SEND ----------------------------------------------------------------------------------
 
 
 def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = None, deliver_at: int = 0) -> bytes:
-    """One entry: its metadata and payload with their checksum; with batch > 1 so many messages of the payload, as a client packs them.
-    deliver_at: ms, 0 for at once.
+    """One entry: its metadata and payload with their checksum; with batch > 1 so many messages of the payload, as a
+    client packs them. deliver_at: ms, 0 for at once.
 
-    The sequence id in the metadata stays 0: to change it would cost a checksum per entry, and brokers go by the one in SEND.
+    The sequence id in the metadata stays 0: to change it would cost a checksum per entry, and brokers go by the one in
+    SEND.
     """
     metadata = string(1, producer_name) + number(2, 0) + number(3, int(time.time() * 1000))
     if key is not None:
@@ -181,7 +207,9 @@ def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = 
 
 
 class SendBlock:
-    """SEND frames as the rows of one array, for entries of one length; row n of a block goes to producer n modulo the producers."""
+    """SEND frames as the rows of one array, for entries of one length; row n of a block goes to producer n modulo the
+    producers.
+    """
 
     def __init__(self, entries: list[bytes], *, batch: int, producers: int):
         assert len({len(one) for one in entries}) == 1
@@ -204,7 +232,8 @@ class SendBlock:
 class DelayedBlock(SendBlock):
     """Entries whose deliver-at times, and so their checksums, are each their own."""
 
-    def __init__(self, producer_name: str, payload: bytes, rows: int, times: Callable[[int, int], NDArray[np.int64]], *, producers: int):
+    def __init__(self, producer_name: str, payload: bytes, rows: int, times: Callable[[int, int], NDArray[np.int64]], *,
+                 producers: int):
         """times: of the entries number first to first + count of this connection, ms of this century's."""
         one = entry(producer_name, payload, deliver_at=DELIVER_AT_MIN)
         super().__init__([one] * rows, batch=1, producers=producers)
@@ -213,8 +242,13 @@ class DelayedBlock(SendBlock):
         self._checksum_at, self._time_at = start + _CHECKED - 4, start + at
         # A checksum of this kind is linear: a byte that changes changes it alike whatever the others are.
         same = bytes(len(one) - _CHECKED)
-        self._changes = np.array([[crc32c.crc32c(same[:place] + bytes([value]) + same[place + 1:]) for value in range(256)]
-                                  for place in range(at - _CHECKED, at - _CHECKED + DELIVER_AT_WIDTH)], np.uint32) ^ crc32c.crc32c(same)
+        self._changes = np.array(
+            [
+                [crc32c.crc32c(same[:place] + bytes([value]) + same[place + 1 :]) for value in range(256)]
+                for place in range(at - _CHECKED, at - _CHECKED + DELIVER_AT_WIDTH)
+            ],
+            np.uint32,
+        ) ^ crc32c.crc32c(same)
         kept = np.frombuffer(one, np.uint8, DELIVER_AT_WIDTH, at)
         self._base = int.from_bytes(one[_CHECKED - 4:_CHECKED], "big") ^ int(self._change_of(kept[None])[0])
 
@@ -243,7 +277,7 @@ def _write_varints(rows: Bytes, column: int, values: NDArray[np.int64], *, width
     rows[:, column + width - 1] = values >> 7 * (width - 1)
 
 
-# --- reading many frames at once ------------------------------------------------------------------------------------------
+# --- reading many frames at once ---------------------------------------------------------------------------------
 
 
 def frame_starts(data: Bytes, end: int) -> tuple[NDArray[np.int64], int]:

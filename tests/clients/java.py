@@ -1,7 +1,7 @@
 """Apache Pulsar's own command line tools, as a Java user has them: fetched once with Maven, run as processes.
 
-The jars go to $XDG_CACHE_HOME/geminga-tests (or ~/.cache/geminga-tests), in a folder named after what was asked for, so that a change
-of version fetches anew and nothing is ever half there.
+The jars go to $XDG_CACHE_HOME/geminga-tests (or ~/.cache/geminga-tests), in a folder named after what was asked for, so
+that a change of version fetches anew and nothing is ever half there.
 """
 
 import hashlib
@@ -39,7 +39,9 @@ OPENED = ["java.base/sun.net", "java.base/jdk.internal.platform", "java.base/jav
 JVM_OPTIONS = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dio.netty.tryReflectionSetAccessible=true"]
 
 LOGGING = """<Configuration>
-  <Appenders><Console name="stderr" target="SYSTEM_ERR"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
+  <Appenders>
+    <Console name="stderr" target="SYSTEM_ERR"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console>
+  </Appenders>
   <Loggers>
     <Logger name="org.apache.pulsar.testclient" level="info"/>
     <Logger name="org.apache.pulsar.client.cli" level="info"/>
@@ -115,12 +117,16 @@ class JavaTools:
         """What a program of one source file printed to standard output, with what it is told on standard input."""
         done = subprocess.run([*self._java, str(source), self._service_url, *arguments], capture_output=True, text=True,
                               timeout=RUN_SECONDS, input=said)
-        assert done.returncode == 0, f"{source} {arguments}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"{source} {arguments}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     def _run(self, tool: str, *arguments: str) -> str:
         command = [*self._java, f"-Dpulsar.client.conf={self._conf}", tool, str(self._conf), *arguments]
         environment = {**os.environ, "PULSAR_CLIENT_CONF": str(self._conf)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, env=environment)
-        assert done.returncode == 0, f"{tool} {arguments}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"{tool} {arguments}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout + done.stderr

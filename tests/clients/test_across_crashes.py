@@ -1,7 +1,7 @@
 """Publishing and consuming go on across killed processes, and nothing that was receipted is lost.
 
-Clients are the official ones, as they reconnect by rules of their own.  Where a test must see what a client hides (that it was told to
-look up again, that it was not), a bare connection stands in: Witness.
+Clients are the official ones, as they reconnect by rules of their own.  Where a test must see what a client hides (that
+it was told to look up again, that it was not), a bare connection stands in: Witness.
 """
 
 import functools
@@ -33,7 +33,8 @@ TWO_OF_EACH = ("--workers", "2", "--owners", "2")
 class Traffic:
     """A producer that never stops and a consumer that acknowledges all it receives, with a thread for each.
 
-    Messages are numbers, published in order.  Invariant: at most WINDOW of them are published and neither received nor refused.
+    Messages are numbers, published in order.  Invariant: at most WINDOW of them are published and neither received nor
+    refused.
     """
 
     def __init__(self, client: pulsar.Client, topic: str, **producer_options: object) -> None:
@@ -216,7 +217,9 @@ def receive_whole(consumer: pulsar.Consumer, bodies: list[bytes], *, of: list[by
 
 @pytest.mark.parametrize("role", ["worker", "owner"])
 def test_messages_in_chunks_come_whole_before_and_after_a_kill(start_broker, connect, role):
-    """Killed between messages: this client gives up a message of which it gets a chunk twice (apache/pulsar-client-cpp, 587)."""
+    """Killed between messages: this client gives up a message of which it gets a chunk twice (apache/pulsar-client-cpp,
+    587).
+    """
     broker = start_broker("--workers", "1", "--owners", "1")
     client = connect(broker.service_url)
     topic = unique_topic("crash")
@@ -331,7 +334,9 @@ class Witness:
         self._socket.sendall(struct.pack(">II", 4 + len(body) + len(after), len(body)) + body + after)
 
     def next(self) -> api.BaseCommand | None:
-        """The next command that is about us, None at the end of the connection; TimeoutError after RESUME_SECONDS of silence."""
+        """The next command that is about us, None at the end of the connection; TimeoutError after RESUME_SECONDS of
+        silence.
+        """
         while True:
             header = self._stream.read(8)
             if len(header) < 8:
@@ -365,11 +370,15 @@ class Witness:
 
     def create_producer(self, producer_id: int, topic: str) -> bool:
         self.ask_for_producer(producer_id, topic)
-        return self.next_of(api.BaseCommand.PRODUCER_SUCCESS, api.BaseCommand.ERROR).type == api.BaseCommand.PRODUCER_SUCCESS
+        return (
+            self.next_of(api.BaseCommand.PRODUCER_SUCCESS, api.BaseCommand.ERROR).type
+            == api.BaseCommand.PRODUCER_SUCCESS
+        )
 
     def ask_for_subscription(self, consumer_id: int, topic: str, request_id: int) -> None:
         asked = api.CommandSubscribe(
-            topic=topic, subscription="sub", subType=api.CommandSubscribe.Exclusive, consumer_id=consumer_id, request_id=request_id
+            topic=topic, subscription="sub", subType=api.CommandSubscribe.Exclusive, consumer_id=consumer_id,
+            request_id=request_id
         )
         self._send(api.BaseCommand(type=api.BaseCommand.SUBSCRIBE, subscribe=asked))
 
@@ -386,7 +395,8 @@ class Witness:
         metadata = api.MessageMetadata(producer_name="witness", sequence_id=0, publish_time=1).SerializeToString()
         sent = api.CommandSend(producer_id=producer_id, sequence_id=0)
         # Without a checksum, as old clients do: the metadata's size follows at once.
-        self._send(api.BaseCommand(type=api.BaseCommand.SEND, send=sent), struct.pack(">I", len(metadata)) + metadata + b"seen")
+        self._send(api.BaseCommand(type=api.BaseCommand.SEND, send=sent),
+                   struct.pack(">I", len(metadata)) + metadata + b"seen")
         while True:
             answer = self.next_of(api.BaseCommand.SEND_RECEIPT, api.BaseCommand.SEND_ERROR)
             if answer.type == api.BaseCommand.SEND_ERROR:
@@ -412,7 +422,9 @@ NOT_ASKED_FOR = 2**64 - 1  # the request id of what the broker says of its own a
 
 
 def test_a_killed_owner_is_noticed_by_its_own_clients_only(start_broker, witness_of):
-    """They are told to look up again; on the same connection the others' producers and consumers go on as if nothing happened."""
+    """They are told to look up again; on the same connection the others' producers and consumers go on as if nothing
+    happened.
+    """
     broker = start_broker(*TWO_OF_EACH)
     witness = witness_of(broker)
     topics = {number: unique_topic("crash") for number in range(16)}  # all at one owner: once in 32,768 runs
@@ -431,12 +443,15 @@ def test_a_killed_owner_is_noticed_by_its_own_clients_only(start_broker, witness
     assert 0 < len(unaffected) < len(topics)
     assert {*witness.closed_producers.values(), *witness.closed_consumers.values()} == {NOT_ASKED_FOR}
     for number in witness.closed_producers:
-        eventually(lambda number=number: witness.create_producer(number, topics[number]), BACK_SECONDS, "its owner's return")
+        eventually(lambda number=number: witness.create_producer(number, topics[number]), BACK_SECONDS,
+                   "its owner's return")
         assert witness.publish(number) == "receipt"
 
 
 def test_requests_that_an_owner_died_over_are_answered(start_broker, witness_of):
-    """With what was asked for, by the next process, or with an error: clients wait half a minute for an answer that is lost."""
+    """With what was asked for, by the next process, or with an error: clients wait half a minute for an answer that is
+    lost.
+    """
     broker = start_broker("--workers", "1", "--owners", "1")
     witness = witness_of(broker)
     assert witness.subscribe(1, unique_topic("crash"))
@@ -477,9 +492,9 @@ def test_clients_of_a_stopping_broker_are_told_before_their_connections_end(star
 def test_every_topic_goes_on_while_owners_are_killed(start_broker, connect):
     """Eight topics of real clients over two owners: each of them carries messages soon after the kills.
 
-    Killed twice: who ends so young may be started again a little later, and meanwhile clients ask for their subscriptions.  They must
-    not be refused then: the consumer of the C++ library takes an error to such a request for a connection, and never asks again
-    (apache/pulsar-client-cpp, pull request 577).
+    Killed twice: who ends so young may be started again a little later, and meanwhile clients ask for their
+    subscriptions.  They must not be refused then: the consumer of the C++ library takes an error to such a request for
+    a connection, and never asks again (apache/pulsar-client-cpp, pull request 577).
     """
     broker = start_broker(*TWO_OF_EACH)
     client = connect(broker.service_url)

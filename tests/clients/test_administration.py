@@ -17,7 +17,8 @@ def topic_url(broker, topic: str, rest: str) -> str:
     return f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/{rest}"
 
 
-@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared],
+@pytest.mark.parametrize("kind",
+                         [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared],
                          ids=lambda kind: kind.name)
 def test_a_topic_is_unloaded_under_load_and_nobody_loses_anything(broker, client, kind):
     topic = unique_topic("unloaded")
@@ -45,7 +46,8 @@ def test_a_terminated_topic_is_read_to_its_end(broker, client, connect):
     assert (status, '"entryId"' in text) == (200, True)
     assert data_of(receive(earliest(client, topic), 5)) == bodies
     with pytest.raises(pulsar.PulsarException):
-        connect(broker.service_url, operation_timeout_seconds=1).create_producer(topic)     # released clients try for so long
+        # released clients try for so long
+        connect(broker.service_url, operation_timeout_seconds=1).create_producer(topic)
 
 
 def test_partitions_are_added_under_load(broker, connect):
@@ -71,7 +73,8 @@ def test_why_names_the_cause(broker, client):
     consumer.receive(timeout_millis=RECEIVE_MS)
 
     def told(subscription: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([GEMINGA, "why", topic, subscription, "--http-url", broker.http_url], capture_output=True, text=True)
+        return subprocess.run([GEMINGA, "why", topic, subscription, "--http-url", broker.http_url], capture_output=True,
+                              text=True)
 
     eventually(lambda: "no acknowledgements, messages 1" in told("sub").stdout, 30, "the cause")
     consumer.close()
@@ -80,7 +83,9 @@ def test_why_names_the_cause(broker, client):
         "  messages: 1 published, 0 acknowledged, 0 expired, 0 skipped, 0 evicted, 1 backlog",
         "  no consumer"]
     nobody = told("nobody")
-    assert (nobody.returncode, nobody.stderr) == (1, f"geminga: Subscription nobody not found for topic {topic} (HTTP 404)\n")
+    assert (nobody.returncode, nobody.stderr) == (1,
+                                                  f"geminga: Subscription nobody not found for topic {topic} (HTTP "
+                                                  "404)\n")
 
 
 def test_a_subscription_is_reset_and_skipped(broker, client):

@@ -1,4 +1,5 @@
-"""The official Python client reads compacted topics: while views are swapped, from ledgers that are gone, over kills; ghosts: 0.
+"""The official Python client reads compacted topics: while views are swapped, from ledgers that are gone, over kills;
+ghosts: 0.
 
 The client knows nothing of messages that are compacted out: what it were given of those it would show.
 """
@@ -105,7 +106,8 @@ def test_views_are_swapped_under_load(small_broker, connect):
     """A reader, all the time, and a subscription that acknowledges one by one: each ends with the dictionary."""
     client = connect(small_broker.service_url)
     table = Table(client, unique_topic("load"), **BATCHES)
-    consumer = client.subscribe(table.topic, "sub", is_read_compacted=True, initial_position=pulsar.InitialPosition.Earliest,
+    consumer = client.subscribe(table.topic, "sub", is_read_compacted=True,
+                                initial_position=pulsar.InitialPosition.Earliest,
                                 receiver_queue_size=20)
     table.put_many("0")
     reader = reader_of(client, table.topic, receiver_queue_size=20)
@@ -182,7 +184,8 @@ def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
     consuming = Reading()
 
     def subscribe(client):
-        return client.subscribe(table.topic, "sub", is_read_compacted=True, initial_position=pulsar.InitialPosition.Earliest,
+        return client.subscribe(table.topic, "sub", is_read_compacted=True,
+                                initial_position=pulsar.InitialPosition.Earliest,
                                 receiver_queue_size=10, batch_index_ack_enabled=True)
 
     consumer = subscribe(client)

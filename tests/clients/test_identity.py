@@ -26,7 +26,8 @@ from ..workers.peer import Closed, Peer
 
 SECRET, OTHER_SECRET = b"a secret key of more than 32 bytes: s1", b"another one, which takes its place: s2"
 PASSWORD = "correct:horse"
-ADDRESSES = (f"127.{number // 250 % 250 + 1}.{number % 250 + 1}.7" for number in itertools.count())      # who fails often has to wait
+# who fails often has to wait
+ADDRESSES = (f"127.{number // 250 % 250 + 1}.{number % 250 + 1}.7" for number in itertools.count())
 
 
 def token(role: str, key: bytes = SECRET, **claims) -> str:
@@ -103,10 +104,16 @@ def test_a_client_that_shows_who_it_is(asking, who):
 
 def test_the_library_over_http(asking):
     """Lookups are requests then."""
-    with contextlib.closing(pulsar.Client(asking.http_url, authentication=pulsar.AuthenticationBasic("jane", "it-is-hers"))) as client:
+    with contextlib.closing(
+        pulsar.Client(asking.http_url, authentication=pulsar.AuthenticationBasic("jane", "it-is-hers"))
+    ) as client:
         client.create_producer(unique_topic("identity")).send(b"hello")
-    with contextlib.closing(pulsar.Client(asking.http_url, authentication=pulsar.AuthenticationBasic("jane", "his"))) as client, \
-            pytest.raises(pulsar.ConnectError):
+    with (
+        contextlib.closing(
+            pulsar.Client(asking.http_url, authentication=pulsar.AuthenticationBasic("jane", "his"))
+        ) as client,
+        pytest.raises(pulsar.ConnectError),
+    ):
         client.create_producer(unique_topic("identity"))
 
 
@@ -123,7 +130,8 @@ def test_what_is_said_behind_connect_waits_for_its_answer(asking):
     ids=["token", "lower", "bcrypt", "apr1"])
 def test_a_request_that_shows_who_asks(asking, shown):
     assert ask(asking, "/admin/v2/tenants", Authorization=shown)[0] == 200
-    assert ask(asking, "/admin/v2/brokers/health", Authorization=shown)[0::2] == (200, b"ok")      # the broker asks itself
+    # the broker asks itself
+    assert ask(asking, "/admin/v2/brokers/health", Authorization=shown)[0::2] == (200, b"ok")
 
 
 def test_our_own_commands(asking, folder, capsys, monkeypatch):
@@ -147,13 +155,18 @@ def test_our_own_commands(asking, folder, capsys, monkeypatch):
 
 HEADER, CLAIMS, SIGNATURE = token("joe").split(".")
 BAD = {
-    "nothing": (None, b""), "none": ("none", b""), "another method": ("sasl", b"x"), "internal": ("internal", b"geminga"),
-    "no token": ("token", b""), "garbage": ("token", b"garbage"), "not UTF-8": ("token", b"\xff\xfe\0"), "huge": ("token", b"x" * 100_000),
+    "nothing": (None, b""), "none": ("none", b""), "another method": ("sasl", b"x"),
+    "internal": ("internal", b"geminga"),
+    "no token": ("token", b""), "garbage": ("token", b"garbage"), "not UTF-8": ("token", b"\xff\xfe\0"),
+    "huge": ("token", b"x" * 100_000),
     "huge and right": ("token", token("joe", more="x" * 100_000).encode()),
     "expired": ("token", token("joe", exp=1).encode()), "not yet valid": ("token", token("joe", nbf=1 << 40).encode()),
-    "unsigned": ("token", f"{HEADER}.{CLAIMS}.".encode()), "alg=none": ("token", jwt.encode({"sub": "joe"}, None, "none").encode()),
-    "wrongly signed": ("token", token("joe", OTHER_SECRET).encode()), "no role": ("token", jwt.encode({}, SECRET, "HS256").encode()),
-    "no password": ("basic", b"joe"), "wrong password": ("basic", b"joe:wrong"), "unknown user": ("basic", b"jim:wrong"),
+    "unsigned": ("token", f"{HEADER}.{CLAIMS}.".encode()),
+    "alg=none": ("token", jwt.encode({"sub": "joe"}, None, "none").encode()),
+    "wrongly signed": ("token", token("joe", OTHER_SECRET).encode()),
+    "no role": ("token", jwt.encode({}, SECRET, "HS256").encode()),
+    "no password": ("basic", b"joe"), "wrong password": ("basic", b"joe:wrong"),
+    "unknown user": ("basic", b"jim:wrong"),
     "colons": ("basic", b":::"), "NULs": ("basic", b"joe:correct:horse\0"), "a NUL user": ("basic", b"\0joe:x"),
     "basic, not UTF-8": ("basic", b"\xff:\xfe"), "a token as password": ("basic", token("joe").encode()),
 }
@@ -180,7 +193,12 @@ def test_a_client_that_cannot_show_who_it_is(asking, what):
 def test_a_request_that_does_not_show_who_asks(asking, header):
     """Of every path alike, whether there is something or not."""
     shown = {} if header is None else {"Authorization": header}
-    for path in "/admin/v2/tenants", "/admin/v2/brokers/health", "/no/such/path", "/lookup/v2/topic/persistent/public/default/t":
+    for path in (
+        "/admin/v2/tenants",
+        "/admin/v2/brokers/health",
+        "/no/such/path",
+        "/lookup/v2/topic/persistent/public/default/t",
+    ):
         status, headers, body = ask(asking, path, **shown)
         assert (status, json.loads(body)) == (401, {"reason": "Authentication required"})
         assert "realm" in headers["WWW-Authenticate"]
@@ -227,7 +245,8 @@ def expiring(broker: Broker, **flags) -> Peer:
 
 
 def answer(client: Peer, data: str) -> None:
-    client.say(command(T.AUTH_RESPONSE, response={"auth_method_name": "token", "auth_data": data.encode()}, protocol_version=21))
+    client.say(command(T.AUTH_RESPONSE, response={"auth_method_name": "token", "auth_data": data.encode()},
+                       protocol_version=21))
 
 
 def is_served(client: Peer) -> bool:
@@ -244,7 +263,8 @@ def test_a_token_that_expires_is_asked_for_again(asking):
 
 
 @pytest.mark.parametrize("said, heard", [
-    (token("jane"), []), (token("joe", exp=1), [api.AuthenticationError]), ("bad", [api.AuthenticationError]), (None, [])],
+    (token("jane"), []), (token("joe", exp=1), [api.AuthenticationError]), ("bad", [api.AuthenticationError]),
+    (None, [])],
     ids=["another role", "expired", "bad", "silence"])
 def test_a_wrong_answer_ends_the_connection(asking, said, heard):
     with expiring(asking, supports_auth_refresh=True) as client:
@@ -267,7 +287,9 @@ def test_the_library_goes_on_with_a_new_token(asking):
         given.append(token("joe", exp=int(time.time()) + 2))
         return given[-1]
 
-    with contextlib.closing(pulsar.Client(asking.service_url, authentication=pulsar.AuthenticationToken(supply))) as client:
+    with contextlib.closing(
+        pulsar.Client(asking.service_url, authentication=pulsar.AuthenticationToken(supply))
+    ) as client:
         producer = client.create_producer(unique_topic("identity"))
         first = len(given)
         eventually(lambda: producer.send(b"x") and len(given) >= first + 2, 60)
@@ -302,27 +324,40 @@ def test_no_secret_is_shown_anywhere(asking, folder):
     assert runtime["tokenSecretKey"] == runtime["basicAuthConf"] == "*****"
     assert runtime["authenticationRefreshCheckSeconds"] == "1"
     found = [asking.log(), json.dumps(runtime), ask(asking, "/metrics")[2].decode()]
-    for path in "brokers/configuration/values", "broker-stats/topics", "broker-stats/metrics", "brokers/internal-configuration":
+    for path in (
+        "brokers/configuration/values",
+        "broker-stats/topics",
+        "broker-stats/metrics",
+        "brokers/internal-configuration",
+    ):
         found.append(ask(asking, "/admin/v2/" + path, **shown)[2].decode())
     for process in [psutil.Process(asking.pid), *psutil.Process(asking.pid).children(recursive=True)]:
         found += [" ".join(process.cmdline()), repr(process.environ())]
-    secrets = [PASSWORD, SECRET.decode(), base64.b64encode(b"x" + SECRET).decode(), SIGNATURE, HEADER, "it-is-hers", "apr1$", "$2b$"]
+    secrets = [PASSWORD, SECRET.decode(), base64.b64encode(b"x" + SECRET).decode(), SIGNATURE, HEADER, "it-is-hers",
+               "apr1$", "$2b$"]
     assert [(secret, text[:80]) for secret in secrets for text in found if secret in text] == []
 
 
 @pytest.mark.parametrize("wrong, said", [
-    ('secret_keys = ["file:///no/such/key"]', "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
-    ('secret_keys = ["data:;base64,c2hvcnQ="]', "authentication.secret_keys is too short: a secret key has at least 32 bytes, not 5"),
+    ('secret_keys = ["file:///no/such/key"]',
+     "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ('secret_keys = ["data:;base64,c2hvcnQ="]',
+     "authentication.secret_keys is too short: a secret key has at least 32 bytes, not 5"),
 ])
 def test_a_broker_does_not_start_with_keys_that_it_cannot_use(tmp_path, wrong, said):
     (tmp_path / "geminga.toml").write_text(f'[authentication]\nmethods = ["token"]\n{wrong}\n')
-    done = subprocess.run([*COMMAND, "--config", str(tmp_path / "geminga.toml"), "--data-dir", str(tmp_path / "data")], capture_output=True,
+    done = subprocess.run([*COMMAND, "--config", str(tmp_path / "geminga.toml"), "--data-dir", str(tmp_path / "data")],
+                          capture_output=True,
                           text=True, timeout=60)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"geminga: {said}") and not (tmp_path / "data").exists()
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"geminga: {said}") and not (
+        tmp_path / "data"
+    ).exists()
 
 
 def test_password_guesses_keep_nobody_else_out(folder, asking):
-    """Three hundred connections of one address guess again and again; whoever comes from another with the right password gets in."""
+    """Three hundred connections of one address guess again and again; whoever comes from another with the right
+    password gets in.
+    """
     made = [f"user{number}:{bcrypt.hashpw(b'right', bcrypt.gensalt(10)).decode()}" for number in range(3)]
     config = folder / "guessed.toml"
     (folder / "guessed").write_text("\n".join(made) + "\n")
@@ -333,10 +368,13 @@ def test_password_guesses_keep_nobody_else_out(folder, asking):
         before = broker.children()
         with contextlib.ExitStack() as guessers:
             for number in range(300):
-                guessers.enter_context(Peer(broker.service_url, connect("basic", b"user0:guess-%d" % number), source="127.0.0.2"))
+                guessers.enter_context(Peer(broker.service_url, connect("basic", b"user0:guess-%d" % number),
+                                            source="127.0.0.2"))
             for number in range(3):
                 watch = Stopwatch()
-                with Peer(broker.service_url, connect("basic", b"user%d:right" % number), source="127.0.0.3") as witness:
+                with Peer(
+                    broker.service_url, connect("basic", b"user%d:right" % number), source="127.0.0.3"
+                ) as witness:
                     assert witness.hear().type == T.CONNECTED
                 assert watch.seconds() < 3
         assert broker.children() == before
@@ -345,7 +383,9 @@ def test_password_guesses_keep_nobody_else_out(folder, asking):
 
 
 def test_what_comes_behind_a_connect_that_waits_is_looked_at(asking):
-    """A size of four gigabytes there was once memory to be filled: nothing had looked at it before the password was right."""
+    """A size of four gigabytes there was once memory to be filled: nothing had looked at it before the password was
+    right.
+    """
     with peer(asking, connect("basic", b"joe:" + PASSWORD.encode()) + b"\xff\xff\xff\xff\0\0\0\0") as waiting:
         waiting.socket.settimeout(10)
         assert [heard.type for heard in waiting.until_closed()] == [T.CONNECTED]

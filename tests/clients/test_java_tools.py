@@ -1,6 +1,8 @@
-"""What the Java client is promised, shown with the tools that users of it have: pulsar-client, pulsar-perf, pulsar-admin.
+"""What the Java client is promised, shown with the tools that users of it have: pulsar-client, pulsar-perf,
+pulsar-admin.
 
-Java writes and Python reads, Python writes and Java reads: what one of them compresses, batches or cuts, the other puts together.
+Java writes and Python reads, Python writes and Java reads: what one of them compresses, batches or cuts, the other puts
+together.
 """
 
 import json
@@ -43,7 +45,8 @@ def contents(printed: str) -> list[str]:
     return re.findall(r"content:(.*)", printed)
 
 
-@pytest.mark.parametrize(("partitions", "options"), [(0, ()), (3, ("--disable-batching",))], ids=["plain-batched", "partitioned-single"])
+@pytest.mark.parametrize(("partitions", "options"), [(0, ()), (3, ("--disable-batching",))],
+                         ids=["plain-batched", "partitioned-single"])
 def test_java_receives_what_java_published(broker, client, java, partitions, options):
     """Keys and properties come along; messages of one key keep their order."""
     topic = topic_of(broker, partitions)
@@ -83,7 +86,8 @@ def test_what_java_compressed_in_batches_is_read_by_python_and_by_java(broker, c
         received = [consumer.receive(timeout_millis=RECEIVE_MS) for _ in range(500)]
         assert {message.data().decode() for message in received} == set(texts)
         assert any(message.message_id().batch_index() > 0 for message in received)
-    printed = java.perf("consume", *(topic for both in topics.values() for topic in both), "-t", "10", "-ss", "java", "-m", "5000")
+    printed = java.perf("consume", *(topic for both in topics.values() for topic in both), "-t", "10", "-ss", "java",
+                        "-m", "5000")
     counted = re.search(r"Aggregated throughput stats --- (\d+) records received", printed)
     assert counted, printed[-3000:]
     assert int(counted[1]) == 5000

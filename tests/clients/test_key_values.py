@@ -1,7 +1,8 @@
 """Key-values in a compacted topic: whoever published them and whoever reads, what is there is a dictionary.
 
-Python, Go and Java publish, one after the other, in batches of their own kinds; after each compaction each of them reads the newest
-value of every key once, and nothing else: a client that is handed what was compacted away would show it as a message of no key.
+Python, Go and Java publish, one after the other, in batches of their own kinds; after each compaction each of them
+reads the newest value of every key once, and nothing else: a client that is handed what was compacted away would show
+it as a message of no key.
 """
 import json
 import random
@@ -27,7 +28,8 @@ Pairs = list[tuple[str, str | None]]      # no value: a tombstone
 def pairs_of(seed: int) -> Pairs:
     """Some keys come often, some never; many values are gone by the end."""
     chance = random.Random(seed)
-    return [(chance.choice(KEYS), None if chance.random() < 0.15 else f"value {seed}-{number}") for number in range(200)]
+    return [(chance.choice(KEYS), None if chance.random() < 0.15 else f"value {seed}-{number}")
+            for number in range(200)]
 
 
 def dictionary(pairs: Pairs) -> dict[str, str]:
@@ -66,7 +68,8 @@ def get_by_python(client, topic: str) -> Pairs:
 
 def get_by_consumer(client, topic: str, count: int) -> Pairs:
     """By a durable subscription, acknowledged one by one."""
-    consumer = client.subscribe(topic, "table", initial_position=pulsar.InitialPosition.Earliest, is_read_compacted=True)
+    consumer = client.subscribe(topic, "table", initial_position=pulsar.InitialPosition.Earliest,
+                                is_read_compacted=True)
     found = []
     for _ in range(count):
         message = consumer.receive(1000 * LONG)
@@ -111,14 +114,16 @@ def test_three_clients_see_one_dictionary(broker, client, go, tmp_path_factory):
     topic = unique_topic("key-values")
 
     def put_by_go(pairs: Pairs, *options: str) -> None:
-        go(topic, "-keyvalues", "put", *options, said="".join(json.dumps({"key": key, "value": value}) + "\n" for key, value in pairs))
+        go(topic, "-keyvalues", "put", *options,
+           said="".join(json.dumps({"key": key, "value": value}) + "\n" for key, value in pairs))
 
     def put_by_java(pairs: Pairs, compression: str) -> None:
         java.program(PROGRAM, topic, "put", compression,
                      said="".join(key + ("" if value is None else "\t" + value) + "\n" for key, value in pairs))
 
     def get_by_go() -> Pairs:
-        return [(said["key"], said["value"] or None) for said in map(json.loads, go(topic, "-keyvalues", "get").splitlines())]
+        return [(said["key"], said["value"] or None)
+                for said in map(json.loads, go(topic, "-keyvalues", "get").splitlines())]
 
     def get_by_java() -> Pairs:
         lines = java.program(PROGRAM, topic, "get").splitlines()
@@ -141,7 +146,8 @@ def test_three_clients_see_one_dictionary(broker, client, go, tmp_path_factory):
                   compression_type=pulsar.CompressionType.ZLib)
     put_by_go(published[5], "-batching")
     compact(broker, topic)
-    expected = dictionary([pair for pairs in published[:3] for pair in pairs] + traffic.pairs + [p for ps in published[3:] for p in ps])
+    expected = dictionary([pair for pairs in published[:3] for pair in pairs] + traffic.pairs
+                          + [p for ps in published[3:] for p in ps])
     for read in readers:
         found = read()
         assert dict(found) == expected

@@ -37,8 +37,15 @@ def namespace(own, green):
 
 
 def move(broker, namespace, is_migrated=True):
-    assert request("POST", f"{broker.http_url}/admin/v2/namespaces/{namespace}/migration", json.dumps(is_migrated).encode())[0] == 204
-    assert json.loads(request("GET", f"{broker.http_url}/admin/v2/namespaces/{namespace}")[1])["migrated"] is is_migrated
+    assert (
+        request(
+            "POST", f"{broker.http_url}/admin/v2/namespaces/{namespace}/migration", json.dumps(is_migrated).encode()
+        )[0]
+        == 204
+    )
+    assert (
+        json.loads(request("GET", f"{broker.http_url}/admin/v2/namespaces/{namespace}")[1])["migrated"] is is_migrated
+    )
 
 
 def producer(number, topic):
@@ -46,7 +53,8 @@ def producer(number, topic):
 
 
 def consumer(number, topic):
-    return command(T.SUBSCRIBE, topic=topic, subscription=f"s{number}", subType=0, consumer_id=number, request_id=number,
+    return command(T.SUBSCRIBE, topic=topic, subscription=f"s{number}", subType=0, consumer_id=number,
+                   request_id=number,
                    initialPosition=api.CommandSubscribe.Earliest)
 
 
@@ -60,8 +68,13 @@ def test_producers_go_at_once_and_consumers_when_they_have_acknowledged_what_the
         place = peer.hear().send_receipt.message_id
         move(own, namespace)
         told, closed = peer.hear(), peer.hear()
-        assert (told.topicMigrated.resource_id, told.topicMigrated.resource_type) == (1, api.CommandTopicMigrated.Producer)
-        assert told.topicMigrated.brokerServiceUrl == green.service_url and not told.topicMigrated.HasField("brokerServiceUrlTls")
+        assert (told.topicMigrated.resource_id, told.topicMigrated.resource_type) == (
+            1,
+            api.CommandTopicMigrated.Producer,
+        )
+        assert told.topicMigrated.brokerServiceUrl == green.service_url and not told.topicMigrated.HasField(
+            "brokerServiceUrlTls"
+        )
         assert closed.close_producer.producer_id == 1
         peer.say(producer(3, topic))
         assert [peer.hear().topicMigrated.resource_id, peer.hear().close_producer.producer_id] == [3, 3]
@@ -69,7 +82,10 @@ def test_producers_go_at_once_and_consumers_when_they_have_acknowledged_what_the
         assert peer.hear().type == T.MESSAGE
         peer.say(command(T.ACK, consumer_id=2, ack_type=0, message_id=[place]))
         told, closed = peer.hear(), peer.hear()
-        assert (told.topicMigrated.resource_id, told.topicMigrated.resource_type) == (2, api.CommandTopicMigrated.Consumer)
+        assert (told.topicMigrated.resource_id, told.topicMigrated.resource_type) == (
+            2,
+            api.CommandTopicMigrated.Consumer,
+        )
         assert closed.close_consumer.consumer_id == 2
         peer.say(consumer(2, topic))
         assert [peer.hear().type for _ in range(3)] == [T.SUCCESS, T.TOPIC_MIGRATED, T.CLOSE_CONSUMER]

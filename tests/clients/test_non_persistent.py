@@ -5,7 +5,12 @@ import pytest
 from ..harness import unique_topic
 from .test_python_client import RECEIVE_MS, bodies_of, data_of, publish, receive
 
-TYPES = pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover, pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared
+TYPES = (
+    pulsar.ConsumerType.Exclusive,
+    pulsar.ConsumerType.Failover,
+    pulsar.ConsumerType.Shared,
+    pulsar.ConsumerType.KeyShared,
+)
 
 
 def live_topic() -> str:

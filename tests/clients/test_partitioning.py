@@ -1,4 +1,6 @@
-"""Which partition a client publishes a key to: what the clients do, and what `geminga admin topics why-partition` says of it."""
+"""Which partition a client publishes a key to: what the clients do, and what `geminga admin topics why-partition` says
+of it.
+"""
 import contextlib
 import io
 import json
@@ -18,7 +20,8 @@ from .test_go_client import build, go  # noqa: F401  (a fixture)
 from .test_key_values import PROGRAM
 
 # Of every length around eight bytes, some with hashes of 32 bits, some that are no ASCII.
-KEYS = ["a", "ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi", "x" * 50, "polygenelubricants", "Straße", "ключ", "日本語", "🔑",
+KEYS = ["a", "ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi", "x" * 50, "polygenelubricants", "Straße", "ключ",
+        "日本語", "🔑",
         *(f"order-{number}" for number in range(12))]
 PARTITIONS = 7      # no power of two: with one a hash's highest bit makes no difference
 WAIT_S = 60
@@ -46,7 +49,24 @@ def told(broker, topic, key, name):
     """What the command says that this client does by default."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        assert main(["admin", "--admin-url", broker.http_url, "-o", "json", "topics", "why-partition", topic, key, "--client", name]) == 0
+        assert (
+            main(
+                [
+                    "admin",
+                    "--admin-url",
+                    broker.http_url,
+                    "-o",
+                    "json",
+                    "topics",
+                    "why-partition",
+                    topic,
+                    key,
+                    "--client",
+                    name,
+                ]
+            )
+            == 0
+        )
     [row] = [row for row in json.loads(said.getvalue()) if row["default"]]
     assert row["client"] == name
     return row["partition"]
@@ -84,7 +104,9 @@ def test_where_javas_client_publishes_a_key(broker, client, tmp_path):
 def test_pythons_client_agrees_with_others_by_the_router_of_the_page(broker, client):
     """The page's program is run as it stands there."""
     page = (Path(__file__).parents[2] / "docs" / "partitioning.md").read_text()
-    program = re.search(r"( {4}def route.*?)\n\n {4}client", page, re.DOTALL)[1].replace("\n    ", "\n").removeprefix("    ")
+    program = (
+        re.search(r"( {4}def route.*?)\n\n {4}client", page, re.DOTALL)[1].replace("\n    ", "\n").removeprefix("    ")
+    )
     names = {"mmh3": mmh3}
     exec(program, names)
     topic = partitioned_topic(broker.http_url, PARTITIONS)
@@ -104,4 +126,16 @@ def test_the_older_hash_of_boost():
     (["{topic}", "k"], 1), (["{parted}", ""], 2), (["{parted}", "k", "--client", "perl"], 2), (["{parted}"], 2)])
 def test_what_has_no_partition_is_refused(broker, words, status):
     names = {"topic": "public/default/not-partitioned-at-all", "parted": partitioned_topic(broker.http_url, 2)}
-    assert main(["admin", "--admin-url", broker.http_url, "topics", "why-partition", *(word.format(**names) for word in words)]) == status
+    assert (
+        main(
+            [
+                "admin",
+                "--admin-url",
+                broker.http_url,
+                "topics",
+                "why-partition",
+                *(word.format(**names) for word in words),
+            ]
+        )
+        == status
+    )

@@ -103,9 +103,15 @@ def test_a_quota_is_smaller_than_the_retention(broker, namespace):
     assert sent("POST", namespace_url(broker, namespace, "retention"), RETENTION) == (204, None)
     quota = namespace_url(broker, namespace, "backlogQuota")
     assert sent("POST", quota, QUOTA | {"limit": None, "limitSize": 20 << 20}) == (
-        412, reason("Backlog Quota exceeds configured retention quota for namespace. Please increase retention quota and retry"))
+        412, reason("Backlog Quota exceeds configured retention quota for namespace. Please increase retention quota "
+                    "and retry"))
     assert sent("POST", quota, QUOTA) == (204, None)
-    assert sent("POST", namespace_url(broker, namespace, "retention"), {"retentionTimeInMinutes": 0, "retentionSizeInMB": 5})[0] == 400
+    assert (
+        sent(
+            "POST", namespace_url(broker, namespace, "retention"), {"retentionTimeInMinutes": 0, "retentionSizeInMB": 5}
+        )[0]
+        == 400
+    )
 
 
 def test_policies_are_of_topics_not_of_their_partitions(broker):
@@ -114,10 +120,12 @@ def test_policies_are_of_topics_not_of_their_partitions(broker):
     assert sent("GET", topic_url(broker, f"{topic}-partition-0", "retention")) == (
         412, reason("Not allowed to set/get topic policy for a partition"))
     missing = unique_topic("missing")
-    assert sent("POST", topic_url(broker, missing, "retention"), RETENTION) == (404, reason(f"Topic {missing} not found"))
+    assert sent("POST", topic_url(broker, missing, "retention"), RETENTION) == (404,
+                                                                                reason(f"Topic {missing} not found"))
 
 
-@pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff", b'{"retentionTimeInMinutes": NaN, "retentionSizeInMB": 1}', b'"x"'],
+@pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff",
+                                  b'{"retentionTimeInMinutes": NaN, "retentionSizeInMB": 1}', b'"x"'],
                          ids=lambda body: str(body[:10]))
 def test_a_body_that_is_none_is_refused(broker, namespace, body):
     assert request("POST", namespace_url(broker, namespace, "retention"), body)[0] == 400
@@ -144,7 +152,9 @@ def test_an_owner_that_dies_meanwhile_is_told_when_it_is_back(start_broker):
 # -- what clients see
 
 def set_quota(broker, topic, policy, size=10_000):
-    assert sent("POST", topic_url(broker, topic, "backlogQuota"), {"limitSize": size, "limitTime": -1, "policy": policy}) == (204, None)
+    assert sent(
+        "POST", topic_url(broker, topic, "backlogQuota"), {"limitSize": size, "limitTime": -1, "policy": policy}
+    ) == (204, None)
 
 
 def test_producers_wait_for_room_and_go_on_when_there_is(broker, client):
@@ -201,7 +211,8 @@ def test_producers_get_an_error_where_the_quota_says_so(broker, client, connect)
 
 def test_messages_expire_on_time(broker, client):
     topic = unique_topic("expiring")
-    producer, consumer = client.create_producer(topic), client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
+    producer, consumer = client.create_producer(topic), client.subscribe(topic, "sub",
+                                                                         consumer_type=pulsar.ConsumerType.Shared)
     consumer.close()
     assert request("POST", topic_url(broker, topic, "messageTTL?messageTTL=2"))[0] == 204
     producer.send(b"delayed", deliver_at=int(time.time() * 1000) + 6_000)
@@ -209,7 +220,9 @@ def test_messages_expire_on_time(broker, client):
     sent_at, watch = time.monotonic(), Stopwatch()
 
     def backlog():
-        return json.loads(request("GET", f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}/sub")[1])[0]["backlog"]
+        return json.loads(request("GET", f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}/sub")[1])[0][
+            "backlog"
+        ]
 
     assert backlog() == 2
     eventually(lambda: backlog() == 1, 10, "the end of the message's time")
@@ -229,7 +242,10 @@ def test_retained_messages_are_read_again(broker, client, namespace):
 
 
 def test_topics_are_made_with_as_many_partitions_as_their_namespace_says(broker, client, namespace):
-    url, topics = namespace_url(broker, namespace, "autoTopicCreation"), f"{broker.http_url}/admin/v2/persistent/{namespace}"
+    url, topics = (
+        namespace_url(broker, namespace, "autoTopicCreation"),
+        f"{broker.http_url}/admin/v2/persistent/{namespace}",
+    )
     partitioned = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}
     assert sent("POST", url, partitioned) == (204, None)
     client.create_producer(f"persistent://{namespace}/orders").close()

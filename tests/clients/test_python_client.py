@@ -1,6 +1,8 @@
-"""What the official Python client (the C++ library inside) is promised by the broker, each promise through the wire and the disk.
+"""What the official Python client (the C++ library inside) is promised by the broker, each promise through the wire and
+the disk.
 
-The promises are those of the protocol, so all of these pass on Apache Pulsar too: see tests/conftest.py for how to point them there.
+The promises are those of the protocol, so all of these pass on Apache Pulsar too: see tests/conftest.py for how to
+point them there.
 """
 
 import functools
@@ -35,7 +37,9 @@ def bodies_of(count: int, hint: str = "message") -> list[bytes]:
 
 
 def publish(producer: pulsar.Producer, bodies: list[bytes], **metadata: object) -> list[pulsar.MessageId]:
-    """Publishes without waiting in between, so that batches form; returns the ids of the receipts in the order of `bodies`."""
+    """Publishes without waiting in between, so that batches form; returns the ids of the receipts in the order of
+    `bodies`.
+    """
     receipts: list[Future] = [Future() for _ in bodies]
 
     def settle(receipt: Future, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
@@ -113,7 +117,8 @@ def test_a_partitioned_topic_delivers_every_message_and_each_partition_in_order(
         by_partition[message.message_id().partition()].append(message.data())
         assert message.topic_name() == f"{topic}-partition-{message.message_id().partition()}"
 
-    assert by_partition == {partition: [b"message %d" % number for number in range(partition, 90, 3)] for partition in range(3)}
+    assert by_partition == {partition: [b"message %d" % number for number in range(partition, 90, 3)]
+                            for partition in range(3)}
     assert_silent(consumer)
 
 
@@ -144,7 +149,8 @@ def test_everything_said_about_a_message_arrives_with_it(client, batching):
     producer = client.create_producer(topic, producer_name=f"author-of-{topic}", batching_enabled=batching)
     before_ms = int(time.time() * 1000)
     properties = {"colour": "grün", "empty": "", "": "no name"}
-    producer.send(b"body", properties=properties, partition_key="key", ordering_key="order", event_timestamp=1_234_567_890_123)
+    producer.send(b"body", properties=properties, partition_key="key", ordering_key="order",
+                  event_timestamp=1_234_567_890_123)
 
     message = consumer.receive(timeout_millis=RECEIVE_MS)
 
@@ -421,7 +427,8 @@ def test_a_vanished_client_makes_room_for_the_next(client, connect, broker):
 
 
 def test_a_consumer_can_go_back_and_forth_by_id(client):
-    """Seeking to an id goes on with what follows it, to the earliest with all there is, to the latest with what comes."""
+    """Seeking to an id goes on with what follows it, to the earliest with all there is, to the latest with what comes.
+    """
     topic = unique_topic("seek")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic)
@@ -442,7 +449,8 @@ def test_a_consumer_can_go_back_into_a_batch(client):
     """Of a batch that is delivered again the client shows what follows the index that was asked for."""
     topic = unique_topic("seek")
     consumer = client.subscribe(topic, "sub")
-    ids = publish(client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000), bodies_of(10))
+    ids = publish(client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000),
+                  bodies_of(10))
     receive(consumer, 10)
     consumer.seek(ids[3])
     assert data_of(receive(consumer, 6)) == bodies_of(10)[4:]
@@ -455,11 +463,13 @@ def test_what_lies_before_the_message_of_a_batch_that_a_cursor_was_reset_to_does
     topic = unique_topic("seek")
     options = {"consumer_type": kind, "batch_index_ack_enabled": True, "start_message_id_inclusive": True}
     consumer = client.subscribe(topic, "sub", **options)
-    ids = publish(client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000), bodies_of(10))
+    ids = publish(client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000),
+                  bodies_of(10))
     for message in receive(consumer, 10):
         consumer.acknowledge(message)
     url = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/subscription/sub/resetcursor"
-    where = {"ledgerId": ids[5].ledger_id(), "entryId": ids[5].entry_id(), "partitionIndex": -1, "batchIndex": ids[5].batch_index()}
+    where = {"ledgerId": ids[5].ledger_id(), "entryId": ids[5].entry_id(), "partitionIndex": -1,
+             "batchIndex": ids[5].batch_index()}
     for is_excluded in (False, True):
         expected = bodies_of(10)[5 + is_excluded:]
         assert request("POST", url, json.dumps(where | {"excluded": is_excluded}).encode())[0] == 204
@@ -611,7 +621,8 @@ def test_a_producer_counts_its_messages(client):
 
 
 def test_an_exclusive_producer_is_the_only_one(client):
-    """Whoever comes later is refused at once, whatever mode it asks for short of fencing; and so is who finds others."""
+    """Whoever comes later is refused at once, whatever mode it asks for short of fencing; and so is who finds others.
+    """
     topic = unique_topic("exclusive")
     first = client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
     for mode in (pulsar.ProducerAccessMode.Exclusive, pulsar.ProducerAccessMode.Shared):
@@ -627,7 +638,8 @@ def test_an_exclusive_producer_is_the_only_one(client):
 def test_a_fencing_producer_takes_the_place_of_all_others(client):
     topic = unique_topic("fencing")
     consumer = client.subscribe(topic, "sub")
-    # This client learns that it was fenced only as its message is never answered: without a short timeout that takes 30 seconds.
+    # This client learns that it was fenced only as its message is never answered: without a short timeout that takes 30
+    # seconds.
     first = client.create_producer(topic, send_timeout_millis=500)
     first.send(b"first")
     second = client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing)
@@ -688,7 +700,10 @@ def test_a_restart_keeps_the_backlog_and_what_was_acknowledged(fresh_broker, con
     left = [body for number, body in enumerate(bodies_of(100)) if number % 4 < 2]
     assert data_of(receive(client.subscribe(topic, "holes"), 50)) == left
     producer.send(b"after")
-    assert data_of(receive(connect(fresh_broker.service_url).subscribe(topic, "all"), 101)) == [*bodies_of(100), b"after"]
+    assert data_of(receive(connect(fresh_broker.service_url).subscribe(topic, "all"), 101)) == [
+        *bodies_of(100),
+        b"after",
+    ]
 
 
 def test_a_restart_keeps_partitioned_topics(fresh_broker, connect):
@@ -700,12 +715,15 @@ def test_a_restart_keeps_partitioned_topics(fresh_broker, connect):
     fresh_broker.stop()
     fresh_broker.start()
 
-    assert sorted(data_of(receive(connect(fresh_broker.service_url).subscribe(topic, "sub"), 30))) == sorted(bodies_of(30))
+    assert sorted(data_of(receive(connect(fresh_broker.service_url).subscribe(topic, "sub"), 30))) == sorted(
+        bodies_of(30)
+    )
     status, text = request("GET", partitions_url(fresh_broker.http_url, topic))
     assert (status, json.loads(text)["partitions"]) == (200, 3)
 
 
-@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared],
+                         ids=lambda kind: kind.name)
 def test_a_delayed_message_comes_not_before_its_time_and_holds_up_nobody(client, kind):
     topic = unique_topic("delayed")
     consumer = client.subscribe(topic, "sub", consumer_type=kind)

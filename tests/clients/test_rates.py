@@ -1,4 +1,6 @@
-"""Rates as real clients meet them: who publishes too much waits, and loses nothing; counts over time are in tests/storage/test_rates.py."""
+"""Rates as real clients meet them: who publishes too much waits, and loses nothing; counts over time are in
+tests/storage/test_rates.py.
+"""
 import functools
 import json
 from concurrent.futures import Future
@@ -43,7 +45,11 @@ def shown(broker, topic):
 
 def test_who_publishes_too_much_waits_and_loses_nothing(broker, client, topic):
     """The rule is told; others publish meanwhile; when the rate goes everything is stored, in order."""
-    consumer, producer, bodies = earliest(client, topic), client.create_producer(topic, batching_enabled=False), bodies_of(300)
+    consumer, producer, bodies = (
+        earliest(client, topic),
+        client.create_producer(topic, batching_enabled=False),
+        bodies_of(300),
+    )
     sets(broker, topic, "publishRate", ONE_A_SECOND)
     receipts = send_all(producer, bodies)
     found = eventually(lambda: [cause for cause in causes(broker, topic) if cause["cause"] == "publish rate"], LONG)
@@ -70,7 +76,8 @@ def test_a_client_that_is_not_read_from_is_not_taken_for_dead(start_broker, tmp_
         sets(broker, topic, "publishRate", ONE_A_SECOND | {"publishThrottlingRateInMsg": 4})
         [before] = shown(broker, topic)["publishers"]
         receipts = send_all(producer, bodies_of(100))
-        assert receipts[7].result(timeout=LONG) == pulsar.Result.Ok      # for five times as long as a PING may go unanswered
+        # for five times as long as a PING may go unanswered
+        assert receipts[7].result(timeout=LONG) == pulsar.Result.Ok
         assert [publisher["address"] for publisher in shown(broker, topic)["publishers"]] == [before["address"]]
         sets(broker, topic, "publishRate", None)
         assert {receipt.result(timeout=LONG) for receipt in receipts} == {pulsar.Result.Ok}
@@ -109,7 +116,8 @@ def test_a_producer_that_is_closed_while_it_waits_loses_nothing(broker, client, 
 @pytest.mark.parametrize("path", ["dispatchRate", "subscriptionDispatchRate", "sub/dispatchRate"])
 def test_a_consumer_gets_what_the_rate_allows_and_all_when_it_goes(broker, client, topic, path):
     bodies = bodies_of(50)
-    rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False, "ratePeriodInSecond": 600}
+    rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False,
+            "ratePeriodInSecond": 600}
     publish(client.create_producer(topic, batching_enabled=False), bodies)
     sets(broker, topic, path, rate)
     assert json.loads(request("GET", topic_url(broker, topic, path))[1]) == rate
@@ -125,7 +133,8 @@ def test_a_consumer_gets_what_the_rate_allows_and_all_when_it_goes(broker, clien
 
 
 @pytest.mark.parametrize(("policy", "value"), [
-    ("publishRate", {"publishThrottlingRateInMsg": 1 << 31}), ("publishRate", {"publishThrottlingRateInByte": []}), ("publishRate", 5),
+    ("publishRate", {"publishThrottlingRateInMsg": 1 << 31}), ("publishRate", {"publishThrottlingRateInByte": []}),
+    ("publishRate", 5),
     ("dispatchRate", {"relativeToPublishRate": "x"}), ("subscriptionDispatchRate", {"ratePeriodInSecond": 1.5}),
     ("sub/dispatchRate", {"dispatchThrottlingRateInMsg": {}}), ("sub/dispatchRate", []), ("subscribeRate", "x"),
 ])
@@ -138,7 +147,8 @@ def test_values_that_are_none_are_refused_and_have_no_effect(broker, client, top
 
 def test_a_subscription_is_named_in_a_path_as_everywhere_else(broker, client, topic):
     earliest(client, topic)
-    rate = {"dispatchThrottlingRateInMsg": 7, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False, "ratePeriodInSecond": 1}
+    rate = {"dispatchThrottlingRateInMsg": 7, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False,
+            "ratePeriodInSecond": 1}
     sets(broker, topic, "a+b/dispatchRate", rate)
     assert json.loads(request("GET", topic_url(broker, topic, "a%20b/dispatchRate"))[1]) == rate
     assert request("GET", topic_url(broker, topic, "a%2Bb/dispatchRate"))[1] == ""

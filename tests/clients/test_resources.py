@@ -1,4 +1,5 @@
-"""Topics, subscriptions, messages, namespaces and the broker's configuration over HTTP, with a real client beside it."""
+"""Topics, subscriptions, messages, namespaces and the broker's configuration over HTTP, with a real client beside it.
+"""
 import json
 import urllib.parse
 import urllib.request
@@ -43,7 +44,10 @@ def shown(url):
 def namespace(broker):
     """One of the test's own, made by the calls that operators make."""
     tenant = f"tenant-{uuid.uuid4().hex[:8]}"
-    assert put(f"{broker.http_url}/admin/v2/tenants/{tenant}", {"adminRoles": [], "allowedClusters": ["standalone"]}) == 204
+    assert (
+        put(f"{broker.http_url}/admin/v2/tenants/{tenant}", {"adminRoles": [], "allowedClusters": ["standalone"]})
+        == 204
+    )
     assert put(f"{broker.http_url}/admin/v2/namespaces/{tenant}/a") == 204
     return f"{tenant}/a"
 
@@ -73,7 +77,8 @@ def test_topics_are_made_and_listed_with_their_properties(broker, namespace):
     assert put(f"{base}/plain-partition-0") == 412
     assert put(f"{base}/parted/partitions", {"partitions": 2, "properties": {"a": "b"}}) == 204
     assert got(f"{base}/parted/partitions") == {"partitions": 2, "deleted": False, "properties": {"a": "b"}}
-    assert got(base) == [f"persistent://{namespace}/{name}" for name in ("parted-partition-0", "parted-partition-1", "plain")]
+    assert got(base) == [f"persistent://{namespace}/{name}"
+                         for name in ("parted-partition-0", "parted-partition-1", "plain")]
     assert got(f"{base}/partitioned") == [f"persistent://{namespace}/parted"]
     assert got(f"{base}/plain/properties") == {"owner": "me", "level": "3"}
     assert put(f"{base}/plain/properties", {"more": "x"}) == 204
@@ -115,7 +120,8 @@ def test_force_deletes_neither_namespaces_nor_tenants_where_it_is_not_allowed(br
         assert (status, json.loads(text)) == (405, {"reason": f"Broker doesn't allow forced deletion of {what}"})
     url = f"{broker.http_url}/admin/v2/brokers/configuration/forceDeleteTenantAllowed"
     assert request("POST", f"{url}/true")[0] == 200
-    assert request("DELETE", f"{broker.http_url}/admin/v2/tenants/{tenant}?force=true")[0] == 405      # of its namespaces
+    # of its namespaces
+    assert request("DELETE", f"{broker.http_url}/admin/v2/tenants/{tenant}?force=true")[0] == 405
     assert request("DELETE", url)[0] == 200
     assert got(f"{broker.http_url}/admin/v2/persistent/{namespace}") == [f"persistent://{namespace}/t"]
 
@@ -148,17 +154,28 @@ def test_topics_that_come_to_be_have_as_many_partitions_as_their_namespace_says(
     parts = [f"{domain}://{namespace}/t-partition-{number}" for number in range(3)]
     client.create_producer(f"{domain}://{namespace}/t")
     assert client.get_topic_partitions(f"{domain}://{namespace}/t") == parts
-    assert got(f"{broker.http_url}/admin/v2/{domain}/{namespace}/other/partitions?checkAllowAutoCreation=true")["partitions"] == 3
+    assert (
+        got(f"{broker.http_url}/admin/v2/{domain}/{namespace}/other/partitions?checkAllowAutoCreation=true")[
+            "partitions"
+        ]
+        == 3
+    )
     assert post(url, {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}) == 204
     client.create_producer(f"{domain}://{namespace}/single")
     assert client.get_topic_partitions(f"{domain}://{namespace}/single") == [f"{domain}://{namespace}/single"]
     assert post(url, {"allowAutoTopicCreation": False}) == 204
     with pytest.raises(pulsar.TopicNotFound):
         client.create_producer(f"{domain}://{namespace}/none")
-    assert request("GET", f"{broker.http_url}/admin/v2/{domain}/{namespace}/none/partitions?checkAllowAutoCreation=true")[0] == 404
+    assert (
+        request("GET", f"{broker.http_url}/admin/v2/{domain}/{namespace}/none/partitions?checkAllowAutoCreation=true")[
+            0
+        ]
+        == 404
+    )
 
 
-RESERVED = ("__change_events", "__change_events-partition-0", "__transaction_buffer_snapshot", "__transaction_buffer_snapshot_segments",
+RESERVED = ("__change_events", "__change_events-partition-0", "__transaction_buffer_snapshot",
+            "__transaction_buffer_snapshot_segments",
             "__transaction_buffer_snapshot_indexes", "__transaction_pending_ack", "orders-sub__transaction_pending_ack")
 
 
@@ -175,7 +192,8 @@ def test_f148_users_make_no_system_topics(broker, namespace, domain):
             topic = f"{domain}://{place}/{name}"
             answer = peer.ask(T.PRODUCER, topic=topic, producer_id=number, request_id=number)
             assert answer.error.error == api.NotAllowedError
-            answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared, consumer_id=number,
+            answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared,
+                              consumer_id=number,
                               request_id=number)
             assert answer.error.error == api.NotAllowedError
     assert got(f"{base}?includeSystemTopic=true") == []
@@ -217,7 +235,8 @@ def test_rights_are_granted_on_several_topics_or_on_none(broker, namespace):
     for body, status in (([one, missing], 404), ([], 400), ({}, 400), (None, 400), ([None], 400),
                          ([one, {**other, "actions": ["fly"]}], 400), ([one, {**other, "actions": None}], 400),
                          ([{**one, "role": 5}], 400), ([{**one, "topic": ["t"]}], 400),
-                         ([one, {**one, "topic": "persistent://public/default/x"}], 400), ([{**one, "topic": "a://b"}], 412),
+                         ([one, {**one, "topic": "persistent://public/default/x"}], 400),
+                         ([{**one, "topic": "a://b"}], 412),
                          ([{**one, "topic": f"persistent://{tenant}/none/t"}], 404),
                          ([{**one, "topic": "persistent://nobody/none/t"}], 404), ([{**one, "role": "\ud800"}], 400)):
         assert (post(url, body), granted()) == (status, {}), body
@@ -238,9 +257,14 @@ def test_where_topics_lie_among_bundles(broker, namespace):
     assert got(url) == {"namespace": namespace, "bundle": "0x00000000_0xffffffff",
                         "topicHashPositions": {topic: zlib.crc32(topic.encode()) for topic in topics}}
     for query, wanted in ((f"persistent://{namespace}/pt", topics[:2]), (topics[1], topics[1:2]),
-                          (f"{topics[0]}&topics={topics[2]}", [topics[0], topics[2]]), (f"persistent://{namespace}/none", [])):
+                          (f"{topics[0]}&topics={topics[2]}", [topics[0], topics[2]]),
+                          (f"persistent://{namespace}/none", [])):
         assert list(got(f"{url}?topics={query}")["topicHashPositions"]) == wanted
-    assert request("GET", url.replace("0xffffffff", "0x80000000"))[0] == request("GET", url.replace("0x00000000_0xffffffff", "x"))[0] == 412
+    assert (
+        request("GET", url.replace("0xffffffff", "0x80000000"))[0]
+        == request("GET", url.replace("0x00000000_0xffffffff", "x"))[0]
+        == 412
+    )
     assert request("GET", url.replace(namespace, "public/none"))[0] == 404
 
 
@@ -248,8 +272,10 @@ def test_a_namespace_is_shown_with_its_properties_and_its_rate_under_both_names(
     url = f"{broker.http_url}/admin/v2/namespaces/{namespace}"
     found = got(url)
     assert (found["properties"], found["clusterDispatchRate"], found["topicDispatchRate"]) == ({}, {}, {})
-    assert not {"max_topics_per_namespace", "dispatcherPauseOnAckStatePersistentEnabled"} & found.keys()      # as long as nobody sets them
-    rate = {"dispatchThrottlingRateInMsg": 5, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False, "ratePeriodInSecond": 1}
+    # as long as nobody sets them
+    assert not {"max_topics_per_namespace", "dispatcherPauseOnAckStatePersistentEnabled"} & found.keys()
+    rate = {"dispatchThrottlingRateInMsg": 5, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False,
+            "ratePeriodInSecond": 1}
     assert post(f"{url}/dispatchRate", rate) == post(f"{url}/maxTopicsPerNamespace", 0) == 204
     assert put(f"{url}/properties", {"a": "b"}) == 204
     found = got(url)
@@ -263,7 +289,8 @@ def test_a_namespace_is_shown_with_its_properties_and_its_rate_under_both_names(
 def test_what_only_several_brokers_or_groups_of_resources_could_do_is_refused(broker, namespace):
     [own] = got(f"{broker.http_url}/admin/v2/brokers")
     health, unload = f"{broker.http_url}/admin/v2/brokers/health", f"{broker.http_url}/admin/v2/namespaces/{namespace}"
-    for query, status in ((f"brokerId={own}", 200), ("brokerId=", 200), ("topicVersion=V1", 200), ("brokerId=other:8080", 404),
+    for query, status in ((f"brokerId={own}", 200), ("brokerId=", 200), ("topicVersion=V1", 200),
+                          ("brokerId=other:8080", 404),
                           (f"brokerId={own}&topicVersion=V3", 404)):
         assert request("GET", f"{health}?{query}")[0] == status, query
     for path in ("unload", "0x00000000_0xffffffff/unload"):
@@ -290,7 +317,11 @@ def test_what_is_said_of_a_subscription_s_replication_is_kept(broker, client):
     topic = unique_topic("replicated")
     assert put(partitions_url(broker.http_url, topic), 2) == 204
     base, status = topic_url(broker, topic, "subscription/"), "/replicatedSubscriptionStatus"
-    assert put(f"{base}s?replicated=true", {"ledgerId": -1, "entryId": -1, "properties": {"k": "v"}}) == put(f"{base}t") == 204
+    assert (
+        put(f"{base}s?replicated=true", {"ledgerId": -1, "entryId": -1, "properties": {"k": "v"}})
+        == put(f"{base}t")
+        == 204
+    )
     assert got(base + "s" + status) == dict.fromkeys(
         [f"{topic}-partition-{number}" for number in range(2)], True)
     assert set(got(base + "t" + status).values()) == {False}
@@ -302,7 +333,11 @@ def test_what_is_said_of_a_subscription_s_replication_is_kept(broker, client):
     assert got(base + "s" + status) == {f"{topic}-partition-{number}": number != 1 for number in range(3)}
     assert got(topic_url(broker, f"{topic}-partition-2", "subscription/s/properties")) == {"k": "v"}
     told = got(topic_url(broker, f"{topic}-partition-0", "stats"))["subscriptions"]
-    assert [told[name]["isReplicated"] for name in ("s", "t")] == [told[name]["replicated"] for name in ("s", "t")] == [True, False]
+    assert (
+        [told[name]["isReplicated"] for name in ("s", "t")]
+        == [told[name]["replicated"] for name in ("s", "t")]
+        == [True, False]
+    )
     consumer = client.subscribe(f"{topic}-partition-0", "u", replicate_subscription_state_enabled=True)
     assert got(topic_url(broker, f"{topic}-partition-0", "subscription/u" + status)) == {f"{topic}-partition-0": True}
     consumer.close()
@@ -338,8 +373,10 @@ def test_a_subscription_is_made_where_the_operator_says(broker, client):
     producer = client.create_producer(topic)
     ids = [producer.send(body) for body in bodies]
     base = topic_url(broker, topic, "subscription/")
-    third = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id(), "partitionIndex": -1, "properties": {"k": "v"}}
-    for name, where, left in (("first", "earliest", 4), ("at", third, 2), ("behind", third | {"isExcluded": True}, 1), ("last", LATEST, 0)):
+    third = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id(), "partitionIndex": -1,
+             "properties": {"k": "v"}}
+    for name, where, left in (("first", "earliest", 4), ("at", third, 2), ("behind", third | {"isExcluded": True}, 1),
+                              ("last", LATEST, 0)):
         assert put(base + name, where) == 204
         assert put(base + name, where) == 409
         assert json.loads(request("POST", f"{base}{name}/analyzeBacklog")[1])["messages"] == left
@@ -372,9 +409,12 @@ def test_messages_are_shown_as_they_were_published(broker, client):
     topic = unique_topic("shown")
     assert put(topic_url(broker, topic, "").rstrip("/")) == 204
     assert request("GET", topic_url(broker, topic, "examinemessage"))[0] == 412
-    producer = client.create_producer(topic, batching_enabled=False, compression_type=pulsar.CompressionType.ZSTD, producer_name="p")
-    first = producer.send(b"x" * 300, properties={"k": "v\u2603"}, partition_key="key\n", event_timestamp=1_700_000_000_000)
-    batched = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000, batching_max_messages=3,
+    producer = client.create_producer(topic, batching_enabled=False, compression_type=pulsar.CompressionType.ZSTD,
+                                      producer_name="p")
+    first = producer.send(b"x" * 300, properties={"k": "v\u2603"}, partition_key="key\n",
+                          event_timestamp=1_700_000_000_000)
+    batched = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000,
+                                     batching_max_messages=3,
                                      compression_type=pulsar.CompressionType.LZ4)
     for body in (b"one", b"two", b"three"):
         batched.send_async(body, lambda *_: None)
@@ -405,17 +445,23 @@ def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(
     subscription = topic_url(fresh_broker, "persistent://public/default/t", "subscription/s")
     name = "allowAutoSubscriptionCreation"
     assert name in got(base) and got(base + "/values") == {}
-    for wrong in ("brokerServicePort/1", "nothing/1", "ttlDurationDefaultInSeconds/x", "ttlDurationDefaultInSeconds/-1"):
+    for wrong in ("brokerServicePort/1", "nothing/1", "ttlDurationDefaultInSeconds/x",
+                  "ttlDurationDefaultInSeconds/-1"):
         assert request("POST", f"{base}/{wrong}")[0] == 412
     odd = '{"key/123":"https://example.com/"}'
-    assert request("POST", f"{base}/{name}/{urllib.parse.quote_plus(odd)}")[0] == 200      # any text, and it stays as it was
+    # any text, and it stays as it was
+    assert request("POST", f"{base}/{name}/{urllib.parse.quote_plus(odd)}")[0] == 200
     assert got(base + "/values") == {name: odd}
     for one in (name, "allowAutoTopicCreation"):
         assert request("POST", f"{base}/{one}/false")[0] == 200
     assert put(topic_url(fresh_broker, "persistent://public/default/t", "").rstrip("/")) == 204
     for _ in range(2):
-        assert got(base + "/values") == {name: "false", "allowAutoTopicCreation": "false"} and got(base + "/runtime")[name] == "false"
-        client = pulsar.Client(fresh_broker.service_url, operation_timeout_seconds=1)      # released clients try for so long
+        assert (
+            got(base + "/values") == {name: "false", "allowAutoTopicCreation": "false"}
+            and got(base + "/runtime")[name] == "false"
+        )
+        # released clients try for so long
+        client = pulsar.Client(fresh_broker.service_url, operation_timeout_seconds=1)
         with pytest.raises(pulsar.PulsarException):
             client.subscribe("t", "other")
         with pytest.raises(pulsar.PulsarException):
@@ -453,7 +499,9 @@ def test_all_topics_of_a_namespace_are_unloaded_drained_and_left(broker, connect
         left = json.loads(request("POST", topic_url(broker, topic, "subscription/sub/analyzeBacklog"))[1])["messages"]
         assert left == 3
     assert request("POST", f"{url}/clearBacklog")[0] == 204
-    assert json.loads(request("POST", topic_url(broker, topics[0], "subscription/sub/analyzeBacklog"))[1])["messages"] == 0
+    assert (
+        json.loads(request("POST", topic_url(broker, topics[0], "subscription/sub/analyzeBacklog"))[1])["messages"] == 0
+    )
     assert request("POST", f"{url}/unsubscribe/sub")[0] == 412
     for consumer in consumers:
         consumer.close()

@@ -1,4 +1,6 @@
-"""Typed producers and consumers of the real client: schemas register themselves, evolve, and are refused where they do not get along."""
+"""Typed producers and consumers of the real client: schemas register themselves, evolve, and are refused where they do
+not get along.
+"""
 import json
 
 import pulsar
@@ -43,7 +45,11 @@ def test_records_come_as_they_were_sent(broker, client, kind):
         producer.send(Order(item=f"item {number}", count=number))
     for number in range(10):
         message = consumer.receive(RECEIVE_MS)
-        assert (message.value().item, message.value().count, message.schema_version()) == (f"item {number}", number, "\0" * 8)
+        assert (message.value().item, message.value().count, message.schema_version()) == (
+            f"item {number}",
+            number,
+            "\0" * 8,
+        )
         consumer.acknowledge(message)
     shown, = versions_of(broker, topic)
     assert (shown["version"], shown["type"]) == (0, "JSON" if kind is JsonSchema else "AVRO")
@@ -67,8 +73,9 @@ def test_a_schema_gets_a_field_while_old_clients_go_on(broker, client, kind):
         old.send(Order(item="old", count=1))
         new.send(Priced(item="new", count=1, price=2))
     found = [consumer.receive(RECEIVE_MS) for _ in range(4)]
-    assert sorted((ord(message.schema_version()[-1]), message.value().item, message.value().price) for message in found) == \
-        [(0, "old", 7), (0, "old", 7), (1, "new", 2), (1, "new", 2)]
+    assert sorted(
+        (ord(message.schema_version()[-1]), message.value().item, message.value().price) for message in found
+    ) == [(0, "old", 7), (0, "old", 7), (1, "new", 2), (1, "new", 2)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -116,8 +116,11 @@ def serial_at(authority: Authority, url: str) -> int:
 @pytest.mark.parametrize("shown", ["", "joe"])
 def test_a_client_publishes_and_consumes(authority, served, connect, shown):
     """With a certificate of its own and without, to partitions too: it is told where they are by addresses of TLS."""
-    identity = pulsar.AuthenticationTLS(f"{authority.folder}/{shown}", f"{authority.folder}/{shown}-key") if shown else None
-    client = connect(served.tls_url, tls_trust_certs_file_path=authority.trusted, tls_validate_hostname=True, authentication=identity)
+    identity = (
+        pulsar.AuthenticationTLS(f"{authority.folder}/{shown}", f"{authority.folder}/{shown}-key") if shown else None
+    )
+    client = connect(served.tls_url, tls_trust_certs_file_path=authority.trusted, tls_validate_hostname=True,
+                     authentication=identity)
     topic = unique_topic("secret")
     consumer, producer = client.subscribe(topic, "sub"), client.create_producer(topic)
     payloads = [bytes([number % 256]) * 1024 * (1 + number % 100) for number in range(200)]
@@ -138,7 +141,9 @@ def test_a_client_of_http_lookup_is_told_of_tls(authority, served, connect):
 def test_a_client_that_trusts_others_does_not_connect(authority, served, connect, tmp_path):
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "others"))
     with pytest.raises(pulsar.ConnectError):
-        connect(served.tls_url, tls_trust_certs_file_path=str(tmp_path / "others"), operation_timeout_seconds=3).create_producer("t")
+        connect(
+            served.tls_url, tls_trust_certs_file_path=str(tmp_path / "others"), operation_timeout_seconds=3
+        ).create_producer("t")
 
 
 def test_a_lookup_has_addresses_of_both_kinds(authority, served):
@@ -150,7 +155,8 @@ def test_a_lookup_has_addresses_of_both_kinds(authority, served):
             assert (found.brokerServiceUrl, found.brokerServiceUrlTls) == (served.service_url, served.tls_url)
     path = f"/lookup/v2/topic/{topic.replace('://', '/')}"
     assert json.loads(ask(authority, served.https_url, path)) == json.loads(ask(authority, served.http_url, path)) == {
-        "brokerUrl": served.service_url, "brokerUrlTls": served.tls_url, "nativeUrl": served.service_url, "brokerUrlSsl": "",
+        "brokerUrl": served.service_url, "brokerUrlTls": served.tls_url, "nativeUrl": served.service_url,
+        "brokerUrlSsl": "",
         "httpUrl": served.http_url, "httpUrlTls": served.https_url}
 
 
@@ -159,7 +165,9 @@ def test_expiry_is_a_metric(authority, served):
 
 
 def test_who_speaks_otherwise_is_sent_away(authority, served):
-    """Plain text where TLS is spoken, TLS where it is not, nothing at all: each is closed or waits alone, and harms nobody."""
+    """Plain text where TLS is spoken, TLS where it is not, nothing at all: each is closed or waits alone, and harms
+    nobody.
+    """
     bystander = Bystander(served.service_url, unique_topic("bystander"))
     failed = counted(authority, served, "geminga_tls_handshakes_failed_total")
     idle = [socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), 60)
@@ -208,7 +216,8 @@ def test_a_certificate_changes_under_load(authority, served, connect):
                 serial = authority.renew()
                 for url in (served.tls_url, served.https_url):
                     # Each process sees it for itself, so all of many handshakes in a row do when all of them have.
-                    eventually(lambda url=url, serial=serial: {serial_at(authority, url) for _ in range(8)} == {serial}, 60)
+                    eventually(lambda url=url, serial=serial: {serial_at(authority, url) for _ in range(8)} == {serial},
+                               60)
                 done = len(rounds)
                 eventually(lambda done=done: len(rounds) > done or trouble, 60)
         finally:
@@ -230,7 +239,8 @@ def test_a_start_with_bad_certificates_is_refused(authority, tmp_path):
 
 def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
     """It says where it is, finds itself healthy, and our own commands reach it, if they know whom to trust."""
-    own = Broker(tmp_path / "data", "--config", authority.configuration("workers = 1\nowners = 1\n"), "--port", "-1", "--http-port", "-1")
+    own = Broker(tmp_path / "data", "--config", authority.configuration("workers = 1\nowners = 1\n"), "--port", "-1",
+                 "--http-port", "-1")
     try:
         own.start()
         assert (own.service_url, own.http_url) == ("", "")
@@ -239,16 +249,23 @@ def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
         topic = unique_topic("only")
         found = json.loads(ask(authority, own.https_url, f"/lookup/v2/topic/{topic.replace('://', '/')}"))
         assert (found["brokerUrl"], found["brokerUrlTls"], found["httpUrl"]) == ("", own.tls_url, "")
-        assert json.loads(ask(authority, own.https_url, "/admin/v2/clusters/standalone"))["brokerServiceUrlTls"] == own.tls_url
+        assert (
+            json.loads(ask(authority, own.https_url, "/admin/v2/clusters/standalone"))["brokerServiceUrlTls"]
+            == own.tls_url
+        )
         with SecurePeer(authority, own.tls_url) as peer:
             answer = peer.ask(T.LOOKUP, topic=topic, request_id=1).lookupTopicResponse
             assert not answer.HasField("brokerServiceUrl") and answer.response == api.CommandLookupTopicResponse.Connect
 
         def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
-            return subprocess.run([GEMINGA, *words], capture_output=True, text=True, timeout=60, check=False, env=os.environ | environment)
+            return subprocess.run([GEMINGA, *words], capture_output=True, text=True, timeout=60, check=False,
+                                  env=os.environ | environment)
 
         assert run("publish", "--url", own.tls_url, topic, "no").returncode == 1
-        assert run("publish", "--url", own.tls_url, "--tls-trust-cert-path", authority.trusted, topic, "yes").returncode == 0
+        assert (
+            run("publish", "--url", own.tls_url, "--tls-trust-cert-path", authority.trusted, topic, "yes").returncode
+            == 0
+        )
         (tmp_path / "client.conf").write_text(f"brokerServiceUrl={own.tls_url}\nwebServiceUrl={own.https_url}\n"
                                               f"tlsTrustCertsFilePath={authority.trusted}\n")
         conf = str(tmp_path / "client.conf")

@@ -1,9 +1,11 @@
-"""Backups under load while owners are killed: each is put in place at the end, and has what was answered before it was begun.
+"""Backups under load while owners are killed: each is put in place at the end, and has what was answered before it was
+begun.
 
     python -m tests.crash.backups --backups 20 [--seed 1]
 
-Messages of a few topics are acknowledged in random order, so that ledgers are punched, deleted and rolled while backups share them, and
-journals are used again.  A backup that an owner's end has spoilt says so, and is made again; those that were made must not change any more.
+Messages of a few topics are acknowledged in random order, so that ledgers are punched, deleted and rolled while backups
+share them, and journals are used again.  A backup that an owner's end has spoilt says so, and is made again; those that
+were made must not change any more.
 """
 import argparse
 import json
@@ -40,7 +42,8 @@ class Topic:
         self._thread.start()
 
     def _run(self) -> None:
-        consumer = self._client.subscribe(self.name, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=200)
+        consumer = self._client.subscribe(self.name, "s", consumer_type=pulsar.ConsumerType.Shared,
+                                          receiver_queue_size=200)
         producer = self._client.create_producer(self.name, send_timeout_millis=PATIENCE_MS, block_if_queue_full=True)
         first, held = 0, []
         while not self.is_over.is_set():
@@ -52,7 +55,8 @@ class Topic:
                 answered.release()
             for number in range(first, first + BATCH):
                 payload = b"%d " % number + bytes(self._chance.randrange(9_000))
-                producer.send_async(payload, lambda result, message_id, number=number: receipted(result, message_id, number))
+                producer.send_async(payload,
+                                    lambda result, message_id, number=number: receipted(result, message_id, number))
             for _ in range(BATCH):
                 answered.acquire()
             first += BATCH
@@ -87,7 +91,8 @@ class Backups:
         self.made: list[tuple[Path, dict[str, list[int]]]] = []      # and what had been receipted before
 
     def _broker(self, name: str) -> Broker:
-        return Broker(self.folder / name, "--config", str(self.folder / "geminga.toml"), "--owners", str(self.chance.randrange(1, 4)))
+        return Broker(self.folder / name, "--config", str(self.folder / "geminga.toml"), "--owners",
+                      str(self.chance.randrange(1, 4)))
 
     def make(self, count: int) -> None:
         over = threading.Event()
@@ -100,7 +105,8 @@ class Backups:
         try:
             while len(self.made) < count:
                 before = {topic.name: list(topic.published) for topic in self.topics}
-                done = subprocess.run([COMMAND[0], "backup", "--data-dir", self.broker.data_dir, "--json", self.folder / "backups"],
+                done = subprocess.run([COMMAND[0], "backup", "--data-dir", self.broker.data_dir, "--json",
+                                       self.folder / "backups"],
                                       capture_output=True, text=True, check=False)
                 if done.returncode == 0:
                     self.made.append((Path(json.loads(done.stdout)["folder"]), before))
@@ -113,7 +119,9 @@ class Backups:
             killer.join()
 
     def check(self) -> None:
-        """Each can be put in place, nothing of it is damaged, and a broker on it gives out what was receipted and not acknowledged."""
+        """Each can be put in place, nothing of it is damaged, and a broker on it gives out what was receipted and not
+        acknowledged.
+        """
         for topic in self.topics:
             topic.stop()
         self._client.close()
@@ -128,7 +136,8 @@ class Backups:
     def put(self, made: Path, name: str) -> Broker:
         """In place, with whatever number of owners."""
         broker = self._broker(name)
-        done = subprocess.run([COMMAND[0], "restore", made, broker.data_dir], capture_output=True, text=True, check=False)
+        done = subprocess.run([COMMAND[0], "restore", made, broker.data_dir], capture_output=True, text=True,
+                              check=False)
         assert done.returncode == 0, (made, done.stdout, done.stderr)
         return broker
 
@@ -152,7 +161,8 @@ def client_has_more(consumer: pulsar.Consumer, left: set[int]) -> bool:
 
 
 def client_of(broker: Broker) -> pulsar.Client:
-    return pulsar.Client(broker.service_url, operation_timeout_seconds=60, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    return pulsar.Client(broker.service_url, operation_timeout_seconds=60,
+                         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 
 
 def main() -> None:
@@ -165,7 +175,8 @@ def main() -> None:
         backups = Backups(Path(folder), options.seed)
         backups.make(options.backups)
         backups.check()
-        print(f"{len(backups.made)} backups were made and looked at, {backups.failed} failed as an owner was killed, nothing is missing")
+        print(f"{len(backups.made)} backups were made and looked at, {backups.failed} failed as an owner was killed, "
+              "nothing is missing")
 
 
 if __name__ == "__main__":

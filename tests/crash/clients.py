@@ -1,7 +1,9 @@
-"""The client that everybody has, publishing and consuming for good while processes are killed; it reconnects by rules of its own.
+"""The client that everybody has, publishing and consuming for good while processes are killed; it reconnects by rules
+of its own.
 
-What it hides is told apart by epochs, which are odd while something is being killed: a message that waited for its receipt during a kill
-may have been sent again, and acknowledgements are known to have been answered when their consumer was made and closed between two.
+What it hides is told apart by epochs, which are odd while something is being killed: a message that waited for its
+receipt during a kill may have been sent again, and acknowledgements are known to have been answered when their consumer
+was made and closed between two.
 """
 import functools
 import random
@@ -35,7 +37,8 @@ KINDS: list[dict] = [
 class Client:
     """One topic, its producer and its subscription."""
 
-    def __init__(self, broker: Broker, log: Path, seed: int, epoch: Callable[[], int], *, kind: pulsar.ConsumerType, consumers: int = 1,
+    def __init__(self, broker: Broker, log: Path, seed: int, epoch: Callable[[], int], *, kind: pulsar.ConsumerType,
+                 consumers: int = 1,
                  partitions: int = 0, is_cumulative: bool = False, batching: bool = False, by_key: bool = False,
                  is_deduplicated: bool = False) -> None:
         self._broker, self._chance, self._epoch = broker, random.Random(seed), epoch
@@ -48,7 +51,9 @@ class Client:
                 peer.subscribe(part, "audit")
         self._is_deduplicated = is_deduplicated
         if is_deduplicated:
-            status, text = request("POST", f"{broker.http_url}/admin/v2/{self.topic.replace('://', '/')}/deduplicationEnabled", b"true")
+            status, text = request(
+                "POST", f"{broker.http_url}/admin/v2/{self.topic.replace('://', '/')}/deduplicationEnabled", b"true"
+            )
             assert status == 204, text
         self.promises = Promises(self.topic)
         self.refused: Counter[str] = Counter()
@@ -61,8 +66,9 @@ class Client:
             batching_enabled=batching, batching_max_publish_delay_ms=1, batching_max_messages=7,
             batching_type=pulsar.BatchingType.KeyBased if by_key else pulsar.BatchingType.Default)
         for number in range(KEYS):
-            # With a receipt, on each partition: a client that reconnects without having got any numbers its messages anew from what the
-            # broker has, behind those that it sends again, and deduplication takes them for copies (apache/pulsar, 2047, but in C++).
+            # With a receipt, on each partition: a client that reconnects without having got any numbers its messages
+            # anew from what the broker has, behind those that it sends again, and deduplication takes them for copies
+            # (apache/pulsar, 2047, but in C++).
             self._producer.send(body(number), partition_key=str(number))
             self.promises.receipted.add(number)
             self.promises.sent = number + 1
@@ -78,7 +84,8 @@ class Client:
                 number = self.promises.sent
                 self.promises.sent = number + 1
                 self._sent_in[number] = self._epoch()
-                self._producer.send_async(body(number), functools.partial(self._settle, number), partition_key=str(number % KEYS))
+                self._producer.send_async(body(number), functools.partial(self._settle, number),
+                                          partition_key=str(number % KEYS))
 
     def _settle(self, number: int, result: pulsar.Result, _: pulsar.MessageId) -> None:
         kills = (self._epoch() + 1) // 2 - self._sent_in.pop(number) // 2
@@ -101,7 +108,8 @@ class Client:
     def _stay(self) -> None:
         """Consumers come, take some messages, acknowledge most of them, and go."""
         epoch, asked = self._epoch(), {}
-        consumers = [self._client.subscribe(self.topic, "sub", self._kind, initial_position=pulsar.InitialPosition.Earliest,
+        consumers = [self._client.subscribe(self.topic, "sub", self._kind,
+                                            initial_position=pulsar.InitialPosition.Earliest,
                                             batch_index_ack_enabled=True, negative_ack_redelivery_delay_ms=100)
                      for _ in range(self._consumers)]
         held: list[tuple[pulsar.Consumer, pulsar.Message, Place]] = []
@@ -160,7 +168,8 @@ class Client:
         """When it was stopped."""
         url = self._broker.service_url
         try:
-            found = self.promises.kept(*([found for part in self.parts for found in read(url, part, name)] for name in ("audit", "sub")),
+            found = self.promises.kept(*([found for part in self.parts for found in read(url, part, name)]
+                                         for name in ("audit", "sub")),
                                        parted=self._is_parted)
         except (Closed, OSError, AssertionError) as error:
             print(f"{self.topic}: {error!r}"[:1000])

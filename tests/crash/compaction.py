@@ -2,9 +2,10 @@
 
     python -m tests.crash.compaction --kills 50 [--spark] [--seed 1]
 
-Each time some messages more come to a few topics, the job is started in a process of its own and killed some time after it has begun; then
-every view is looked at, byte by byte, and against a dictionary of what it may have: what it had before, or what it was to have.  What the
-job has started (Spark's JVM, and Python's workers below it) has to end by itself.
+Each time some messages more come to a few topics, the job is started in a process of its own and killed some time after
+it has begun; then every view is looked at, byte by byte, and against a dictionary of what it may have: what it had
+before, or what it was to have.  What the job has started (Spark's JVM, and Python's workers below it) has to end by
+itself.
 """
 import argparse
 import random
@@ -34,7 +35,8 @@ engine = engines.Spark(scratch, "local[2]", "512m") if sys.argv[3:] else engines
 targets = [nightly.Target(int(path.name), path.name) for path in sorted((data_dir / "partitions").iterdir())]
 print("begins", flush=True)
 night = nightly.run(data_dir, nightly.plan(data_dir, targets), adopt_here(data_dir), engine)
-print("ends", *{report.outcome for report in night.reports}, night.error and "failed: " + night.error, sep=",", flush=True)
+print("ends", *{report.outcome for report in night.reports}, night.error and "failed: " + night.error, sep=",",
+      flush=True)
 engine.close()
 """
 
@@ -66,7 +68,8 @@ class Kills:
 
     def start(self) -> subprocess.Popen:
         """A job that is about to do its work; what it says of errors goes to a file."""
-        command = [sys.executable, "-c", _JOB, str(self.data_dir), str(self.folder / "scratch"), *(["spark"] if self.with_spark else [])]
+        command = [sys.executable, "-c", _JOB, str(self.data_dir), str(self.folder / "scratch"),
+                   *(["spark"] if self.with_spark else [])]
         with open(self.folder / "stderr", "w") as told:
             job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True)
         if job.stdout.readline() != "begins\n":
@@ -75,7 +78,9 @@ class Kills:
 
     def ended(self, job: subprocess.Popen) -> str:
         """How it has ended."""
-        return f"the job ended with status {job.wait()} (of a signal, if negative): {(self.folder / 'stderr').read_text()}"
+        return (
+            f"the job ended with status {job.wait()} (of a signal, if negative): {(self.folder / 'stderr').read_text()}"
+        )
 
     def kill_one(self) -> None:
         """Kill a job at a random moment, and see that nothing is lost by it."""
@@ -131,7 +136,8 @@ def main() -> None:
             print(f"\r{number + 1} of {options.kills}, {kills.killed} before they had ended", end="", flush=True)
         kills.finish()
         views = [topic.view().number for topic in kills.topics]
-        print(f"\n{options.kills} kills, {kills.killed} of them before the job had ended; {kills.whole} runs went on to their end; "
+        print(f"\n{options.kills} kills, {kills.killed} of them before the job had ended; {kills.whole} runs went on "
+              "to their end; "
               f"views {views}, all whole; what a killed job had started was gone after {kills.left_s:.1f} s at most")
 
 

@@ -1,9 +1,11 @@
-"""Kills of owners while delayed messages are published, wait, fall due and are acknowledged: none is lost, none early, none comes back.
+"""Kills of owners while delayed messages are published, wait, fall due and are acknowledged: none is lost, none early,
+none comes back.
 
     python -m tests.crash.delayed --messages 1000000 --kills 50 [--spread 120] [--pause 3] [--seed 1]
 
-Of the messages a part is for at once, most are for some time within the next SPREAD seconds, and some are for next month: those are
-to be there in the end, and to have come to nobody.  "Early" is by the clock of this host, which the broker has too.
+Of the messages a part is for at once, most are for some time within the next SPREAD seconds, and some are for next
+month: those are to be there in the end, and to have come to nobody.  "Early" is by the clock of this host, which the
+broker has too.
 """
 import argparse
 import random
@@ -58,14 +60,17 @@ class Delays(Promises):
         return int(self.due_ms[self.due_ms < time.time() * 1000 + MONTH_MS / 2].max())
 
     def check(self, left: list[tuple[Place, int]]) -> Counter[str]:
-        """The faults, when everything but what is for next month has had the time to come; left: what is not acknowledged."""
+        """The faults, when everything but what is for next month has had the time to come; left: what is not
+        acknowledged.
+        """
         numbers, places = {number for _, number in left}, {place for place, _ in left}
         asked = set(self.asked.values())
         faults = Counter(self.found)
         self._fault(faults, "lost", sorted(self.receipted - numbers - asked))
         self._fault(faults, "back", sorted(self.acked & places))
         self._fault(faults, "missing", self.missing(self.last_due_ms()))
-        self._fault(faults, "duplicates", [number for number, count in Counter(number for _, number in left).items() if count > 1])
+        self._fault(faults, "duplicates",
+                    [number for number, count in Counter(number for _, number in left).items() if count > 1])
         return +faults
 
 
@@ -91,7 +96,8 @@ class DelayedPublisher(Publisher):
             MONTH_MS + number if draw > 0.95 else self._chance.randrange(int(self._spread_ms))
         self.promises.due_ms[number] = due_ms = now_ms + after_ms if after_ms else 0
         delay = {"deliver_at_time": due_ms} if due_ms else {}
-        return send(entry_of(message_metadata(sequence_id=number, publish_time=now_ms, **delay), b"%d" % number), sequence_id=number)
+        return send(entry_of(message_metadata(sequence_id=number, publish_time=now_ms, **delay), b"%d" % number),
+                    sequence_id=number)
 
 
 def wants(number: int) -> bool:
@@ -125,11 +131,14 @@ class Kills:
         self.killed += 1
         if self.chance.random() < 0.7:        # else the next comes while this one is not over
             acked = len(self.promises.acked)
-            eventually(lambda: len(self.promises.acked) > acked or self._is_idle, PATIENCE, "an acknowledgement after a kill")
+            eventually(lambda: len(self.promises.acked) > acked or self._is_idle, PATIENCE,
+                       "an acknowledgement after a kill")
 
     @property
     def _is_idle(self) -> bool:
-        return self.promises.sent == len(self.promises.due_ms) and not self.promises.missing(time.time() * 1000 + 10_000)
+        return self.promises.sent == len(self.promises.due_ms) and not self.promises.missing(
+            time.time() * 1000 + 10_000
+        )
 
     def finish(self) -> Counter[str]:
         """When all that was to come in the next minutes has had its time; the faults."""
@@ -159,7 +168,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        kills = Kills(Path(folder), options.seed, messages=options.messages, spread_s=options.spread, pause_s=options.pause)
+        kills = Kills(Path(folder), options.seed, messages=options.messages, spread_s=options.spread,
+                      pause_s=options.pause)
         try:
             for number in range(options.kills):
                 kills.kill_one()
@@ -170,8 +180,10 @@ def main() -> int:
             kills.close()
     promises = kills.promises
     late = np.percentile(promises.late_ms, (50, 99)).astype(int).tolist()
-    print(f"\n{kills.killed} kills; {len(promises.receipted):,} messages receipted, {int(promises.has_come.sum()):,} have come, "
-          f"{len(promises.acked):,} acknowledged with a receipt; late p50 {late[0]} ms, p99 {late[1]} ms with all those kills; "
+    print(f"\n{kills.killed} kills; {len(promises.receipted):,} messages receipted, {int(promises.has_come.sum()):,} "
+          "have come, "
+          f"{len(promises.acked):,} acknowledged with a receipt; late p50 {late[0]} ms, p99 {late[1]} ms with all "
+          "those kills; "
           f"faults: {dict(faults) or 'none'}")
     return 1 if faults else 0
 

@@ -37,10 +37,12 @@ class Figures:
 
     def line(self) -> str:
         return (f"{self.ends.total()} ends, {self.receipted} receipts, {self.acknowledged} acknowledgements answered, "
-                f"faults {dict(self.faults) or 0}, restart failures {self.restart_failures}, tracebacks {self.tracebacks}")
+                f"faults {dict(self.faults) or 0}, restart failures {self.restart_failures}, tracebacks "
+                f"{self.tracebacks}")
 
     def table(self) -> str:
-        rows = [*self.ends.items(), ("messages receipted", self.receipted), ("acknowledgements answered", self.acknowledged),
+        rows = [*self.ends.items(), ("messages receipted", self.receipted),
+                ("acknowledgements answered", self.acknowledged),
                 ("receipted and lost", self.faults["lost"]), ("acknowledged, answered and back", self.faults["back"]),
                 *((f"fault: {what}", count) for what, count in self.faults.items() if what not in ("lost", "back")),
                 ("restart failures", self.restart_failures), ("tracebacks", self.tracebacks),
@@ -53,6 +55,7 @@ def configuration(chance: random.Random, *, workers: int, owners: int, sync: str
     lines = [f"workers = {workers}", f"owners = {owners}", "[storage]", f'sync = "{sync}"']
     if chance.random() < 0.8:
         lines += [f"roll_over_entries = {chance.choice([100, 1_000, 10_000])}", f"pass_bytes_max = {1 << 16}",
-                  f"journal_segment_bytes = {chance.choice([3 << 19, 4 << 20])}", f"journal_segments_max = {chance.choice([2, 4, 8])}",
+                  f"journal_segment_bytes = {chance.choice([3 << 19, 4 << 20])}",
+                  f"journal_segments_max = {chance.choice([2, 4, 8])}",
                   "[network]", f"max_message_size = {1 << 16}"]
     return "\n".join(lines) + "\n"

@@ -1,11 +1,12 @@
-"""Bits turned over: a data folder with everything in it, of which one bit anywhere is wrong, is opened, and nothing else is wrong.
+"""Bits turned over: a data folder with everything in it, of which one bit anywhere is wrong, is opened, and nothing
+else is wrong.
 
     python -m tests.crash.flips --flips 10000 --seed 1
 
-The folders are what a SIGKILL and a clean stop leave of one history.  Whatever the bit, every partition opens, nobody gets what was
-acknowledged, the damage is told, and it costs nothing; in an entry it costs that entry, which clients get as it is and throw
-away because its checksum is wrong, and which `geminga verify` finds.  What a replay of the journal writes over was no damage.
-Bytes that mean nothing (reserved, allocated ahead, left behind) are left alone.
+The folders are what a SIGKILL and a clean stop leave of one history.  Whatever the bit, every partition opens, nobody
+gets what was acknowledged, the damage is told, and it costs nothing; in an entry it costs that entry, which clients get
+as it is and throw away because its checksum is wrong, and which `geminga verify` finds.  What a replay of the journal
+writes over was no damage. Bytes that mean nothing (reserved, allocated ahead, left behind) are left alone.
 """
 import argparse
 import contextlib
@@ -53,7 +54,7 @@ class Place:
     size: int
 
 
-# -- the history ------------------------------------------------------------------------------------------------------------------
+# -- the history --------------------------------------------------------------------------------------------------
 
 def make(folder: Path) -> dict[str, Path]:
     """{what ended the process: the data folder it left}"""
@@ -72,7 +73,11 @@ def _go_on(rig: Rig, count: int) -> None:
                  for name, kind in names.items() if name != "careful"}
     for topic in TOPICS:
         producer = rig.producer(topic, producer_name=f"p-{topic}-{count}", user_provided_producer_name=True)
-        kinds = [{"batch": 5}, {"batch": 70}, {"partition_key": "k"}] if topic == "batches" else [{}, {"partition_key": "k"}]
+        kinds = (
+            [{"batch": 5}, {"batch": 70}, {"partition_key": "k"}]
+            if topic == "batches"
+            else [{}, {"partition_key": "k"}]
+        )
         positions = [position for at in range(count) for position in
                      rig.run(rig.sends((producer, b"%d" % at * (1 + at % 90), kinds[at % len(kinds)]))).positions]
         for (of, name), consumer in consumers.items():
@@ -84,17 +89,20 @@ def _go_on(rig: Rig, count: int) -> None:
                 else:
                     rig.run(rig.redeliver(consumer, *positions[22::3]))
                 if topic == "batches":
-                    rig.run(*[rig.ack_part(consumer, position, 0b11010, (1 << 60) - 1, request_id=2) for position in positions[20:24]])
+                    rig.run(*[rig.ack_part(consumer, position, 0b11010, (1 << 60) - 1, request_id=2)
+                              for position in positions[20:24]])
     consumer = rig.consumer("quiet", "careful", subType=SubType.Shared, connection=8, metadata=CAREFUL)
     rig.run(rig.flow(consumer, 3))
     rig.run(rig.happened(envelope.CONNECTION_GONE, connection=8))
     rig.publish(rig.producer("quiet"), b"the end")
 
 
-# -- what is there ----------------------------------------------------------------------------------------------------------------
+# -- what is there ------------------------------------------------------------------------------------------------
 
 def look(rig: Rig) -> dict:
-    """All that clients can know of: entries with what the index says of them, and what each subscription's next consumer is given."""
+    """All that clients can know of: entries with what the index says of them, and what each subscription's next
+    consumer is given.
+    """
     found: dict = {}
     for topic, names in TOPICS.items():
         partition = rig.owner.partition(rig.topic(topic))
@@ -102,8 +110,14 @@ def look(rig: Rig) -> dict:
             consumer = rig.consumer(topic, name, subType=kind, **({"metadata": CAREFUL} if name == "careful" else {}))
             found[topic, name] = rig.given(rig.run(rig.flow(consumer, MANY)), consumer)
             cursor = partition.subscriptions[name, True].cursor
-            found[topic, name, "cursor"] = cursor.mark_delete, cursor.since, list(cursor.totals), cursor.backlog_messages(partition.ledgers)
-            found[topic, name, "deaths"] = {ledger_id: counts[counts > 0].tolist() for ledger_id, counts in cursor.deaths.arrays.items()}
+            found[topic, name, "cursor"] = (
+                cursor.mark_delete,
+                cursor.since,
+                list(cursor.totals),
+                cursor.backlog_messages(partition.ledgers),
+            )
+            found[topic, name, "deaths"] = {ledger_id: counts[counts > 0].tolist()
+                                            for ledger_id, counts in cursor.deaths.arrays.items()}
         for ledger in partition.ledgers:
             rows = ledger.index[:ledger.entries]
             for number, entry in enumerate(read_mapped(partition.folder, ledger.ledger_id, 0, ledger.entries)):
@@ -116,8 +130,10 @@ def look(rig: Rig) -> dict:
 def places_of(data_dir: Path) -> list[Place]:
     """All that a bit can be turned over in."""
     found = [Place(CATALOGUE, Path("catalogue.sqlite"), 0, (data_dir / "catalogue.sqlite").stat().st_size)]
-    found += [Place("state", path.relative_to(data_dir), 0, path.stat().st_size) for path in data_dir.glob("partitions/*/state")]
-    found += [place for path in segments(data_dir / "journal" / "0").values() for place in _of_segment(path, path.relative_to(data_dir))]
+    found += [Place("state", path.relative_to(data_dir), 0, path.stat().st_size)
+              for path in data_dir.glob("partitions/*/state")]
+    found += [place for path in segments(data_dir / "journal" / "0").values()
+              for place in _of_segment(path, path.relative_to(data_dir))]
     copy = copy_of(data_dir, data_dir.parent / "to-list")
     rig = Rig(copy, **OPTIONS)
     look(rig)
@@ -145,13 +161,14 @@ def _of_segment(path: Path, name: Path) -> list[Place]:
             break
         tables = int(head["groups"]) * format.GROUP_ROW.itemsize + int(head["ops"]) * format.OP_ROW.itemsize \
             + int(head["rows"]) * (format.INDEX_ROW.itemsize + format.SOURCE.itemsize)
-        found += [Place("record header", name, at, format.HEADER_SIZE), Place("record tables", name, at + format.HEADER_SIZE, tables),
+        found += [Place("record header", name, at, format.HEADER_SIZE),
+                  Place("record tables", name, at + format.HEADER_SIZE, tables),
                   Place("record entries", name, at + format.HEADER_SIZE + tables, int(head["size"]) - tables)]
         at += format.HEADER_SIZE + int(head["size"])
     return [place for place in found if place.size]
 
 
-# -- flips ------------------------------------------------------------------------------------------------------------------------
+# -- flips --------------------------------------------------------------------------------------------------------
 
 class Flips:
     """Turns bits over, one at a time; `faults` says what was not as promised, `figures` counts the rest."""
@@ -191,7 +208,11 @@ class Flips:
         except Exception as error:      # whatever it is, it is what the operator would see
             outcome = f"does not open: {type(error).__name__}: {error}"
         if place.kind == CATALOGUE:
-            outcome = outcome.partition(":")[0] if findings or not outcome.startswith("differs") else "differs and is not found"
+            outcome = (
+                outcome.partition(":")[0]
+                if findings or not outcome.startswith("differs")
+                else "differs and is not found"
+            )
         elif outcome.startswith(("differs", "does not", "is not")):
             self.faults.append(f"{how}, {place.kind}: {place.path}, byte {offset}, bit {bit}: {outcome}")
         self.figures[place.kind, outcome] += 1
@@ -214,7 +235,9 @@ class Flips:
             return "was written over by the journal" if how == "kill" and place.kind in OVERWRITTEN else "is not told"
         if place.kind == ENTRY and len(differ) == 1 and differ[0] in expected and differ[0] in found:
             (said, _), (says, entry) = expected[differ[0]], found[differ[0]]
-            is_seen = entry[:2] != b"\x0e\x01" or crc32c(entry[CHECKSUM_END:]) != int.from_bytes(entry[2:CHECKSUM_END], "big")
+            is_seen = entry[:2] != b"\x0e\x01" or crc32c(entry[CHECKSUM_END:]) != int.from_bytes(
+                entry[2:CHECKSUM_END], "big"
+            )
             if said == says and is_seen and findings:
                 return "costs its entry, and is seen"
             return f"differs: seen by clients: {is_seen}, by verify: {findings}"

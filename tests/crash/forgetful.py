@@ -1,4 +1,5 @@
-"""A file system that forgets: over a power cut it keeps what was synced, and of everything else whatever a disk might have kept.
+"""A file system that forgets: over a power cut it keeps what was synced, and of everything else whatever a disk might
+have kept.
 
     disk = Disk(folder)             # mounted there, and empty
     disk.freeze()                   # the instant of the cut: from now on no sync is done, and none is answered
@@ -7,20 +8,24 @@
     disk.cut(seed)                  # mounted again, as it is after the cut
     disk.close()
 
-What is certain: a file's pages and length as of its last fsync; a folder's names as of its last fsync.  What is not, each by chance:
+What is certain: a file's pages and length as of its last fsync; a folder's names as of its last fsync.  What is not,
+each by chance:
 
-  - a page of 4 KiB written since is old, new, as it was at some moment between, or new in some of its sectors of 512 bytes;
-  - a file that has grown or shrunk since has its old length or its new one, or, if it grew by being written, one between; what it gained
-    is zeros where no page says more;
-  - a name that was made, removed or renamed since is as before or as after.  A rename is whole, and what follows on a name that was not
-    kept is not kept either.
+  - a page of 4 KiB written since is old, new, as it was at some moment between, or new in some of its sectors of 512
+    bytes;
+  - a file that has grown or shrunk since has its old length or its new one, or, if it grew by being written, one
+    between; what it gained is zeros where no page says more;
+  - a name that was made, removed or renamed since is as before or as after.  A rename is whole, and what follows on a
+    name that was not kept is not kept either.
 
 A file that was synced under a name whose folder was not may be gone: strict, as POSIX allows it; ext4 is kinder.
 
-The server is this file run as a program of its own: it speaks the kernel's FUSE protocol (fuse.h, 7.31) on /dev/fuse, as the libraries for
-Python need a libfuse that few machines have.  The kernel caches what is written, and mappings work as on any file system; what is dirty
-in its cache comes here when the file is synced or the file system unmounted, so all of it is known when a cut is made.
+The server is this file run as a program of its own: it speaks the kernel's FUSE protocol (fuse.h, 7.31) on /dev/fuse,
+as the libraries for Python need a libfuse that few machines have.  The kernel caches what is written, and mappings work
+as on any file system; what is dirty in its cache comes here when the file is synced or the file system unmounted, so
+all of it is known when a cut is made.
 """
+
 import ctypes
 import errno
 import itertools
@@ -51,7 +56,9 @@ def _must(result: int) -> None:
 # -- what is kept
 
 class File:
-    """Its bytes as programs see them, and beside them what the disk certainly has of the pages that were written since the last sync."""
+    """Its bytes as programs see them, and beside them what the disk certainly has of the pages that were written since
+    the last sync.
+    """
 
     def __init__(self, mode: int):
         self.mode = mode
@@ -189,11 +196,13 @@ def _set(names: dict[bytes, int], name: bytes, number: int | None) -> None:
 
 # -- the kernel's protocol: struct fuse_... of fuse.h
 
-(LOOKUP, FORGET, GETATTR, SETATTR, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, READ, WRITE, STATFS, FSYNC, INIT, FSYNCDIR, READDIR,
+(LOOKUP, FORGET, GETATTR, SETATTR, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, READ, WRITE, STATFS, FSYNC, INIT, FSYNCDIR,
+ READDIR,
  INTERRUPT, DESTROY, BATCH_FORGET, FALLOCATE, RENAME2) = (
     1, 2, 3, 4, 8, 9, 10, 11, 12, 15, 16, 17, 20, 26, 30, 28, 36, 38, 42, 43, 45)
 # OPEN, OPENDIR and CREATE are not answered: the kernel then opens by itself and creates by MKNOD.
-_FLAGS = 1 | 1 << 5 | 1 << 16 | 1 << 17 | 1 << 22 | 1 << 24      # ASYNC_READ, BIG_WRITES, WRITEBACK_CACHE, NO_OPEN, MAX_PAGES, NO_OPENDIR
+# ASYNC_READ, BIG_WRITES, WRITEBACK_CACHE, NO_OPEN, MAX_PAGES, NO_OPENDIR
+_FLAGS = 1 | 1 << 5 | 1 << 16 | 1 << 17 | 1 << 22 | 1 << 24
 _IN, _OUT = struct.Struct("<IIQQIIII"), struct.Struct("<IiQ")
 _SIZE = 1 << 3                   # SETATTR's flag
 _PUNCH_HOLE = 2
@@ -210,9 +219,12 @@ class Server:
         self.held: list[int] = []                # syncs that are not answered
         self.device = -1
         self._answers = {
-            LOOKUP: self._lookup, GETATTR: self._getattr, SETATTR: self._setattr, MKNOD: self._mknod, MKDIR: self._mkdir,
-            UNLINK: self._unlink, RMDIR: self._rmdir, RENAME: self._rename, RENAME2: self._rename2, READ: self._read, WRITE: self._write,
-            STATFS: self._statfs, INIT: self._init, READDIR: self._readdir, FALLOCATE: self._fallocate, DESTROY: lambda *_: b""}
+            LOOKUP: self._lookup, GETATTR: self._getattr, SETATTR: self._setattr, MKNOD: self._mknod,
+            MKDIR: self._mkdir,
+            UNLINK: self._unlink, RMDIR: self._rmdir, RENAME: self._rename, RENAME2: self._rename2, READ: self._read,
+            WRITE: self._write,
+            STATFS: self._statfs, INIT: self._init, READDIR: self._readdir, FALLOCATE: self._fallocate,
+            DESTROY: lambda *_: b""}
 
     def mount(self) -> None:
         self.device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -299,7 +311,8 @@ class Server:
         node = self.tree.nodes[number]
         size = node.size if isinstance(node, File) else 0
         times = (0,) * 6
-        return struct.pack("<QQQQQQIIIIIIIIII", number, size, -(-size // SECTOR), *times, node.mode, 1, os.getuid(), 0, 0, PAGE, 0)
+        return struct.pack("<QQQQQQIIIIIIIIII", number, size, -(-size // SECTOR), *times, node.mode, 1, os.getuid(), 0,
+                           0, PAGE, 0)
 
     def _entry(self, number: int) -> bytes:
         return struct.pack("<QQQQII", number, 0, _FOREVER, _FOREVER, 0, 0) + self._attributes(number)
@@ -399,7 +412,8 @@ class Disk:
     def __init__(self, folder: Path, seed: int = 0):
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self._server = subprocess.Popen([sys.executable, __file__, folder, str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._server = subprocess.Popen([sys.executable, __file__, folder, str(seed)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
         try:
             self._say("mount")
         except OSError:

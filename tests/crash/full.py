@@ -1,10 +1,12 @@
-"""The disk runs full: a real broker on a small file system of its own, filled to the last byte under load, and freed again.
+"""The disk runs full: a real broker on a small file system of its own, filled to the last byte under load, and freed
+again.
 
     python -m tests.crash.full --kind ext4 --kind xfs --kind tmpfs
 
-A run: clients of the official library publish until they are let in no more; somebody else's file takes what is left, and goes on trying;
-meanwhile messages are consumed, acknowledged and skipped, topics are listed, ended and unloaded; the file is removed.  Then the disk is
-filled with messages alone, and freed by consuming them.  In the end everything is held against what clients were promised.
+A run: clients of the official library publish until they are let in no more; somebody else's file takes what is left,
+and goes on trying; meanwhile messages are consumed, acknowledged and skipped, topics are listed, ended and unloaded;
+the file is removed.  Then the disk is filled with messages alone, and freed by consuming them.  In the end everything
+is held against what clients were promised.
 """
 import argparse
 import os
@@ -97,7 +99,8 @@ class Figures:
 
     def table(self) -> str:
         times = [(what, ", ".join(f"{one:.2f} s" for one in each)) for what, each in self.seconds.items()]
-        rows = [("messages receipted", self.published), *times, ("faults", len(self.faults)), *Counter(self.faults).items()]
+        rows = [("messages receipted", self.published), *times, ("faults", len(self.faults)),
+                *Counter(self.faults).items()]
         return "\n".join(f"{self.kind:6} {what:44}{value}" for what, value in rows)
 
 
@@ -107,7 +110,8 @@ class Lane:
     def __init__(self, client: pulsar.Client, number: int):
         self.topic = unique_topic(f"full-{number}")
         self.consumer = client.subscribe(self.topic, "sub", initial_position=pulsar.InitialPosition.Earliest)
-        self.producer = client.create_producer(self.topic, max_pending_messages=WINDOW, block_if_queue_full=True, send_timeout_millis=0)
+        self.producer = client.create_producer(self.topic, max_pending_messages=WINDOW, block_if_queue_full=True,
+                                               send_timeout_millis=0)
         self.receipted: set[int] = set()
         self.received: list[int] = []
         self.errors: list[str] = []
@@ -202,7 +206,8 @@ def run(folder: Path, kind: str) -> Figures:
                 client.close()
             broker.close()
         log = broker.log()
-        figures.faults += [f"in the log: {line}" for line in log.splitlines() if "Traceback" in line or "starting it again" in line]
+        figures.faults += [f"in the log: {line}" for line in log.splitlines() if "Traceback" in line
+                           or "starting it again" in line]
     return figures
 
 
@@ -230,15 +235,18 @@ def _exercise(figures: Figures, broker: Broker, client: pulsar.Client, place: Pa
     before = [len(lane.receipted) for lane in lanes]
     greedy.path.unlink()
     foreign.unlink()
-    figures.took("back after a foreign file went", _seconds_until(lambda: [len(lane.receipted) for lane in lanes] != before))
+    figures.took("back after a foreign file went",
+                 _seconds_until(lambda: [len(lane.receipted) for lane in lanes] != before))
     # By those who publish alone, and freed by consuming.
     _fill(figures, broker, lanes)
     before = [len(lane.receipted) for lane in lanes]
     threads = [threading.Thread(target=_drain, args=(lane, before[number])) for number, lane in enumerate(lanes)]
     for thread in threads:
         thread.start()
-    eventually(lambda: _free(place) > SIZES[figures.kind] * MIB // 8 or [len(lane.receipted) for lane in lanes] != before, SECONDS, "room")
-    figures.took("back after messages were consumed", _seconds_until(lambda: [len(lane.receipted) for lane in lanes] != before))
+    eventually(lambda: _free(place) > SIZES[figures.kind] * MIB // 8
+               or [len(lane.receipted) for lane in lanes] != before, SECONDS, "room")
+    figures.took("back after messages were consumed",
+                 _seconds_until(lambda: [len(lane.receipted) for lane in lanes] != before))
     for thread in threads:
         thread.join()
     for lane in lanes:
@@ -255,7 +263,8 @@ def _exercise(figures: Figures, broker: Broker, client: pulsar.Client, place: Pa
     client.close()
     if (status := broker.stop()) != 0:
         figures.faults.append(f"exit status {status}")
-    found = subprocess.run([Path(sys.executable).with_name("geminga"), "verify", broker.data_dir], capture_output=True, text=True)
+    found = subprocess.run([Path(sys.executable).with_name("geminga"), "verify", broker.data_dir], capture_output=True,
+                           text=True)
     if found.returncode:
         figures.faults.append(f"verify: {found.stdout}{found.stderr}")
 
@@ -265,7 +274,8 @@ def _fill(figures: Figures, broker: Broker, lanes: list[Lane]) -> None:
     began = time.monotonic()
     for lane in lanes:
         lane.publish(True)
-    eventually(lambda: time.monotonic() - max(lane.latest for lane in lanes) > QUIET_SECONDS, SECONDS, "the end of publishing")
+    eventually(lambda: time.monotonic() - max(lane.latest for lane in lanes) > QUIET_SECONDS, SECONDS,
+               "the end of publishing")
     figures.took("until publishing stopped", max(lane.latest for lane in lanes) - began)
 
 
@@ -276,7 +286,8 @@ def _go_on(figures: Figures, broker: Broker, lanes: list[Lane], spare: str, *mor
         if not lane.consume(5):
             figures.faults.append("nothing came while the disk was full")
     for method, path, wanted in (
-            ("GET", "namespaces/public/default/topics", 200), ("POST", f"persistent/{name}/subscription/sub/skip_all", 204),
+            ("GET", "namespaces/public/default/topics", 200),
+            ("POST", f"persistent/{name}/subscription/sub/skip_all", 204),
             ("POST", f"persistent/{name}/terminate", 200), *more):
         status, text = request(method, f"{broker.http_url}/admin/v2/{path}")
         if status != wanted:

@@ -1,8 +1,10 @@
-"""Power cuts: a real broker under load on a file system that forgets what was not synced (forgetful.py), cut and started again.
+"""Power cuts: a real broker under load on a file system that forgets what was not synced (forgetful.py), cut and
+started again.
 
     python -m tests.crash.power --cuts 1000 --seed 1
 
-A round is an empty disk, a configuration by chance, some topics, and CUTS cuts; then all is held against what its clients were promised.
+A round is an empty disk, a configuration by chance, some topics, and CUTS cuts; then all is held against what its
+clients were promised.
 """
 import os
 import random

@@ -1,6 +1,7 @@
 """What clients of a topic were promised, and what there is of it in the end.
 
-A message is a number, published in ascending order; where it is stored is its place (ledger, entry, place in the batch).
+A message is a number, published in ascending order; where it is stored is its place (ledger, entry, place in the
+batch).
 """
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,11 +26,13 @@ class Promises:
     """One topic's; written by its clients' threads, each part by one of them."""
 
     topic: str
-    is_audited: bool = True                                           # nothing of it is deleted: a subscription of that name takes nothing
+    # nothing of it is deleted: a subscription of that name takes nothing
+    is_audited: bool = True
     sent: int = 0                                                     # numbers below were published
     latest: int = -1                                                  # receipted
     receipted: set[int] = field(default_factory=set)
-    copies_allowed: Counter[int] = field(default_factory=Counter)     # of a number, where more than one: sent again by a client
+    # of a number, where more than one: sent again by a client
+    copies_allowed: Counter[int] = field(default_factory=Counter)
     asked: dict[Place, int] = field(default_factory=dict)             # acknowledged, answered or not
     acked: set[Place] = field(default_factory=set)                    # and answered
     found: Counter[str] = field(default_factory=Counter)              # what was seen at once
@@ -44,8 +47,11 @@ class Promises:
             faults[what] += len(cases)
             self.details.append(f"{self.topic}: {what}: {len(cases)} from {cases[0]!r} to {cases[-1]!r}"[:500])
 
-    def kept(self, stored: list[tuple[Place, int]], left: list[tuple[Place, int]], parted: bool = False) -> Counter[str]:
-        """The faults: `stored` is all that the topic holds, `left` what its subscription has not acknowledged, each as it came.
+    def kept(
+        self, stored: list[tuple[Place, int]], left: list[tuple[Place, int]], parted: bool = False
+    ) -> Counter[str]:
+        """The faults: `stored` is all that the topic holds, `left` what its subscription has not acknowledged, each as
+        it came.
 
         parted: on several partitions, or with keys that a client's batches take apart, so that numbers are in no order.
         """
@@ -53,11 +59,13 @@ class Promises:
         places, rest = {place for place, _ in stored}, {place for place, _ in left}
         asked = set(self.asked.values())
         faults = Counter(self.found)
-        self._fault(faults, "lost", sorted(n for n in self.receipted if n not in numbers and (self.is_audited or n not in asked)))
+        self._fault(faults, "lost",
+                    sorted(n for n in self.receipted if n not in numbers and (self.is_audited or n not in asked)))
         self._fault(faults, "back", sorted(self.acked & rest))
         self._fault(faults, "undelivered", sorted(places - rest - self.asked.keys()))
         self._fault(faults, "duplicates", [n for n, count in numbers.items() if count > self.copies_allowed.get(n, 1)])
-        self._fault(faults, "duplicates", [place for place, count in Counter(place for place, _ in left).items() if count > 1])
+        self._fault(faults, "duplicates",
+                    [place for place, count in Counter(place for place, _ in left).items() if count > 1])
         self._fault(faults, "unknown", [found for found in stored if not 0 <= found[1] < self.sent])
         self._fault(faults, "unknown", sorted(rest - places))
         if not parted:

@@ -63,7 +63,8 @@ class Round(ABC):
         return self.figures
 
     def add_lanes(self, hint: str, count: int) -> None:
-        self.lanes += [Lane(self.broker, unique_topic(hint), self.chance.randrange(1 << 32), is_audited=self.chance.random() < 0.5, **how)
+        self.lanes += [Lane(self.broker, unique_topic(hint), self.chance.randrange(1 << 32),
+                            is_audited=self.chance.random() < 0.5, **how)
                        for how in self.chance.sample(LANES, count)]
 
     def start(self) -> None:
@@ -93,7 +94,9 @@ def main(what: str, documentation: str, make: Callable[[Path, int], Round], ends
 
 
 def many(make: Callable[[Path, int], Round], wanted: int, ends: int, seed: int, place: Path) -> int:
-    """Rounds of so many ends, until there were as many as wanted; what came of them is printed.  Returns the exit status."""
+    """Rounds of so many ends, until there were as many as wanted; what came of them is printed.  Returns the exit
+    status.
+    """
     all_of_them = Figures()
     while all_of_them.ends.total() < wanted:
         with tempfile.TemporaryDirectory(dir=place, prefix="crash-") as folder:

@@ -1,8 +1,10 @@
-"""Kills: a real broker under load of real clients and raw ones, of which a random process is killed at a random moment, again and again.
+"""Kills: a real broker under load of real clients and raw ones, of which a random process is killed at a random moment,
+again and again.
 
     python -m tests.crash.run --kills 1000 --seed 1
 
-A round is an empty folder, a configuration by chance, some topics, and KILLS kills; then all is held against what clients were promised.
+A round is an empty folder, a configuration by chance, some topics, and KILLS kills; then all is held against what
+clients were promised.
 """
 import random
 import threading
@@ -32,7 +34,8 @@ class Round(rounds.Round):
     def load(self) -> None:
         self.add_lanes("crash", 2)
         for how in self.chance.sample(KINDS, 2):
-            self.clients.append(Client(self.broker, self.folder / "clients.log", self.chance.randrange(1 << 32), lambda: self.epoch, **how))
+            self.clients.append(Client(self.broker, self.folder / "clients.log", self.chance.randrange(1 << 32),
+                                       lambda: self.epoch, **how))
 
     def finish(self) -> None:
         self.broker.kill_supervisor()
@@ -53,7 +56,8 @@ class Round(rounds.Round):
         self.figures.ends[f"killed: {victim}"] += 1
         if self.chance.random() < 0.7:        # else the next comes while this one is not over
             sent = {lane: lane.promises.sent for lane in self.lanes}
-            eventually(lambda: all(lane.promises.latest >= sent[lane] for lane in self.lanes), PATIENCE, "receipts on all topics")
+            eventually(lambda: all(lane.promises.latest >= sent[lane] for lane in self.lanes), PATIENCE,
+                       "receipts on all topics")
             self.figures.took(f"return of publishing, {victim} killed", time.monotonic() - begun)
 
 

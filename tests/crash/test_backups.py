@@ -1,4 +1,6 @@
-"""Owners are killed while backups are made: none that was made lacks anything, or changes later; and the check sees one that does."""
+"""Owners are killed while backups are made: none that was made lacks anything, or changes later; and the check sees one
+that does.
+"""
 import pytest
 
 from geminga.storage.offline.backup import read_manifest

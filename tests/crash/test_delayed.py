@@ -1,4 +1,6 @@
-"""Owners are killed while delayed messages are partly delivered: delayed.py, in small; and its checks see what they are to see."""
+"""Owners are killed while delayed messages are partly delivered: delayed.py, in small; and its checks see what they are
+to see.
+"""
 import time
 
 import pytest

@@ -1,4 +1,5 @@
-"""A disk that fails in other ways than being full: a clear word, a clear state, and nothing that was answered is lost."""
+"""A disk that fails in other ways than being full: a clear word, a clear state, and nothing that was answered is lost.
+"""
 import resource
 import shutil
 import subprocess
@@ -47,7 +48,8 @@ def test_a_file_system_that_became_read_only_is_waited_for(tmp_path):
             trigger.write_text("1")
             with pytest.raises(pulsar.PulsarException):
                 producer.send(b"2")
-            eventually(lambda: ready(broker)[0] == 503 and "cannot read or write" in ready(broker)[1], SECONDS, "a word about the disk")
+            eventually(lambda: ready(broker)[0] == 503 and "cannot read or write" in ready(broker)[1], SECONDS,
+                       "a word about the disk")
             assert request("GET", f"{broker.http_url}/status.html")[0] == 200
             assert broker.log().count("cannot begin, and tries again") <= broker.log().count("Read-only file system")
             assert "Traceback" not in broker.log()

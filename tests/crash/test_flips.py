@@ -1,4 +1,5 @@
-"""One bit anywhere is wrong, and what flips.py promises holds; the checks are shown to fail where the code would lie."""
+"""One bit anywhere is wrong, and what flips.py promises holds; the checks are shown to fail where the code would lie.
+"""
 import numpy as np
 
 from geminga.storage import format

@@ -1,4 +1,5 @@
-"""Processes are killed without notice, stopped dead, and told to go, under load; what was promised holds to the message.
+"""Processes are killed without notice, stopped dead, and told to go, under load; what was promised holds to the
+message.
 
 What real clients make of it is the business of tests/clients/test_across_crashes.py.
 """
@@ -94,7 +95,7 @@ def test_a_stop_under_load_leaves_nothing_to_replay(start_broker, connect):
         assert not set(subscriber.receipted) & set(left)
 
 
-# -- one process of many ----------------------------------------------------------------------------------------------------------
+# -- one process of many ------------------------------------------------------------------------------------------
 
 @contextmanager
 def no_supervision(broker):
@@ -112,7 +113,8 @@ def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_i
     with ExitStack() as stack:
         with no_supervision(broker):
             killed = broker.kill("worker", 0)
-            peers = [stack.enter_context(Peer(broker.service_url, first=b"")) for _ in range(32)]      # all at one: once in 2^31 runs
+            # all at one: once in 2^31 runs
+            peers = [stack.enter_context(Peer(broker.service_url, first=b"")) for _ in range(32)]
             for peer in peers:
                 peer.say(CONNECT)
             selector = stack.enter_context(selectors.DefaultSelector())
@@ -128,11 +130,15 @@ def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_i
 
 
 def test_clients_of_an_owner_notice_nothing_of_the_other_ones_deaths(start_broker):
-    """At full speed, over three deaths: no connection ends, and nothing is heard but receipts and messages, in order.  The dead one is
-    back each time, and serves."""
+    """At full speed, over three deaths: no connection ends, and nothing is heard but receipts and messages, in order.
+    The dead one is back each time, and serves.
+    """
     broker = start_broker(*TWO_OF_EACH)
     topic = topic_of_owner(1)
-    with Subscriber(broker.service_url, topic, not_any) as subscriber, Publisher(broker.service_url, topic) as publisher:
+    with (
+        Subscriber(broker.service_url, topic, not_any) as subscriber,
+        Publisher(broker.service_url, topic) as publisher,
+    ):
         for _ in range(3):
             publisher.wait_for_more(500)
             killed = broker.kill("owner", 0)

@@ -1,4 +1,6 @@
-"""Power is cut under load, and what was promised holds: power.py, in small; and the file system that it stands on forgets as it says."""
+"""Power is cut under load, and what was promised holds: power.py, in small; and the file system that it stands on
+forgets as it says.
+"""
 import mmap
 import os
 import sqlite3

@@ -19,7 +19,8 @@ def test_promises_that_were_kept_are_no_faults(promises):
     for place, number in STORED[4:]:
         promises.delivered(place, number, body(number))
     assert promises.kept(STORED, LEFT) == {}
-    assert promises.kept(STORED, [*LEFT[:1], STORED[5], *LEFT[1:]]) == {}          # that acknowledgement was never answered
+    # that acknowledgement was never answered
+    assert promises.kept(STORED, [*LEFT[:1], STORED[5], *LEFT[1:]]) == {}
     assert promises.kept(STORED[:9], LEFT[:-1]) == {}                              # nor was the last message receipted
     promises.is_audited = False
     assert promises.kept(STORED[4:], LEFT) == {}                                   # deleted: all had acknowledged it
@@ -29,7 +30,8 @@ def test_promises_that_were_kept_are_no_faults(promises):
 
 @pytest.mark.parametrize(("stored", "left", "fault"), [
     (STORED[:6] + STORED[7:], LEFT[:1] + LEFT[2:], "lost"),
-    (STORED[1:], LEFT, "lost"),                                                    # acknowledged, but kept for another subscription
+    # acknowledged, but kept for another subscription
+    (STORED[1:], LEFT, "lost"),
     (STORED, STORED[1:2] + LEFT, "back"),
     (STORED, LEFT[:-1], "undelivered"),
     ([*STORED, ((8, 0, -1), 0)], [*LEFT, ((8, 0, -1), 0)], "duplicates"),

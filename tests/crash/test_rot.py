@@ -1,4 +1,6 @@
-"""A file that is not what it should be: said by its name, to who asks for it and to the operator, and nothing else suffers."""
+"""A file that is not what it should be: said by its name, to who asks for it and to the operator, and nothing else
+suffers.
+"""
 import subprocess
 
 import pytest
@@ -60,7 +62,8 @@ def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothin
     done = subprocess.run([*COMMAND, "--data-dir", broker.data_dir, "--port", "0", "--http-port", "0", *ONE_OF_EACH],
                           capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if line.startswith("geminga: geminga-o0: ") and str(index) in line]
+    assert [line for line in done.stderr.splitlines() if line.startswith("geminga: geminga-o0: ")
+            and str(index) in line]
     assert "Traceback" not in done.stderr
     index.write_bytes(kept)
     broker.start()
@@ -69,7 +72,8 @@ def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothin
         assert left_in(client, topic) == list(range(10))
 
 
-@pytest.mark.parametrize(("suffix", "offset"), [(".index", 0), (".index", format.HEADER_SIZE + 3), (".ledger", 0), ("", 0)],
+@pytest.mark.parametrize(("suffix", "offset"),
+                         [(".index", 0), (".index", format.HEADER_SIZE + 3), (".ledger", 0), ("", 0)],
                          ids=["header of the index", "row of the index", "header of the ledger", "state"])
 def test_a_flipped_bit_costs_nothing_and_is_told(filled, connect, suffix, offset):
     """In a line of the log, and a number of /metrics."""

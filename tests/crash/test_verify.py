@@ -1,4 +1,6 @@
-"""`geminga verify` beside a broker at work: what only moves is no damage, what is damaged is found, and nothing is repaired."""
+"""`geminga verify` beside a broker at work: what only moves is no damage, what is damaged is found, and nothing is
+repaired.
+"""
 import random
 import subprocess
 import threading
@@ -37,13 +39,16 @@ def broker(start_broker, tmp_path):
 
 @contextmanager
 def traffic(client, topics, seed):
-    """Messages of all sizes are published, and acknowledged in random order, a tenth of them never; yields {topic: how many so far}."""
+    """Messages of all sizes are published, and acknowledged in random order, a tenth of them never; yields {topic: how
+    many so far}.
+    """
     chance, is_over, counts = random.Random(seed), threading.Event(), dict.fromkeys(topics, 0)
     failures = []
 
     def run(topic):
         try:
-            producer = client.create_producer(topic, batching_enabled=False, max_pending_messages=500, block_if_queue_full=True)
+            producer = client.create_producer(topic, batching_enabled=False, max_pending_messages=500,
+                                              block_if_queue_full=True)
             consumer = client.subscribe(topic, "work", pulsar.ConsumerType.Shared, receiver_queue_size=500)
             held = []
             while not is_over.is_set():
@@ -87,7 +92,8 @@ def test_a_folder_that_is_served_under_load_is_silent(broker, connect, seed):
 
 def test_damage_of_a_folder_that_is_served_is_found_and_not_repaired(broker, connect, seed):
     quiet = unique_topic("quiet")
-    busy = next(topic for topic in iter(lambda: unique_topic("busy"), "") if owner_of(topic, OWNERS) == owner_of(quiet, OWNERS))
+    busy = next(topic for topic in iter(lambda: unique_topic("busy"), "")
+                if owner_of(topic, OWNERS) == owner_of(quiet, OWNERS))
     client = connect(broker.service_url)
     client.subscribe(quiet, "sub").close()
     producer = client.create_producer(quiet)
@@ -96,10 +102,12 @@ def test_damage_of_a_folder_that_is_served_is_found_and_not_repaired(broker, con
     [ledger] = (broker.data_dir / "partitions").glob("*/*.ledger")
     with traffic(client, [busy], seed):
         flip(ledger, ledger.read_bytes().index(b"Q" * 100) + 50)
-        [found] = eventually(lambda: list(verify.walk(broker.data_dir)), 120)      # once a checkpoint of their owner has counted them
+        # once a checkpoint of their owner has counted them
+        [found] = eventually(lambda: list(verify.walk(broker.data_dir)), 120)
         assert (found.severity, found.path, found.entries) == (Severity.LOSS, ledger, 1) and "sub" in found.consequence
         for more, status in ((), 4), (("--repair",), 5):
-            done = subprocess.run([COMMAND[0], "verify", *more, broker.data_dir], capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run([COMMAND[0], "verify", *more, broker.data_dir], capture_output=True, text=True,
+                                  timeout=60, check=False)
             assert done.returncode == status
     assert (done.stdout, done.stderr.count("\n")) == ("", 1) and "served" in done.stderr
     assert not (broker.data_dir / "damaged").exists()

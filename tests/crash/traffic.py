@@ -1,7 +1,8 @@
 """Clients of raw bytes that publish and consume as fast as they can, and remember exactly what they were promised.
 
-Unlike real clients they say nothing twice and do not reconnect: what a topic holds afterwards can be held against what they know.
-Messages are numbers.  `going_on` is a client that begins again whenever it has ended, for as long as it is wanted.
+Unlike real clients they say nothing twice and do not reconnect: what a topic holds afterwards can be held against what
+they know. Messages are numbers.  `going_on` is a client that begins again whenever it has ended, for as long as it is
+wanted.
 """
 import random
 import struct
@@ -25,7 +26,8 @@ SECONDS = 30          # for what should take far less, on a busy machine
 HELD = 40             # messages that wait for their acknowledgement, which goes in random order
 KEYS = 7
 LAST = b"the last"
-PAUSE_SECONDS = 0.04  # of a publisher that is there for good, after each burst: what is started again needs the processor too
+# of a publisher that is there for good, after each burst: what is started again needs the processor too
+PAUSE_SECONDS = 0.04
 
 
 def is_end(error: Exception) -> bool:
@@ -34,7 +36,9 @@ def is_end(error: Exception) -> bool:
 
 
 class Running:
-    """One connection with a thread; over when `stop` is called or the connection ends, and then nothing about it changes."""
+    """One connection with a thread; over when `stop` is called or the connection ends, and then nothing about it
+    changes.
+    """
 
     def __init__(self, service_url: str, promises: Promises) -> None:
         self.promises = promises
@@ -85,9 +89,13 @@ class Running:
 
 
 class Publisher(Running):
-    """Publishes numbers from promises.sent on, none of them twice, in batches of that many; with a pause, not as fast as it can."""
+    """Publishes numbers from promises.sent on, none of them twice, in batches of that many; with a pause, not as fast
+    as it can.
+    """
 
-    def __init__(self, service_url: str, topic: str, promises: Promises | None = None, *, batch: int = 1, pause: float = 0) -> None:
+    def __init__(
+        self, service_url: str, topic: str, promises: Promises | None = None, *, batch: int = 1, pause: float = 0
+    ) -> None:
         super().__init__(service_url, promises or Promises(topic))
         self._topic, self._batch, self._pause = topic, batch, pause
         self._answered = self.promises.sent
@@ -143,13 +151,16 @@ def messages_of(heard: api.CommandMessage, entry: bytes) -> list[tuple[Place, in
 
 
 class Subscriber(Running):
-    """Receives everything, by one or more consumers of a subscription, and acknowledges what `wants`, asking for receipts.
+    """Receives everything, by one or more consumers of a subscription, and acknowledges what `wants`, asking for
+    receipts.
 
-    One by one and at once; with a source of chance in random order, and some are given back first.  Cumulative: all up to one.
+    One by one and at once; with a source of chance in random order, and some are given back first.  Cumulative: all up
+    to one.
     """
 
     def __init__(self, service_url: str, topic: str, wants: Callable[[int], bool], promises: Promises | None = None, *,
-                 kind: int = api.CommandSubscribe.Exclusive, consumers: int = 1, batch: int = 1, is_cumulative: bool = False,
+                 kind: int = api.CommandSubscribe.Exclusive, consumers: int = 1, batch: int = 1,
+                 is_cumulative: bool = False,
                  chance: random.Random | None = None) -> None:
         super().__init__(service_url, promises or Promises(topic))
         self.received: list[int] = []
@@ -170,8 +181,10 @@ class Subscriber(Running):
             self.peer.say(command(T.FLOW, consumer_id=consumer, messagePermits=2 * BURST))
 
     def _subscribe(self, consumer: int) -> None:
-        self.peer.say(command(T.SUBSCRIBE, topic=self._topic, subscription="sub", subType=self._kind, consumer_id=consumer,
-                              request_id=consumer, consumer_name=f"c{consumer}", initialPosition=api.CommandSubscribe.Earliest))
+        self.peer.say(command(T.SUBSCRIBE, topic=self._topic, subscription="sub", subType=self._kind,
+                              consumer_id=consumer,
+                              request_id=consumer, consumer_name=f"c{consumer}",
+                              initialPosition=api.CommandSubscribe.Earliest))
         while (heard := self.peer.hear()).type == T.ACTIVE_CONSUMER_CHANGE:
             pass
         if heard.type == T.CLOSE_CONSUMER:          # of another one, on this connection
@@ -234,11 +247,14 @@ class Subscriber(Running):
         self._requests += 1
         self._waiting[self._requests] = [(place, number) for _, place, number in held]
         self.promises.asked.update(self._waiting[self._requests])
-        self.peer.say(command(T.ACK, consumer_id=consumer, ack_type=kind, message_id=[identity], request_id=self._requests))
+        self.peer.say(command(T.ACK, consumer_id=consumer, ack_type=kind, message_id=[identity],
+                              request_id=self._requests))
 
 
 class GoingOn:
-    """A client that is there for good: made anew whenever its connection has ended.  Its peers' addresses may change meanwhile."""
+    """A client that is there for good: made anew whenever its connection has ended.  Its peers' addresses may change
+    meanwhile.
+    """
 
     def __init__(self, begin: Callable[[], Running]) -> None:
         self._begin = begin
@@ -293,11 +309,13 @@ class Lane:
             with Peer(self._broker.service_url) as peer:
                 peer.subscribe(self.promises.topic, "audit")
             self._has_audit = True
-        return Publisher(self._broker.service_url, self.promises.topic, self.promises, batch=self._batch, pause=PAUSE_SECONDS)
+        return Publisher(self._broker.service_url, self.promises.topic, self.promises, batch=self._batch,
+                         pause=PAUSE_SECONDS)
 
     def _subscribe(self) -> Subscriber:
         wants = (lambda number: True) if self._how.get("is_cumulative") else all_but_some
-        return Subscriber(self._broker.service_url, self.promises.topic, wants, self.promises, chance=self._chance, **self._how)
+        return Subscriber(self._broker.service_url, self.promises.topic, wants, self.promises, chance=self._chance,
+                          **self._how)
 
     def stop(self) -> None:
         for client in self.clients:
@@ -340,7 +358,9 @@ def read(service_url: str, topic: str, name: str) -> list[tuple[Place, int]]:
 
 
 def left_in(client: pulsar.Client, topic: str, name: str = "") -> list[int]:
-    """What a subscription has left, or with no name what the topic holds: all that comes before a last message published now."""
+    """What a subscription has left, or with no name what the topic holds: all that comes before a last message
+    published now.
+    """
     producer = client.create_producer(topic)
     last = producer.send(LAST)
     producer.close()

@@ -1,7 +1,7 @@
 """Frames as clients write them, and a connection read as a worker reads it.
 
-What a client says is put together by the protobuf library alone, so that a mistake in the broker's own reading and writing of
-bytes cannot hide here.
+What a client says is put together by the protobuf library alone, so that a mistake in the broker's own reading and
+writing of bytes cannot hide here.
 """
 import struct
 from collections.abc import Iterable
@@ -62,8 +62,10 @@ def entry_of(metadata: bytes, payload: bytes = b"payload", *, wrong_by: int = 0)
 
 
 def send(entry: bytes | None = None, *, producer_id: int = 1, sequence_id: int = 0, **fields) -> bytes:
-    said = api.BaseCommand(type=T.SEND, send=api.CommandSend(producer_id=producer_id, sequence_id=sequence_id, **fields))
-    return frame(said.SerializeToString(), entry_of(message_metadata(sequence_id=sequence_id)) if entry is None else entry)
+    said = api.BaseCommand(type=T.SEND,
+                           send=api.CommandSend(producer_id=producer_id, sequence_id=sequence_id, **fields))
+    return frame(said.SerializeToString(),
+                 entry_of(message_metadata(sequence_id=sequence_id)) if entry is None else entry)
 
 
 # -- reading
@@ -79,7 +81,8 @@ class Heard:
 
 
 def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *, admits: bool = True) -> Heard:
-    """Feed a connection with pieces as they may come from a socket; the rest of one is kept for the next, as workers do.
+    """Feed a connection with pieces as they may come from a socket; the rest of one is kept for the next, as workers
+    do.
 
     admits: everybody's CONNECT is a success at once.
     """
@@ -118,7 +121,8 @@ def flat(event) -> list[tuple]:
         assert len(data) == int(event.rows["size"].sum())
         ends = np.cumsum(event.rows["size"], dtype=np.int64).tolist()
         starts = [0, *ends]
-        return [("send", tuple(row), data[start:end]) for row, start, end in zip(event.rows.tolist(), starts, ends, strict=False)]
+        return [("send", tuple(row), data[start:end])
+                for row, start, end in zip(event.rows.tolist(), starts, ends, strict=False)]
     if isinstance(event, Send):
         return [("send", event.row, event.entry)]
     if isinstance(event, SendRefused):

@@ -18,7 +18,8 @@ MORE = st.sampled_from([{}, {"partition": 3}, {"partition": -1, "batch_index": -
 
 def ack(ids, *, more=None, **fields):
     return api.BaseCommand(type=T.ACK, ack=api.CommandAck(
-        consumer_id=7, message_id=[api.MessageIdData(**one, **(more or {})) for one in ids], **fields)).SerializeToString()
+        consumer_id=7, message_id=[api.MessageIdData(**one, **(more or {})) for one in ids],
+        **fields)).SerializeToString()
 
 
 @pytest.mark.slow
@@ -33,11 +34,14 @@ def test_what_is_read_is_what_was_said(ids, more, request_id, kind):
         return
     assert kind == api.CommandAck.Individual
     assert (found.consumer_id, found.request_id) == (7, request_id)
-    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(one["ledgerId"], one["entryId"]) for one in ids]
+    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [
+        (one["ledgerId"], one["entryId"]) for one in ids
+    ]
 
 
 def test_a_thousand_ids_in_a_row_are_read_as_arrays():
-    found = acks.read(ack([{"ledgerId": 300, "entryId": 16_000 + n} for n in range(1000)], ack_type=api.CommandAck.Individual))
+    found = acks.read(ack([{"ledgerId": 300, "entryId": 16_000 + n} for n in range(1000)],
+                          ack_type=api.CommandAck.Individual))
     assert found is not None and np.array_equal(found.entry_ids, np.arange(16_000, 17_000))
 
 
@@ -52,7 +56,11 @@ def test_damage_is_never_taken_for_something_else(ids, at, byte, cut):
     found = acks.read(damaged)
     if found is not None:
         said = api.BaseCommand.FromString(damaged)
-        assert said.type == T.ACK and said.ack.consumer_id == found.consumer_id and said.ack.ack_type == api.CommandAck.Individual
+        assert (
+            said.type == T.ACK
+            and said.ack.consumer_id == found.consumer_id
+            and said.ack.ack_type == api.CommandAck.Individual
+        )
         assert [(one.ledgerId, one.entryId) for one in said.ack.message_id] == list(
             zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True))
         assert not any(one.ack_set for one in said.ack.message_id)
@@ -63,7 +71,8 @@ def test_what_the_arrays_do_not_read_the_library_does():
     ids = [{"ledgerId": 1, "entryId": n} for n in range(50)]
     connection = Connection(1 << 20)
     connection.state = CONNECTED
-    data = b"".join(command(T.ACK, consumer_id=7, message_id=[api.MessageIdData(**one) for one in ids], **fields) for fields in (
+    data = b"".join(command(T.ACK, consumer_id=7, message_id=[api.MessageIdData(**one) for one in ids], **fields)
+                    for fields in (
         {"ack_type": api.CommandAck.Cumulative}, {"ack_type": api.CommandAck.Individual, "validation_error": 1},
         {"ack_type": api.CommandAck.Individual}))
     connection.receive(np.frombuffer(data, np.uint8), memoryview(data), 0, len(data))

@@ -26,7 +26,8 @@ def test_the_checksum_is_the_castagnoli_one():
 
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=60)
-@given(count=st.sampled_from([1, 2, 3, 16, 17, COMBINE_MIN - 1, COMBINE_MIN, COMBINE_MIN + 1, COMBINE_MIN + 37, 2 * COMBINE_MIN + 1]),
+@given(count=st.sampled_from([1, 2, 3, 16, 17, COMBINE_MIN - 1, COMBINE_MIN, COMBINE_MIN + 1, COMBINE_MIN + 37,
+                              2 * COMBINE_MIN + 1]),
        size=st.sampled_from([1, 2, 3, 8, 101, checksums.LARGE_MIN - 1, checksums.LARGE_MIN]),
        wrong=st.sets(st.integers(0, 2**16), max_size=4), seed=st.integers(0, 9))
 def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
@@ -68,7 +69,8 @@ def test_the_checksum_of_nothing_is_zero():
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(pieces=st.lists(st.tuples(
-           st.sampled_from([0, 0, 0, 1, 9]), st.one_of(st.integers(6, 300), st.sampled_from([8186, 8192, 8193, 20_000, 100_000]))),
+           st.sampled_from([0, 0, 0, 1, 9]),
+           st.one_of(st.integers(6, 300), st.sampled_from([8186, 8192, 8193, 20_000, 100_000]))),
            min_size=1, max_size=60),
        damaged=st.lists(st.tuples(st.integers(0, 59), st.integers(0, 20_000)), max_size=3), seed=st.integers(0, 9))
 def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
@@ -77,7 +79,8 @@ def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
     ends = np.cumsum(gaps + sizes)
     begins = ends - sizes
     raw = bodies_of(1, int(ends[-1]) + 8, seed)[0]
-    claimed = np.array([crc32c(raw[begin + 6:end].tobytes()) for begin, end in zip(begins, ends, strict=True)], np.uint32)
+    claimed = np.array([crc32c(raw[begin + 6:end].tobytes()) for begin, end in zip(begins, ends, strict=True)],
+                       np.uint32)
     for begin, checksum in zip(begins.tolist(), claimed.tolist(), strict=True):
         raw[begin:begin + 6] = np.frombuffer(b"\x0e\x01" + checksum.to_bytes(4, "big"), np.uint8)
     assert checksums.wrong_entries(raw, begins, ends, claimed).tolist() == []

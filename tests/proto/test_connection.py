@@ -1,4 +1,6 @@
-"""The state table of a connection, and what is no protocol at all: events or a ProtocolError, whatever comes and however it is cut."""
+"""The state table of a connection, and what is no protocol at all: events or a ProtocolError, whatever comes and
+however it is cut.
+"""
 import re
 import struct
 
@@ -54,7 +56,9 @@ def command_class(kind: int):
 @pytest.mark.parametrize("kind", T.values(), ids=T.Name)
 @pytest.mark.parametrize("state", TRANSITIONS)
 def test_every_command_in_every_state_is_as_the_table_says(state, kind):
-    """An event and the next state where there is a cell; a ProtocolError that names command and state where it is empty."""
+    """An event and the next state where there is a cell; a ProtocolError that names command and state where it is
+    empty.
+    """
     said = send() if kind == T.SEND else command(kind, **filled(command_class(kind)))
     heard = listen([TO_REACH[state] + said], admits=state == CONNECTED)
     events = heard.events[len(TO_REACH[state]) > 0:]
@@ -98,7 +102,9 @@ def test_a_command_without_its_required_fields_breaks_the_protocol(kind):
 
 
 def test_a_second_command_inside_is_complete_or_breaks_the_protocol():
-    """Commands are handed on as they were decoded: one that cannot be encoded again was once an exception in the worker."""
+    """Commands are handed on as they were decoded: one that cannot be encoded again was once an exception in the
+    worker.
+    """
     both = api.BaseCommand(type=T.PRODUCER, producer=filled(api.CommandProducer))
     both.flow.consumer_id = 1
     assert listen([CONNECT + frame(both.SerializePartialToString())]).error
@@ -127,11 +133,14 @@ def test_connect_with_a_name_that_is_no_text_breaks_the_protocol():
 # -- sizes
 
 @pytest.mark.parametrize("sizes", [
-    (0, 0), (1, 0), (3, 0), (3, 2**32 - 1), (4, 1), (10, 7), (10, 2**31), (10, 2**32 - 1), (100, 97), (2**32 - 1, 4), (2**31, 0),
+    (0, 0), (1, 0), (3, 0), (3, 2**32 - 1), (4, 1), (10, 7), (10, 2**31), (10, 2**32 - 1), (100, 97), (2**32 - 1, 4),
+    (2**31, 0),
 ], ids=str)
 @pytest.mark.parametrize("state", [NEW, CONNECTED])
 def test_sizes_that_lie_break_the_protocol(state, sizes):
-    """A frame has room for its command's size and its command.  At once and byte by byte: only the latter sees a size alone."""
+    """A frame has room for its command's size and its command.  At once and byte by byte: only the latter sees a size
+    alone.
+    """
     stream = TO_REACH[state] + struct.pack(">II", *sizes) + bytes(100)
     assert listen([stream]).error
     assert listen(byte_by_byte(stream)).error
@@ -175,7 +184,8 @@ def test_a_frame_cut_short_is_waited_for(cut_at):
 
 
 @pytest.mark.parametrize("breach", [
-    b"\0\0\0\x02aa", struct.pack(">II", 2**31, 4), struct.pack(">II", 5, 2) + b"\x08", frame(b"\xff"), frame(b"\x08\x63"), CONNECT,
+    b"\0\0\0\x02aa", struct.pack(">II", 2**31, 4), struct.pack(">II", 5, 2) + b"\x08", frame(b"\xff"),
+    frame(b"\x08\x63"), CONNECT,
     frame(b""),
     frame(b"\x08\x06"), send(b"\0\0\0\x09abc"), frame(b"\x08\x06\x32\x02\x08\x01"),
 ], ids=repr)
@@ -192,7 +202,8 @@ def test_what_was_said_before_a_breach_counts(breach):
 # -- any bytes
 
 FRAMES = st.one_of(
-    st.just(CONNECT), st.just(PING), st.integers(0, 300).map(lambda number: send(sequence_id=number)), st.just(send() * 20),
+    st.just(CONNECT), st.just(PING), st.integers(0, 300).map(lambda number: send(sequence_id=number)),
+    st.just(send() * 20),
     st.binary(max_size=40).map(frame),
     st.builds(frame, st.binary(max_size=20), st.binary(max_size=30)),
     st.builds(lambda kind, body: frame(b"\x08" + bytes([kind]) + body), st.integers(0, 127), st.binary(max_size=20)),

@@ -16,7 +16,8 @@ from geminga.storage.format import INDEX_ROW
 from .client_frames import entry_of, message_metadata
 
 # On both sides of where a varint takes one more byte, up to its ten.
-NUMBERS = st.one_of(st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**32, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+NUMBERS = st.one_of(st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**32, 2**63 - 1, 2**63, 2**64 - 1]),
+                    st.integers(0, 2**64 - 1))
 IDS = st.sampled_from([0, 127, 128, 70_000, 2**35, 2**63, 2**64 - 1])
 
 
@@ -45,18 +46,23 @@ def test_each_connection_has_its_own_receipts(count):
 
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
-@given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=30))
+@given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS),
+                      min_size=1, max_size=30))
 def test_receipts_say_what_was_asked_in_its_order(asked):
-    """Numbers of all lengths, for two connections in turns; the highest sequence id of a batch, which is none for others."""
+    """Numbers of all lengths, for two connections in turns; the highest sequence id of a batch, which is none for
+    others.
+    """
     rows = np.zeros(len(asked), RECEIPT_ROW)
     names = "connection", "producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"
     for name, column in zip(names, zip(*asked, strict=True), strict=True):
         rows[name] = column
     blocks = deliveries.receipts(rows)
     assert all(before != behind for (before, _), (behind, _) in pairwise(blocks))
-    found = [(connection, command.type, command.send_receipt, rest) for connection, block in blocks for command, rest in frames_of(block)]
+    found = [(connection, command.type, command.send_receipt, rest) for connection, block in blocks
+             for command, rest in frames_of(block)]
     assert [(kind, rest) for _, kind, _, rest in found] == [(api.BaseCommand.SEND_RECEIPT, b"")] * len(asked)
-    assert [(connection, said.producer_id, said.sequence_id, said.highest_sequence_id, said.message_id.ledgerId, said.message_id.entryId)
+    assert [(connection, said.producer_id, said.sequence_id, said.highest_sequence_id, said.message_id.ledgerId,
+             said.message_id.entryId)
             for connection, _, said, _ in found] == asked
 
 
@@ -65,7 +71,12 @@ def test_receipts_say_what_was_asked_in_its_order(asked):
 def test_a_receipt_is_these_bytes(count, five):
     """Among many, 5 takes two bytes where its neighbour needs two."""
     rows = np.zeros(count, RECEIPT_ROW)
-    rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = 1, [2, *[3] * (count - 1)], 4, [5, *[300] * (count - 1)]
+    rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = (
+        1,
+        [2, *[3] * (count - 1)],
+        4,
+        [5, *[300] * (count - 1)],
+    )
     others = "00000013 0000000f 0807 3a0b 0801 1003 1a05 0804 10ac02" * (count - 1)
     assert deliveries.receipts(rows) == [(0, bytes.fromhex(five + others))]
 
@@ -101,7 +112,8 @@ def entries_of(sizes: list[int]) -> list[bytes]:
 
 SIZES = st.one_of(
     st.lists(st.integers(0, 300), min_size=1, max_size=3 * FEW_MAX),                                   # mixed
-    st.builds(lambda size, count: [size] * count, st.integers(0, 300), st.integers(1, 3 * FEW_MAX)),  # all the same, or nearly
+    # all the same, or nearly
+    st.builds(lambda size, count: [size] * count, st.integers(0, 300), st.integers(1, 3 * FEW_MAX)),
 )
 
 
@@ -111,15 +123,21 @@ SIZES = st.one_of(
        partition=st.sampled_from([-1, 0, 1, 127, 128, 999_999_999]), gap=st.integers(0, 100), fields=st.integers(0, 3),
        messages=st.sampled_from([1, 100]))
 @example(sizes=[10] * FEW_MAX, consumer=1, ledger_id=1, first=124, partition=-1, gap=0, fields=0, messages=1)
-def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledger_id, first, partition, gap, fields, messages):
-    """Bytes in equal bytes out; ids as asked, the partition only where there is one, what the broker adds only when asked for."""
+def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledger_id, first, partition, gap, fields,
+                                                          messages):
+    """Bytes in equal bytes out; ids as asked, the partition only where there is one, what the broker adds only when
+    asked for.
+    """
     entries = entries_of(sizes)
     rows, ledger = stored(entries, gap=gap, messages=messages)
     found = frames_of(written(Delivery(consumer, ledger_id, partition, fields), first, rows, ledger))
     assert [unwrapped(rest)[1] for _, rest in found] == entries
-    assert {(command.type, command.message.consumer_id) for command, _ in found} == {(api.BaseCommand.MESSAGE, consumer)}
+    assert {(command.type, command.message.consumer_id) for command, _ in found} == {
+        (api.BaseCommand.MESSAGE, consumer)
+    }
     ids = [command.message.message_id for command, _ in found]
-    assert [(said.ledgerId, said.entryId) for said in ids] == [(ledger_id, first + number) for number in range(len(entries))]
+    assert [(said.ledgerId, said.entryId) for said in ids] == [(ledger_id, first + number)
+                                                               for number in range(len(entries))]
     assert {(said.HasField("partition"), said.partition) for said in ids} == {(partition >= 0, partition)}
     assert not any(said.HasField("batch_index") for said in ids)
     added = [unwrapped(rest)[0] for _, rest in found]
@@ -134,21 +152,29 @@ def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledge
         assert [said.index for said in added] == [1_000 + messages * (number + 1) - 1 for number in range(len(entries))]
 
 
-PICK = st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 1, 127, 128, 65_535]), st.lists(NUMBERS, max_size=3), st.integers(0, 200))
+PICK = st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 1, 127, 128, 65_535]), st.lists(NUMBERS, max_size=3),
+                 st.integers(0, 200))
 
 
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
-@given(picks=st.lists(PICK, min_size=1, max_size=2 * FEW_MAX), consumer=IDS, ledger_id=IDS, first=st.sampled_from([0, 126, 16_380, 2**40]),
-       partition=st.sampled_from([-1, 0, 127, 999_999_999]), epoch=st.sampled_from([-1, 0, 1, 128, 2**63 - 1]), fields=st.integers(0, 3),
+@given(picks=st.lists(PICK, min_size=1, max_size=2 * FEW_MAX), consumer=IDS, ledger_id=IDS,
+       first=st.sampled_from([0, 126, 16_380, 2**40]),
+       partition=st.sampled_from([-1, 0, 127, 999_999_999]), epoch=st.sampled_from([-1, 0, 1, 128, 2**63 - 1]),
+       fields=st.integers(0, 3),
        more=st.integers(0, 2))
-def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, consumer, ledger_id, first, partition, epoch, fields, more):
+def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, consumer, ledger_id, first, partition,
+                                                                       epoch, fields, more):
     """Of entries that lie apart: ids, counts, sets and the epoch as asked, and nothing of what is none."""
     gaps, counts, words, sizes = zip(*picks, strict=True)
     entries = entries_of(sizes)
     rows, ledger = stored(entries, gap=7)
     picked = np.zeros(len(picks), LISTED_ENTRY)
-    picked["entry_id"], picked["redeliveries"], picked["words"] = first + np.cumsum(gaps), counts, [len(found) for found in words]
+    picked["entry_id"], picked["redeliveries"], picked["words"] = (
+        first + np.cumsum(gaps),
+        counts,
+        [len(found) for found in words],
+    )
     said = np.array([*sum(words, []), *[77] * more], np.uint64)      # those of entries that are to come stand behind
     pieces = Delivery(consumer, ledger_id, partition, fields, epoch).picked_frames(picked, said, rows, ledger)
     found = frames_of(b"".join(map(bytes, pieces)))
@@ -159,7 +185,9 @@ def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, co
         (ledger_id, entry_id) for entry_id in picked["entry_id"].tolist()]
     assert {message.message_id.partition for message in messages} == {partition}
     assert [message.redelivery_count for message in messages] == list(counts)
-    assert [[word & (1 << 64) - 1 for word in message.ack_set] for message in messages] == [list(found) for found in words]
+    assert [[word & (1 << 64) - 1 for word in message.ack_set] for message in messages] == [
+        list(found) for found in words
+    ]
     assert {(message.HasField("consumer_epoch"), message.consumer_epoch) for message in messages} == {
         (epoch >= 0, epoch if epoch >= 0 else api.CommandMessage().consumer_epoch)}
     assert all((unwrapped(rest)[0] is None) == (not fields) for _, rest in found)
@@ -171,7 +199,9 @@ def test_messages_in_a_row_carry_the_epoch(sizes, epoch):
     """However they are put together."""
     rows, ledger = stored(entries_of(sizes))
     found = frames_of(written(Delivery(1, 1, 3, epoch=epoch), 0, rows, ledger))
-    assert [(command.message.consumer_epoch, command.message.message_id.partition) for command, _ in found] == [(epoch, 3)] * len(sizes)
+    assert [(command.message.consumer_epoch, command.message.message_id.partition) for command, _ in found] == [
+        (epoch, 3)
+    ] * len(sizes)
     assert [rest for _, rest in found] == entries_of(sizes)
 
 
@@ -198,5 +228,6 @@ def test_a_delivery_can_be_read_back_as_a_send():
     """What a producer sent is what a consumer can check: magic, checksum and metadata are where they were."""
     entry = entry_of(message_metadata(partition_key="k"), b"payload")
     ((_, rest),) = frames_of(written(Delivery(1, 1, -1), 0, *stored([entry])))
-    row = dict(zip(sends.SEND_ROW.names, sends.read_one(api.CommandSend(producer_id=1, sequence_id=1), rest), strict=True))
+    row = dict(zip(sends.SEND_ROW.names, sends.read_one(api.CommandSend(producer_id=1, sequence_id=1), rest),
+                   strict=True))
     assert (row["size"], row["flags"]) == (len(entry), sends.KEPT_CHECKSUM | sends.HAS_KEY)

@@ -21,7 +21,8 @@ def entry_of(raw, payload):
 
 
 def metadata(n=0, **fields):
-    return api.MessageMetadata(producer_name="p", sequence_id=n % 100, publish_time=NOW + n, **fields).SerializeToString()
+    return api.MessageMetadata(producer_name="p", sequence_id=n % 100, publish_time=NOW + n,
+                               **fields).SerializeToString()
 
 
 def rows_of(entries):
@@ -53,7 +54,8 @@ def check(entries, times, monkeypatch):
     assert bytes(out) == bytes(same) and (found == singly).all()
     assert (rows == before[0]).all() and bytes(data) == before[1]
     fresh, _ = rows_of([bytes(out[at:at + size]) for at, size in found[["offset", "size"]].tolist()])
-    assert (fresh == found).all()                       # what a worker would say of them: sizes, times, checksums, flags
+    # what a worker would say of them: sizes, times, checksums, flags
+    assert (fresh == found).all()
     assert found["size"].sum() == len(out) and (found["deliver_at"] == times).all()
     metas = []
     for (at, size), old, time in zip(found[["offset", "size"]].tolist(), entries, times.tolist(), strict=True):
@@ -84,7 +86,8 @@ def test_unknown_fields_stay_byte_for_byte(monkeypatch):
     for extra in UNKNOWN:
         plain = metadata(5)
         time = TAG + varints.encode(NOW)
-        for raw in (plain + extra, extra + plain, extra + plain + time, plain + time + extra, time + plain + extra + time + extra):
+        for raw in (plain + extra, extra + plain, extra + plain + time, plain + time + extra,
+                    time + plain + extra + time + extra):
             [new, *others] = check([entry_of(raw, b"payload")] * 40, [NOW + 5] * 40, monkeypatch)
             assert new == raw.replace(time, b"") + TAG + varints.encode(NOW + 5)
             assert set(others) == {new}
@@ -104,14 +107,19 @@ def test_one_that_only_looks_like_the_others_is_rewritten_as_it_is(monkeypatch):
 
 @pytest.mark.slow
 def test_any_entries(monkeypatch):
-    """Batches, chunks, compressed and encrypted ones, of a few sizes, with gaps between them, and times of any length."""
+    """Batches, chunks, compressed and encrypted ones, of a few sizes, with gaps between them, and times of any length.
+    """
     for seed in range(60):
         random_ = random.Random(seed)
-        kinds = [{}, {"deliver_at_time": NOW}, {"num_messages_in_batch": 3}, {"chunk_id": 1, "num_chunks_from_msg": 3, "uuid": "u"},
-                 {"compression": 1, "uncompressed_size": 9}, {"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]},
-                 {"deliver_at_time": 0}, {"deliver_at_time": -5}, {"properties": [api.KeyValue(key="a", value="b")] * 2}]
+        kinds = [{}, {"deliver_at_time": NOW}, {"num_messages_in_batch": 3},
+                 {"chunk_id": 1, "num_chunks_from_msg": 3, "uuid": "u"},
+                 {"compression": 1, "uncompressed_size": 9},
+                 {"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]},
+                 {"deliver_at_time": 0}, {"deliver_at_time": -5},
+                 {"properties": [api.KeyValue(key="a", value="b")] * 2}]
         chosen = random_.sample(kinds, random_.randint(1, 4))
-        entries = [entry_of(metadata(random_.randrange(100), **random_.choice(chosen)) + random_.choice((b"", *UNKNOWN)[:seed % 6 + 1]),
+        entries = [entry_of(metadata(random_.randrange(100), **random_.choice(chosen))
+                            + random_.choice((b"", *UNKNOWN)[:seed % 6 + 1]),
                             random_.randbytes(random_.choice((5, 6)))) for _ in range(random_.choice((1, 31, 32, 300)))]
         first = random_.choice((1, NOW, (1 << 42) - 50))
         check(entries, [first + n for n in range(len(entries))], monkeypatch)

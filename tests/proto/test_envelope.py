@@ -31,16 +31,26 @@ def test_what_was_sealed_is_unsealed(sealed, taken):
 
 
 def test_an_envelope_is_these_frames():
-    """What was taken, how many sections; of each its kind, rows and bytes; then these themselves.  Many bytes have frames of their own."""
-    flows, forgets, much = np.array([(3, 5)], envelope.FLOW_ROW), np.array([(9, 2)], envelope.FORGET_ROW), bytes(envelope.INLINE_MAX + 1)
-    head, *data = seal([(envelope.FLOWS, flows, b"more"), (envelope.FLOWS, flows, much), (envelope.FORGET, forgets, b"")], 7)
-    assert bytes(head) == struct.pack("<QQ IIQ IIQ IIQ QQ4s QQ QQ", 7, 3, 3, 1, 4, 3, 1, len(much), 19, 1, 0, 3, 5, b"more", 3, 5, 9, 2)
+    """What was taken, how many sections; of each its kind, rows and bytes; then these themselves.  Many bytes have
+    frames of their own.
+    """
+    flows, forgets, much = (
+        np.array([(3, 5)], envelope.FLOW_ROW),
+        np.array([(9, 2)], envelope.FORGET_ROW),
+        bytes(envelope.INLINE_MAX + 1),
+    )
+    head, *data = seal(
+        [(envelope.FLOWS, flows, b"more"), (envelope.FLOWS, flows, much), (envelope.FORGET, forgets, b"")], 7
+    )
+    assert bytes(head) == struct.pack("<QQ IIQ IIQ IIQ QQ4s QQ QQ", 7, 3, 3, 1, 4, 3, 1, len(much), 19, 1, 0, 3, 5,
+                                      b"more", 3, 5, 9, 2)
     assert data == [much]
 
 
 def test_every_kind_has_its_own_number_and_rows():
     kinds = [envelope.SENDS, envelope.ACKS, envelope.FLOWS, envelope.COMMANDS,
-             envelope.RECEIPTS, envelope.RUNS, envelope.REPLIES, envelope.FORGET, envelope.ENTRY_LISTS, envelope.TRANSIENT,
+             envelope.RECEIPTS, envelope.RUNS, envelope.REPLIES, envelope.FORGET, envelope.ENTRY_LISTS,
+             envelope.TRANSIENT,
              envelope.QUESTIONS, envelope.ANSWERS]
     assert len(set(kinds)) == len(kinds)
     assert set(ROWS) == set(kinds)

@@ -32,7 +32,8 @@ def parsed(content):
 def generate(folder):
     """Run the command of pulsar_api.proto; the module and its types go to `folder`."""
     plugin = Path(sys.executable).parent / "protoc-gen-mypy"
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"--plugin={plugin}", "-I", PROTO, "--python_out", folder, "--mypy_out", folder]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--plugin={plugin}", "-I", PROTO, "--python_out", folder,
+               "--mypy_out", folder]
     subprocess.run([*command, "pulsar_api.proto"], cwd=folder, check=True)
 
 

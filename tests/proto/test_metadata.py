@@ -25,7 +25,8 @@ def said(**fields) -> bytes:
 def test_numbers_that_are_too_large_are_left_to_the_library():
     """Among others that are not."""
     tag = varints.encode(9 << 3)
-    found = read([said(uncompressed_size=5), said() + tag + varints.encode(1 << 32), said(uncompressed_size=(1 << 32) - 1)])
+    found = read([said(uncompressed_size=5), said() + tag + varints.encode(1 << 32),
+                  said(uncompressed_size=(1 << 32) - 1)])
     assert found.odd.tolist() == [False, True, False]
     assert found.number("uncompressed_size")[[0, 2]].tolist() == [5, (1 << 32) - 1]
 

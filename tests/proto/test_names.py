@@ -17,8 +17,10 @@ COMPLETE = {
     "orders-partition-3": "persistent://public/default/orders-partition-3",
 }
 INVALID = [
-    "", "/", "//", "a/b", "a/b/", "/b/c", "a//c", "a/b/c/d", "://", "persistent://", "persistent://a", "persistent://a/b", "persistent://a/b/",
-    "persistent:///b/c", "persistent://a//c", "topic://a/b/c", "PERSISTENT://a/b/c", "http://localhost:8080/x", "persistent://a b/c/d",
+    "", "/", "//", "a/b", "a/b/", "/b/c", "a//c", "a/b/c/d", "://", "persistent://", "persistent://a",
+    "persistent://a/b", "persistent://a/b/",
+    "persistent:///b/c", "persistent://a//c", "topic://a/b/c", "PERSISTENT://a/b/c", "http://localhost:8080/x",
+    "persistent://a b/c/d",
     "persistent://a\n/b/c", "persistent://a/b\n/c", "persistent://ä/b/c", "persistent://a/b/c\0d",
     "persistent://a/b/" + "x" * names.LENGTH_MAX,
 ]
@@ -57,14 +59,17 @@ def test_a_name_of_pulsar_1_is_refused_with_a_hint():
 
 def test_the_parts_of_a_name():
     found = names.parse("non-persistent://acme/eu/orders-partition-12")
-    assert (found.domain, found.tenant, found.namespace_name, found.local_name) == ("non-persistent", "acme", "eu", "orders-partition-12")
+    assert (found.domain, found.tenant, found.namespace_name, found.local_name) == ("non-persistent", "acme", "eu",
+                                                                                    "orders-partition-12")
     assert (found.namespace, found.partition, found.is_persistent) == ("acme/eu", 12, False)
 
 
 @pytest.mark.parametrize("local, partition", [
     ("orders", -1), ("orders-partition-0", 0), ("orders-partition-12", 12), ("orders-partition-999999999", 999_999_999),
-    ("orders-partition-", -1), ("orders-partition-x", -1), ("orders-partition--1", -1), ("orders-partition-01", -1), ("-partition-1", -1),
-    ("orders-partition-1x", -1), ("orders-partition-1\n", -1), ("orders-partition-1-partition-2", 2), ("two\nlines-partition-3", 3),
+    ("orders-partition-", -1), ("orders-partition-x", -1), ("orders-partition--1", -1), ("orders-partition-01", -1),
+    ("-partition-1", -1),
+    ("orders-partition-1x", -1), ("orders-partition-1\n", -1), ("orders-partition-1-partition-2", 2),
+    ("two\nlines-partition-3", 3),
     ("orders-partition-1000000000", -1), ("orders-partition-٣", -1),
 ])
 def test_a_partition_is_known_by_the_end_of_its_name(local, partition):
@@ -111,7 +116,8 @@ def test_what_is_no_namespace_is_refused(text):
 
 @pytest.mark.parametrize("name, is_system", [
     ("persistent://pulsar/system/anything", True), ("non-persistent://pulsar/system/x", True),
-    ("persistent://public/default/__change_events", True), ("persistent://public/default/__change_events-partition-0", True),
+    ("persistent://public/default/__change_events", True),
+    ("persistent://public/default/__change_events-partition-0", True),
     ("persistent://public/default/x__change_events", False), ("persistent://public/system/x", False),
     ("persistent://pulsar/systems/x", False)])
 def test_which_topics_brokers_use_among_themselves(name, is_system):

@@ -32,5 +32,7 @@ def test_an_id_names_partition_and_batch_index_where_there_are_any(partition, ba
 
 def test_a_list_that_is_as_the_client_knows_it_is_not_sent_again():
     for has_changed in (True, False):
-        found = said(responses.topics_of_namespace(1, ["a"], "hash", is_filtered=True, has_changed=has_changed)).getTopicsOfNamespaceResponse
+        found = said(
+            responses.topics_of_namespace(1, ["a"], "hash", is_filtered=True, has_changed=has_changed)
+        ).getTopicsOfNamespaceResponse
         assert (list(found.topics), found.changed) == (["a"] * has_changed, has_changed)

@@ -49,7 +49,8 @@ def understood(frame: bytes) -> tuple:
             key = base64.b64decode(key)
     key_hash = mmh3.hash(key, signed=False) & 0x7FFFFFFF if key is not None else 0
     row = {
-        "producer_id": said.producer_id, "sequence_id": said.sequence_id, "highest_sequence_id": said.highest_sequence_id,
+        "producer_id": said.producer_id, "sequence_id": said.sequence_id,
+        "highest_sequence_id": said.highest_sequence_id,
         "publish_time": metadata.publish_time, "deliver_at": metadata.deliver_at_time, "size": len(entry),
         "messages": metadata.num_messages_in_batch, "key_hash": key_hash, "crc32c": checksum,
         "flags": flags + (8 if key is not None else 0),
@@ -61,23 +62,29 @@ def understood(frame: bytes) -> tuple:
 
 NUMBERS = st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**42 - 3, 2**56 - 4, 2**56, 2**63 - 41, 2**64 - 81])
 KEYS = st.sampled_from([
-    {}, {"partition_key": "key-%03d"}, {"partition_key": "ключ%03d"}, {"partition_key": ""}, {"ordering_key": b"ordered"},
+    {}, {"partition_key": "key-%03d"}, {"partition_key": "ключ%03d"}, {"partition_key": ""},
+    {"ordering_key": b"ordered"},
     {"partition_key": "key-%03d", "ordering_key": b"ordered"},
     {"partition_key": base64.b64encode(b"bytes").decode(), "partition_key_b64_encoded": True},
     {"partition_key": "key-%03d", "partition_key_b64_encoded": False},
 ])
 EXTRAS = st.fixed_dictionaries({}, optional={
-    "event_time": st.sampled_from([1, 1_700_000_000_000]), "deliver_at_time": st.sampled_from([-1, 5, 1_800_000_000_000]),
-    "num_messages_in_batch": st.sampled_from([1, 2, 300]), "highest_sequence_id": NUMBERS, "schema_version": st.just(b"\0" * 8),
+    "event_time": st.sampled_from([1, 1_700_000_000_000]),
+    "deliver_at_time": st.sampled_from([-1, 5, 1_800_000_000_000]),
+    "num_messages_in_batch": st.sampled_from([1, 2, 300]), "highest_sequence_id": NUMBERS,
+    "schema_version": st.just(b"\0" * 8),
     "properties": st.just([api.KeyValue(key="k", value="v")]), "chunk_id": st.sampled_from([0, 3, 2**24 - 1]),
     "num_chunks_from_msg": st.sampled_from([1, 4, 2**24]),
     "uncompressed_size": st.sampled_from([0, 1_799, 1_800, 70_000]), "compression": st.sampled_from([0, 2]),
 })
 COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
-    "num_messages": st.sampled_from([1, 300]), "highest_sequence_id": NUMBERS, "is_chunk": st.booleans(), "marker": st.just(False),
+    "num_messages": st.sampled_from([1, 300]), "highest_sequence_id": NUMBERS, "is_chunk": st.booleans(),
+    "marker": st.just(False),
 })
-PAYLOADS = st.sampled_from([b"", b"x", b"p" * 60, b"p" * 1_799, b"p" * 1_800])      # too small for 300 messages, or just not
-COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_MIN))      # of frames alike: too few for a run, or enough
+# too small for 300 messages, or just not
+PAYLOADS = st.sampled_from([b"", b"x", b"p" * 60, b"p" * 1_799, b"p" * 1_800])
+# of frames alike: too few for a run, or enough
+COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_MIN))
 
 
 @st.composite
@@ -94,11 +101,13 @@ def some_alike(draw) -> list[bytes]:
         entry = entry_of(message_metadata(**metadata | key | times), payload)
         if number in damaged:
             entry = entry[:-1] + bytes([entry[-1] ^ 0x10])
-        frames.append(send(entry if has_checksum else entry[6:], producer_id=producer, sequence_id=first + number, **said))
+        frames.append(send(entry if has_checksum else entry[6:], producer_id=producer, sequence_id=first + number,
+                           **said))
     return frames
 
 
-GROUPS = st.lists(some_alike(), min_size=1, max_size=5).map(lambda groups: [frame for group in groups for frame in group])
+GROUPS = st.lists(some_alike(), min_size=1, max_size=5).map(lambda groups: [frame for group in groups
+                                                                            for frame in group])
 
 
 @pytest.mark.slow
@@ -149,19 +158,25 @@ def test_keys_of_one_length_do_not_break_a_run(key):
 
 @pytest.mark.parametrize("damaged", [{30}, {30, 31}, {63}, {20, 40, 62}, set(range(20, 64))], ids=len)
 def test_a_wrong_checksum_refuses_its_own_entry_and_no_other(damaged):
-    """In the middle of a run, next to each other, at its end: the others are there, in order, and the refusals between them."""
+    """In the middle of a run, next to each other, at its end: the others are there, in order, and the refusals between
+    them.
+    """
     frames = [frame[:-1] + b"?" if number in damaged else frame for number, frame in enumerate(ALIKE)]
     heard = listen([CONNECT, b"".join(frames)])
     assert heard.runs > 0
     assert heard.events[1:] == [understood(frame) for frame in frames]
-    assert [event[2] for event in heard.events if event[0] == "refused"] == [1_000 + number for number in sorted(damaged)]
+    assert [event[2] for event in heard.events if event[0] == "refused"] == [1_000 + number
+                                                                             for number in sorted(damaged)]
 
 
 def test_many_wrong_checksums_take_no_more_than_one_look_at_each(monkeypatch):
-    """A client that damages all it sends must not keep its worker from the others: once, a megabyte of it took 90 seconds."""
+    """A client that damages all it sends must not keep its worker from the others: once, a megabyte of it took 90
+    seconds.
+    """
     looked_at = []
     wrong_rows = sends.checksums.wrong_rows
-    monkeypatch.setattr(sends.checksums, "wrong_rows", lambda bodies, claimed: looked_at.append(len(bodies)) or wrong_rows(bodies, claimed))
+    monkeypatch.setattr(sends.checksums, "wrong_rows",
+                        lambda bodies, claimed: looked_at.append(len(bodies)) or wrong_rows(bodies, claimed))
     damaged = [frame[:-1] + b"?" for frame in ALIKE * 10]
     heard = listen([CONNECT, b"".join(ALIKE + damaged)])
     assert sum(looked_at) <= len(ALIKE + damaged)
@@ -178,7 +193,9 @@ def test_another_command_between_two_runs_keeps_its_place():
 # -- one by one
 
 def test_clients_from_before_checksums_are_understood():
-    """Protocol versions below 6 send metadata without magic and checksum; the entry gets both, and is verified from then on."""
+    """Protocol versions below 6 send metadata without magic and checksum; the entry gets both, and is verified from
+    then on.
+    """
     entry = entry_of(message_metadata())
     for count in (1, 64):
         heard = listen([CONNECT, send(entry[6:]) * count])
@@ -187,7 +204,8 @@ def test_clients_from_before_checksums_are_understood():
 
 @pytest.mark.parametrize("chunk_id, count, expected", [
     (0, 3, sends.IS_CHUNK), (1, 3, sends.IS_CHUNK | 1 << 8), (2, 3, sends.IS_CHUNK | sends.IS_LAST_CHUNK | 2 << 8),
-    (0, 1, sends.IS_CHUNK | sends.IS_LAST_CHUNK), (-1, 3, sends.IS_CHUNK), (2**31 - 1, 0, sends.IS_CHUNK | 0xFFFFFF << 8)], ids=str)
+    (0, 1, sends.IS_CHUNK | sends.IS_LAST_CHUNK), (-1, 3, sends.IS_CHUNK),
+    (2**31 - 1, 0, sends.IS_CHUNK | 0xFFFFFF << 8)], ids=str)
 def test_which_chunk_of_its_message_an_entry_is(chunk_id, count, expected):
     """And whether it is the last; what clients make up beyond that is no more than a number."""
     entry = entry_of(message_metadata(chunk_id=chunk_id, num_chunks_from_msg=count))
@@ -224,7 +242,8 @@ def test_an_ordering_key_counts_before_the_key_alone_and_in_a_run():
     at_once = listen([stream])
     assert (at_once.runs, at_once.error) == (1, "")
     assert at_once.events == listen(byte_by_byte(stream)).events
-    assert {row[FIELDS.index("key_hash")] for _, row, _ in at_once.events[1:]} == {mmh3.hash(b"order", signed=False) & 0x7FFFFFFF}
+    assert {row[FIELDS.index("key_hash")] for _, row, _ in at_once.events[1:]} == {mmh3.hash(b"order", signed=False)
+                                                                                   & 0x7FFFFFFF}
 
 
 def test_a_field_of_another_wire_type_is_not_taken_for_a_number():
@@ -279,7 +298,8 @@ def test_metadata_that_would_end_behind_the_entry_break_the_protocol():
 
 @pytest.mark.parametrize("metadata, field, expected", [
     ({"num_messages_in_batch": 0}, "messages", 1), ({"num_messages_in_batch": -3}, "messages", 1), ({}, "messages", 1),
-    ({"publish_time": 2**64 - 5}, "publish_time", -5), ({"publish_time": 2**63 - 1}, "publish_time", 2**63 - 1)], ids=str)
+    ({"publish_time": 2**64 - 5}, "publish_time", -5), ({"publish_time": 2**63 - 1}, "publish_time", 2**63 - 1)],
+                         ids=str)
 def test_numbers_that_no_client_should_say_mean_the_same_alone_and_in_a_run(metadata, field, expected):
     frame = send(entry_of(message_metadata(**metadata)))
     for frames in (1, 64):
@@ -321,7 +341,8 @@ def test_one_frame_of_another_form_among_others_of_its_size_is_read_as_what_it_i
 
 def test_numbers_of_a_command_that_change_their_lengths_are_read_as_what_they_are():
     entry = entry_of(message_metadata())
-    frames = [send(entry, producer_id=5, sequence_id=300) if number % 40 == 39 else send(entry, producer_id=300, sequence_id=5)
+    frames = [send(entry, producer_id=5, sequence_id=300) if number % 40 == 39
+              else send(entry, producer_id=300, sequence_id=5)
               for number in range(120)]
     assert len({len(frame) for frame in frames}) == 1
     assert listen([CONNECT, b"".join(frames)]).events[1:] == [understood(frame) for frame in frames]
@@ -330,8 +351,11 @@ def test_numbers_of_a_command_that_change_their_lengths_are_read_as_what_they_ar
 def test_a_shorter_number_with_an_unknown_field_behind_it_is_no_longer_number():
     """Bytes that may differ from frame to frame do so here; only where each number ends tells the two frames apart."""
     before = api.MessageMetadata(producer_name="p", sequence_id=1).SerializePartialToString()
-    usual, odd = (send(entry_of(before + times)) for times in (b"\x18\xac\x02\x60\xac\x02", b"\x18\x05\x20\x60\x60\x07"))
+    usual, odd = (send(entry_of(before + times))
+                  for times in (b"\x18\xac\x02\x60\xac\x02", b"\x18\x05\x20\x60\x60\x07"))
     frames = [odd if number == 50 else usual for number in range(100)]
     heard = listen([CONNECT, b"".join(frames)])
     assert heard.runs > 0
-    assert [row[FIELDS.index("publish_time")] for _, row, _ in heard.events[1:]] == [5 if number == 50 else 300 for number in range(100)]
+    assert [row[FIELDS.index("publish_time")] for _, row, _ in heard.events[1:]] == [
+        5 if number == 50 else 300 for number in range(100)
+    ]

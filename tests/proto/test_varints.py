@@ -8,7 +8,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import varints
 
 NUMBERS = st.one_of(st.integers(0, 2**64 - 1),
-                    st.integers(0, 64).map(lambda bits: (1 << bits) - 1), st.integers(0, 63).map(lambda bits: 1 << bits))
+                    st.integers(0, 64).map(lambda bits: (1 << bits) - 1),
+                    st.integers(0, 63).map(lambda bits: 1 << bits))
 
 
 def by_protobuf(value: int) -> bytes:
@@ -20,7 +21,8 @@ def read_by_protobuf(varint: bytes) -> int:
     return api.BrokerEntryMetadata.FromString(b"\x10" + varint).index
 
 
-@pytest.mark.parametrize("value, expected", [(0, "00"), (127, "7f"), (128, "8001"), (300, "ac02"), (2**64 - 1, "ffffffffffffffffff01")])
+@pytest.mark.parametrize("value, expected",
+                         [(0, "00"), (127, "7f"), (128, "8001"), (300, "ac02"), (2**64 - 1, "ffffffffffffffffff01")])
 def test_a_varint_is_these_bytes(value, expected):
     assert varints.encode(value).hex() == expected
     assert varints.decode(bytes.fromhex(expected), 0) == (value, len(expected) // 2)

@@ -189,7 +189,8 @@ def deliveries_come_in_another_order():
 
 @canary("one consumer is active", "what is due is delivered")
 def another_consumer_is_active():
-    yield failover.SELECTIONS, "name", lambda candidates, topic, places: max(candidates, key=lambda consumer: consumer.name)
+    yield failover.SELECTIONS, "name", lambda candidates, topic, places: max(candidates,
+                                                                             key=lambda consumer: consumer.name)
 
 
 @canary("a key is at one consumer at a time")
@@ -230,7 +231,8 @@ def too_much_is_deleted():
     yield _sometimes(Partition, "take_acknowledged_ledgers", take, 2)
 
 
-@canary("no file is left behind", "receipted entries are there")      # a ledger that should be gone comes back without them
+# a ledger that should be gone comes back without them
+@canary("no file is left behind", "receipted entries are there")
 def files_are_left_behind():
     yield Ledger, "unlink", _nothing
 

@@ -1,4 +1,6 @@
-"""The promises, one function each.  Each compares what an owner holds, or has just answered, with the model, and raises Broken."""
+"""The promises, one function each.  Each compares what an owner holds, or has just answered, with the model, and raises
+Broken.
+"""
 import numpy as np
 
 from geminga.proto import names
@@ -11,14 +13,17 @@ from .model import SLACK_MS, Broken, Consumer, Position, State, Subscription, To
 
 # -- what a consumer was given
 
-def given(subscription: Subscription, consumer: Consumer, position: Position, redeliveries: int, words: list[int], now_ms: int) -> None:
+def given(
+    subscription: Subscription, consumer: Consumer, position: Position, redeliveries: int, words: list[int], now_ms: int
+) -> None:
     """It was due, is nobody else's, and what is said of it is so; the model has it with the consumer from here on."""
     topic = subscription.topic
     demand(position in topic.log, "only what was published is delivered", position)
     entry, left = topic.log[position], subscription.unacknowledged(position)
     demand(left != 0, "nothing is delivered that is acknowledged", f"{subscription.name} {position}")
     bits = sum(word << 64 * number for number, word in enumerate(words))
-    demand(bits == (left if left != entry.whole else 0), "what is left of a batch is said", f"{subscription.name} {position} {bits:b}")
+    demand(bits == (left if left != entry.whole else 0), "what is left of a batch is said",
+           f"{subscription.name} {position} {bits:b}")
     demand(redeliveries == subscription.state.counts.get(position, 0), "redelivery counts are exact",
            f"{subscription.name} {position}: {redeliveries}")
     demand(consumer.permits > 0, "permits are not exceeded", f"{subscription.name} {position}")
@@ -26,17 +31,21 @@ def given(subscription: Subscription, consumer: Consumer, position: Position, re
     if not subscription.is_spread:
         demand(consumer is subscription.active, "one consumer is active", consumer.name)
         demand(position > subscription.read, "nothing is delivered twice", f"{subscription.name} {position}")
-        demand(position == subscription.due(now_ms)[0], "entries are delivered in order", f"{subscription.name} {position}")
+        demand(position == subscription.due(now_ms)[0], "entries are delivered in order",
+               f"{subscription.name} {position}")
         subscription.read = position
         return
     demand(position not in subscription.out, "nothing is delivered twice", f"{subscription.name} {position}")
     demand(entry.deliver_at <= now_ms, "nothing is delivered before its time", f"{subscription.name} {position}")
     if subscription.kind == SubType.Key_Shared and entry.key is not None:
-        of_key = [other for other, one in topic.log.items() if one.key == entry.key and subscription.unacknowledged(other)]
+        of_key = [other for other, one in topic.log.items() if one.key == entry.key
+                  and subscription.unacknowledged(other)]
         holders = {subscription.out[other].name for other in of_key if other in subscription.out}
-        demand(holders <= {consumer.name}, "a key is at one consumer at a time", f"{entry.key}: {holders} and {consumer.name}")
+        demand(holders <= {consumer.name}, "a key is at one consumer at a time",
+               f"{entry.key}: {holders} and {consumer.name}")
         demand(all(other in subscription.out for other in of_key
-                   if other < position and other[0] >= topic.first_ledger and topic.log[other].deliver_at <= now_ms - SLACK_MS),
+                   if other < position and other[0] >= topic.first_ledger
+                   and topic.log[other].deliver_at <= now_ms - SLACK_MS),
                "a key's entries are delivered in order", f"{entry.key} {position}")
     subscription.out[position] = consumer
 
@@ -47,7 +56,8 @@ def delivered_bytes(data_dir, partition_id: int, ledger_id: int, entries: list[i
     found = read_mapped(format.partition_folder(data_dir, partition_id), ledger_id, first, last - first + 1)
     for entry_id in entries:
         if (ledger_id, entry_id) in topic.log:
-            demand(found[entry_id - first] == topic.log[ledger_id, entry_id].data, "entries keep their bytes", (ledger_id, entry_id))
+            demand(found[entry_id - first] == topic.log[ledger_id, entry_id].data, "entries keep their bytes",
+                   (ledger_id, entry_id))
 
 
 def nothing_held_back(subscription: Subscription, partition: Partition, now_ms: int) -> None:
@@ -79,7 +89,8 @@ def _owners(subscription: Subscription, partition: Partition) -> tuple[dict, dic
     for ledger in partition.ledgers:
         if ledger.entries:
             found = dispatcher._hashes(ledger, np.arange(ledger.entries))
-            for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(), strict=True)):
+            for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(),
+                                                         strict=True)):
                 hashes[ledger.ledger_id, entry_id] = hash_
                 owner[ledger.ledger_id, entry_id] = by_handle[dispatcher._slots[slot].handle]
     return hashes, owner
@@ -115,28 +126,35 @@ def subscription_is(subscription: Subscription, partition: Partition) -> None:
     found = state_of(topic, partition, subscription.name, subscription.is_durable)
     demand(found is not None, "subscriptions stay", subscription.name)
     for position, entry in topic.log.items():
-        demand(found.left.get(position, entry.whole) == mine.left.get(position, entry.whole) or position[0] < topic.first_ledger,
+        demand(found.left.get(position, entry.whole) == mine.left.get(position, entry.whole)
+               or position[0] < topic.first_ledger,
                "acknowledgements are exact", f"{subscription.name} {position}")
         if position[0] >= topic.first_ledger and mine.left.get(position, 1):
             demand(found.counts.get(position, 0) == mine.counts.get(position, 0), "redelivery counts are exact",
-                   f"{subscription.name} {position}: {found.counts.get(position, 0)} for {mine.counts.get(position, 0)}")
+                   f"{subscription.name} {position}: {found.counts.get(position, 0)} for "
+                   f"{mine.counts.get(position, 0)}")
     if subscription.is_durable:
-        demand(found.since == mine.since, "totals begin where the subscription does", f"{subscription.name} {found.since} {mine.since}")
-        demand(found.totals == mine.totals, "totals are the model's own", f"{subscription.name} {found.totals} {mine.totals}")
+        demand(found.since == mine.since, "totals begin where the subscription does",
+               f"{subscription.name} {found.since} {mine.since}")
+        demand(found.totals == mine.totals, "totals are the model's own",
+               f"{subscription.name} {found.totals} {mine.totals}")
     stored = partition.subscriptions[subscription.name, subscription.is_durable]
     permits = {consumer.handle: consumer.permits for consumer in stored.consumers}
-    demand(permits == {consumer.handle: consumer.permits for consumer in subscription.consumers}, "permits are exact", permits)
+    demand(permits == {consumer.handle: consumer.permits for consumer in subscription.consumers}, "permits are exact",
+           permits)
 
 
 def totals_add_up(topic: Topic, partition: Partition) -> None:
     """published = acknowledged + expired + skipped + evicted + backlog, by the owner's numbers and by the model's."""
-    demand(partition.next_message == topic.messages, "messages are counted", f"{partition.next_message} {topic.messages}")
+    demand(partition.next_message == topic.messages, "messages are counted",
+           f"{partition.next_message} {topic.messages}")
     for subscription in partition.subscriptions.values():
         cursor = subscription.cursor
         if subscription.is_durable:
             backlog = cursor.backlog_messages(partition.ledgers)
             demand(partition.next_message - cursor.since == sum(cursor.totals) + backlog, "totals add up",
-                   f"{subscription.name}: {partition.next_message} - {cursor.since}, {cursor.totals}, backlog {backlog}")
+                   f"{subscription.name}: {partition.next_message} - {cursor.since}, {cursor.totals}, backlog "
+                   f"{backlog}")
 
 
 def agrees_with_itself(partition: Partition) -> None:
@@ -148,7 +166,8 @@ def agrees_with_itself(partition: Partition) -> None:
 
 
 def chain(topic: Topic, partition: Partition) -> None:
-    """Ledgers go from the first on, when all durable subscriptions are done with them; what is open at the end stays."""
+    """Ledgers go from the first on, when all durable subscriptions are done with them; what is open at the end stays.
+    """
     first, gone = partition.ledgers[0].ledger_id, _gone(partition)
     demand(first >= topic.first_ledger, "ledgers that were deleted stay so", first)
     topic.first_ledger = first
@@ -157,21 +176,26 @@ def chain(topic: Topic, partition: Partition) -> None:
             for position in topic.log:
                 demand((position[0] >= first and position not in gone) or not subscription.unacknowledged(position),
                        "nothing unacknowledged is deleted", f"{subscription.name} {position}")
-    demand([ledger.ledger_id for ledger in partition.ledgers] == sorted({ledger.ledger_id for ledger in partition.ledgers}),
+    demand([ledger.ledger_id for ledger in partition.ledgers]
+           == sorted({ledger.ledger_id for ledger in partition.ledgers}),
            "ledgers are in order")
 
 
 def _gone(partition: Partition) -> set[tuple[int, int]]:
     """Positions whose space was given back within their ledgers."""
-    return {(ledger.ledger_id, number) for ledger in partition.ledgers
-            for number in np.flatnonzero(partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries)).tolist()}
+    return {
+        (ledger.ledger_id, number)
+        for ledger in partition.ledgers
+        for number in np.flatnonzero(partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries)).tolist()
+    }
 
 
 def entries_are_there(topic: Topic, partition: Partition, data_dir) -> None:
     """What was receipted is there once, in order, with its bytes; what else there is was in a pass that did not end."""
     first, gone, found = partition.ledgers[0].ledger_id, _gone(partition), {}
     for ledger in partition.ledgers:
-        entries = read_mapped(format.partition_folder(data_dir, partition.partition_id), ledger.ledger_id, 0, ledger.entries)
+        entries = read_mapped(format.partition_folder(data_dir, partition.partition_id), ledger.ledger_id, 0,
+                              ledger.entries)
         found.update({(ledger.ledger_id, number): data for number, data in enumerate(entries)})
     for position, entry in topic.log.items():
         if position[0] >= first and position not in gone:
@@ -197,7 +221,8 @@ def whoever_waited_goes_on(topic: Topic, partition: Partition) -> None:
         demand(any(found is low if None in (low, found) else found.lies_between(low, high, topic.log)
                    for low, high in subscription.candidates),
                "what was acknowledged stays so, and nothing else is",
-               f"{topic.name} {subscription.name}: {[_difference(found, low, high) for low, high in subscription.candidates]}")
+               f"{topic.name} {subscription.name}: "
+               f"{[_difference(found, low, high) for low, high in subscription.candidates]}")
         subscription.state = found
         subscription.candidates = [(found, found)]
     demand(not stored, "subscriptions that are deleted stay so", stored)
@@ -209,16 +234,21 @@ def _difference(found: State | None, low: State | None, high: State | None) -> s
     if None in (found, low, high):
         return f"{found}, not {low} to {high}"
     return "; ".join(f"{name} {key}: {mine}, not {first} to {last}" for name, values in (
-        ("left", [(key, *(state.left.get(key, "all") for state in (found, low, high))) for key in found.left | low.left | high.left]),
-        ("count", [(key, *(state.counts.get(key, 0) for state in (found, low, high))) for key in found.counts | low.counts | high.counts]),
-        ("totals", [("", found.totals, low.totals, high.totals)]), ("since", [("", found.since, low.since, high.since)]))
+        ("left", [(key, *(state.left.get(key, "all") for state in (found, low, high)))
+                  for key in found.left | low.left | high.left]),
+        ("count", [(key, *(state.counts.get(key, 0) for state in (found, low, high)))
+                   for key in found.counts | low.counts | high.counts]),
+        ("totals", [("", found.totals, low.totals, high.totals)]),
+        ("since", [("", found.since, low.since, high.since)]))
         for key, mine, first, last in values if not mine == first == last)
 
 
 def space_is_given_back(partition: Partition, *, has_failed: bool) -> None:
-    """All is acknowledged, and something was published and acknowledged since: one ledger is left, and no file of another.
+    """All is acknowledged, and something was published and acknowledged since: one ledger is left, and no file of
+    another.
 
-    has_failed: a sync did.  A deletion that was decided in what was lost then may have been cut short, and leave one of two files.
+    has_failed: a sync did.  A deletion that was decided in what was lost then may have been cut short, and leave one of
+    two files.
     """
     demand(len(partition.ledgers) == 1, "space is given back",
            [partition.ledgers, *(f"{one.name} {one.cursor.mark_delete}" for one in partition.subscriptions.values())])

@@ -2,15 +2,17 @@
 
     disk = Disk(folder, chance)
     with disk.watched():
-        ...                       # os.open, os.pwrite, os.fdatasync and so on of everything below the folder go through the disk
+        ...                       # os.open, os.pwrite, os.fdatasync of everything below the folder go through the disk
         disk.fate = Fate(...)     # what happens at which call
     disk.cut(target)              # the folder after a power cut: files' pages and names as last synced, or newer
 
-A kill loses nothing that was written: the files are real.  Of every page of 4 KiB that was written since its file was synced, a power
-cut leaves the old content or any newer one, now and then torn at 512 bytes; of what happened to names since their folder was synced
-it leaves, for each name, as much as it likes, but in order; of lengths likewise.  A sync that failed has lost what it was to write, and
-the next one says nothing of it.  The catalogue, which SQLite syncs out of our sight, counts as safe.
+A kill loses nothing that was written: the files are real.  Of every page of 4 KiB that was written since its file was
+synced, a power cut leaves the old content or any newer one, now and then torn at 512 bytes; of what happened to names
+since their folder was synced it leaves, for each name, as much as it likes, but in order; of lengths likewise.  A sync
+that failed has lost what it was to write, and the next one says nothing of it.  The catalogue, which SQLite syncs out
+of our sight, counts as safe.
 """
+
 import builtins
 import contextlib
 import errno
@@ -23,7 +25,8 @@ from pathlib import Path
 from unittest import mock
 
 PAGE, SECTOR = 4096, 512
-LANDMARKS = ("header of a segment", "end of a segment", "end of a segment", "end of a segment", "sync of a segment", "create",
+LANDMARKS = ("header of a segment", "end of a segment", "end of a segment", "end of a segment", "sync of a segment",
+             "create",
              "rename", "rename", "unlink")
 CATALOGUE = "catalogue"
 
@@ -58,7 +61,8 @@ class File:
         self.sizes = [self.size]
 
     def fail(self, chance: random.Random) -> None:
-        """A sync failed: some pages were written, the others never will be unless something is written there once more."""
+        """A sync failed: some pages were written, the others never will be unless something is written there once more.
+        """
         self.synced = bytearray(self._content(chance.choice))
         self.changes = [(offset, data, True) for offset, data, _ in self.changes]
 
@@ -66,9 +70,11 @@ class File:
         """Changes that a sync does not write, as nothing in their pages has changed since they were given up."""
         if not any(is_given_up for *_, is_given_up in self.changes):
             return []
-        written = {page for offset, data, is_given_up in self.changes if not is_given_up for page in _pages(offset, data)}
+        written = {page for offset, data, is_given_up in self.changes if not is_given_up
+                   for page in _pages(offset, data)}
         return [(max(offset, page * PAGE), data[max(0, page * PAGE - offset):(page + 1) * PAGE - offset], True)
-                for offset, data, is_given_up in self.changes if is_given_up for page in _pages(offset, data) if page not in written]
+                for offset, data, is_given_up in self.changes if is_given_up for page in _pages(offset, data)
+                if page not in written]
 
     def _content(self, choose) -> bytes:
         """What is on disk when of each page that has changed one version was chosen."""
@@ -134,7 +140,8 @@ class Folder:
         found, chains = dict(self.synced), []
         for change in self.changes:
             joined = [chain for chain in chains if any(change.keys() & before.keys() for before in chain)]
-            chains = [chain for chain in chains if chain not in joined] + [[*(one for chain in joined for one in chain), change]]
+            chains = [chain for chain in chains if chain not in joined] + [[*(one for chain in joined for one in chain),
+                                                                            change]]
         for chain in chains:
             length = {"nothing": 0, "everything": len(chain)}.get(how)
             for change in chain[:chance.randint(0, len(chain)) if length is None else length]:
@@ -445,8 +452,10 @@ class Disk:
     @contextlib.contextmanager
     def watched(self):
         names = {"open": self.do_open, "close": self.do_close, "pwrite": self.do_pwrite, "pwritev": self.do_pwritev,
-                 "posix_fallocate": self.do_fallocate, "ftruncate": self.do_ftruncate, "fsync": self.do_sync, "fdatasync": self.do_sync,
-                 "rename": self.do_rename, "replace": self.do_rename, "unlink": self.do_unlink, "remove": self.do_unlink,
+                 "posix_fallocate": self.do_fallocate, "ftruncate": self.do_ftruncate, "fsync": self.do_sync,
+                 "fdatasync": self.do_sync,
+                 "rename": self.do_rename, "replace": self.do_rename, "unlink": self.do_unlink,
+                 "remove": self.do_unlink,
                  "mkdir": self.do_mkdir, "rmdir": self.do_rmdir}
         with contextlib.ExitStack() as stack:
             for name, how in names.items():
@@ -481,5 +490,12 @@ class Stream:
         self._disk.do_close(self._descriptor)
 
 
-_OPEN, _CLOSE, _PWRITE, _PWRITEV, _FALLOCATE, _FTRUNCATE = os.open, os.close, os.pwrite, os.pwritev, os.posix_fallocate, os.ftruncate
+_OPEN, _CLOSE, _PWRITE, _PWRITEV, _FALLOCATE, _FTRUNCATE = (
+    os.open,
+    os.close,
+    os.pwrite,
+    os.pwritev,
+    os.posix_fallocate,
+    os.ftruncate,
+)
 _RENAME, _UNLINK, _MKDIR, _RMDIR, _OPEN_STREAM = os.rename, os.unlink, os.mkdir, os.rmdir, builtins.open

@@ -36,7 +36,9 @@ class Life(World):
         action(self)
 
     def end(self) -> None:
-        """All faults are over: everything is delivered and acknowledged, space is given back, and nothing is left to replay."""
+        """All faults are over: everything is delivered and acknowledged, space is given back, and nothing is left to
+        replay.
+        """
         self.is_ending = True
         while not self._everything_is_done():
             self.is_dying = False
@@ -65,7 +67,8 @@ class Life(World):
         return True
 
     def _drop_everybody(self, topic: Topic) -> None:
-        for connection in sorted({one.connection for subscription in topic.subscriptions.values() for one in subscription.consumers}
+        for connection in sorted({one.connection for subscription in topic.subscriptions.values()
+                                  for one in subscription.consumers}
                                  | {producer.connection for producer in topic.producers if producer.handle}):
             self._drop(connection)
 
@@ -99,7 +102,8 @@ class Life(World):
         return topic if self.know(topic) else None
 
     def _some_consumer(self) -> Consumer | None:
-        found = [consumer for topic in self.topics for subscription in topic.subscriptions.values() for consumer in subscription.consumers]
+        found = [consumer for topic in self.topics for subscription in topic.subscriptions.values()
+                 for consumer in subscription.consumers]
         return self.chance.choice(found) if found else None
 
     def _some_subscription(self) -> Subscription | None:
@@ -121,8 +125,10 @@ class Life(World):
         else:
             producer = Producer(f"p{next(self.numbers)}", topic, 0)
         producer.connection, producer.object_id = self.chance.choice(self.connections), next(self.numbers)
-        section = self.rig.command("producer", connection=producer.connection, topic=topic.name, producer_id=producer.object_id,
-                                   request_id=producer.object_id, producer_name=producer.name, user_provided_producer_name=True)
+        section = self.rig.command("producer", connection=producer.connection, topic=topic.name,
+                                   producer_id=producer.object_id,
+                                   request_id=producer.object_id, producer_name=producer.name,
+                                   user_provided_producer_name=True)
         if producer not in topic.producers:
             topic.producers.append(producer)
         answers = self._ask(section, envelope.PRODUCER_READY, producer)
@@ -140,7 +146,8 @@ class Life(World):
         found = []
 
         def take(answers: Answers) -> None:
-            found.extend(handle for _, what, object_id, handle, _ in answers.replies if what == action and object_id == asking.object_id)
+            found.extend(handle for _, what, object_id, handle, _ in answers.replies if what == action
+                         and object_id == asking.object_id)
             if found:
                 asking.handle = found[0]
                 if isinstance(asking, Consumer):
@@ -155,10 +162,13 @@ class Life(World):
 
     def _join(self, subscription: Subscription) -> Consumer | None:
         connection = self.chance.choice(self.connections)
-        consumer = Consumer(f"{self.chance.choice('xyz')}{next(self.numbers)}", subscription, connection, 0, next(self.numbers))
+        consumer = Consumer(f"{self.chance.choice('xyz')}{next(self.numbers)}", subscription, connection, 0,
+                            next(self.numbers))
         section = self.rig.command(
-            "subscribe", connection=connection, topic=subscription.topic.name, subscription=subscription.name, subType=subscription.kind,
-            consumer_id=consumer.object_id, request_id=consumer.object_id, consumer_name=consumer.name, durable=subscription.is_durable,
+            "subscribe", connection=connection, topic=subscription.topic.name, subscription=subscription.name,
+            subType=subscription.kind,
+            consumer_id=consumer.object_id, request_id=consumer.object_id, consumer_name=consumer.name,
+            durable=subscription.is_durable,
             initialPosition=self._initial)
         answers = self._ask(section, envelope.CONSUMER_READY, consumer)
         return consumer if answers is not None and consumer.handle else None
@@ -233,9 +243,11 @@ class Life(World):
             producer.next_sequence += found[0].messages
             return found
         number, chunks = next(self.numbers), self.chance.randint(2, 3)
-        found = [Entry(entry_of(b"%d chunk %d" % (number, chunk), sequence_id=producer.next_sequence, publish_time=self.now_ms,
+        found = [Entry(entry_of(b"%d chunk %d" % (number, chunk), sequence_id=producer.next_sequence,
+                                publish_time=self.now_ms,
                                 uuid=str(number), chunk_id=chunk, num_chunks_from_msg=chunks, total_chunk_msg_size=30),
-                       producer=producer.name, sequence_id=producer.next_sequence, chunk=chunk, is_chunk=True) for chunk in range(chunks)]
+                       producer=producer.name, sequence_id=producer.next_sequence, chunk=chunk, is_chunk=True)
+                 for chunk in range(chunks)]
         producer.next_sequence += 1
         return found
 
@@ -244,7 +256,8 @@ class Life(World):
         rows, offset = [], 0
         for producer, entry in sent:
             highest = entry.sequence_id + entry.messages - 1 if entry.messages > 1 else 0
-            command = api.CommandSend(producer_id=producer.object_id, sequence_id=entry.sequence_id, is_chunk=entry.is_chunk)
+            command = api.CommandSend(producer_id=producer.object_id, sequence_id=entry.sequence_id,
+                                      is_chunk=entry.is_chunk)
             if highest:
                 command.highest_sequence_id = highest
             row = np.array([sends.read_one(command, entry.data)], sends.SEND_ROW)
@@ -288,7 +301,9 @@ class Life(World):
     def _change(self, subscription: Subscription, *, is_anew: bool = False) -> State:
         """Its state, which this pass is going to change."""
         if subscription not in self.touched:
-            self.touched[subscription] = (subscription.state.copy(), is_anew) if subscription.is_durable else (None, True)
+            self.touched[subscription] = (
+                (subscription.state.copy(), is_anew) if subscription.is_durable else (None, True)
+            )
         return subscription.state
 
     def a_pass(self) -> None:
@@ -318,20 +333,30 @@ class Life(World):
             permits = chance.choice([1, 2, 5, 100])
             consumer.permits += permits
             sections.append(self.rig.flow(consumer, permits))
-        if chance.random() < 0.2 and (consumer := self._some_consumer()) is not None and consumer.subscription.topic.is_known:
+        if (
+            chance.random() < 0.2
+            and (consumer := self._some_consumer()) is not None
+            and consumer.subscription.topic.is_known
+        ):
             sections.append(self._giving_back(consumer))
             self.is_more = True
         answers = self.run(*sections, after_ms=chance.choice([0, 0, 0, 1, 10, 1_000]))
         if answers is not None:
-            told = {(command.ackResponse.consumer_id, command.ackResponse.request_id) for command in answers.commands(T.ACK_RESPONSE)}
+            told = {(command.ackResponse.consumer_id, command.ackResponse.request_id)
+                    for command in answers.commands(T.ACK_RESPONSE)}
             demand(told == set(requests), "every acknowledgement that asks is answered", f"{told} {requests}")
         self._drop_the_deaf()
 
     def _positions(self, subscription: Subscription, consumer: Consumer) -> list[Position]:
         """What the consumer has, or others of its topic; now and then some that are nobody's."""
         log, chance = subscription.topic.log, self.chance
-        mine = [position for position, holder in subscription.out.items() if holder is consumer] if subscription.is_spread else \
-            [position for position in log if position <= subscription.read and subscription.unacknowledged(position)]
+        mine = (
+            [position for position, holder in subscription.out.items() if holder is consumer]
+            if subscription.is_spread
+            else [
+                position for position in log if position <= subscription.read and subscription.unacknowledged(position)
+            ]
+        )
         if not mine or chance.random() < 0.2:
             mine = list(log)[-12:]
         found = chance.sample(mine, min(len(mine), chance.choice([1, 1, 2, 5, 20])))
@@ -365,7 +390,9 @@ class Life(World):
                 subscription.acknowledge(subscription.up_to(max(there)))
         return [self.rig.acks(consumer, *positions, cumulative=is_cumulative, request_id=request_id)]
 
-    def _acknowledge(self, subscription: Subscription, consumer: Consumer, positions: list[Position], *, is_asked: bool) -> None:
+    def _acknowledge(
+        self, subscription: Subscription, consumer: Consumer, positions: list[Position], *, is_asked: bool
+    ) -> None:
         if positions:
             self._change(subscription)
             subscription.acknowledge(positions)
@@ -388,7 +415,8 @@ class Life(World):
     def leave(self) -> None:
         consumer = self._some_consumer()
         if consumer is not None:
-            section = self.rig.command("close_consumer", connection=consumer.connection, consumer_id=consumer.object_id, request_id=1)
+            section = self.rig.command("close_consumer", connection=consumer.connection, consumer_id=consumer.object_id,
+                                       request_id=1)
             self._gone(consumer)
             self.run(section)
 
@@ -423,7 +451,8 @@ class Life(World):
             producer.handle = 0
             if not producer.topic.deduplicates:
                 producer.topic.producers.remove(producer)
-            self.run(self.rig.command("close_producer", connection=producer.connection, producer_id=producer.object_id, request_id=1))
+            self.run(self.rig.command("close_producer", connection=producer.connection, producer_id=producer.object_id,
+                                      request_id=1))
 
     def fill_segments(self) -> None:
         """Publish large entries, so that segments of the journal end, are checkpointed and used again."""
@@ -464,7 +493,8 @@ class Life(World):
         section = self.rig.question("reset", topic.name, subscription=subscription.name, position=to, behind=False)
         if subscription.consumers and chance.random() < 0.6:
             consumer = chance.choice(subscription.consumers)
-            section = self.rig.command("seek", connection=consumer.connection, consumer_id=consumer.object_id, request_id=1,
+            section = self.rig.command("seek", connection=consumer.connection, consumer_id=consumer.object_id,
+                                       request_id=1,
                                        message_id=api.MessageIdData(ledgerId=to[0], entryId=to[1]))
         subscription.vacate()
         subscription.state = subscription.begin(to)
@@ -509,7 +539,8 @@ class Life(World):
         subscription.state = None
         del subscription.topic.subscriptions[subscription.name, True]
         self.leaving = subscription
-        self.run(self.rig.command("unsubscribe", connection=consumer.connection, consumer_id=consumer.object_id, request_id=1))
+        self.run(self.rig.command("unsubscribe", connection=consumer.connection, consumer_id=consumer.object_id,
+                                  request_id=1))
 
     def unload(self) -> None:
         topic = self._topic()

@@ -1,7 +1,8 @@
-"""What an owner has promised: of a topic what was published, of a subscription what has become of it, who has what, and who is next.
+"""What an owner has promised: of a topic what was published, of a subscription what has become of it, who has what, and
+who is next.
 
-While a process lives the model says exactly what it holds.  What a crash leaves lies between what was surely on disk and what was
-asked for since: `Subscription.candidates`.  What is found then is what the model goes on with.
+While a process lives the model says exactly what it holds.  What a crash leaves lies between what was surely on disk
+and what was asked for since: `Subscription.candidates`.  What is found then is what the model goes on with.
 """
 from dataclasses import dataclass, field
 
@@ -52,7 +53,8 @@ class Producer:
     handle: int = 0                       # 0: not connected
     object_id: int = 0
     next_sequence: int = 1
-    unconfirmed: list[Entry] = field(default_factory=list)      # sent, and no receipt has come; those of a name that deduplicates
+    # sent, and no receipt has come; those of a name that deduplicates
+    unconfirmed: list[Entry] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -99,9 +101,11 @@ class State:
             if mine & ~first or last & ~mine:
                 return False
             least, count, most = (state.counts.get(position, 0) for state in (low, self, high))
-            if mine and (count < least or (last and count > most)):       # what is acknowledged in the end is counted no more
+            # what is acknowledged in the end is counted no more
+            if mine and (count < least or (last and count > most)):
                 return False
-        return all(first <= mine <= last for first, mine, last in zip(low.totals, self.totals, high.totals, strict=True))
+        return all(first <= mine <= last
+                   for first, mine, last in zip(low.totals, self.totals, high.totals, strict=True))
 
 
 @dataclass(eq=False)
@@ -189,7 +193,8 @@ class Topic:
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
     producers: list[Producer] = field(default_factory=list)
     is_terminated: set[bool] = field(default_factory=lambda: {False})     # what it may be
-    is_known: bool = True                                             # else a crash has left it, and nobody has looked since
+    # else a crash has left it, and nobody has looked since
+    is_known: bool = True
 
     @property
     def messages(self) -> int:

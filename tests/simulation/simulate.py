@@ -1,4 +1,5 @@
-"""Worlds under seeds: .venv/bin/python tests/simulation/simulate.py --seed N [--seeds 10000] [--steps 60] [--verbose] [--canary NAME]
+"""Worlds under seeds: .venv/bin/python tests/simulation/simulate.py --seed N [--seeds 10000] [--steps 60] [--verbose]
+[--canary NAME]
 
 The first that breaks a promise ends the run, with the command that shows it again.
 """
@@ -35,7 +36,9 @@ def make_template() -> None:
         world.TEMPLATE["bytes"] = path.read_bytes()
 
 
-def simulate(seed: int, steps: int = STEPS, *, canary: str = "", is_verbose: bool = False) -> tuple[str, dict[str, int]]:
+def simulate(
+    seed: int, steps: int = STEPS, *, canary: str = "", is_verbose: bool = False
+) -> tuple[str, dict[str, int]]:
     """(what identifies everything that happened, how often what happened); raises model.Broken."""
     if not world.TEMPLATE:
         make_template()
@@ -44,7 +47,11 @@ def simulate(seed: int, steps: int = STEPS, *, canary: str = "", is_verbose: boo
         life.verbose = is_verbose
         with CANARIES[canary][0]() if canary else contextlib.nullcontext():
             life.live(steps)
-    counts = life.counts | {f"fault: {fault}": count for fault, count in life.disk.faults.items()} | {"disk calls": life.disk.calls}
+    counts = (
+        life.counts
+        | {f"fault: {fault}": count for fault, count in life.disk.faults.items()}
+        | {"disk calls": life.disk.calls}
+    )
     return life.trace.hexdigest(), counts
 
 
@@ -70,7 +77,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds")
     parser.add_argument("--keep-going", action="store_true", help="also after one that breaks a promise")
     parser.add_argument("--canary", default="", choices=sorted(CANARIES), help="what is wrong with the owners")
-    parser.add_argument("--identity", action="store_true", help="only print what identifies all that happens under the first seed")
+    parser.add_argument("--identity", action="store_true",
+                        help="only print what identifies all that happens under the first seed")
     parser.add_argument("--verbose", action="store_true", help="tell what happens")
     options = parser.parse_args()
     make_template()
@@ -79,7 +87,8 @@ def main() -> int:
         return 0
     totals: dict[str, int] = {}
     begun, failed = time.monotonic(), 0
-    work = [(seed, options.steps, options.canary, options.verbose) for seed in range(options.seed, options.seed + options.seeds)]
+    work = [(seed, options.steps, options.canary, options.verbose)
+            for seed in range(options.seed, options.seed + options.seeds)]
     # What a killed owner had open stays open in the process that plays it, so each of these plays some seeds only.
     with multiprocessing.get_context("fork").Pool(options.jobs, maxtasksperchild=50) as pool:
         for seed, text, counts in map(_try, work) if options.seeds == 1 else pool.imap(_try, work, chunksize=4):

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import geminga.storage
 
-NAMES = {"fsync", "fdatasync", "sync", "sync_all", "write_anew", "write_again", "write_checkpoint", "_retire", "retire", "rescue",
-         "make_sure", "rename", "unlink", "rmtree", "rmdir", "remove"}
+NAMES = {"fsync", "fdatasync", "sync", "sync_all", "write_anew", "write_again", "write_checkpoint", "_retire", "retire",
+         "rescue", "make_sure", "rename", "unlink", "rmtree", "rmdir", "remove"}
 STORAGE = Path(geminga.storage.__path__[0])
 
 

@@ -1,6 +1,7 @@
 """Threads of which one runs at a time, for as long as the seed says: a checkpoint's, beside the owner's.
 
-Each goes on from one call of the disk to the next.  `Turns` stands where a ThreadPoolExecutor would, `Lock` where a threading.Lock would.
+Each goes on from one call of the disk to the next.  `Turns` stands where a ThreadPoolExecutor would, `Lock` where a
+threading.Lock would.
 """
 import random
 import threading

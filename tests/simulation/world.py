@@ -3,9 +3,9 @@
     world = World(seed, folder)
     world.live(steps)             # raises Broken
 
-Every step something happens: clients send, ask, acknowledge, give back, seek, come and go; administration skips, clears and unloads; time
-passes; the process is killed, stopped, or loses its power, between any two calls of its disk.  In the end all faults are over, and
-everything is delivered and acknowledged.
+Every step something happens: clients send, ask, acknowledge, give back, seek, come and go; administration skips, clears
+and unloads; time passes; the process is killed, stopped, or loses its power, between any two calls of its disk.  In the
+end all faults are over, and everything is delivered and acknowledged.
 """
 import contextlib
 import gc
@@ -37,7 +37,8 @@ from .turns import Lock, Turns
 TOPICS = ("a", "b", "c-partition-1", "d")
 NOWHERE = (1 << 64) - 1   # the place of what was stored before, in a receipt
 SYNCED_MS = 30          # an acknowledgement that nobody waits for is on disk after this
-ANSWERS = {T.SUCCESS, T.ACK_RESPONSE}      # what is asked before them is on disk, but for a SUBSCRIBE that makes nothing
+# what is asked before them is on disk, but for a SUBSCRIBE that makes nothing
+ANSWERS = {T.SUCCESS, T.ACK_RESPONSE}
 TEMPLATE: dict[str, bytes] = {}      # a catalogue that nobody has used
 FAILURES = OSError, StorageFull, NotDurable
 
@@ -60,7 +61,8 @@ class World:
         self.catalogues: list = []
         self.now_ms = START_MS
         self.unsynced_since: int | None = None
-        self.touched: dict[Subscription, tuple[State | None, bool]] = {}    # by the pass: its state before, whether it began anew
+        # by the pass: its state before, whether it began anew
+        self.touched: dict[Subscription, tuple[State | None, bool]] = {}
         self.sending: list[tuple[Producer, Entry]] = []                     # in the pass
         self.is_dying = self.is_ending = False
         self.is_more = False                  # something in the pass comes after what is answered in it
@@ -68,13 +70,16 @@ class World:
         self.deaf: set[int] = set()           # connections that are lost before the answers of the pass come
         pick = self.chance.choice
         self.options = {
-            "journal_segment_bytes": pick([8 << 10, 8 << 10, 12 << 10, 32 << 10]), "journal_segments_max": pick([2, 3, 4]),
+            "journal_segment_bytes": pick([8 << 10, 8 << 10, 12 << 10, 32 << 10]),
+            "journal_segments_max": pick([2, 3, 4]),
             "roll_over_entries": pick([3, 5, 9, 1_000]), "roll_over_bytes": pick([2_000, 10_000, 64 << 20]),
             "max_unacked_messages_per_consumer": pick([50_000, 50_000, 7]),
-            "key_shared_consistent_hashing": pick([True, False]), "deduplication": pick([True, False]), "discovery_grace_s": 0,
+            "key_shared_consistent_hashing": pick([True, False]), "deduplication": pick([True, False]),
+            "discovery_grace_s": 0,
             "deduplication_inactivity_s": 1 << 30}
         self.owners, self.move_chance = 1, pick([0, 0, 0.6])
-        self.topics = [Topic(name, names.parse(name).partition, self.options["deduplication"]) for name in TOPICS[:pick([1, 2, 4])]]
+        self.topics = [Topic(name, names.parse(name).partition, self.options["deduplication"])
+                       for name in TOPICS[:pick([1, 2, 4])]]
 
     # -- what happens is told
 
@@ -105,7 +110,8 @@ class World:
                 put(module, "ThreadPoolExecutor", lambda *_: self.turns)
             put(delayed_scheduler, "sync_all", self.disk.sync_all)
             put(state_file, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
-            for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index, window_files):
+            for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index,
+                           window_files):
                 put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
             for module in (stored_schemas, topics):
                 put(module, "now_ms", lambda: self.now_ms)
@@ -165,8 +171,10 @@ class World:
                 self.count("starts that failed")
             else:
                 self.disk.fate = Fate()
-                # A write cut short by what was one bit anyway looks like a bit that is wrong, and is whole when that is made good.
-                damage = [text for text in self.rig.damage if not text.endswith("has a bit that is wrong, and was made good")]
+                # A write cut short by what was one bit anyway looks like a bit that is wrong, and is whole when that is
+                # made good.
+                damage = [text for text in self.rig.damage
+                          if not text.endswith("has a bit that is wrong, and was made good")]
                 demand(not damage, "a crash damages nothing", damage)
                 break
             self.disk.is_dead = True
@@ -178,14 +186,18 @@ class World:
         self.say("process", self.disk.calls)
 
     def _start(self) -> Rig:
-        """Start the last of the owners, which has all partitions; if there were more or fewer, the others start before it."""
+        """Start the last of the owners, which has all partitions; if there were more or fewer, the others start before
+        it.
+        """
         if self.chance.random() < self.move_chance:
             self.owners = 3 - self.owners
         is_moved = recovery.has_moved(self.disk.root, self.owners)
         for other in range(self.owners - 1) if is_moved else ():
             recovery.recover_owner(self.disk.root, other, self.owners, has_moved=True)
             size = self.options["journal_segment_bytes"]
-            journal.open_journal(recovery.journal_folder(self.disk.root, other), segment_bytes=size, segments_max=2).close()
+            journal.open_journal(
+                recovery.journal_folder(self.disk.root, other), segment_bytes=size, segments_max=2
+            ).close()
         started = Rig(self.disk.root, now_ms=self.now_ms, owners=self.owners, has_moved=is_moved, **self.options)
         recovery.settle(self.disk.root, self.owners)
         return started
@@ -193,7 +205,10 @@ class World:
     def _draw_fate(self, chance: float) -> None:
         if self.chance.random() >= chance:
             return
-        what, fate = self.chance.choice(["kill"] * 3 + ["landmark"] * 6 + ["sync", "files", "full", "full"]), self.disk.fate
+        what, fate = (
+            self.chance.choice(["kill"] * 3 + ["landmark"] * 6 + ["sync", "files", "full", "full"]),
+            self.disk.fate,
+        )
         if what == "kill":
             fate.kill_in = self.chance.choice([self.chance.randint(1, 10), self.chance.randint(1, 80)])
         elif what == "landmark":
@@ -232,7 +247,8 @@ class World:
         self.disk.is_dead = True
         self._bury()
         is_cut = self.disk.fate.power_fails or self.chance.random() < 0.5
-        unsure = {subscription: list(subscription.candidates) for topic in self.topics for subscription in topic.subscriptions.values()}
+        unsure = {subscription: list(subscription.candidates) for topic in self.topics
+                  for subscription in topic.subscriptions.values()}
         cuts = self.counts.get("power cuts", 0)
         for topic in self.topics:
             if not is_cut:
@@ -242,7 +258,8 @@ class World:
                 if subscription.topic is topic:
                     subscription.candidates += self._between(before, subscription.state, is_anew)
             self._vacate(topic)
-            topic.attempted += [entry for producer, entry in self.sending if producer.topic is topic and not entry.is_stored]
+            topic.attempted += [entry for producer, entry in self.sending if producer.topic is topic
+                                and not entry.is_stored]
             topic.is_known = False
         self.touched, self.sending, self.is_more = {}, [], False
         self.connections = []
@@ -254,7 +271,8 @@ class World:
         if self.chance.random() < 0.1:
             gc.collect()
         self.begin()
-        if not is_cut and self.counts.get("power cuts", 0) > cuts:      # before what the kill had left in memory was synced
+        # before what the kill had left in memory was synced
+        if not is_cut and self.counts.get("power cuts", 0) > cuts:
             for subscription, candidates in unsure.items():
                 subscription.candidates = candidates + subscription.candidates
         if self.is_ending:
@@ -313,7 +331,9 @@ class World:
     # -- passes
 
     def guard(self, work, *, is_last: bool = False):
-        """What work returns, (True if that is nothing); None when the process ended meanwhile, and another one is there."""
+        """What work returns, (True if that is nothing); None when the process ended meanwhile, and another one is
+        there.
+        """
         try:
             found = work()
         except Killed:
@@ -335,7 +355,8 @@ class World:
         return None
 
     def run(self, *sections, after_ms: int = 0, first=None) -> Answers | None:
-        """One pass, checked; None when the process ended in it.  first: is given the answers before they are checked."""
+        """One pass, checked; None when the process ended in it.  first: is given the answers before they are checked.
+        """
         self.now_ms += after_ms
         self.rig.now_ms = self.now_ms
         failed = self.disk.failed_syncs
@@ -364,7 +385,8 @@ class World:
         is_more, self.is_more = self.is_more, False
         touched, self.touched = self.touched, {}
         is_late = self.unsynced_since is not None and self.now_ms - self.unsynced_since >= SYNCED_MS
-        if (is_told and is_more) or (is_late and not is_told):      # what was done before the pass is on disk, perhaps not what was in it
+        # what was done before the pass is on disk, perhaps not what was in it
+        if (is_told and is_more) or (is_late and not is_told):
             self._is_on_disk({subscription: before for subscription, (before, _) in touched.items()})
             is_told = False
         for subscription, (before, is_anew) in touched.items():
@@ -380,7 +402,9 @@ class World:
         for topic in self.topics:
             for key, subscription in list(topic.subscriptions.items()) if topic.is_known else ():
                 state = before.get(subscription, subscription.state)
-                subscription.candidates = [(state.copy(), state.copy())] if state else [(None, None)] if subscription in before else []
+                subscription.candidates = (
+                    [(state.copy(), state.copy())] if state else [(None, None)] if subscription in before else []
+                )
                 if state is None and subscription not in before:
                     del topic.subscriptions[key]
 
@@ -395,11 +419,13 @@ class World:
         for connection, action, object_id, _, command in answers.replies:
             if command is not None and command.type == T.SEND_ERROR:
                 entries = waiting[connection, command.send_error.producer_id]
-                demand(self.disk.faults != self.before, "nothing is refused without a cause", command.send_error.message)
+                demand(self.disk.faults != self.before, "nothing is refused without a cause",
+                       command.send_error.message)
                 [found] = [entry for entry in entries if entry.sequence_id == command.send_error.sequence_id][:1]
                 entries.remove(found)
                 self.count("sends refused")
-            elif action == envelope.PRODUCER_GONE and (connection, object_id) in by_id:      # its client comes back, and sends again
+            elif action == envelope.PRODUCER_GONE and (connection, object_id) in by_id:
+                # its client comes back, and sends again
                 by_id[connection, object_id].handle = 0
                 topic = by_id[connection, object_id].topic
                 topic.producers = [producer for producer in topic.producers if producer.handle or topic.deduplicates]
@@ -420,7 +446,8 @@ class World:
                 self.count("entries")
             if connection not in self.deaf and entry in producer.unconfirmed:
                 producer.unconfirmed.remove(entry)
-        demand(not any(waiting.values()), "every send is answered", {key: len(found) for key, found in waiting.items() if found})
+        demand(not any(waiting.values()), "every send is answered",
+               {key: len(found) for key, found in waiting.items() if found})
         for topic in self.topics:
             if topic.is_known and (partition := checks.partition_of(self.rig, topic)) is not None:
                 checks.chain(topic, partition)
@@ -433,7 +460,8 @@ class World:
                 checks.given(consumer.subscription, consumer, (ledger_id, entry_id), redeliveries, words, self.now_ms)
                 self.count("deliveries")
             with self.disk.aside():
-                checks.delivered_bytes(self.disk.root, partition_id, ledger_id, [one[0] for one in gift], consumer.subscription.topic)
+                checks.delivered_bytes(self.disk.root, partition_id, ledger_id, [one[0] for one in gift],
+                                       consumer.subscription.topic)
             self.say("given", consumer.name, ledger_id, [one[:2] for one in gift])
 
     def check(self, answers: Answers) -> None:
@@ -478,7 +506,8 @@ class World:
         with self.disk.aside():
             if partition is None:
                 demand(not topic.log, "receipted entries are there", topic.name)
-                demand(all(any(low is None for low, _ in one.candidates) for one in topic.subscriptions.values()), "subscriptions stay")
+                demand(all(any(low is None for low, _ in one.candidates) for one in topic.subscriptions.values()),
+                       "subscriptions stay")
                 topic.subscriptions, topic.attempted = {}, []
             else:
                 checks.entries_are_there(topic, partition, self.disk.root)

@@ -53,7 +53,8 @@ class Alone:
                 found = []
                 for method, path, *body in requests:
                     answer = await client.request(method, path, json=body[0] if body else None)
-                    found.append((answer.status, await answer.json() if answer.content_type == "application/json" else None))
+                    found.append((answer.status,
+                                  await answer.json() if answer.content_type == "application/json" else None))
                 return found
         return asyncio.run(talk())
 
@@ -71,7 +72,8 @@ def test_a_second_host_counts_as_well(alone):
     """The parser of HTTP refuses two already; another parser may not."""
     sent = CIMultiDict([("Host", "localhost"), ("Host", "evil.example")])
     with pytest.raises(web.HTTPForbidden):
-        asyncio.run(alone.made[origins.GUARD].check(make_mocked_request("GET", "/admin/v2/clusters", headers=sent, app=alone.made)))
+        asyncio.run(alone.made[origins.GUARD].check(make_mocked_request("GET", "/admin/v2/clusters", headers=sent,
+                                                                        app=alone.made)))
 
 
 def test_a_request_that_fails_leaves_nothing_half_done_in_the_catalogue(alone):
@@ -94,7 +96,10 @@ def test_force_false_is_no_force(alone):
 
 def test_properties_of_a_namespace_are_added_to_those_it_has(alone):
     path = f"{NAMESPACES}/default/properties"
-    assert alone.ask(("PUT", path, {"a": "b"}), ("PUT", path, {"c": "d"}), ("GET", path))[2] == (200, {"a": "b", "c": "d"})
+    assert alone.ask(("PUT", path, {"a": "b"}), ("PUT", path, {"c": "d"}), ("GET", path))[2] == (
+        200,
+        {"a": "b", "c": "d"},
+    )
 
 
 @pytest.mark.parametrize("value", [None, ["x"], {"x": "y"}])
@@ -106,7 +111,8 @@ def test_a_property_is_a_text_or_a_number(alone, value):
 
 def test_a_cluster_that_is_made_again_has_nothing_of_the_one_that_was_deleted(alone):
     far, data = "/admin/v2/clusters/far", {"serviceUrl": "http://far:8080"}
-    found = alone.ask(("PUT", far, data), ("POST", f"{far}/peers", ["standalone"]), ("POST", f"{far}/failureDomains/d", {"brokers": ["b"]}),
+    found = alone.ask(("PUT", far, data), ("POST", f"{far}/peers", ["standalone"]),
+                      ("POST", f"{far}/failureDomains/d", {"brokers": ["b"]}),
                       ("DELETE", far), ("PUT", far, data), ("GET", f"{far}/peers"), ("GET", f"{far}/failureDomains"))
     assert [status for status, _ in found[:5]] == [200, 204, 204, 204, 200]
     assert found[5:] == [(200, []), (200, {})]
@@ -114,7 +120,8 @@ def test_a_cluster_that_is_made_again_has_nothing_of_the_one_that_was_deleted(al
 
 def test_partitions_that_are_added_count_as_topics_of_their_namespace(alone):
     path = f"{TOPICS}/parted/partitions"
-    found = alone.ask(("POST", f"{NAMESPACES}/default/maxTopicsPerNamespace", 4), ("PUT", path, 3), ("POST", path, 5), ("POST", path, 4),
+    found = alone.ask(("POST", f"{NAMESPACES}/default/maxTopicsPerNamespace", 4), ("PUT", path, 3), ("POST", path, 5),
+                      ("POST", path, 4),
                       ("GET", path))
     assert [status for status, _ in found] == [204, 204, 412, 204, 200]
     assert found[4][1]["partitions"] == 4
@@ -126,14 +133,16 @@ NO_SUBSCRIPTION, IS_BUSY = Refusal(api.SubscriptionNotFound, "none"), Refusal(ap
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), [
-    ({}, {}, 204), ({}, NO_SUBSCRIPTION, 204), (NO_SUBSCRIPTION, {}, 204), (NO_SUBSCRIPTION, NO_SUBSCRIPTION, 404), ({}, IS_BUSY, 412),
+    ({}, {}, 204), ({}, NO_SUBSCRIPTION, 204), (NO_SUBSCRIPTION, {}, 204), (NO_SUBSCRIPTION, NO_SUBSCRIPTION, 404),
+    ({}, IS_BUSY, 412),
     (IS_BUSY, {}, 412)])
 def test_what_is_done_to_a_subscription_is_done_where_it_is_and_failures_are_told(alone, first, second, expected):
     alone.owners.answers = {("unsubscribe", "t-partition-0"): first, ("unsubscribe", "t-partition-1"): second}
     assert alone.ask(("PUT", f"{TOPICS}/t/partitions", 2), ("DELETE", f"{TOPICS}/t/subscription/s"))[1][0] == expected
 
 
-@pytest.mark.parametrize(("made", "expected"), [((True, True), 204), ((True, False), 204), ((False, True), 204), ((False, False), 409)])
+@pytest.mark.parametrize(("made", "expected"),
+                         [((True, True), 204), ((True, False), 204), ((False, True), 204), ((False, False), 409)])
 def test_a_subscription_is_made_on_the_partitions_that_have_none(alone, made, expected):
     alone.owners.answers = {("subscribe", f"t-partition-{number}"): one for number, one in enumerate(made)}
     assert alone.ask(("PUT", f"{TOPICS}/t/partitions", 2), ("PUT", f"{TOPICS}/t/subscription/s"))[1][0] == expected

@@ -43,7 +43,8 @@ class Host:
         group = self.root / "sys/fs/cgroup/system.slice/geminga.service"
         group.mkdir(parents=True, exist_ok=True)
         (self.root / "proc/self").mkdir(parents=True, exist_ok=True)
-        (self.root / "proc/meminfo").write_text(f"MemTotal: {total_mib << 10} kB\nMemFree: 1 kB\nMemAvailable: {available_mib << 10} kB\n")
+        (self.root / "proc/meminfo").write_text(f"MemTotal: {total_mib << 10} kB\nMemFree: 1 kB\nMemAvailable: "
+                                                f"{available_mib << 10} kB\n")
         (self.root / "proc/self/cgroup").write_text("0::/system.slice/geminga.service\n")
         (group / "memory.max").write_text("max\n" if limit_mib is None else f"{limit_mib << 20}\n")
         (group / "memory.stat").write_text(stat)
@@ -82,7 +83,7 @@ def test_every_alarm_is_looked_for():
     assert [name for name in ALARMS if not callable(getattr(Alarms, f"_{name}", None))] == []
 
 
-# -- disk -------------------------------------------------------------------------------------------------------------------------
+# -- disk ---------------------------------------------------------------------------------------------------------
 
 def test_an_owner_that_refuses_what_is_published_or_cannot_begin_is_an_alarm_whose_lines_it_writes_itself(host):
     host.owner.set("publishing_refused", 1)
@@ -98,12 +99,14 @@ def test_an_owner_that_refuses_what_is_published_or_cannot_begin_is_an_alarm_who
     assert host.raised() == {} and host.said == []
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------------------
+# -- memory -------------------------------------------------------------------------------------------------------
 
 def test_memory_of_the_host_is_an_alarm_and_near_its_end_nobody_may_publish_until_some_is_free_again(host):
     host.memory(1000, 140)
     host.passes()
-    assert host.raised() == {"memory": "860 of 1000 MiB of the host's memory are used"} and not host.admin.total("memory_refuses")
+    assert host.raised() == {"memory": "860 of 1000 MiB of the host's memory are used"} and not host.admin.total(
+        "memory_refuses"
+    )
     host.memory(1000, 40)
     host.passes()
     assert host.raised()["memory"].endswith("nobody may publish") and host.owner.total("memory_refuses") == 1
@@ -124,7 +127,8 @@ def test_memory_of_the_host_is_an_alarm_and_near_its_end_nobody_may_publish_unti
 
 
 def test_pages_of_files_are_no_use_of_a_control_groups_memory(host):
-    host.memory(64_000, 60_000, 1000, f"anon {500 * MIB}\nfile {480 * MIB}\nshmem {100 * MIB}\nslab_reclaimable {200 * MIB}\n")
+    host.memory(64_000, 60_000, 1000,
+                f"anon {500 * MIB}\nfile {480 * MIB}\nshmem {100 * MIB}\nslab_reclaimable {200 * MIB}\n")
     host.passes()
     assert host.raised() == {} and host.alarms.memory[:2] == (600 * MIB, 1000 * MIB)
     host.memory(64_000, 60_000, 1000, f"anon {700 * MIB}\nfile {10 * MIB}\nshmem {100 * MIB}\nsock {60 * MIB}\n")
@@ -147,7 +151,7 @@ def test_zero_percent_refuses_nobody(host):
     assert "memory" in host.raised() and not host.owner.total("memory_refuses")
 
 
-# -- certificates -----------------------------------------------------------------------------------------------------------------
+# -- certificates -------------------------------------------------------------------------------------------------
 
 class Certificates:
     def __init__(self, **expires):
@@ -169,7 +173,7 @@ def test_a_certificate_that_expires_is_told_of_at_thirty_and_seven_days_and_one_
     assert host.said[-1][1] == "alarm certificate is over" and host.raised() == {}
 
 
-# -- clock ------------------------------------------------------------------------------------------------------------------------
+# -- clock --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("put", "said"), [(3.0, "forward by 3.0 s"), (-3600.0, "back by 3600.0 s")])
 def test_a_clock_that_is_put_is_an_alarm_for_an_hour(host, put, said):
@@ -201,7 +205,7 @@ def test_a_jump_is_noticed_also_while_this_process_is_replaced_and_can_be_seen_t
     assert host.alarms.seen_to("clock") and host.raised() == {}
 
 
-# -- nights -----------------------------------------------------------------------------------------------------------------------
+# -- nights -------------------------------------------------------------------------------------------------------
 
 def test_a_night_that_failed_is_an_alarm_until_one_succeeds(host):
     host.night()
@@ -235,9 +239,10 @@ def test_where_nobody_wants_nights_none_are_missed_and_a_timer_wants_them(host):
     assert "no night has succeeded since" in host.raised()["nightly"]
 
 
-# -- damage, syncs, processes -----------------------------------------------------------------------------------------------------
+# -- damage, syncs, processes -------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("alarm", "counter", "code"), [("damage", "damage_found", "G125"), ("damage", "acks_of_damaged", "G125"),
+@pytest.mark.parametrize(("alarm", "counter", "code"),
+                         [("damage", "damage_found", "G125"), ("damage", "acks_of_damaged", "G125"),
                                                         ("sync", "syncs_failed", "G111")])
 def test_what_was_found_stays_an_alarm_until_somebody_has_seen_to_it(host, alarm, counter, code):
     host.owner.add(counter)
@@ -278,7 +283,7 @@ def test_a_process_that_is_started_three_times_within_ten_minutes_is_an_alarm(ho
     assert host.raised() == {} and [code for code, _ in host.said] == ["G206", "G206"]
 
 
-# -- what is written of them ------------------------------------------------------------------------------------------------------
+# -- what is written of them --------------------------------------------------------------------------------------
 
 SHIPPED = Path(__file__).parents[2] / "systemd"
 
@@ -321,7 +326,7 @@ def test_what_pages_tell_to_type_are_commands_with_such_options(words):
     assert {word for word in words if word.startswith("-")} <= known | {"--help"}
 
 
-# -- files that are removed -------------------------------------------------------------------------------------------------------
+# -- files that are removed ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("what", ["catalogue.sqlite", "catalogue.sqlite-wal", "lock", "format", "ledger", "index"])
 def test_a_file_that_is_removed_while_it_is_used_is_an_alarm(fresh_broker, what):

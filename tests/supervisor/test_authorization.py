@@ -34,8 +34,10 @@ wildcards = true
 ADMINS = {"admin", "tenant-admin"}
 PRODUCERS, CONSUMERS = {"namespace-producer", "wild-east"}, {"namespace-consumer"}
 MAY = {     # by what a route demands
-    authorization.SUPER: {"admin"}, authorization.TENANTS: ADMINS, authorization.TENANT: ADMINS, authorization.NAMESPACE: ADMINS,
-    authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS, authorization.LISTS: ADMINS | PRODUCERS | CONSUMERS,
+    authorization.SUPER: {"admin"}, authorization.TENANTS: ADMINS, authorization.TENANT: ADMINS,
+    authorization.NAMESPACE: ADMINS,
+    authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS,
+    authorization.LISTS: ADMINS | PRODUCERS | CONSUMERS,
     authorization.DISCARDS: ADMINS | CONSUMERS, authorization.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
     authorization.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
     authorization.LOOKS_UP: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"}}
@@ -97,7 +99,8 @@ def all_routes():
     for part in app.PARTS:
         application.add_routes(part.routes)
     application.add_routes(brokers.LAST)
-    return {("GET" if route.method == "HEAD" else route.method, route.resource.canonical) for route in application.router.routes()}
+    return {("GET" if route.method == "HEAD" else route.method, route.resource.canonical)
+            for route in application.router.routes()}
 
 
 def test_every_route_says_what_it_demands():
@@ -106,7 +109,8 @@ def test_every_route_says_what_it_demands():
 
 
 NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
-    "SUPER", "TENANTS", "TENANT", "NAMESPACE", "TOPIC", "TOPIC_POLICY", "LISTS", "DISCARDS", "LOOKS_UP", "PRODUCES", "CONSUMES")}
+    "SUPER", "TENANTS", "TENANT", "NAMESPACE", "TOPIC", "TOPIC_POLICY", "LISTS", "DISCARDS", "LOOKS_UP", "PRODUCES",
+    "CONSUMES")}
 
 
 def test_every_row_of_the_table_is_as_it_was_decided():
@@ -156,7 +160,8 @@ def test_over_http_a_request_needs_what_its_route_demands(guarded, place, demand
 
 def test_who_may_consume_sees_what_waits_and_only_administrators_change_it(guarded, place):
     path = f"/ops/v1/delayed/persistent/{place}/plain"
-    for asked, allowed, refused in ((("GET", path), MAY[authorization.CONSUMES], 401), (("DELETE", f"{path}/999:0"), ADMINS, 403),
+    for asked, allowed, refused in ((("GET", path), MAY[authorization.CONSUMES], 401),
+                                    (("DELETE", f"{path}/999:0"), ADMINS, 403),
                                     (("PATCH", f"{path}/999:0", {"deliverAt": "1h"}), ADMINS, 403)):
         found = {role: guarded.ask(role, *asked)[0] for role in rights.ROLES}
         expected = 200 if asked[0] == "GET" else 404
@@ -167,7 +172,10 @@ def test_nobody_needs_a_right_to_what_is_open(guarded):
     for path in ("/status.html", "/ready", "/admin/v2/brokers/version", "/admin/v2/clusters", "/metrics"):
         assert guarded.ask("anonymous", "GET", path)[0] == 200
     assert guarded.ask("nobody", "GET", "/admin/v2/nothing")[0] == 404
-    assert guarded.ask("nobody", "GET", "/admin/v2/persistent/missing/ns/topic/stats") == (404, {"reason": "Tenant does not exist"})
+    assert guarded.ask("nobody", "GET", "/admin/v2/persistent/missing/ns/topic/stats") == (
+        404,
+        {"reason": "Tenant does not exist"},
+    )
     assert guarded.ask("admin", "GET", "/admin/v2/brokers/health") == (200, "ok")      # it asks the broker itself
 
 
@@ -175,34 +183,46 @@ def test_a_name_is_not_taken_for_another(guarded, place):
     """A tenant's administrator stays in the tenant, however the path is written."""
     tenant, _, name = place.partition("/")
     for path in (f"/admin/v2/namespaces/{tenant}%2F{name}/x/permissions", f"/admin/v2/namespaces/{tenant}%2Fx",
-                 f"/admin/v2/namespaces/{tenant}/..%2Fdefault/permissions", f"/admin/v2/namespaces/{tenant}%2F../{name}/permissions",
+                 f"/admin/v2/namespaces/{tenant}/..%2Fdefault/permissions",
+                 f"/admin/v2/namespaces/{tenant}%2F../{name}/permissions",
                  f"/admin/v2/namespaces/{tenant}/{name}%2F/permissions", f"/admin/v2/tenants/{tenant}%2F{name}"):
         for role in ("tenant-admin", "nobody"):
             assert guarded.ask(role, "GET", path)[0] == 404, (role, path)
-    assert guarded.ask("tenant-admin", "GET", f"/admin/v2/namespaces/{tenant}/../public/default/permissions")[0] in (400, 401, 403, 404)
+    assert guarded.ask("tenant-admin", "GET", f"/admin/v2/namespaces/{tenant}/../public/default/permissions")[0] in (
+        400,
+        401,
+        403,
+        404,
+    )
 
 
 def over_binary(guarded, place, role, original=""):
     """{what: what became of it}"""
     connection = guarded.connect(role, original)
     assert connection.connected == "allowed"
-    return {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
+    return {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place)
+            if "subscription" not in name}
 
 
-TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Metadata", "LOOKUP": "Client is not authorized to Lookup",
+TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Metadata",
+         "LOOKUP": "Client is not authorized to Lookup",
          "PRODUCER": "Client is not authorized to Produce", "SUBSCRIBE": "Client is not authorized to subscribe",
          "GET_TOPICS_OF_NAMESPACE": "Client is not authorized to GetTopicsOfNamespace",
          "WATCH_TOPIC_LIST": "Proxy Client is not authorized to watchTopicList",
-         "GET_SCHEMA": "Client is not authorized to Get Schema", "GET_OR_CREATE_SCHEMA": "Client is not authorized to Get or Create Schema"}
-OF_TOPIC = {"PARTITIONED_METADATA": authorization.LOOKS_UP, "LOOKUP": authorization.LOOKS_UP, "GET_SCHEMA": authorization.LOOKS_UP,
-            "PRODUCER": authorization.PRODUCES, "SUBSCRIBE": authorization.CONSUMES, "GET_OR_CREATE_SCHEMA": authorization.PRODUCES,
+         "GET_SCHEMA": "Client is not authorized to Get Schema",
+         "GET_OR_CREATE_SCHEMA": "Client is not authorized to Get or Create Schema"}
+OF_TOPIC = {"PARTITIONED_METADATA": authorization.LOOKS_UP, "LOOKUP": authorization.LOOKS_UP,
+            "GET_SCHEMA": authorization.LOOKS_UP,
+            "PRODUCER": authorization.PRODUCES, "SUBSCRIBE": authorization.CONSUMES,
+            "GET_OR_CREATE_SCHEMA": authorization.PRODUCES,
             "GET_TOPICS_OF_NAMESPACE": authorization.LISTS, "WATCH_TOPIC_LIST": authorization.LISTS}
 
 
 def may(what):
     """Who may: a topic's grants hold for itself, and for its partitions."""
     if "missing tenant" in what:
-        return set(rights.ROLES) if what.startswith("PART") else {"admin"}      # who may not look it up is told that it is not there
+        # who may not look it up is told that it is not there
+        return set(rights.ROLES) if what.startswith("PART") else {"admin"}
     if "missing namespace" in what:
         return ADMINS
     found = MAY[OF_TOPIC[what.split()[0]]]
@@ -215,7 +235,8 @@ def may(what):
 def test_over_the_binary_protocol_a_command_needs_what_it_demands(guarded, place, role):
     """Whoever lacks it is told so in the answer that the command has, and the connection stays."""
     found = over_binary(guarded, place, role)
-    assert {what for what, became in found.items() if became == "allowed"} == {what for what in found if role in may(what)}
+    assert {what for what, became in found.items() if became == "allowed"} == {what for what in found
+                                                                               if role in may(what)}
     for what, became in found.items():
         if became != "allowed":
             assert became == f"AuthorizationError: {TEXTS[what.split()[0]]}"
@@ -223,14 +244,19 @@ def test_over_the_binary_protocol_a_command_needs_what_it_demands(guarded, place
 
 # Commands that demand nothing, as they name something of their own connection: here what they name is somebody else's.
 OF_OTHERS = {
-    T.PING: {}, T.PONG: {}, T.SEND: {"producer_id": 1, "sequence_id": 7}, T.CLOSE_PRODUCER: {"producer_id": 1, "request_id": 7},
+    T.PING: {}, T.PONG: {}, T.SEND: {"producer_id": 1, "sequence_id": 7},
+    T.CLOSE_PRODUCER: {"producer_id": 1, "request_id": 7},
     T.FLOW: {"consumer_id": 1, "messagePermits": 10},
-    T.ACK: {"consumer_id": 1, "ack_type": api.CommandAck.Cumulative, "message_id": [api.MessageIdData(ledgerId=2**40, entryId=0)]},
+    T.ACK: {"consumer_id": 1, "ack_type": api.CommandAck.Cumulative,
+            "message_id": [api.MessageIdData(ledgerId=2**40, entryId=0)]},
     T.REDELIVER_UNACKNOWLEDGED_MESSAGES: {"consumer_id": 1}, T.UNSUBSCRIBE: {"consumer_id": 1, "request_id": 7},
-    T.CLOSE_CONSUMER: {"consumer_id": 1, "request_id": 7}, T.SEEK: {"consumer_id": 1, "request_id": 7, "message_publish_time": 2**41},
+    T.CLOSE_CONSUMER: {"consumer_id": 1, "request_id": 7},
+    T.SEEK: {"consumer_id": 1, "request_id": 7, "message_publish_time": 2**41},
     T.GET_LAST_MESSAGE_ID: {"consumer_id": 1, "request_id": 7}, T.CONSUMER_STATS: {"consumer_id": 1, "request_id": 7},
-    T.WATCH_TOPIC_LIST_CLOSE: {"watcher_id": 1, "request_id": 7}, T.TC_CLIENT_CONNECT_REQUEST: {"tc_id": 0, "request_id": 7},
-    T.NEW_TXN: {"request_id": 7}, T.ADD_PARTITION_TO_TXN: {"request_id": 7}, T.ADD_SUBSCRIPTION_TO_TXN: {"request_id": 7},
+    T.WATCH_TOPIC_LIST_CLOSE: {"watcher_id": 1, "request_id": 7},
+    T.TC_CLIENT_CONNECT_REQUEST: {"tc_id": 0, "request_id": 7},
+    T.NEW_TXN: {"request_id": 7}, T.ADD_PARTITION_TO_TXN: {"request_id": 7},
+    T.ADD_SUBSCRIPTION_TO_TXN: {"request_id": 7},
     T.END_TXN: {"request_id": 7}, T.CONNECT: {"client_version": "again"},
     T.AUTH_RESPONSE: {"response": {"auth_method_name": "token", "auth_data": b"bad"}},
 }
@@ -241,7 +267,12 @@ def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded):
     assert OF_OTHERS.keys() == {kind for kind, demand in DEMANDS.items() if demand is None}
     place = guarded.people.place()
     owner, topic = guarded.connect("admin"), f"persistent://{place}/plain"
-    assert owner.ask(T.SUBSCRIBE, topic=topic, consumer_id=1, subscription="of-others", subType=api.CommandSubscribe.Shared) == "allowed"
+    assert (
+        owner.ask(
+            T.SUBSCRIBE, topic=topic, consumer_id=1, subscription="of-others", subType=api.CommandSubscribe.Shared
+        )
+        == "allowed"
+    )
     assert owner.ask(T.PRODUCER, topic=topic, producer_id=1) == "allowed"
     assert owner.ask(T.WATCH_TOPIC_LIST, namespace=place, topics_pattern=".*", watcher_id=1) == "allowed"
     for kind, fields in OF_OTHERS.items():
@@ -251,7 +282,8 @@ def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded):
         stranger._socket.sendall(frame(said, entry))
         stranger._socket.sendall(command(T.PING))
         with contextlib.suppress(ConnectionResetError):
-            while (answer := stranger._receive()) is not None and answer.type != T.PONG:      # dealt with, or the connection has ended
+            # dealt with, or the connection has ended
+            while (answer := stranger._receive()) is not None and answer.type != T.PONG:
                 assert answer.type not in (T.MESSAGE, T.SEND_RECEIPT, T.PRODUCER_SUCCESS), (kind, answer)
     owner._socket.sendall(command(T.FLOW, consumer_id=1, messagePermits=1) + send(producer_id=1, sequence_id=3))
     assert {command_of(owner).type for _ in range(2)} == {T.SEND_RECEIPT, T.MESSAGE}
@@ -284,12 +316,16 @@ def command_of(connection):
 
 
 WAYS = {     # how a right is given, and taken away: (what to do before, what to do then)
-    "namespace": ([("POST", "{namespace}/permissions/svc", ["produce", "consume"])], ("DELETE", "{namespace}/permissions/svc")),
-    "wildcard": ([("POST", "{namespace}/permissions/sv*", ["produce", "consume"])], ("DELETE", "{namespace}/permissions/sv*")),
-    "topic": ([("POST", "{topic}/permissions/svc", ["produce", "consume"])], ("POST", "{topic}/permissions/svc", ["functions"])),
+    "namespace": ([("POST", "{namespace}/permissions/svc", ["produce", "consume"])],
+                  ("DELETE", "{namespace}/permissions/svc")),
+    "wildcard": ([("POST", "{namespace}/permissions/sv*", ["produce", "consume"])],
+                 ("DELETE", "{namespace}/permissions/sv*")),
+    "topic": ([("POST", "{topic}/permissions/svc", ["produce", "consume"])],
+              ("POST", "{topic}/permissions/svc", ["functions"])),
     "tenant": ([("POST", "{tenant}", {"adminRoles": ["svc"], "allowedClusters": ["standalone"]})],
                ("POST", "{tenant}", {"adminRoles": ["others"], "allowedClusters": ["standalone"]})),
-    "mode": ([("POST", "{namespace}/permissions/svc", ["consume"])], ("POST", "{namespace}/subscriptionAuthMode", "Prefix")),
+    "mode": ([("POST", "{namespace}/permissions/svc", ["consume"])],
+             ("POST", "{namespace}/subscriptionAuthMode", "Prefix")),
     "subscription": ([("POST", "{namespace}/permissions/svc", ["consume"])],
                      ("POST", "{namespace}/permissions/subscription/billing", ["others"])),
 }
@@ -298,7 +334,8 @@ WAYS = {     # how a right is given, and taken away: (what to do before, what to
 @pytest.mark.parametrize("way", WAYS)
 def test_who_loses_a_right_is_told_to_go_before_that_is_answered(guarded, way):
     namespace = guarded.people.place()
-    paths = {"namespace": f"/admin/v2/namespaces/{namespace}", "tenant": f"/admin/v2/tenants/{namespace.partition('/')[0]}",
+    paths = {"namespace": f"/admin/v2/namespaces/{namespace}",
+             "tenant": f"/admin/v2/tenants/{namespace.partition('/')[0]}",
              "topic": f"/admin/v2/persistent/{namespace}/plain"}
     before, then = WAYS[way]
     for method, path, body in before:
@@ -352,7 +389,11 @@ def test_who_watches_a_list_of_topics_hears_no_more_without_a_right(guarded):
     guarded.done("PUT", f"/admin/v2/persistent/{namespace}/secret")
     watching["admin"]._socket.settimeout(60)
     assert command_of(watching["admin"]).type == T.WATCH_TOPIC_UPDATE
-    assert watching["namespace-consumer"].ask(T.LOOKUP, topic="persistent://public/default/x").startswith("AuthorizationError")
+    assert (
+        watching["namespace-consumer"]
+        .ask(T.LOOKUP, topic="persistent://public/default/x")
+        .startswith("AuthorizationError")
+    )
 
 
 # -- how a broker is set up
@@ -367,7 +408,8 @@ def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh
     assert fresh.ask("admin", "PUT", public, second)[0] == 409
     assert fresh.done("GET", public) == first
     default = "/admin/v2/namespaces/public/default"
-    policies = {"auth_policies": {"namespace_auth": {"anonymous": ["produce", "consume"]}}, "replication_clusters": ["standalone"]}
+    policies = {"auth_policies": {"namespace_auth": {"anonymous": ["produce", "consume"]}},
+                "replication_clusters": ["standalone"]}
     fresh.done("PUT", default, policies)
     assert fresh.ask("admin", "PUT", default, policies)[0] == 409
     assert fresh.done("GET", default)["auth_policies"]["namespace_auth"] == {"anonymous": ["consume", "produce"]}
@@ -375,7 +417,8 @@ def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh
     of_token = {"auth_policies": {"namespace_auth": {"token-principal": ["produce", "consume"]}}}
     fresh.done("PUT", "/admin/v2/namespaces/private/auth", of_token)
     assert [fresh.connect(role).ask(T.PARTITIONED_METADATA, topic="persistent://private/auth/t")
-            for role in ("anonymous", "token-principal")] == [f"AuthorizationError: {TEXTS['PARTITIONED_METADATA']}", "allowed"]
+            for role in ("anonymous", "token-principal")] == [f"AuthorizationError: {TEXTS['PARTITIONED_METADATA']}",
+                                                              "allowed"]
     assert fresh.connect("anonymous").ask(T.PRODUCER, topic="public/default/t", producer_id=1) == "allowed"
     assert fresh.ask("anonymous", "PUT", "/admin/v2/namespaces/public/dedup-1")[0] == 204
     assert fresh.ask("anonymous", "GET", "/admin/v2/persistent/private/auth/t/partitions")[0] == 401
@@ -386,7 +429,8 @@ def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh
 def test_a_namespace_is_made_with_its_rights(guarded, place):
     tenant = place.partition("/")[0]
     path, topic = f"/admin/v2/namespaces/{tenant}/made", f"persistent://{tenant}/made/x"
-    wrong = [{"namespace_auth": {"a": ["dance"]}}, {"namespace_auth": ["a"]}, {"destination_auth": {"persistent://public/default/x": {}}},
+    wrong = [{"namespace_auth": {"a": ["dance"]}}, {"namespace_auth": ["a"]},
+             {"destination_auth": {"persistent://public/default/x": {}}},
              {"subscription_auth_roles": {"s": "a"}}, ["a"]]
     assert [guarded.ask("admin", "PUT", path, {"auth_policies": one})[0] for one in wrong] == [400] * len(wrong)
     rights_of = {"namespace_auth": {"svc": ["produce"]}, "destination_auth": {topic: {"reader": ["consume"]}},
@@ -402,8 +446,12 @@ def test_over_http_a_subscription_for_certain_roles_is_for_these(guarded):
     for name, role in (("theirs", "others"), ("ours", "namespace-consumer")):
         guarded.done("POST", f"/admin/v2/namespaces/{place}/permissions/subscription/{name}", [role])
         guarded.done("PUT", f"/admin/v2/persistent/{place}/plain/subscription/{name}")
-    found = {name: guarded.ask("namespace-consumer", "POST", f"/admin/v2/persistent/{place}/plain/subscription/{name}/skip_all")[0]
-             for name in ("theirs", "ours")}
+    found = {
+        name: guarded.ask(
+            "namespace-consumer", "POST", f"/admin/v2/persistent/{place}/plain/subscription/{name}/skip_all"
+        )[0]
+        for name in ("theirs", "ours")
+    }
     assert found == {"theirs": 401, "ours": 204}
 
 
@@ -411,7 +459,9 @@ def test_rights_on_several_topics_are_granted_by_administrators(guarded, place):
     """The path does not say which tenant it is about."""
     body = [{"topic": f"persistent://{place}/plain", "role": "several", "actions": ["produce"]}]
     path = "/admin/v2/namespaces/grantPermissionsOnTopics"
-    assert [guarded.ask(role, "POST", path, body)[0] for role in ("namespace-producer", "anonymous", "tenant-admin")] == [401, 401, 204]
+    assert [
+        guarded.ask(role, "POST", path, body)[0] for role in ("namespace-producer", "anonymous", "tenant-admin")
+    ] == [401, 401, 204]
 
 
 def test_can_i_tells_why_to_who_administers(guarded, place):
@@ -422,7 +472,9 @@ def test_can_i_tells_why_to_who_administers(guarded, place):
     assert (status, said["allowed"], said["couldGrant"]) == (200, False, ["admin", "tenant-admin"])
     assert "consume" in said["why"] and "topic-producer" in said["why"]
     assert guarded.ask("topic-producer", "GET", f"{path}topic-producer&action=produce")[0] == 403
-    assert [guarded.ask("admin", "GET", path + rest)[0] for rest in ("", "x&action=dance", "&action=produce")] == [400] * 3
+    assert [guarded.ask("admin", "GET", path + rest)[0] for rest in ("", "x&action=dance", "&action=produce")] == [
+        400
+    ] * 3
 
 
 # -- the audit log
@@ -454,7 +506,8 @@ def test_what_is_changed_or_refused_is_written_down_with_who(guarded, place):
     guarded.ask("admin", "GET", path)
     guarded.ask("admin", "DELETE", "/admin/v2/persistent/public/default/not-there")
     granted, refused, policies = lines(guarded.process.data_dir)[-3:]
-    assert granted == {"time": granted["time"], "role": "tenant-admin", "method": "token", "address": "127.0.0.1", "status": 204,
+    assert granted == {"time": granted["time"], "role": "tenant-admin", "method": "token", "address": "127.0.0.1",
+                       "status": 204,
                        "request": f"POST {path}/permissions/audited", "body": ["functions"]}
     assert (refused["role"], refused["status"], refused["request"]) == ("nobody", 401, f"DELETE {path}")
     assert "nobody" in refused["reason"]

@@ -1,4 +1,5 @@
-"""`geminga backup` and `geminga restore`: what was answered before a backup began is there when it has been put in place.
+"""`geminga backup` and `geminga restore`: what was answered before a backup began is there when it has been put in
+place.
 
 Backups of one broker, which goes on meanwhile: what a backup has must not change with that.
 """
@@ -107,7 +108,8 @@ def left(client, topic, subscription="s", **options):
 
 
 def admin(broker, method, path, body=None):
-    status, text = request(method, f"{broker.http_url}/admin/v2/{path}", None if body is None else json.dumps(body).encode())
+    status, text = request(method, f"{broker.http_url}/admin/v2/{path}",
+                           None if body is None else json.dumps(body).encode())
     assert status < 300, (path, status, text)
     return json.loads(text) if text else None
 
@@ -135,7 +137,8 @@ class Load:
         self._thread.start()
 
     def _run(self):
-        consumers = [self._client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared) for topic in self.topics]
+        consumers = [self._client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
+                     for topic in self.topics]
         producers = [self._client.create_producer(topic) for topic in self.topics]
         number = 0
         while not self._is_over.is_set():
@@ -161,12 +164,17 @@ class Load:
         self._thread.join()
 
 
-def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_change_with_its_source(broker, client, start, place):
-    """Entries, acknowledgements, redeliveries, sequence ids, schedules, policies, schemas, views, ids; whatever becomes of them later."""
+def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_change_with_its_source(
+    broker, client, start, place
+):
+    """Entries, acknowledgements, redeliveries, sequence ids, schedules, policies, schemas, views, ids; whatever becomes
+    of them later.
+    """
     load = Load(client)
 
     acked = unique_topic("acked")        # each second one acknowledged, one of them given back; several ledgers
-    consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100)
+    consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared,
+                                negative_ack_redelivery_delay_ms=100)
     producer = client.create_producer(acked, properties={"made": "by a test"})
     for number in range(400):
         producer.send_async(b"%d" % number + BLOCK, lambda *_: None)
@@ -200,7 +208,8 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     assert len(waiting) == 19
 
     typed = unique_topic("typed")
-    schema = {"type": "JSON", "schema": json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}),
+    schema = {"type": "JSON",
+              "schema": json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}),
               "properties": {"who": "me"}}
     admin(broker, "PUT", path_of(typed))
     admin(broker, "POST", f"schemas/{path_of(typed).partition('/')[2]}/schema", schema)
@@ -239,9 +248,11 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     admin(broker, "DELETE", f"{path_of(typed)}?force=true")
     assert ask(broker, "DELETE", delayed, "/" + waiting[-1])[0] < 300
     published_later = load.answered()[0][load.topics[0]]
-    eventually(lambda: len(load.published[load.topics[0]]) > len(published_later) + 100, 60, "journals that are used again")
+    eventually(lambda: len(load.published[load.topics[0]]) > len(published_later) + 100, 60,
+               "journals that are used again")
     load.stop()
-    eventually(lambda: len(list((broker.data_dir / "partitions").glob(f"{_partition(folder, acked)}/*.ledger"))) < 3, 30, "ledgers gone")
+    eventually(lambda: len(list((broker.data_dir / "partitions").glob(f"{_partition(folder, acked)}/*.ledger"))) < 3,
+               30, "ledgers gone")
     assert archive == {path: path.read_bytes() for path in archive}
 
     elsewhere = start(put(folder, place / "elsewhere"))
@@ -257,7 +268,8 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
         producer.send(b"next", sequence_id=20)
         assert left(again, exact)[-1][1] == b"next" and len(left(again, exact)) == 11
         assert admin(elsewhere, "GET", "namespaces/public/exact/deduplication") is True
-        assert admin(elsewhere, "GET", f"{path_of(typed)}/retention") == {"retentionTimeInMinutes": 7, "retentionSizeInMB": 8}
+        assert admin(elsewhere, "GET", f"{path_of(typed)}/retention") == {"retentionTimeInMinutes": 7,
+                                                                          "retentionSizeInMB": 8}
         assert admin(elsewhere, "GET", f"{path_of(typed)}/properties") == {"colour": "red"}
         found = admin(elsewhere, "GET", f"schemas/{path_of(typed).partition('/')[2]}/schema")
         assert (found["type"], json.loads(found["data"])) == ("JSON", json.loads(schema["schema"]))
@@ -272,11 +284,15 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
             assert len(came) == len(set(came)) and [int(data) for data in came] == sorted(map(int, came))
 
     # ... and ids that are given out later are others
-        old, new = [int(stats(one, unique)["ledgers"][-1]) for one, unique in ((broker, _used(client)), (elsewhere, _used(again)))]
+        old, new = [int(stats(one, unique)["ledgers"][-1])
+                    for one, unique in ((broker, _used(client)), (elsewhere, _used(again)))]
         assert new > old
-        given = [{_place(str(found.create_producer(topic).send(b"later"))) for topic in [*load.topics, acked, delayed, parted]}
+        given = [{_place(str(found.create_producer(topic).send(b"later")))
+                  for topic in [*load.topics, acked, delayed, parted]}
                  for found in (client, again)]
-        assert len(given[0] | given[1]) == sum(map(len, given)) > 6, "the old broker and the new one gave out the same ids"
+        assert len(given[0] | given[1]) == sum(map(len, given)) > 6, (
+            "the old broker and the new one gave out the same ids"
+        )
     elsewhere.close()
 
 
@@ -317,7 +333,8 @@ def complete(folder):
 def test_a_backup_that_is_killed_leaves_nothing_that_counts_and_the_next_removes_it(broker, place, one):
     folder = place / "killed"
     killed = subprocess.Popen([GEMINGA, "backup", "--data-dir", broker.data_dir, folder], stdout=subprocess.DEVNULL)
-    eventually(lambda: any(folder.glob("*.new/partitions/*/*.ledger")) or killed.poll() is not None, 30, "one that is being made")
+    eventually(lambda: any(folder.glob("*.new/partitions/*/*.ledger")) or killed.poll() is not None, 30,
+               "one that is being made")
     killed.kill()
     killed.wait()
     make(broker, folder)
@@ -339,7 +356,10 @@ def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_
         broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
         return side.ask("backup-cut", owner="all")
 
-    with contextlib.closing(job_socket.BrokerSocket(broker.data_dir)) as side, pytest.raises(job_socket.Refused, match="started again"):
+    with (
+        contextlib.closing(job_socket.BrokerSocket(broker.data_dir)) as side,
+        pytest.raises(job_socket.Refused, match="started again"),
+    ):
         backup.make(broker.data_dir, place / "owners", lambda: side.ask("backup-begin", owner="all"), kill_and_cut)
     assert complete(place / "owners") and not format.linked_folder(broker.data_dir).exists()
     make(broker, place / "owners")
@@ -399,7 +419,8 @@ def memory():
     shutil.rmtree(folder)
 
 
-def test_on_another_file_system_a_backup_is_a_copy_and_the_next_shares_with_it(broker, client, start, one, memory, place):
+def test_on_another_file_system_a_backup_is_a_copy_and_the_next_shares_with_it(broker, client, start, one, memory,
+                                                                               place):
     """... and both can be put in place there, and elsewhere."""
     if memory.stat().st_dev == broker.data_dir.stat().st_dev:
         pytest.skip("there is one file system")
@@ -442,7 +463,8 @@ def test_it_can_be_asked_for_over_http(broker, place, one):
     assert complete(place / "http") and json.loads(text)["folder"] == str(backup.backups(place / "http")[0])
     status, printed, _ = run("backup", "--admin-url", broker.http_url, "--keep", 1, place / "http")
     assert status == 0 and "partitions" in printed and len(backup.backups(place / "http")) == 1
-    for body in ({"folder": "relative"}, {}, [], {"folder": "/x", "keep": -1}, {"folder": "/x", "keep": True}, {"folder": 1}):
+    for body in ({"folder": "relative"}, {}, [], {"folder": "/x", "keep": -1}, {"folder": "/x", "keep": True},
+                 {"folder": 1}):
         assert request("POST", ask_for, json.dumps(body).encode())[0] == 400
     status, text = request("POST", ask_for, json.dumps({"folder": str(broker.data_dir / "inside")}).encode())
     assert status == 409 and "is in the data folder" in text

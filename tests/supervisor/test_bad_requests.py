@@ -28,10 +28,12 @@ NAMES = ("..", "..%2F..%2Fetc", "%00", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", 
 NOT_JSON = (b"{", b"\xff\xfe", b"NaN", b"[" * 10_000, b"\x00")
 WRONG = (b"[[[]]]", b'"\\ud800"', b"1" * 400, b"-0.5", b"true")
 # Routes that do something whatever their body says, as they read none, or a text without quotes.
-NO_BODY = re.compile(r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
-                     r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|shutdown|"
-                     r"namespaceIsolationPolicies/\{\w+\}|migration|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
-                     r"dispatcherPauseOnAckStatePersistent|antiAffinity|\{topic\}/messageTTL)$|^/ops/|\{rest\}")
+NO_BODY = re.compile(
+    r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
+    r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|"
+    r"shutdown|namespaceIsolationPolicies/\{\w+\}|migration|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
+    r"dispatcherPauseOnAckStatePersistent|antiAffinity|\{topic\}/messageTTL)$|^/ops/|\{rest\}"
+)
 SHUTDOWN = "/admin/v2/brokers/shutdown"
 
 
@@ -50,7 +52,8 @@ def made_app(tmp_path, owners=None):
 def routes(tmp_path_factory):
     """(method, path) of all that are registered; HEAD is as GET."""
     with made_app(tmp_path_factory.mktemp("routes")) as made:
-        found = {(route.method if route.method != "*" else "POST", route.resource.canonical) for route in made.router.routes()}
+        found = {(route.method if route.method != "*" else "POST", route.resource.canonical)
+                 for route in made.router.routes()}
     return sorted((method, path) for method, path in found if method != "HEAD" and path != SHUTDOWN)
 
 
@@ -87,7 +90,8 @@ def ask(broker):
 def seen(broker):
     """What garbage could have changed."""
     found = []
-    for path in ("clusters", "tenants", "namespaces/public", "namespaces/public/default", "namespaces/public/default/properties",
+    for path in ("clusters", "tenants", "namespaces/public", "namespaces/public/default",
+                 "namespaces/public/default/properties",
                  "brokers/configuration/values", "tenants/public"):
         status, text = request("GET", f"{broker.http_url}/admin/v2/{path}")
         assert status == 200
@@ -96,8 +100,11 @@ def seen(broker):
 
 
 def filled(path, value):
-    """The path with that for each of its parts; a topic is in a namespace that does not exist unless value says another."""
-    return re.sub(r"\{(\w+)\}", lambda match: {"domain": "persistent", "bundle": "0x00000000_0xffffffff"}.get(match[1], value), path)
+    """The path with that for each of its parts; a topic is in a namespace that does not exist unless value says
+    another.
+    """
+    return re.sub(r"\{(\w+)\}",
+                  lambda match: {"domain": "persistent", "bundle": "0x00000000_0xffffffff"}.get(match[1], value), path)
 
 
 @pytest.mark.slow
@@ -108,14 +115,20 @@ def test_strange_names_are_refused_by_every_route(routes, broker, ask):
             continue
         for name in NAMES:
             status, reason = ask(method, filled(path, name))
-            assert (400 <= status < 500 and reason) or (method == "GET" and status < 300) or status in (503, 409), (method, path, name, status)
+            assert (400 <= status < 500 and reason) or (method == "GET" and status < 300) or status in (503, 409), (
+                method,
+                path,
+                name,
+                status,
+            )
     assert seen(broker) == before
 
 
 def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes, broker, ask):
     topic = unique_topic("swept").rpartition("/")[2]
     assert request("PUT", f"{broker.http_url}/admin/v2/persistent/public/default/{topic}")[0] == 204
-    parts = {"tenant": "public", "namespace": "default", "topic": topic, "cluster": "standalone", "domain": "persistent"}
+    parts = {"tenant": "public", "namespace": "default", "topic": topic, "cluster": "standalone",
+             "domain": "persistent"}
     before = seen(broker)
     for method, path in routes:
         if method not in ("PUT", "POST") or NO_BODY.search(path):
@@ -126,16 +139,27 @@ def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes,
             assert 400 <= status < 500 and reason, (method, path, body[:20], status, reason)
         for body in WRONG:
             status, reason = ask(method, filled(path, "nothing-there"), body)
-            assert status < 300 or (400 <= status < 500 and reason) or status == 503, (method, path, body[:20], status, reason)
+            assert status < 300 or (400 <= status < 500 and reason) or status == 503, (
+                method,
+                path,
+                body[:20],
+                status,
+                reason,
+            )
     assert seen(broker)[:4] == before[:4]
 
 
 # Bodies for what is there: none is what any route wants, or does harm where it is.
-ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1", b"9" * 30, b'"x"', b'"\\ud800"', b'["\\ud800"]',
-       b'{"\\udfff": "\\ud800"}', b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}', b'{"folder": "/\\u0000"}',
-       b'{"deliverAt": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}', b'{"partitions": [2]}',
-       b'{"properties": []}', b'{"version": 1, "topics": [], "tenants": {"x": 5}}', b'{"type": ["STRING"], "schema": {}}',
-       b'{"allowedClusters": [["standalone"]], "adminRoles": 5}', b'{"auth_policies": []}', b'[{"topic": ["t"], "role": {}}]')
+ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1", b"9" * 30, b'"x"', b'"\\ud800"',
+       b'["\\ud800"]',
+       b'{"\\udfff": "\\ud800"}', b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}',
+       b'{"folder": "/\\u0000"}',
+       b'{"deliverAt": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}',
+       b'{"partitions": [2]}',
+       b'{"properties": []}', b'{"version": 1, "topics": [], "tenants": {"x": 5}}',
+       b'{"type": ["STRING"], "schema": {}}',
+       b'{"allowedClusters": [["standalone"]], "adminRoles": 5}', b'{"auth_policies": []}',
+       b'[{"topic": ["t"], "role": {}}]')
 
 
 def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(routes, start_broker):
@@ -144,7 +168,8 @@ def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(rout
     ask, topic = Asker(broker), "/admin/v2/persistent/public/default/odd"
     parts = {"tenant": "public", "namespace": "default", "topic": "odd", "cluster": "standalone", "subscription": "s",
              "domain": "persistent", "bundle": "0x00000000_0xffffffff"}
-    members = {route.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts for value in ("[]", "1e999", '"x"')]
+    members = {route.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts
+                            for value in ("[]", "1e999", '"x"')]
                for policy in TABLE.values() for route in ROUTES[policy.name] if route is not None}
     for method, path in routes:
         if method not in ("PUT", "POST", "PATCH") or path.endswith("/compaction"):
@@ -154,7 +179,8 @@ def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(rout
         for body in (*ODD, *members.get(path.rpartition("/")[2], ())):
             status, reason = ask(method, there, body)
             assert status < 500 or status == 503, (method, there, body, status, reason)
-    for query in ("force=%FF&key=%ED%A0%80", "index=%FF", "listenerName=%FF", "mode=%FF&bundle=%FF", f"index={'9' * 5_000}", "topics=%FF"):
+    for query in ("force=%FF&key=%ED%A0%80", "index=%FF", "listenerName=%FF", "mode=%FF&bundle=%FF",
+                  f"index={'9' * 5_000}", "topics=%FF"):
         for method, path in routes:
             if method == "GET":
                 there = re.sub(r"\{(\w+)\}", lambda match: parts.get(match[1], "5"), path)
@@ -164,12 +190,15 @@ def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(rout
 
 
 MALFORMED = (b"\x16\x03\x01\0\0\0\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G\0T / HTTP/1.1\r\n\r\n",
-             b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n", b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
-             b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n", b"GET /ready HTTP/1.1\r\na: " + b"x" * 200_000 + b"\r\n\r\n",
+             b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+             b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+             b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+             b"GET /ready HTTP/1.1\r\na: " + b"x" * 200_000 + b"\r\n\r\n",
              b"GET /metrics HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n",
              *(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + rest for rest in (
                  b"Origin: \xff\r\n\r\n", b"Content-Type: \xff/\xfe\r\nContent-Length: 2\r\n\r\n{}",
-                 b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde", b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n")))
+                 b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde",
+                 b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n")))
 
 
 def test_what_is_no_http_is_refused_and_is_one_line_of_the_log(start_broker):
@@ -180,7 +209,8 @@ def test_what_is_no_http_is_refused_and_is_one_line_of_the_log(start_broker):
             connection.sendall(sent)
             with contextlib.suppress(ConnectionResetError):
                 assert re.match(rb"HTTP/1.[01] 4\d\d ", connection.recv(1_000)), sent
-    with socket.create_connection((where.hostname, where.port), 60) as connection:      # one that goes away in the middle of its body
+    # one that goes away in the middle of its body
+    with socket.create_connection((where.hostname, where.port), 60) as connection:
         connection.sendall(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nabcde")
     assert request("GET", broker.http_url + "/ready")[0] == 200
     assert "Traceback" not in broker.log() and "G290" not in broker.log()

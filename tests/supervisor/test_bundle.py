@@ -53,7 +53,8 @@ def bundle(broker, place, name, **environ):
     """{name: text}"""
     began, target = time.monotonic(), place / name
     done = subprocess.run(
-        [GEMINGA, "debug", "bundle", "--config", place / "geminga.toml", "--data-dir", broker.data_dir, "--admin-url", broker.http_url,
+        [GEMINGA, "debug", "bundle", "--config", place / "geminga.toml", "--data-dir", broker.data_dir, "--admin-url",
+         broker.http_url,
          "--auth-plugin", "basic", "--auth-params", f'{{"userId":"boss","password":"{PASSWORD}"}}', target],
         env=os.environ | environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -67,8 +68,17 @@ def test_it_has_what_tells_how_a_broker_is_and_no_secret(broker, place, secrets)
     run("publish", "--url", broker.service_url, "a-topic", "hello", "--auth-plugin", "basic", "--auth-params",
         f'{{"userId":"boss","password":"{PASSWORD}"}}')
     found = bundle(broker, place, "all.tar.gz", GEMINGA_AUTH_TOKEN=TOKEN, GEMINGA_AUTH_PARAMS=PARAMS)
-    assert {"versions.txt", "configuration.txt", "host.txt", "folder.txt", "catalogue.txt", "http/metrics.txt", "tune.txt"} <= found.keys()
-    stacks = {name.split("/")[1].rpartition("-")[0]: text for name, text in found.items() if name.endswith("stacks.txt")}
+    assert {
+        "versions.txt",
+        "configuration.txt",
+        "host.txt",
+        "folder.txt",
+        "catalogue.txt",
+        "http/metrics.txt",
+        "tune.txt",
+    } <= found.keys()
+    stacks = {name.split("/")[1].rpartition("-")[0]: text for name, text in found.items()
+              if name.endswith("stacks.txt")}
     assert {"geminga-o0", "geminga-w0", "geminga-admin"} < stacks.keys() and len(stacks) == len(broker.children()) + 1
     assert "_loop" in stacks["geminga-o0"] and "storage/owner/process.py" in stacks["geminga-o0"]
     assert "geminga_" in found["http/metrics.txt"] and "1 partitions" in found["catalogue.txt"]
@@ -92,17 +102,21 @@ def test_of_a_broker_that_hangs_it_has_what_can_be_had(broker, place):
 def test_of_a_broker_that_is_down_it_has_what_can_be_had(broker, place):
     broker.close()
     found = bundle(broker, place, "down.tar.gz")
-    assert "http/metrics.txt" in found["missing.txt"] and {"versions.txt", "folder.txt", "catalogue.txt"} <= found.keys()
+    assert (
+        "http/metrics.txt" in found["missing.txt"] and {"versions.txt", "folder.txt", "catalogue.txt"} <= found.keys()
+    )
 
 
 def test_what_looks_like_a_secret_is_none_whoever_wrote_it():
-    line = (f"Authorization: Bearer abc.def and Basic dXNlcjpwYXNz, {TOKEN}, boss:$2b$04$abcdefghijklmnopqrstuv, data:;base64,c2VjcmV0, "
+    line = (f"Authorization: Bearer abc.def and Basic dXNlcjpwYXNz, {TOKEN}, boss:$2b$04$abcdefghijklmnopqrstuv, "
+            "data:;base64,c2VjcmV0, "
             "-----BEGIN RSA PRIVATE KEY-----\nMIIB\n-----END RSA PRIVATE KEY----- known")
     text = masked(line, ["known"])
     assert not any(one in text for one in ("abc.def", "dXNlcjpwYXNz", TOKEN, "$2b$", "c2VjcmV0", "MIIB", "known"))
 
 
 def test_the_busiest_topics_come_first():
-    metrics = "".join(f'pulsar_rate_{way}{{cluster="x",topic="persistent://a/b/{number}"}} {number}.0\n' for number in range(20)
+    metrics = "".join(f'pulsar_rate_{way}{{cluster="x",topic="persistent://a/b/{number}"}} {number}.0\n'
+                      for number in range(20)
                       for way in ("in", "out"))
     assert busiest(metrics)[:2] == ["persistent://a/b/19", "persistent://a/b/18"] and len(busiest(metrics)) == 10

@@ -17,7 +17,8 @@ from geminga.supervisor.processes.children import (
 )
 
 STATES = (STARTING, READY, STOPPING, GONE)
-LEGAL = {(STARTING, READY), (STARTING, STOPPING), (STARTING, GONE), (READY, STOPPING), (READY, GONE), (STOPPING, GONE), (GONE, STARTING)}
+LEGAL = {(STARTING, READY), (STARTING, STOPPING), (STARTING, GONE), (READY, STOPPING), (READY, GONE), (STOPPING, GONE),
+         (GONE, STARTING)}
 
 
 @pytest.mark.parametrize("before", STATES)
@@ -42,7 +43,8 @@ def test_an_end_is_told_in_words(status, text):
 
 def test_workers_and_owners_are_spread_over_the_cores_that_the_broker_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 2, 5})
-    children = [Child(role, n, "", lambda *_: None) for role, count in (("owner", 4), ("worker", 3), ("admin", 1)) for n in range(count)]
+    children = [Child(role, n, "", lambda *_: None) for role, count in (("owner", 4), ("worker", 3), ("admin", 1))
+                for n in range(count)]
     spread(children, True)
     assert [child.core for child in children] == [2, 5, 7, 2, 2, 5, 7, None]
 

@@ -48,14 +48,17 @@ def run(capsys):
 
 @pytest.fixture(scope="module")
 def listener():
-    """Somebody who answers everything as a broker would that has one cluster and four partitions of each topic, and remembers it."""
+    """Somebody who answers everything as a broker would that has one cluster and four partitions of each topic, and
+    remembers it.
+    """
     class Handler(http.server.BaseHTTPRequestHandler):
         wbufsize = -1       # an answer is one packet
         def answer(self):
             sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             asked.append((self.command, self.path, json.loads(sent) if sent else None))
             path = self.path.partition("?")[0]
-            said = ANSWERS.get(path.rpartition("/")[2], {"brokerUrl": "pulsar://x:1"} if path.startswith("/lookup") else [])
+            said = ANSWERS.get(path.rpartition("/")[2],
+                               {"brokerUrl": "pulsar://x:1"} if path.startswith("/lookup") else [])
             body = json.dumps(said).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -76,7 +79,8 @@ def listener():
 
 
 ALWAYS = ("deleteSchema", "messageTTL")      # what pulsar-admin says when it deletes something, and means nothing there
-ANSWERS = {"clusters": ["standalone"], "partitions": {"partitions": 4}, "compaction": {"status": "SUCCESS", "lastError": ""}}
+ANSWERS = {"clusters": ["standalone"], "partitions": {"partitions": 4},
+           "compaction": {"status": "SUCCESS", "lastError": ""}}
 
 
 def equal(ours, theirs):
@@ -145,7 +149,8 @@ def fill(service_url):
     batched = client.create_producer(TOPIC, batching_enabled=True, batching_max_publish_delay_ms=10_000,
                                      compression_type=pulsar.CompressionType.ZSTD)
     for number in "012":
-        batched.send_async(b"one of many " + number.encode(), lambda *_: None, properties={"number": number}, partition_key="k" + number)
+        batched.send_async(b"one of many " + number.encode(), lambda *_: None, properties={"number": number},
+                           partition_key="k" + number)
     batched.flush()
     client.close()
 
@@ -161,7 +166,8 @@ def test_messages_are_shown_one_by_one(filled_broker, run):
 
     status, printed, _ = run(filled_broker, "-o", "json", "topics", "peek-messages", TOPIC, "-s", "billing", "-n", "99")
     messages = [json.loads(line) for line in printed.splitlines()]
-    assert [message.get("payload") for message in messages] == ["a text", None, *(f"one of many {number}" for number in range(3))]
+    assert [message.get("payload") for message in messages] == ["a text", None,
+                                                                *(f"one of many {number}" for number in range(3))]
     assert messages[1]["payloadBase64"] == "AAECAwQFBgcICQoLDA0ODxAREhM="
     assert [message["key"] for message in messages[2:]] == ["k0", "k1", "k2"]
 
@@ -172,7 +178,8 @@ def test_messages_are_shown_one_by_one(filled_broker, run):
 
 def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):
     """Whose object has lists of clusters that are empty: the broker's own cluster is meant."""
-    made = json.dumps({"replication_clusters": [], "allowed_clusters": [], "backlog_quota_map": {}, "offload_threshold": -1}).encode()
+    made = json.dumps({"replication_clusters": [], "allowed_clusters": [], "backlog_quota_map": {},
+                       "offload_threshold": -1}).encode()
     assert request("PUT", f"{filled_broker}/admin/v2/namespaces/public/made", made) == (204, "")
     assert run(filled_broker, "namespaces", "get-clusters", "public/made")[1] == "standalone\n"
     assert run(filled_broker, "namespaces", "delete", "public/made")[0] == 0
@@ -183,17 +190,21 @@ def test_exit_status_and_the_line_that_says_why(filled_broker, run):
     assert run(filled_broker, "tenants", "list")[0] == 0
     status, printed, complaints = run(filled_broker, "topics", "subscriptions", "public/default/missing")
     assert (status, printed, len(complaints)) == (1, "", 1) and complaints[0].endswith("(HTTP 404)")
-    for words in (["topics", "nonsense"], ["topics", "skip", TOPIC, "-s", "x"], ["topics", "stats", "a/b"], ["namespaces", "policies", "a"],
+    for words in (["topics", "nonsense"], ["topics", "skip", TOPIC, "-s", "x"], ["topics", "stats", "a/b"],
+                  ["namespaces", "policies", "a"],
                   ["topics", "create", TOPIC, "-m", "nonsense"], ["topics", "skip", TOPIC, "-s", "x", "-n", "few"],
-                  ["topics", "create-subscription", TOPIC, "-s", "x", "-m", "first"], ["topics", "reset-cursor", TOPIC, "-s", "x"],
-                  ["namespaces", "set-retention", NAMESPACE, "-t", "soon", "-s", "1"], ["schemas", "upload", TOPIC, "-f", "/missing"]):
+                  ["topics", "create-subscription", TOPIC, "-s", "x", "-m", "first"],
+                  ["topics", "reset-cursor", TOPIC, "-s", "x"],
+                  ["namespaces", "set-retention", NAMESPACE, "-t", "soon", "-s", "1"],
+                  ["schemas", "upload", TOPIC, "-f", "/missing"]):
         assert run(filled_broker, *words)[0] == 2, words
     status, _, complaints = run("http://127.0.0.1:1", "tenants", "list")
     assert status == 3 and len(complaints) == 1
     assert run("nonsense", "tenants", "list")[0] == 3
 
 
-@pytest.mark.parametrize("sent", [b"", b"nonsense", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[]", b"HTTP/1.1 2xx\r\n\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"nonsense", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[]",
+                                  b"HTTP/1.1 2xx\r\n\r\n"])
 def test_no_whole_answer_is_no_answer(run, sent):
     """Whatever talks there: it is told in a line, and nothing of it is taken for an answer."""
     import socket
@@ -215,7 +226,11 @@ def test_output_for_programs_is_the_answer_as_it_came(filled_broker, run):
     import urllib.request
     with urllib.request.urlopen(f"{filled_broker}/admin/v2/tenants") as answer:
         expected = answer.read().decode()
-    assert run(filled_broker, "-o", "json", "tenants", "list")[1] == run(filled_broker, "tenants", "list", "-o", "json")[1] == expected + "\n"
+    assert (
+        run(filled_broker, "-o", "json", "tenants", "list")[1]
+        == run(filled_broker, "tenants", "list", "-o", "json")[1]
+        == expected + "\n"
+    )
     assert run(filled_broker, "tenants", "list")[1].splitlines() == json.loads(expected)
 
 
@@ -228,7 +243,8 @@ REFUSED = {
     "topicPolicies set-entry-filters-per-topic": 400, "topicPolicies set-offload-policies": 412,
     "clusters create": 409, "clusters delete": 412,
     "tenants create": 409, "tenants delete": 409,
-    "namespaces create": 409, "namespaces delete": 409, "namespaces set-entry-filters": 400, "namespaces set-offload-policies": 412,
+    "namespaces create": 409, "namespaces delete": 409, "namespaces set-entry-filters": 400,
+    "namespaces set-offload-policies": 412,
     "brokers namespaces": 404, "delayed cancel": 404, "delayed reschedule": 404,
 }
 
@@ -243,8 +259,10 @@ def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
         url = own.start().http_url
         assert run(url, "topics", "create-partitioned-topic", "public/default/parted", "-p", "4")[0] == 0
         fill(own.service_url)
-        every = [(group, verb) for group in verbs.GROUPS for verb in [*verbs.GROUPS[group][1], *commands.policies_of(group).values()]]
-        every.sort(key=lambda row: ((name := f"{row[0]} {row[1].name}") in LAST and LAST.index(name) + 1, row[0] != "topics"))
+        every = [(group, verb) for group in verbs.GROUPS
+                 for verb in [*verbs.GROUPS[group][1], *commands.policies_of(group).values()]]
+        every.sort(key=lambda row: ((name := f"{row[0]} {row[1].name}") in LAST and LAST.index(name) + 1,
+                                    row[0] != "topics"))
         for group, verb in every:
             if verb.hidden:     # the same as one of topicPolicies
                 continue
@@ -253,7 +271,8 @@ def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
                 words[0] = "public/default/parted"
             status, _, complaints = run(url, group, verb.name, *words)
             refused = REFUSED.get(f"{group} {verb.name}")
-            if status != (1 if refused else 0) or (refused and not (len(complaints) == 1 and complaints[0].endswith(f"(HTTP {refused})"))):
+            if status != (1 if refused else 0) or (refused and not (len(complaints) == 1
+                                                                    and complaints[0].endswith(f"(HTTP {refused})"))):
                 wrong.append((group, verb.name, status, complaints))
     finally:
         own.close()
@@ -289,7 +308,8 @@ def test_moments_are_ms_or_iso_8601_or_so_long_from_now():
                         ("253402300799999", units.LAST_MS)):
         assert units.moment(text, now_ms) == found, text
     assert [units.instant(ms) for ms in (noon_ms, 1 << 60)] == ["2026-01-31T12:00:00.000Z", f"{1 << 60} ms"]
-    for text in ("", "soon", "-1", "1.5h", "253402300800000", "10000-01-01", "1969-12-31T23:59:59Z", "0001-01-01T00:00+14:00", "9" * 5_000,
+    for text in ("", "soon", "-1", "1.5h", "253402300800000", "10000-01-01", "1969-12-31T23:59:59Z",
+                 "0001-01-01T00:00+14:00", "9" * 5_000,
                  "99999999999y", "1 h", "\u0663"):
         with pytest.raises(ValueError, match="is not a time"):
             units.moment(text, now_ms)
@@ -324,7 +344,10 @@ def completed(url, words, typed):
     from click.shell_completion import ShellComplete
 
     from geminga.supervisor.main import geminga
-    asked = ShellComplete(geminga, {}, "geminga", "_GEMINGA_COMPLETE").get_completions(["admin", "--admin-url", url, *words], typed)
+
+    asked = ShellComplete(geminga, {}, "geminga", "_GEMINGA_COMPLETE").get_completions(
+        ["admin", "--admin-url", url, *words], typed
+    )
     return {each.value for each in asked}
 
 

@@ -1,4 +1,6 @@
-"""The night on a Spark cluster: a master and two workers, processes of their own, that see the data folder under the same path."""
+"""The night on a Spark cluster: a master and two workers, processes of their own, that see the data folder under the
+same path.
+"""
 import contextlib
 import os
 import re
@@ -31,7 +33,8 @@ def client(broker) -> Iterator[pulsar.Client]:
 @contextlib.contextmanager
 def started(log: Path, role: str, *words: str) -> Iterator[Path]:
     """A process of the cluster; what it says goes to the log."""
-    command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port", "0", *words]
+    command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port",
+               "0", *words]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"SPARK_HOME": str(SPARK)})
     try:
@@ -53,7 +56,8 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
         master = eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()), LONG)[1]
         folders = [tmp_path / f"worker-{number}" for number in range(2)]
         for folder in folders:
-            log = processes.enter_context(started(folder.with_suffix(".log"), "worker.Worker", "--cores", "1", "--memory", "1g",
+            log = processes.enter_context(started(folder.with_suffix(".log"), "worker.Worker", "--cores", "1",
+                                                  "--memory", "1g",
                                                   "--work-dir", str(folder), master))
             eventually(lambda log=log: "Successfully registered with master" in log.read_text(), LONG)
         yield master, folders
@@ -66,7 +70,8 @@ def test_a_cluster_of_two_workers_compacts(broker, client: pulsar.Client, cluste
     for topic in topics:
         fill(client, topic)
     command = [*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--engine", "spark", "--master", master]
-    done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True, text=True,
+    done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True,
+                          text=True,
                           timeout=2 * LONG)
     assert done.returncode == 0, done.stdout + done.stderr
     assert master in done.stdout

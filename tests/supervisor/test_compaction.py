@@ -1,4 +1,6 @@
-"""Compaction on demand: over HTTP, by a threshold, by the jobs that the broker starts; and what is told of it, whatever becomes of them."""
+"""Compaction on demand: over HTTP, by a threshold, by the jobs that the broker starts; and what is told of it, whatever
+becomes of them.
+"""
 import contextlib
 import json
 import socket
@@ -59,7 +61,8 @@ def status_of(broker, topic):
 
 def ended(broker, topic):
     """How it ended."""
-    found = eventually(lambda: (now := status_of(broker, topic))["status"] != "RUNNING" and now, WAIT_S, f"the end of {topic}'s compaction")
+    found = eventually(lambda: (now := status_of(broker, topic))["status"] != "RUNNING" and now, WAIT_S,
+                       f"the end of {topic}'s compaction")
     return found["status"], found["lastError"]
 
 
@@ -225,7 +228,8 @@ def test_the_socket_is_for_whoever_may_write_the_folder_and_for_a_few_questions(
             "refused": "There is no question delete", "again": False}
         assert "refused" in say({"ask": "adopt-view", "topic": "persistent://public/default/none", "view": 1})
     admin = own.child("admin")
-    for line in (b"no JSON\n", b"[1, 2]\n", b"{}\n", b'{"ask": "enforce", "topic": 7}\n', b'{"ended": 1}\n', b'{"began": [1]}\n'):
+    for line in (b"no JSON\n", b"[1, 2]\n", b"{}\n", b'{"ask": "enforce", "topic": 7}\n', b'{"ended": 1}\n',
+                 b'{"began": [1]}\n'):
         with job(own) as say:
             assert say(raw=line) is None
     with job(own) as say:
@@ -250,7 +254,8 @@ def test_nobody_is_refused_because_the_path_is_long(tmp_path):
 def jobs_of(broker):
     """Those that the broker has started."""
     with contextlib.suppress(psutil.NoSuchProcess, TypeError):
-        return [child for child in psutil.Process(broker.child("admin")).children() if "--partitions" in child.cmdline()]
+        return [child for child in psutil.Process(broker.child("admin")).children()
+                if "--partitions" in child.cmdline()]
     return []
 
 
@@ -356,7 +361,8 @@ def test_compactions_have_series_by_topic(own, client):
     found = samples(request("GET", f"{own.http_url}/metrics")[1])
     for name, expected in (("removed_event_count", 45), ("succeed_count", 1), ("failed_count", 1)):
         assert value(found, f"pulsar_compaction_{name}", **labels) == expected
-    for name in ("compacted_entries_count", "compacted_entries_size", "read_throughput", "write_throughput", "duration_time_in_mills"):
+    for name in ("compacted_entries_count", "compacted_entries_size", "read_throughput", "write_throughput",
+                 "duration_time_in_mills"):
         assert value(found, f"pulsar_compaction_{name}", **labels) > 0
     assert value(found, "geminga_compactions", state="waiting") == 0
     assert request("DELETE", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}?force=true")[0] == 204
@@ -367,11 +373,16 @@ def test_compactions_have_series_by_topic(own, client):
 def test_a_record_counts_all_compactions_and_shows_the_last():
     record = Record("t")
     for number, seconds in ((1, 0.004), (2, 0.5)):
-        record.add(report(7, "t") | {"outcome": "compacted", "messages_in": 10, "messages_out": 10 - number, "bytes_in": 100 * number,
+        record.add(report(7, "t")
+                   | {"outcome": "compacted", "messages_in": 10, "messages_out": 10 - number, "bytes_in": 100 * number,
                                      "bytes_out": 50, "entries_out": 5, "seconds": seconds})
     record.add(report(7, "t", "something"))
     assert (record.bytes_in, record.bytes_read, record.removed, record.succeeded, record.failed) == (200, 300, 3, 2, 1)
-    assert (record.durations[LATENCIES_MS.index(5)], record.durations[LATENCIES_MS.index(1_000)], sum(record.durations)) == (1, 1, 2)
+    assert (
+        record.durations[LATENCIES_MS.index(5)],
+        record.durations[LATENCIES_MS.index(1_000)],
+        sum(record.durations),
+    ) == (1, 1, 2)
     assert record.seconds_sum == 0.504
 
 

@@ -39,7 +39,7 @@ def refusal(path=None, environ=None, overrides=None):
     return line
 
 
-# -- defaults and precedence ----------------------------------------------------------------------------------------------------------
+# -- defaults and precedence --------------------------------------------------------------------------------------
 
 def test_without_any_setting_the_layers_defaults_hold():
     """Nothing is said twice: the defaults are those of the layers' dataclasses, with zeros and blanks filled in."""
@@ -56,7 +56,8 @@ def test_the_example_file_shows_every_key_with_its_default():
     shown = {name: value for name, value in document.items() if not isinstance(value, dict)}
     shown |= {f"{section}.{name}": value for section in SECTIONS for name, value in document[section].items()}
     assert shown == {
-        name: str(key.default) if key.type is Path else list(key.default) if isinstance(key.default, tuple) else key.default
+        name: str(key.default) if key.type is Path else list(key.default) if isinstance(key.default, tuple)
+        else key.default
         for name, key in KEYS.items()
     }
     assert list(shown) == sorted(shown, key=lambda name: list(KEYS).index(name)), "in the dataclasses' order"
@@ -93,7 +94,8 @@ SOURCES = [
 @pytest.mark.parametrize(("file", "environ", "overrides", "expected"), SOURCES)
 @pytest.mark.parametrize(("name", "line"), [("geminga.toml", "http_port = {}"), ("broker.conf", "webServicePort={}")])
 def test_the_stronger_source_wins(written, name, line, file, environ, overrides, expected):
-    """Command line over GEMINGA_ over PULSAR_PREFIX_ over file over default; None on the command line is nothing said."""
+    """Command line over GEMINGA_ over PULSAR_PREFIX_ over file over default; None on the command line is nothing said.
+    """
     path = written(line.format(file["file"]), name) if file else None
     assert load(path, environ, overrides)[0].http_port == expected
 
@@ -114,14 +116,19 @@ def test_a_variable_is_read_as_its_keys_type(variable, text, read):
 
 def test_variables_that_something_else_made_are_noted_not_refused():
     """In a Kubernetes pod beside a service named geminga the broker starts, and says what it passed over."""
-    environ = {"GEMINGA_PORT": "tcp://10.0.0.1:6650", "GEMINGA_SERVICE_HOST": "10.0.0.1", "GEMINGA_PORT_6650_TCP_PORT": "6650"}
+    environ = {"GEMINGA_PORT": "tcp://10.0.0.1:6650", "GEMINGA_SERVICE_HOST": "10.0.0.1",
+               "GEMINGA_PORT_6650_TCP_PORT": "6650"}
     assert load(None, environ, {})[1] == ["variables without effect: " + ", ".join(sorted(environ))]
 
 
 def test_addresses_follow_each_other_unless_told():
     """http_bind is network.bind's unless set; an owner's keep-alive interval is always the network's."""
     config = load(None, {}, {"network.bind": "0.0.0.0", "network.keep_alive_interval_ms": 5_000})[0]
-    assert (config.http_bind, config.storage.keep_alive_interval_ms, config.worker.keep_alive_interval_ms) == ("0.0.0.0", 5_000, 5_000)
+    assert (config.http_bind, config.storage.keep_alive_interval_ms, config.worker.keep_alive_interval_ms) == (
+        "0.0.0.0",
+        5_000,
+        5_000,
+    )
     assert load(None, {}, {"network.bind": "0.0.0.0", "http_bind": "127.0.0.1"})[0].http_bind == "127.0.0.1"
 
 
@@ -133,24 +140,28 @@ def test_two_addresses_may_have_one_port():
 
 def test_publishing_goes_on_above_the_watermark_and_not_at_it():
     config, notes = load(None, {"GEMINGA_STORAGE_DISK_REFUSE_BELOW_BYTES": str(1 << 30)}, {})
-    above = "storage.disk_accept_above_bytes is 1610612736, more than by default, for storage.disk_refuse_below_bytes = 1073741824"
+    above = ("storage.disk_accept_above_bytes is 1610612736, more than by default, "
+             "for storage.disk_refuse_below_bytes = 1073741824")
     assert (config.storage.disk_accept_above_bytes, notes) == (3 << 29, [above])
 
 
 def test_a_retention_that_keeps_nothing_is_noted():
     """It is kept while it is young and there is room: with no time, or no room, it is not."""
     _, notes = load(None, {"GEMINGA_STORAGE_RETENTION_S": "60"}, {})
-    assert notes == ["nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound"]
+    assert notes == [
+        "nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound"
+    ]
     assert load(None, {"GEMINGA_STORAGE_RETENTION_S": "60", "GEMINGA_STORAGE_RETENTION_BYTES": "-1"}, {})[1] == []
 
 
-# -- refusals -------------------------------------------------------------------------------------------------------------------------
+# -- refusals -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("text", "line"), [
     ("http_prot = 1", "geminga.toml:1: http_prot is not a key, did you mean http_port?"),
     ("\n[storage]\n# why\nsink = 'none'", "geminga.toml:4: storage.sink is not a key, did you mean storage.sync?"),
     ("[worker]\nport = 1", "geminga.toml:2: worker.port is not a key, did you mean network.port?"),
-    ("[storage]\nkeep_alive_interval_ms = 1", "storage.keep_alive_interval_ms is not a key, did you mean network.keep_alive_interval_ms?"),
+    ("[storage]\nkeep_alive_interval_ms = 1",
+     "storage.keep_alive_interval_ms is not a key, did you mean network.keep_alive_interval_ms?"),
     ("[stroage]", "geminga.toml: stroage is not a key"),
     ("storage = 3", "geminga.toml:1: storage is not a key"),
     ("http_port = '80 80'", "geminga.toml:1: http_port must be a whole number, not '80 80'"),
@@ -162,22 +173,30 @@ def test_a_retention_that_keeps_nothing_is_noted():
     ("cluster_name = 'a/b'", "geminga.toml:1: cluster_name must be letters, digits and -=:._, not 'a/b'"),
     ("cluster_name = 'a\\nb'", "geminga.toml:1: cluster_name must be"),
     ("[storage]\nsync = 'grop'", "geminga.toml:2: storage.sync must be group, interval or none, not 'grop'"),
-    ("[storage]\nauto_create_topics = 'yes'", "geminga.toml:2: storage.auto_create_topics must be true or false, not 'yes'"),
+    ("[storage]\nauto_create_topics = 'yes'",
+     "geminga.toml:2: storage.auto_create_topics must be true or false, not 'yes'"),
     ("[storage]\nauto_create_topics = 1", "geminga.toml:2: storage.auto_create_topics must be true or false, not 1"),
     ("[storage]\nroll_over_bytes = 5242880",
-     "geminga.toml:2: storage.roll_over_bytes must be at least 5253121 for network.max_message_size = 5242880, not 5242880"),
+     "geminga.toml:2: storage.roll_over_bytes must be at least 5253121 for network.max_message_size = 5242880, not "
+     "5242880"),
     ("[network]\nmax_message_size = 5242880\n[storage]\njournal_segment_bytes = 15728639",
-     "geminga.toml:4: storage.journal_segment_bytes must be at least 15728640 for network.max_message_size = 5242880, not 15728639"),
-    ("[network]\nadvertised_address = 'pulsar://here'", "geminga.toml:2: network.advertised_address must be a host name"),
-    ("[network]\nadvertised_listeners = ['pulsar://here:6650']", "network.advertised_listeners must be name:pulsar://host:port"),
-    ("[network]\nadvertised_listeners = ['a:pulsar://x:1', 'a:pulsar://y:1']", "must have one address for each name and scheme"),
+     "geminga.toml:4: storage.journal_segment_bytes must be at least 15728640 for network.max_message_size = 5242880, "
+     "not 15728639"),
+    ("[network]\nadvertised_address = 'pulsar://here'",
+     "geminga.toml:2: network.advertised_address must be a host name"),
+    ("[network]\nadvertised_listeners = ['pulsar://here:6650']",
+     "network.advertised_listeners must be name:pulsar://host:port"),
+    ("[network]\nadvertised_listeners = ['a:pulsar://x:1', 'a:pulsar://y:1']",
+     "must have one address for each name and scheme"),
     ("[network]\nport = -1", "geminga.toml:2: network.port is -1, which needs tls.certificate and tls.port"),
     ("http_port = -1", "geminga.toml:1: http_port is -1, which needs tls.certificate and tls.http_port"),
-    ("[tls]\ncertificate = 'c'\nkey = 'k'\nport = 6650", "geminga.toml:4: network.port and tls.port must differ, both are 6650"),
+    ("[tls]\ncertificate = 'c'\nkey = 'k'\nport = 6650",
+     "geminga.toml:4: network.port and tls.port must differ, both are 6650"),
     ("[tls]\ncertificate = 'c'", "geminga.toml:2: tls.certificate needs tls.key"),
     ("[tls]\nversions = []", "geminga.toml:2: tls.versions must be one of TLSv1.2 and TLSv1.3, or both"),
     ("[network]\nadvertised_listeners = [1]", "network.advertised_listeners must be a list of texts, not [1]"),
-    ("[network]\nbroker_entry_metadata = ['indx']", "network.broker_entry_metadata must be timestamp or index, not 'indx'"),
+    ("[network]\nbroker_entry_metadata = ['indx']",
+     "network.broker_entry_metadata must be timestamp or index, not 'indx'"),
     ("[network", "geminga.toml: "),
 ])
 def test_a_wrong_file_is_refused_in_one_line_that_names_the_key(written, text, line):
@@ -186,12 +205,14 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_the_key(written, text, l
 
 
 @pytest.mark.parametrize(("environ", "overrides", "line"), [
-    ({"GEMINGA_STORAGE_SYNK": "none"}, {}, "GEMINGA_STORAGE_SYNK: there is no such setting, did you mean GEMINGA_STORAGE_SYNC?"),
+    ({"GEMINGA_STORAGE_SYNK": "none"}, {},
+     "GEMINGA_STORAGE_SYNK: there is no such setting, did you mean GEMINGA_STORAGE_SYNC?"),
     ({"GEMINGA_STORAGE_XYZ": "1"}, {}, "GEMINGA_STORAGE_XYZ: there is no such setting"),
     ({"GEMINGA_OWNER": "2"}, {}, "GEMINGA_OWNER: there is no such setting, did you mean GEMINGA_OWNERS?"),
     ({"GEMINGA_HTTP_PORT": ""}, {}, "GEMINGA_HTTP_PORT: http_port must be a whole number, not ''"),
     ({"GEMINGA_HTTP_PORT": "tcp://10.0.0.1:8080"}, {}, "GEMINGA_HTTP_PORT: http_port must be a whole number"),
-    ({"PULSAR_PREFIX_maxMesageSize": "1"}, {}, "PULSAR_PREFIX_maxMesageSize: Pulsar has no such setting, did you mean maxMessageSize?"),
+    ({"PULSAR_PREFIX_maxMesageSize": "1"}, {},
+     "PULSAR_PREFIX_maxMesageSize: Pulsar has no such setting, did you mean maxMessageSize?"),
     ({"PULSAR_PREFIX_authenticationEnabled": "true"}, {},
      "PULSAR_PREFIX_authenticationEnabled: needs authenticationProviders"),
     ({}, {"network.port": 70_000}, "command line: network.port must be -1 to 65535, not 70000"),
@@ -217,7 +238,7 @@ def test_a_default_grows_with_the_message_size_and_says_so():
     assert [note.split()[0] for note in notes] == ["storage.roll_over_bytes", "storage.journal_segment_bytes"]
 
 
-# -- Pulsar's files -------------------------------------------------------------------------------------------------------------------
+# -- Pulsar's files -----------------------------------------------------------------------------------------------
 
 def retention(config):
     return config.storage.retention_s, config.storage.retention_bytes
@@ -241,11 +262,13 @@ def retention(config):
     ("managedLedgerMaxLedgerRolloverTimeMinutes=0", lambda c: c.storage.roll_over_age_s, 315_360_000),
     ("allowAutoTopicCreation=false", lambda c: c.storage.auto_create_topics, False),
     ("allowAutoSubscriptionCreation=FALSE", lambda c: c.storage.auto_create_subscriptions, False),
-    ("allowAutoTopicCreationType=non-partitioned\ndefaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 0),
+    ("allowAutoTopicCreationType=non-partitioned\ndefaultNumPartitions=4", lambda c: c.storage.auto_create_partitions,
+     0),
     ("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 4),
     ("allowAutoTopicCreationType=partitioned", lambda c: c.storage.auto_create_partitions, 1),
     ("defaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 0),
-    (f"brokerEntryMetadataInterceptors={INDEX},{TIMESTAMP}", lambda c: c.worker.broker_entry_metadata, ("index", "timestamp")),
+    (f"brokerEntryMetadataInterceptors={INDEX},{TIMESTAMP}", lambda c: c.worker.broker_entry_metadata,
+     ("index", "timestamp")),
     ("exposingBrokerEntryMetadataToClientEnabled=true", lambda c: c.worker.expose_broker_entry_metadata, True),
     ("acknowledgmentAtBatchIndexLevelEnabled=false", lambda c: c.storage.batch_index_acknowledgement, False),
     ("maxUnackedMessagesPerConsumer=7", lambda c: c.storage.max_unacked_messages_per_consumer, 7),
@@ -269,7 +292,8 @@ def retention(config):
     ("defaultRetentionTimeInMinutes=-1\ndefaultRetentionSizeInMB=3", retention, (-1, 3 << 20)),
     ("backlogQuotaDefaultLimitBytes=1000", lambda c: c.storage.backlog_quota_bytes, 1_000),
     ("backlogQuotaDefaultLimitSecond=10", lambda c: c.storage.backlog_quota_age_s, 10),
-    ("backlogQuotaDefaultRetentionPolicy=consumer_backlog_eviction", lambda c: c.storage.backlog_quota_policy, "consumer_backlog_eviction"),
+    ("backlogQuotaDefaultRetentionPolicy=consumer_backlog_eviction", lambda c: c.storage.backlog_quota_policy,
+     "consumer_backlog_eviction"),
     ("subscriptionKeySharedUseConsistentHashing=false", lambda c: c.storage.key_shared_consistent_hashing, False),
     ("encryptionRequireOnProducer=true", lambda c: c.storage.encryption_required, True),
     ("maxProducersPerTopic=3", lambda c: c.storage.max_producers_per_topic, 3),
@@ -318,19 +342,24 @@ def test_two_settings_from_two_places_make_one_of_ours(written):
 
 
 def test_unsafe_durability_is_not_copied(written):
-    """standalone.conf's journalSyncData=false leaves sync at group, with a note; our own key may still choose otherwise."""
+    """standalone.conf's journalSyncData=false leaves sync at group, with a note; our own key may still choose
+    otherwise.
+    """
     path = written("journalSyncData=false", "standalone.conf")
     config, notes = load(path, {}, {})
     assert config.storage.sync == "group"
-    assert notes == [f"{path}:1: journalSyncData: not followed: answers wait for the disk, unless storage.sync says otherwise"]
+    assert notes == [f"{path}:1: journalSyncData: not followed: answers wait for the disk, unless storage.sync says "
+                     "otherwise"]
     assert load(path, {"GEMINGA_STORAGE_SYNC": "none"}, {})[0].storage.sync == "none"
 
 
 def test_settings_without_effect_are_listed_once(written):
     """One note for all of them, names included; empty ones and ones for Pulsar's own clients are known as well."""
-    text = "zookeeperServers=\nnumIOThreads=8\nloadBalancerEnabled=true\nbookkeeper_tlsHostnameVerificationEnabled=false\ntlsEnabled=false"
+    text = ("zookeeperServers=\nnumIOThreads=8\nloadBalancerEnabled=true\n"
+            "bookkeeper_tlsHostnameVerificationEnabled=false\ntlsEnabled=false")
     assert load(written(text, "broker.conf"), {}, {})[1] == [
-        "3 settings of Pulsar have no effect here: bookkeeper_tlsHostnameVerificationEnabled, loadBalancerEnabled, numIOThreads"]
+        "3 settings of Pulsar have no effect here: bookkeeper_tlsHostnameVerificationEnabled, loadBalancerEnabled, "
+        "numIOThreads"]
 
 
 @pytest.mark.parametrize(("name", "what"), [
@@ -349,13 +378,19 @@ def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
         assert name in known_names()
         for value in ("true", "false", "7", "0", "a.Mine", "org.apache.Theirs"):
             path = written(f"{name}={value}", "broker.conf")
-            note = f"{path}:1: {name}: not followed: {what}" if demands(value) else f"1 settings of Pulsar have no effect here: {name}"
+            note = (
+                f"{path}:1: {name}: not followed: {what}"
+                if demands(value)
+                else f"1 settings of Pulsar have no effect here: {name}"
+            )
             assert load(path, {}, {})[1] == [note], (name, value)
         assert load(written(f"{name}=", "broker.conf"), {}, {})[1] == []
-    assert load(written("maxTenants=0", "broker.conf"), {}, {})[1] == ["1 settings of Pulsar have no effect here: maxTenants"]
+    assert load(written("maxTenants=0", "broker.conf"), {}, {})[1] == ["1 settings of Pulsar have no effect here: "
+                                                                       "maxTenants"]
     path = written("maxTenants=3\nsystemTopicEnabled=false\nsubscriptionRedeliveryTrackerEnabled=true", "broker.conf")
     assert load(path, {}, {})[1] == [
-        f"{path}:2: systemTopicEnabled: not followed: policies of topics stay available: they are in the catalogue, not in system topics",
+        f"{path}:2: systemTopicEnabled: not followed: policies of topics stay available: they are in the catalogue, "
+        "not in system topics",
         f"{path}:1: maxTenants: not followed: the number is not bounded",
         "1 settings of Pulsar have no effect here: subscriptionRedeliveryTrackerEnabled"]
 
@@ -369,8 +404,10 @@ def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
     ("webServiceHaProxyProtocolEnabled=TRUE", "PROXY headers are not understood: connections would be closed"),
     ("bindAddresses=a:pulsar://0.0.0.0:6650", "one address is supported: set bindAddress and the ports"),
     ("tokenSettingPrefix=mine", "keys under another prefix are not read: set tokenSecretKey or tokenPublicKey"),
-    ("sslFactoryPlugin=a.Mine", "plug-ins of Pulsar are not loaded: set tlsCertificateFilePath and its siblings to PEM files"),
-    ("clientLibraryVersionCheckEnabled=true", "versions of clients are not checked: every client of the protocol may connect"),
+    ("sslFactoryPlugin=a.Mine",
+     "plug-ins of Pulsar are not loaded: set tlsCertificateFilePath and its siblings to PEM files"),
+    ("clientLibraryVersionCheckEnabled=true",
+     "versions of clients are not checked: every client of the protocol may connect"),
     ("webServiceTlsProtocols=TLSv1.3", "is the same setting as tlsProtocols here: set both to one value"),
     ("webServiceTlsCiphers=A", "is the same setting as tlsCiphers here: set both to one value"),
 ])
@@ -395,10 +432,12 @@ def test_ciphers_and_protocols_of_https_may_be_said_as_those_of_all():
 DEMANDS = [
     ("authenticationEnabled=true", "needs authenticationProviders"),
     ("authorizationEnabled=true", "authorization.enabled needs authentication.methods"),
-    ("tlsEnabled=TRUE", "needs tlsCertificateFilePath"), ("brokerServicePortTls=6651", "tls.port needs tls.certificate"),
+    ("tlsEnabled=TRUE", "needs tlsCertificateFilePath"),
+    ("brokerServicePortTls=6651", "tls.port needs tls.certificate"),
     ("webServicePortTls=8443", "tls.http_port needs tls.certificate"),
     ("tlsRequireTrustedClientCertOnConnect=true", "tls.client_certificates needs tls.trusted"),
-    ("tlsEnabledWithKeyStore=true", "Java's key stores are not read: set tlsCertificateFilePath and its siblings to PEM files"),
+    ("tlsEnabledWithKeyStore=true",
+     "Java's key stores are not read: set tlsCertificateFilePath and its siblings to PEM files"),
     ("tlsAllowInsecureConnection=true", "client certificates need the signature of a trusted authority"),
 ]
 
@@ -422,18 +461,24 @@ def test_a_variable_withdraws_a_demand_of_the_file(written):
 @pytest.mark.parametrize(("line", "complaint"), [
     ("brokerServicPort=6650", "brokerServicPort: Pulsar has no such setting, did you mean brokerServicePort?"),
     ("qqqqqqqq=1", "qqqqqqqq: Pulsar has no such setting"),
-    ("authenticationEnabled=true\nauthenticationProviders=a.Kerberos", "authenticationProviders: knows AuthenticationProviderTls, "),
+    ("authenticationEnabled=true\nauthenticationProviders=a.Kerberos",
+     "authenticationProviders: knows AuthenticationProviderTls, "),
     ("authorizationProvider=a.Mine", "authorizationProvider: knows PulsarAuthorizationProvider only, not 'a.Mine'"),
-    ("tlsRequireTrustedClientCertOnConnect=yes", "tlsRequireTrustedClientCertOnConnect: must be true or false, not 'yes'"),
+    ("tlsRequireTrustedClientCertOnConnect=yes",
+     "tlsRequireTrustedClientCertOnConnect: must be true or false, not 'yes'"),
     ("brokerServicePort=http", "brokerServicePort: network.port must be a whole number, not 'http'"),
     ("maxMessageSize=0", "maxMessageSize: network.max_message_size must be 1024 to 268435456, not 0"),
     ("keepAliveIntervalSeconds=1s", "keepAliveIntervalSeconds: must be a whole number, not '1s'"),
-    ("managedLedgerMaxSizePerLedgerMbytes=4", "managedLedgerMaxSizePerLedgerMbytes: storage.roll_over_bytes must be at least 5253121"),
+    ("managedLedgerMaxSizePerLedgerMbytes=4",
+     "managedLedgerMaxSizePerLedgerMbytes: storage.roll_over_bytes must be at least 5253121"),
     ("allowAutoTopicCreation=no", "allowAutoTopicCreation: storage.auto_create_topics must be true or false, not 'no'"),
-    ("allowAutoTopicCreationType=both", "allowAutoTopicCreationType: must be partitioned or non-partitioned, not 'both'"),
-    ("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=0", "defaultNumPartitions: must be at least 1, not 0"),
+    ("allowAutoTopicCreationType=both",
+     "allowAutoTopicCreationType: must be partitioned or non-partitioned, not 'both'"),
+    ("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=0",
+     "defaultNumPartitions: must be at least 1, not 0"),
     ("brokerEntryMetadataInterceptors=com.example.Mine", "brokerEntryMetadataInterceptors: knows "),
-    ("advertisedListeners=a:ssl://h:6651", "advertisedListeners: network.advertised_listeners must be name:pulsar://host:port"),
+    ("advertisedListeners=a:ssl://h:6651",
+     "advertisedListeners: network.advertised_listeners must be name:pulsar://host:port"),
 ])
 def test_a_wrong_setting_of_pulsar_is_refused_by_its_name(written, line, complaint):
     """The line has file, line number and the name the author wrote."""
@@ -469,19 +514,22 @@ def test_a_properties_file_is_read_as_java_reads_it(text, expected):
 
 def test_the_list_of_pulsars_names_is_a_list_of_names():
     """Sorted, no name twice, only names, and whole: from broker, bookie and offloader settings something is there."""
-    lines = (Path(__file__).parents[2] / "supervisor" / "configuration" / "pulsar_keys.txt").read_text().splitlines()[1:]
+    lines = (
+        (Path(__file__).parents[2] / "supervisor" / "configuration" / "pulsar_keys.txt").read_text().splitlines()[1:]
+    )
     assert lines == sorted(set(lines))
     assert all(re.fullmatch(r"[A-Za-z]\w+", line) for line in lines)
     assert known_names() == set(lines)
     assert known_names() >= {"brokerServicePort", "journalSyncData", "s3ManagedLedgerOffloadBucket", "tokenSecretKey"}
 
 
-# -- cores ----------------------------------------------------------------------------------------------------------------------------
+# -- cores --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("files", "expected"), [
     ({}, 8),
     ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 8),
-    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+      "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2),
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
     ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 3),
@@ -505,7 +553,9 @@ def test_a_number_of_processes_that_is_set_is_kept():
 
 
 def test_credentials_are_where_the_service_manager_has_them(written):
-    """For the broker, which is told where; and for whoever looks at the same configuration without having been started by it."""
+    """For the broker, which is told where; and for whoever looks at the same configuration without having been started
+    by it.
+    """
     path = written('tls = {certificate = "/c", key = "credential:tls.key"}\n'
                    'authentication = {secret_keys = ["credential:a", "/b", "data:,c"]}\n')
     found, _ = load(path, {"CREDENTIALS_DIRECTORY": "/run/c"}, {})

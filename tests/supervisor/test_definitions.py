@@ -1,4 +1,6 @@
-"""`geminga definitions`: what is told of one broker makes another one the same, once; what is wrong is refused before anything changes."""
+"""`geminga definitions`: what is told of one broker makes another one the same, once; what is wrong is refused before
+anything changes.
+"""
 import json
 
 import pytest
@@ -19,7 +21,8 @@ def other(tmp_path_factory):
 
 
 def admin(broker, method, path, body=None):
-    status, text = request(method, f"{broker.http_url}/admin/v2/{path}", None if body is None else json.dumps(body).encode())
+    status, text = request(method, f"{broker.http_url}/admin/v2/{path}",
+                           None if body is None else json.dumps(body).encode())
     assert status < 300, (method, path, status, text)
 
 
@@ -43,12 +46,14 @@ def full(own):
     admin(own, "PUT", "persistent/acme/orders/plain")
     admin(own, "PUT", "persistent/acme/orders/plain/properties", {"colour": "red"})
     for kind, text in (("STRING", ""), ("JSON", RECORD)):
-        admin(own, "POST", "schemas/acme/orders/plain/schema", {"type": kind, "schema": text, "properties": {"of": kind}})
+        admin(own, "POST", "schemas/acme/orders/plain/schema",
+              {"type": kind, "schema": text, "properties": {"of": kind}})
         if kind == "STRING":
             admin(own, "DELETE", "schemas/acme/orders/plain/schema")
     admin(own, "POST", "schemas/acme/orders/placed/schema",
           {"type": "KEY_VALUE", "schema": json.dumps({"key": RECORD, "value": RECORD}), "properties": {
-              "key.schema.type": "JSON", "value.schema.type": "JSON", "kv.encoding.type": "SEPARATED", "key.schema.name": "",
+              "key.schema.type": "JSON", "value.schema.type": "JSON", "kv.encoding.type": "SEPARATED",
+              "key.schema.name": "",
               "value.schema.name": "", "key.schema.properties": "{}", "value.schema.properties": "{}"}})
     admin(own, "POST", "brokers/configuration/ttlDurationDefaultInSeconds/600")
     return own
@@ -91,18 +96,24 @@ def test_what_is_named_becomes_what_is_said_and_nothing_else_changes(full, tmp_p
 
 
 @pytest.mark.parametrize(("wanted", "said"), [
-    ([], "expected an object"), ({}, "version"), ({"version": 2}, "version"), ({"version": 1, "topic": {}}, "unknown key 'topic'"),
+    ([], "expected an object"), ({}, "version"), ({"version": 2}, "version"),
+    ({"version": 1, "topic": {}}, "unknown key 'topic'"),
     ({"topics": {TOPIC: {"partition": 1}}}, "unknown key 'partition'"), ({"topics": {"placed": {}}}, "complete name"),
-    ({"topics": {TOPIC: {"partitions": 1}}}, "cannot become"), ({"topics": {TOPIC: {"partitions": 4, "policies": {"ttl": 1}}}}, "'ttl'"),
+    ({"topics": {TOPIC: {"partitions": 1}}}, "cannot become"),
+    ({"topics": {TOPIC: {"partitions": 4, "policies": {"ttl": 1}}}}, "'ttl'"),
     ({"topics": {TOPIC: {"partitions": 4, "policies": {"maxConsumers": "x"}}}}, "maxConsumers"),
     ({"topics": {"persistent://acme/nowhere/x": {}}}, "no namespace"), ({"namespaces": {"nobody/x": {}}}, "no tenant"),
     ({"namespaces": {"acme/orders": {"policies": {"permissions": {"shop": ["fly"]}}}}}, "permissions"),
-    ({"tenants": {"acme": {"adminRoles": "boss"}}}, "adminRoles"), ({"clusters": {"far": {"addresses": {}}}}, "unknown key"),
-    ({"clusters": {"far": {"data": {"url": "x"}}}}, "unknown key 'url'"), ({"tenants": {"acme": {"allowedClusters": ["moon"]}}}, "moon"),
+    ({"tenants": {"acme": {"adminRoles": "boss"}}}, "adminRoles"),
+    ({"clusters": {"far": {"addresses": {}}}}, "unknown key"),
+    ({"clusters": {"far": {"data": {"url": "x"}}}}, "unknown key 'url'"),
+    ({"tenants": {"acme": {"allowedClusters": ["moon"]}}}, "moon"),
     ({"namespaces": {"acme/orders": {"policies": {"replicationClusters": ["far"]}}}}, "replicationClusters"),
-    ({"configuration": {"brokerName": "x"}}, "non-dynamic"), ({"configuration": {"ttlDurationDefaultInSeconds": "soon"}}, "dynamic-config"),
+    ({"configuration": {"brokerName": "x"}}, "non-dynamic"),
+    ({"configuration": {"ttlDurationDefaultInSeconds": "soon"}}, "dynamic-config"),
     ({"topics": {"persistent://acme/orders/plain": {"schemas": [{"version": 1, "type": "STRING"}]}}}, "another one"),
-    ({"topics": {"persistent://acme/orders/plain": {"schemas": [{"version": 9, "type": "JSON", "schema": "no"}]}}}, "schema"),
+    ({"topics": {"persistent://acme/orders/plain": {"schemas": [{"version": 9, "type": "JSON", "schema": "no"}]}}},
+     "schema"),
 ])
 def test_what_is_wrong_is_refused_in_one_line_and_nothing_changes(full, tmp_path, wanted, said):
     before = export(full, tmp_path / "before")

@@ -1,4 +1,5 @@
-"""Delay policies as administrators set and watch them: REST, command line, metrics; on a broker of several workers and owners.
+"""Delay policies as administrators set and watch them: REST, command line, metrics; on a broker of several workers and
+owners.
 
 The names begin with the rows that they hold; what the policies do is in tests/storage/test_delay_policies.py.
 """
@@ -64,7 +65,8 @@ class Delays:
     """The policy of a namespace or topic over HTTP."""
 
     def __init__(self, broker, name):
-        self.url = f"{broker.http_url}/admin/v2/{name.replace('://', '/') if '://' in name else f'namespaces/{name}'}/delayedDelivery"
+        path = name.replace("://", "/") if "://" in name else f"namespaces/{name}"
+        self.url = f"{broker.http_url}/admin/v2/{path}/delayedDelivery"
 
     def get(self, query=""):
         status, text = request("GET", self.url + query)
@@ -135,12 +137,15 @@ def test_f181_f187_to_f190_the_fields_are_set_and_shown_at_both_levels(several, 
         assert delays.get() is None
         assert delays.post(**NOTHING) == (204, "")
         assert delays.get() == NOTHING
-        whole = NOTHING | {"maxDeliveryDelayInMillis": 5, "fixedDeliveryDelayInMillis": 60_000, "timePartitionGranularityInMillis": 600_000}
+        whole = NOTHING | {"maxDeliveryDelayInMillis": 5, "fixedDeliveryDelayInMillis": 60_000,
+                           "timePartitionGranularityInMillis": 600_000}
         assert delays.post(**whole) == (204, "") and delays.get() == whole
         assert delays.post(**NOTHING, fixedDeliveryDelayInMillis=0) == (204, "")
         assert delays.get() == NOTHING | {"fixedDeliveryDelayInMillis": 0}
-        assert delays.post(fixedDeliveryDelayInMillis=5) == (204, "")      # who demands a delay means that there are any
-        assert delays.get() == {"active": True, "tickTime": 0, "maxDeliveryDelayInMillis": 0, "fixedDeliveryDelayInMillis": 5}
+        # who demands a delay means that there are any
+        assert delays.post(fixedDeliveryDelayInMillis=5) == (204, "")
+        assert delays.get() == {"active": True, "tickTime": 0, "maxDeliveryDelayInMillis": 0,
+                                "fixedDeliveryDelayInMillis": 5}
         assert delays.delete() == (204, "") and delays.get() is None
 
 
@@ -208,13 +213,15 @@ def test_f166_f167_x23_pip_26s_verbs_set_the_wheel_and_leave_the_rest(several, p
         delays = Delays(several, name)
         assert run(group, "enable-delayed-message", name) == (0, "", [])
         assert delays.get() == NOTHING | {"timePartitionGranularityInMillis": 300_000}
-        for granularity, ms in (("30s", 30_000), ("1h", HOUR_MS), ("3d", 72 * HOUR_MS), ("2w", 14 * 24 * HOUR_MS), ("5m", 300_000)):
+        for granularity, ms in (("30s", 30_000), ("1h", HOUR_MS), ("3d", 72 * HOUR_MS), ("2w", 14 * 24 * HOUR_MS),
+                                ("5m", 300_000)):
             for tick, tick_ms in (("500ms", 500), ("1s", 1_000), ("5m", 300_000)):
                 assert run(group, "enable-delayed-message", name, "-p", granularity, "-t", tick)[0] == 0
                 assert delays.get() == NOTHING | {"timePartitionGranularityInMillis": ms, "tickTime": tick_ms}
         delays.post(active=False, tickTime=7, maxDeliveryDelayInMillis=8, fixedDeliveryDelayInMillis=9)
         assert run(group, "enable-delayed-message", name, "--time-partition-granularity", "1h")[0] == 0
-        found = {"tickTime": 7, "maxDeliveryDelayInMillis": 8, "fixedDeliveryDelayInMillis": 9, "timePartitionGranularityInMillis": HOUR_MS}
+        found = {"tickTime": 7, "maxDeliveryDelayInMillis": 8, "fixedDeliveryDelayInMillis": 9,
+                 "timePartitionGranularityInMillis": HOUR_MS}
         assert delays.get() == found | {"active": True}
         assert run(group, "disable-delayed-message", name)[0] == 0
         assert delays.get() == found | {"active": False}
@@ -233,7 +240,9 @@ def test_f197_what_is_lost_by_a_downgrade_is_listed(several, place, run):
     status, printed, _ = run("brokers", "downgrade-check", "-o", "json")
     found = {row.pop("of"): row for row in json.loads(printed)}
     assert status == 0
-    assert found[namespace] == {"fixedDeliveryDelayInMillis": 60_000} and found[topic] == {"timePartitionGranularityInMillis": 60_000}
+    assert found[namespace] == {"fixedDeliveryDelayInMillis": 60_000} and found[topic] == {
+        "timePartitionGranularityInMillis": 60_000
+    }
     assert run("namespaces", "set-delayed-delivery", namespace, "-fd", "0")[0] == 0
     assert run("topicPolicies", "remove-delayed-delivery", topic)[0] == 0
     _, printed, _ = run("brokers", "downgrade-check", "-o", "json")
@@ -250,7 +259,8 @@ def test_f198_what_is_set_binds_every_worker_and_owner_before_it_is_answered(sev
     delays, expected = Delays(several, namespace), []
     for ms in (1_000, 0, 60_000, 2 * HOUR_MS, 5_000):
         assert delays.post(**NOTHING | {"maxDeliveryDelayInMillis": ms})[0] == 204
-        assert {producer.send(HOUR_MS) for producer, _ in producers} == ({exceeds(ms)} if 0 < ms < HOUR_MS else {"stored"})
+        assert {producer.send(HOUR_MS) for producer, _ in producers} == ({exceeds(ms)} if 0 < ms < HOUR_MS
+                                                                         else {"stored"})
         expected += [HOUR_MS] * 3 * (not 0 < ms < HOUR_MS)
         fixed = delays.post(**NOTHING, fixedDeliveryDelayInMillis=ms + 10 * HOUR_MS)
         assert fixed[0] == 204 and {producer.send() for producer, _ in producers} == {"stored"}
@@ -301,7 +311,8 @@ def test_f192_f193_counters_have_the_labels_of_the_proposal(several, place, conn
         text = request("GET", several.http_url + "/metrics")[1]
         return [sample.value for family in text_string_to_metric_families(text) for sample in family.samples
                 if sample.name in ("pulsar_broker_topic_messages_delayed_rejected_total",
-                                   "pulsar_broker_topic_messages_fixed_delay_overridden_total") and sample.labels == labels]
+                                   "pulsar_broker_topic_messages_fixed_delay_overridden_total")
+                and sample.labels == labels]
 
     assert counted() == [3, 2]
 
@@ -309,7 +320,8 @@ def test_f192_f193_counters_have_the_labels_of_the_proposal(several, place, conn
 @pytest.mark.slow
 def test_f194_alert_rules_watch_both_counters():
     expressions = [line for line in RULES.read_text().splitlines() if " expr: " in line]
-    for name in ("pulsar_broker_topic_messages_delayed_rejected_total", "pulsar_broker_topic_messages_fixed_delay_overridden_total"):
+    for name in ("pulsar_broker_topic_messages_delayed_rejected_total",
+                 "pulsar_broker_topic_messages_fixed_delay_overridden_total"):
         assert sum(name in line for line in expressions) == 1
 
 

@@ -26,7 +26,8 @@ def path_of(topic):
 
 def ask(broker, method, topic, rest="", body=None):
     """Status, and what was said."""
-    status, text = request(method, f"{broker.http_url}/ops/v1/delayed/{path_of(topic)}{rest}", body and json.dumps(body).encode())
+    status, text = request(method, f"{broker.http_url}/ops/v1/delayed/{path_of(topic)}{rest}",
+                           body and json.dumps(body).encode())
     return status, json.loads(text) if text else None
 
 
@@ -79,7 +80,8 @@ def test_what_waits_is_told_by_hour_by_window_and_each(broker, client):
 def test_bounds_are_ms_or_iso_8601_or_so_long_from_now(broker, client):
     topic, hour = unique_topic("delayed"), (now_ms() // HOUR_MS + 48) * HOUR_MS
     send(client, topic, *[hour + n for n in range(10)])
-    for query, count in ((f"from={hour + 3}", 7), (f"to={hour + 3}", 3), (f"from={quote(instant(hour + 2))}&to={instant(hour + 4)}", 2),
+    for query, count in ((f"from={hour + 3}", 7), (f"to={hour + 3}", 3),
+                         (f"from={quote(instant(hour + 2))}&to={instant(hour + 4)}", 2),
                          ("to=1d", 0), ("from=1d&to=4d", 10), ("from=-1h", 10), ("from=2001-01-01&to=2002-01-01", 0)):
         assert len(told(broker, topic, f"by=message&{query}")["rows"]) == count, query
     cut = told(broker, topic, "by=message&limit=4")
@@ -93,7 +95,8 @@ def test_partitions_are_told_together(broker, client):
         send(client, f"{topic}-partition-{number}", hour + number, hour + 10 + number)
     assert told(broker, topic)["rows"] == [{"from": hour, "to": hour + HOUR_MS, "entries": 6}]
     rows = told(broker, topic, "by=message")["rows"]
-    assert [(row["deliverAt"] - hour, row["partition"]) for row in rows] == [(0, 0), (1, 1), (2, 2), (10, 0), (11, 1), (12, 2)]
+    assert [(row["deliverAt"] - hour, row["partition"]) for row in rows] == [(0, 0), (1, 1), (2, 2), (10, 0), (11, 1),
+                                                                             (12, 2)]
     assert [row["partition"] for row in told(broker, topic, "by=message&limit=2")["rows"]] == [0, 1]
     assert told(broker, f"{topic}-partition-1")["waiting"] == 2 and told(broker, topic)["waiting"] == 6
     assert ask(broker, "DELETE", topic, f"/{rows[4]['id']}")[0] == 204      # it is found in whichever it is
@@ -103,7 +106,8 @@ def test_partitions_are_told_together(broker, client):
 
 # -- what is refused
 
-BAD_TIMES = ("", "soon", "-5", "1.5h", "2026-13-01", "10000-01-01", "253402300800000", "9" * 30, "99999999999y", "1969-12-31", "NaN")
+BAD_TIMES = ("", "soon", "-5", "1.5h", "2026-13-01", "10000-01-01", "253402300800000", "9" * 30, "99999999999y",
+             "1969-12-31", "NaN")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,8 @@ def refusing(broker, client):
 
 
 def test_bounds_that_are_none_are_refused(broker, refusing):
-    for query in (*(f"{bound}={text}" for bound in ("from", "to") for text in BAD_TIMES), "by=minute", "by=", "limit=x", "limit=-1",
+    for query in (*(f"{bound}={text}" for bound in ("from", "to") for text in BAD_TIMES), "by=minute", "by=", "limit=x",
+                  "limit=-1",
                   "limit=10001", "limit=99999999999999999999", "from=2h&to=1h"):
         status, found = ask(broker, "GET", refusing, f"?{query}")
         assert status == 400 and found["reason"], query
@@ -131,7 +136,8 @@ def test_times_that_are_none_are_refused_and_change_nothing(broker, refusing):
 
 
 def test_ids_that_are_none_and_messages_that_are_not_there(broker, refusing):
-    none = ("x", "1", "1:", ":1", "1:-1", "-1:-1", "1:2:3:4:5", "9" * 30 + ":1", "%D9%A3:1", "1:2%0A", "%00", "%ff", "1%2F2")
+    none = ("x", "1", "1:", ":1", "1:-1", "-1:-1", "1:2:3:4:5", "9" * 30 + ":1", "%D9%A3:1", "1:2%0A", "%00", "%ff",
+            "1%2F2")
     for message, expected in (*((text, 400) for text in none), ("999999999:0", 404), ("0:0", 404)):
         for method, body in (("DELETE", None), ("PATCH", {"deliverAt": "1h"})):
             status, found = ask(broker, method, refusing, f"/{message}", body)
@@ -150,7 +156,8 @@ def test_one_message_of_a_batch_is_refused(broker, refusing):
 
 
 def test_topics_that_keep_nothing_or_are_not_there(broker, client):
-    for topic, status in ((unique_topic("missing"), 404), (unique_topic("live").replace("persistent", "non-persistent"), 405)):
+    for topic, status in ((unique_topic("missing"), 404),
+                          (unique_topic("live").replace("persistent", "non-persistent"), 405)):
         for method, rest, body in (("GET", "", None), ("DELETE", "/1:0", None), ("PATCH", "/1:0", {"deliverAt": "1h"})):
             found = ask(broker, method, topic, rest, body)
             assert found[0] == status and found[1]["reason"], (method, found)
@@ -195,7 +202,11 @@ def test_what_is_cancelled_or_moved_survives_a_kill(start_broker):
     status, text = request("GET", f"{own.http_url}/ops/v1/why/{path_of(topic)}/sub")
     assert status == 200 and json.loads(text)[0]["messages"]["skipped"] == 1
     for message in (gone, sooner):
-        assert ask(own, "DELETE", topic, f"/{message}")[0] == ask(own, "PATCH", topic, f"/{message}", {"deliverAt": "1h"})[0] == 409
+        assert (
+            ask(own, "DELETE", topic, f"/{message}")[0]
+            == ask(own, "PATCH", topic, f"/{message}", {"deliverAt": "1h"})[0]
+            == 409
+        )
     client.close()
 
 
@@ -205,10 +216,15 @@ def test_a_change_is_in_the_audit_log_and_a_look_is_not(broker, client):
     topic = unique_topic("delayed")
     send(client, topic, now_ms() + HOUR_MS, now_ms() + HOUR_MS)
     first, second = ids(broker, topic)
-    assert ask(broker, "DELETE", topic, f"/{first}")[0] == ask(broker, "PATCH", topic, f"/{second}", {"deliverAt": "2h"})[0] == 204
+    assert (
+        ask(broker, "DELETE", topic, f"/{first}")[0]
+        == ask(broker, "PATCH", topic, f"/{second}", {"deliverAt": "2h"})[0]
+        == 204
+    )
     lines = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines()]
     assert [(line["request"], line["status"]) for line in lines if topic.rpartition("/")[2] in line["request"]] == [
-        (f"{method} /ops/v1/delayed/{path_of(topic)}/{message}", 204) for method, message in (("DELETE", first), ("PATCH", second))]
+        (f"{method} /ops/v1/delayed/{path_of(topic)}/{message}", 204)
+        for method, message in (("DELETE", first), ("PATCH", second))]
 
 
 # -- the command
@@ -245,7 +261,8 @@ def test_the_command_shows_and_changes_what_waits(broker, client, run):
     status, _, complaint = run("admin", "delayed", "cancel", topic, first)
     assert status == 1 and "(HTTP 409)" in complaint
     for words in (["reschedule", topic, second], ["reschedule", topic, second, "--at", "1h", "--after", "1h"],
-                  ["reschedule", topic, second, "--after", "soon"], ["cancel", topic], ["list", "a/b"], ["list", topic, "--by", "day"]):
+                  ["reschedule", topic, second, "--after", "soon"], ["cancel", topic], ["list", "a/b"],
+                  ["list", topic, "--by", "day"]):
         assert run("admin", "delayed", *words)[0] == 2, words
     assert run("admin", "delayed", "list", topic, "--from", "soon")[0] == 1
 

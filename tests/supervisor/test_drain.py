@@ -1,4 +1,6 @@
-"""A stop that waits for its consumers: nobody may publish or get anything any more, and whoever has something may acknowledge it."""
+"""A stop that waits for its consumers: nobody may publish or get anything any more, and whoever has something may
+acknowledge it.
+"""
 import os
 import socket
 import subprocess
@@ -52,7 +54,8 @@ def given_out(peer, topic, count):
     peer.open_producer(topic)
     peer.subscribe(topic)
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=1_000))
-    peer.say(b"".join(send(entry_of(message_metadata(sequence_id=number)), sequence_id=number) for number in range(count)))
+    peer.say(b"".join(send(entry_of(message_metadata(sequence_id=number)), sequence_id=number)
+                      for number in range(count)))
     ids, receipts = [], 0
     while len(ids) < count or receipts < count:
         heard = peer.hear()
@@ -75,7 +78,8 @@ def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
         reader = Reader(fresh_broker, 60)
         assert peer.hear().type == T.CLOSE_PRODUCER
         eventually(lambda: 20 in reader.said, 30)
-        peer.say(send(entry_of(message_metadata(sequence_id=99)), sequence_id=99))      # is ignored: it is not answered, nor given out
+        # is ignored: it is not answered, nor given out
+        peer.say(send(entry_of(message_metadata(sequence_id=99)), sequence_id=99))
         refused = other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1)
         assert refused.error.error == api.ServiceNotReady
         refused = other.ask(T.SUBSCRIBE, topic=topic, subscription="new", subType=0, consumer_id=1, request_id=2)
@@ -91,7 +95,8 @@ def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
     assert reader.said[-1] == 0
     fresh_broker.start()
     with Peer(fresh_broker.service_url) as peer:
-        assert [found.entryId for found in given_out(peer, topic, 1)] == [20]      # nothing is given out again, nor was number 99 kept
+        # nothing is given out again, nor was number 99 kept
+        assert [found.entryId for found in given_out(peer, topic, 1)] == [20]
 
 
 def test_it_waits_no_longer_than_it_may(fresh_broker):
@@ -110,19 +115,22 @@ def test_it_waits_no_longer_than_it_may(fresh_broker):
         assert [peer.hear().message.message_id.entryId for _ in range(3)] == [found.entryId for found in ids[2:]]
 
 
-@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Shared, pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared])
+@pytest.mark.parametrize("kind",
+                         [pulsar.ConsumerType.Shared, pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared])
 def test_real_clients_lose_nothing_and_get_nothing_twice(fresh_broker, kind):
     """While they publish and consume: they find the broker again when it is back."""
     topic, ended, published = unique_topic(), threading.Event(), threading.Event()
     client = pulsar.Client(fresh_broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     consumers = [client.subscribe(topic, "s", kind) for _ in range(2)]
-    producer = client.create_producer(topic, send_timeout_millis=60_000, max_pending_messages=1_000, block_if_queue_full=True)
+    producer = client.create_producer(topic, send_timeout_millis=60_000, max_pending_messages=1_000,
+                                      block_if_queue_full=True)
     sent, got = [], []
 
     def publish():
         number = 0
         while not ended.is_set():
-            producer.send_async(b"%d" % number, lambda result, _, number=number: result == pulsar.Result.Ok and sent.append(number),
+            producer.send_async(b"%d" % number,
+                                lambda result, _, number=number: result == pulsar.Result.Ok and sent.append(number),
                                 partition_key=str(number % 7))
             number += 1
             ended.wait(0.0005)
@@ -138,7 +146,8 @@ def test_real_clients_lose_nothing_and_get_nothing_twice(fresh_broker, kind):
             got.append(int(message.data()))
             consumer.acknowledge(message)
 
-    threads = [threading.Thread(target=publish), *(threading.Thread(target=consume, args=(consumer,)) for consumer in consumers)]
+    threads = [threading.Thread(target=publish),
+               *(threading.Thread(target=consume, args=(consumer,)) for consumer in consumers)]
     for thread in threads:
         thread.start()
     eventually(lambda: len(got) > 500, 30)
@@ -160,7 +169,8 @@ def test_a_child_that_is_started_meanwhile_is_drained_too(fresh_broker):
         given_out(peer, topic, 3)
         Reader(fresh_broker, 60)
         assert peer.hear().type == T.CLOSE_PRODUCER
-        for role, index in (("owner", 1 - owner_of(topic, 2)), ("admin", 0)):      # which neither have nor count what is out
+        # which neither have nor count what is out
+        for role, index in (("owner", 1 - owner_of(topic, 2)), ("admin", 0)):
             fresh_broker.wait_replaced(role, index, fresh_broker.kill(role, index), 10)
     assert fresh_broker.ended(20) == 0      # nobody has anything any more
 
@@ -175,7 +185,8 @@ class Driven:
         self.child = SimpleNamespace(control=control, is_drained=False)
         counters = {("admin", 0): SimpleNamespace(total=lambda name: self.outstanding)}
         children = [self.child, SimpleNamespace(control=None, is_drained=True)]
-        self.supervisor = SimpleNamespace(is_ready=True, is_stopping=False, children=children, counters=counters, begin_stop=self._stop)
+        self.supervisor = SimpleNamespace(is_ready=True, is_stopping=False, children=children, counters=counters,
+                                          begin_stop=self._stop)
         self.drain = Drain(self.supervisor)
 
     def _stop(self):
@@ -255,7 +266,8 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
         broker.close()
 
 
-@pytest.mark.parametrize("said", [b"{}", b"nothing", b"5", b'["reload"]', b'{"drain": "soon"}', b'{"drain": -1}', b'{"drain": NaN}',
+@pytest.mark.parametrize("said", [b"{}", b"nothing", b"5", b'["reload"]', b'{"drain": "soon"}', b'{"drain": -1}',
+                                  b'{"drain": NaN}',
                                   b'{"stop": 1}'])
 def test_what_is_no_command_is_hung_up_on(own, said):
     """And the broker goes on."""

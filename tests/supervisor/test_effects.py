@@ -1,4 +1,5 @@
-"""What each route that changes something brings about: one row a route, which looks for the effect itself and not for the answer.
+"""What each route that changes something brings about: one row a route, which looks for the effect itself and not for
+the answer.
 
 A route that is added fails here until it has a row.  Rows of policies are made of the table of policies.
 """
@@ -35,11 +36,27 @@ STRING = {"type": "STRING", "schema": "", "properties": {}}
 
 # Routes that are refused whatever is asked: what they would do there is none of on one host.
 REFUSED = {
-    ("PUT", _B + "/split"): 412, ("PUT", _T + "/offload"): 405, ("POST", _N + "/resourcegroup/{group}"): 412,
+    ("PUT", _B + "/split"): 412,
+    ("PUT", _T + "/offload"): 405,
+    ("POST", _N + "/resourcegroup/{group}"): 412,
     ("POST", _CLUSTER + "/namespaceIsolationPolicies/{policy}"): 405,
-} | {("*", f"/admin/{path}{{rest}}"): status for path, status in {
-    "v2/bookies": 404, "v2/resourcegroups": 405, "v2/resource-quotas": 405, "v2/worker": 409, "v2/functions": 409, "v3/functions": 409,
-    "v3/sinks": 409, "v3/sources": 409, "v3/sink": 409, "v3/source": 409, "v3/packages": 503, "v3/transactions": 503}.items()}
+} | {
+    ("*", f"/admin/{path}{{rest}}"): status
+    for path, status in {
+        "v2/bookies": 404,
+        "v2/resourcegroups": 405,
+        "v2/resource-quotas": 405,
+        "v2/worker": 409,
+        "v2/functions": 409,
+        "v3/functions": 409,
+        "v3/sinks": 409,
+        "v3/sources": 409,
+        "v3/sink": 409,
+        "v3/source": 409,
+        "v3/packages": 503,
+        "v3/transactions": 503,
+    }.items()
+}
 EFFECTS = {}
 
 
@@ -121,7 +138,9 @@ def own(tmp_path_factory):
     made = Broker(tmp_path_factory.mktemp("effects") / "data", "--owners", "2", "--workers", "1")
     try:
         made.start()
-        assert request("PUT", made.http_url + "/admin/v2/tenants/effects", b'{"allowedClusters":["standalone"]}')[0] == 204
+        assert (
+            request("PUT", made.http_url + "/admin/v2/tenants/effects", b'{"allowedClusters":["standalone"]}')[0] == 204
+        )
         yield made
     finally:
         made.close()
@@ -151,7 +170,9 @@ def _(at):
 
 @effect("POST", _BROKERS + "/shutdown")
 def _(at):
-    with contextlib.closing(Broker(at.broker.data_dir.with_name("another"), "--owners", "1", "--workers", "1")) as another:
+    with contextlib.closing(
+        Broker(at.broker.data_dir.with_name("another"), "--owners", "1", "--workers", "1")
+    ) as another:
         another.start()
         at.broker = SimpleNamespace(http_url=another.http_url)
         at.go()
@@ -218,7 +239,8 @@ def moved(at):
 def _(at):
     url = f"pulsar://{at.namespace}:6650"
     at.go({"brokerServiceUrl": url}, "migrated=false")
-    assert at.get("/admin/v2/clusters/standalone/migrate") == {"migrated": False, "migratedClusterUrl": {"brokerServiceUrl": url}}
+    assert at.get("/admin/v2/clusters/standalone/migrate") == {"migrated": False,
+                                                               "migratedClusterUrl": {"brokerServiceUrl": url}}
     heard = moved(at)
     assert (heard.type, heard.topicMigrated.brokerServiceUrl) == (T.TOPIC_MIGRATED, url)
 
@@ -542,7 +564,8 @@ def _(at):
     at.publish(3, partition_key="k")
     at.go()
     eventually(lambda: at.get(at.t + "/compaction")["status"] == "SUCCESS", 60, "a compaction")
-    with contextlib.closing(at.client.subscribe(at.name, "read", is_read_compacted=True, initial_position=pulsar.InitialPosition.Earliest,
+    with contextlib.closing(at.client.subscribe(at.name, "read", is_read_compacted=True,
+                                                initial_position=pulsar.InitialPosition.Earliest,
                                                 consumer_type=pulsar.ConsumerType.Exclusive)) as consumer:
         assert consumer.receive(10_000).data() == b"2"
 
@@ -551,7 +574,8 @@ def _(at):
 @effect("POST", _T + "/{subscription}/dispatchRate")
 def _(at):
     at.made("s other")
-    rate = {"dispatchThrottlingRateInMsg": 7, "dispatchThrottlingRateInByte": 8, "relativeToPublishRate": False, "ratePeriodInSecond": 1}
+    rate = {"dispatchThrottlingRateInMsg": 7, "dispatchThrottlingRateInByte": 8, "relativeToPublishRate": False,
+            "ratePeriodInSecond": 1}
     if at._method == "POST":
         at.go(rate)
         assert at.get(at.t + "/s/dispatchRate") == rate and at.get(at.t + "/other/dispatchRate") is None
@@ -741,7 +765,7 @@ def _(at):
     assert at.get("/ops/v1/log-level")["for_now"] == []
 
 
-# -- what a whole broker does by itself sooner or later, so that the owners are played: the question that comes to them is the effect
+# -- keys whose effect is a question to owners: a whole broker asks it sooner or later by itself, so owners are played
 
 class Played:
     """Owners, or alarms, that write down what they are asked."""
@@ -798,7 +822,8 @@ def _(at):
 
 def all_routes(tmp_path):
     with made_app(tmp_path) as made:
-        return {(route.method, route.resource.canonical) for route in made.router.routes() if route.method not in ("GET", "HEAD")}
+        return {(route.method, route.resource.canonical) for route in made.router.routes()
+                if route.method not in ("GET", "HEAD")}
 
 
 def policies():
@@ -822,7 +847,8 @@ def test_every_route_that_changes_something_has_a_row(tmp_path):
 def test_what_there_is_none_of_is_refused(own, client, method, path):
     at = At(own, client, method, path)
     at.made()
-    known = {"domain": "persistent", "tenant": at.tenant, "namespace": at.namespace, "topic": "t", "bundle": BUNDLE, "rest": "/x",
+    known = {"domain": "persistent", "tenant": at.tenant, "namespace": at.namespace, "topic": "t", "bundle": BUNDLE,
+             "rest": "/x",
              "cluster": "standalone"}
     url = re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], "x"), path)
     status, text = at.raw("POST" if method == "*" else method, url, {} if method != "PUT" else None)
@@ -836,8 +862,12 @@ def test_a_policy_is_kept_or_taken_away(own, client, method, path):
     at = At(own, client, method, path)
     at.made()
     base = at.t if path.startswith(_T) else at.n
-    if policy.name == "entryFilters":      # there are none to be named
-        assert at.raw(route.method, f"{base}/{route.path}", {"entryFilterNames": "x"})[0] >= 400 if method != "DELETE" else not at.go()
+    if policy.name == "entryFilters":  # there are none to be named
+        assert (
+            at.raw(route.method, f"{base}/{route.path}", {"entryFilterNames": "x"})[0] >= 400
+            if method != "DELETE"
+            else not at.go()
+        )
         return
     value = value_of(policy)
     before = at.raw("GET", f"{base}/{route.path}")

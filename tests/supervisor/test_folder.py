@@ -1,4 +1,6 @@
-"""The data folder's number: who opens a folder to write looks at it first, and leaves what a newer program has written alone."""
+"""The data folder's number: who opens a folder to write looks at it first, and leaves what a newer program has written
+alone.
+"""
 import pytest
 
 from geminga.storage import format
@@ -8,7 +10,8 @@ from .test_serve import run
 pytestmark = pytest.mark.slow
 
 NEWER = b"%d\n" % (format.FOLDER_VERSION + 1)
-COMMANDS = [("serve", "--port", 0, "--http-port", 0, "--data-dir"), ("verify", "--repair"), ("verify",), ("nightly", "--data-dir")]
+COMMANDS = [("serve", "--port", 0, "--http-port", 0, "--data-dir"), ("verify", "--repair"), ("verify",),
+            ("nightly", "--data-dir")]
 
 
 def number(data_dir):

@@ -1,4 +1,6 @@
-"""A process that hangs is replaced within ten seconds, and whoever does not need it notices nothing; what a service manager is told."""
+"""A process that hangs is replaced within ten seconds, and whoever does not need it notices nothing; what a service
+manager is told.
+"""
 import os
 import signal
 import socket
@@ -93,7 +95,9 @@ def test_readiness_is_told_when_everybody_is(hung_broker, manager):
 
 @pytest.mark.slow
 def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
-    """A worker, an owner and the admin at once: clients of the other worker with topics of the other owner publish as if nothing was."""
+    """A worker, an owner and the admin at once: clients of the other worker with topics of the other owner publish as
+    if nothing was.
+    """
     broker = hung_broker
     other = client_at(broker, 1)
     quiet = other.create_producer(topic_of(1))

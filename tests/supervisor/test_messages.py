@@ -47,26 +47,41 @@ def test_one_that_is_not_what_its_metadata_says_is_refused(compression, payload,
 
 def test_what_is_encrypted_or_too_large_stays_as_it_is():
     for more in ({"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}, {"uncompressed_size": 1 << 31}):
-        body, headers = shown(COMPRESSED[api.ZLIB], **{"compression": api.ZLIB, "uncompressed_size": len(PAYLOAD)} | more)
-        assert body == COMPRESSED[api.ZLIB] and headers["X-Pulsar-Is-Encrypted"] == str("encryption_keys" in more).lower()
+        body, headers = shown(COMPRESSED[api.ZLIB],
+                              **{"compression": api.ZLIB, "uncompressed_size": len(PAYLOAD)} | more)
+        assert (
+            body == COMPRESSED[api.ZLIB] and headers["X-Pulsar-Is-Encrypted"] == str("encryption_keys" in more).lower()
+        )
 
 
 def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
-    _, headers = shown(partition_key="a\r\nX-Evil: 1", event_time=(1 << 64) - 1, deliver_at_time=1_700_000_000_000, num_messages_in_batch=3,
-                       properties=[api.KeyValue(key="k\n", value="\u2603")], ordering_key=b"\0\1", chunk_id=1, num_chunks_from_msg=2,
+    _, headers = shown(partition_key="a\r\nX-Evil: 1", event_time=(1 << 64) - 1, deliver_at_time=1_700_000_000_000,
+                       num_messages_in_batch=3,
+                       properties=[api.KeyValue(key="k\n", value="\u2603")], ordering_key=b"\0\1", chunk_id=1,
+                       num_chunks_from_msg=2,
                        uuid="u" * 5_000, null_value=True)
     assert headers["X-Pulsar-partition-key"] == "a??X-Evil: 1" and "X-Pulsar-event-time" not in headers
     assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:20.001Z"
     assert headers["X-Pulsar-deliver-at-time"] == "2023-11-14T22:13:20.000Z"
-    assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "\u2603"} and headers["X-Pulsar-Base64-ordering-key"] == "AAE="
+    assert (
+        json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "\u2603"}
+        and headers["X-Pulsar-Base64-ordering-key"] == "AAE="
+    )
     assert (headers["X-Pulsar-num-batch-message"], headers["X-Pulsar-batch-size"]) == ("3", str(len(PAYLOAD)))
-    assert (headers["X-Pulsar-chunk-id"], headers["X-Pulsar-PROPERTY-TOTAL-CHUNKS"], headers["X-Pulsar-null-value"]) == ("1", "2", "true")
+    assert (
+        headers["X-Pulsar-chunk-id"],
+        headers["X-Pulsar-PROPERTY-TOTAL-CHUNKS"],
+        headers["X-Pulsar-null-value"],
+    ) == ("1", "2", "true")
 
 
 def test_keys_and_clusters_have_a_header_each():
-    keys = [api.EncryptionKeys(key=name, value=b"wrapped", metadata=[api.KeyValue(key="a", value="b")]) for name in ("k", "l")]
-    _, headers = shown(encryption_keys=[*keys, api.EncryptionKeys(key="long", value=b"x" * 5_000)], replicate_to=["here", "there"])
-    assert headers.getall("X-Pulsar-Base64-encryption-keys") == [base64.b64encode(one.SerializeToString()).decode() for one in keys]
+    keys = [api.EncryptionKeys(key=name, value=b"wrapped", metadata=[api.KeyValue(key="a", value="b")])
+            for name in ("k", "l")]
+    _, headers = shown(encryption_keys=[*keys, api.EncryptionKeys(key="long", value=b"x" * 5_000)],
+                       replicate_to=["here", "there"])
+    assert headers.getall("X-Pulsar-Base64-encryption-keys") == [base64.b64encode(one.SerializeToString()).decode()
+                                                                 for one in keys]
     assert headers.getall("X-Pulsar-replicated-to") == ["here", "there"]
     _, headers = shown(replicate_to=["x"] * 1_000)
     assert len(headers.getall("X-Pulsar-replicated-to")) == 20
@@ -76,8 +91,9 @@ def test_keys_and_clusters_have_a_header_each():
 def test_what_the_broker_adds_to_entries_is_in_headers(added):
     _, headers = shown(added=added, index=9, timestamp=1_700_000_000_000)
     wanted = {"timestamp": "2023-11-14T22:13:20.000Z", "index": "9"}
-    assert {name: text for name, text in wanted.items() if headers.get(f"X-Pulsar-Broker-Entry-METADATA-{name}") == text} == {
-        name: wanted[name] for name in added}
+    assert {
+        name: text for name, text in wanted.items() if headers.get(f"X-Pulsar-Broker-Entry-METADATA-{name}") == text
+    } == {name: wanted[name] for name in added}
     assert sum(name.startswith("X-Pulsar-Broker-Entry") for name in headers) == len(added)
 
 

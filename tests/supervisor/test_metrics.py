@@ -80,17 +80,22 @@ def test_a_topic_and_its_subscriptions_have_series(broker, client):
     for _ in range(3):
         consumers[0].acknowledge(consumers[0].receive())
     labels = {"cluster": "standalone", "namespace": "public/default", "topic": topic}
-    eventually(lambda: value(scrape(broker), "pulsar_subscription_back_log", **labels, subscription="plain") == 4, WAIT_S)
+    eventually(lambda: value(scrape(broker), "pulsar_subscription_back_log", **labels, subscription="plain") == 4,
+               WAIT_S)
     found = scrape(broker)
     assert value(found, "pulsar_in_messages_total", **labels) == 7
     assert value(found, "pulsar_msg_backlog", **labels) == 11
-    assert value(found, "pulsar_producers_count", **labels) == 1 and value(found, "pulsar_consumers_count", **labels) == 2
+    assert (
+        value(found, "pulsar_producers_count", **labels) == 1 and value(found, "pulsar_consumers_count", **labels) == 2
+    )
     assert value(found, "pulsar_subscription_back_log", **labels, subscription=STRANGE) == 7
     for name, prefix in {(family.name, family.prefix) for family in TOPIC_FAMILIES}:
         named = {prefix + key: label for key, label in labels.items()}
-        assert named in [{key: sample.labels[key] for key in named} for sample in found[name] if prefix + "topic" in sample.labels]
+        assert named in [{key: sample.labels[key] for key in named} for sample in found[name]
+                         if prefix + "topic" in sample.labels]
     for family in SUBSCRIPTION_FAMILIES:
-        names = {sample.labels["subscription"] for sample in found.get(family.name, ()) if sample.labels.get("topic") == topic}
+        names = {sample.labels["subscription"] for sample in found.get(family.name, ())
+                 if sample.labels.get("topic") == topic}
         assert names == {"plain", STRANGE}, family.name
     for one in (*consumers, producer):
         one.close()
@@ -124,9 +129,15 @@ def test_every_name_of_pulsars_metrics_is_there_with_its_labels_or_is_stated(bro
     producer.send(b"x", partition_key="k")
     url = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/compaction"
     assert request("PUT", url) == (204, "")
-    eventually(lambda: topic in {sample.labels.get("topic") for sample in scrape(broker).get("pulsar_compaction_latency_le_1", ())}, WAIT_S)
+    eventually(
+        lambda: (
+            topic in {sample.labels.get("topic") for sample in scrape(broker).get("pulsar_compaction_latency_le_1", ())}
+        ),
+        WAIT_S,
+    )
     found, page = scrape(broker), (SHIPPED.parents[1] / "docs" / "compatibility.md").read_text()
-    lines = [line.split() for line in (Path(__file__).parent / "pulsar_metrics.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [line.split() for line in (Path(__file__).parent / "pulsar_metrics.txt").read_text().splitlines()
+             if not line.startswith("#")]
     assert len(lines) > 200
     missing = []
     for name, labels in lines:
@@ -148,7 +159,8 @@ def test_every_metric_that_a_page_names_is_there_and_every_own_one_is_on_the_pag
     consumer, producer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared), client.create_producer(topic)
     producer.send(b"x")
     root = SHIPPED.parents[1]
-    pages = [page for page in (*root.glob("docs/*.md"), *root.glob("systemd/runbook/*.md")) if page.name != "compatibility.md"]
+    pages = [page for page in (*root.glob("docs/*.md"), *root.glob("systemd/runbook/*.md"))
+             if page.name != "compatibility.md"]
     named = {name for page in pages for name in re.findall(r"\b(?:geminga|pulsar)_[a-z][a-z_]*", page.read_text())}
     named -= {"pulsar_api_pb", "pulsar_api", "pulsar_keys", "pulsar_client"}      # files and folders
     assert len(named) > 15
@@ -183,9 +195,11 @@ def test_what_is_done_to_files_of_delayed_messages_is_counted(rig):
     schedule.flush(rig.now_ms)
 
     def counts():
-        return {(one.labels["type"], one.labels["state"]): one.value for one in told(rig)["pulsar_delayed_message_index_bucket_op_count"]}
+        return {(one.labels["type"], one.labels["state"]): one.value
+                for one in told(rig)["pulsar_delayed_message_index_bucket_op_count"]}
 
-    assert counts() == {("create", "all"): 2, ("create", "succeed"): 2, ("load", "all"): 0, ("load", "succeed"): 0, ("load", "failed"): 0,
+    assert counts() == {("create", "all"): 2, ("create", "succeed"): 2, ("load", "all"): 0, ("load", "succeed"): 0,
+                        ("load", "failed"): 0,
                         ("delete", "all"): 0, ("delete", "succeed"): 0}
     rig.run(after_ms=400_000)
     assert counts()["load", "succeed"] == counts()["load", "all"] == 1
@@ -209,12 +223,17 @@ def test_lookups_and_topics_that_are_loaded_are_counted_with_how_long_they_took(
     assert status == 200
     after = scrape(broker)
     assert risen(before, after, "pulsar_broker_lookup_answers_total") >= 2
-    assert risen(before, after, "pulsar_broker_lookup_count") == risen(before, after, "pulsar_broker_lookup_answers_total")
+    assert risen(before, after, "pulsar_broker_lookup_count") == risen(before, after,
+                                                                       "pulsar_broker_lookup_answers_total")
     assert risen(before, after, "pulsar_topic_load_times_count") >= 1
     for name in ("pulsar_broker_lookup", "pulsar_topic_load_times"):
         assert value(after, name, quantile="0.5") <= value(after, name, quantile="0.99")
         assert value(after, f"{name}_sum") > 0
-    assert value(after, "pulsar_broker_lookup_pending_requests") == value(after, "pulsar_broker_topic_load_pending_requests") == 0
+    assert (
+        value(after, "pulsar_broker_lookup_pending_requests")
+        == value(after, "pulsar_broker_topic_load_pending_requests")
+        == 0
+    )
 
 
 def test_lookups_that_fail_are_counted_and_are_no_answers(broker):
@@ -225,7 +244,8 @@ def test_lookups_that_fail_are_counted_and_are_no_answers(broker):
     assert request("GET", f"{broker.http_url}/lookup/v2/topic/persistent/nobody/nowhere/t")[0] == 404
     after = scrape(broker)
     assert risen(before, after, "pulsar_broker_lookup_failures_total") == 2
-    assert risen(before, after, "pulsar_broker_lookup_answers_total") == 0 == risen(before, after, "pulsar_broker_lookup_count")
+    assert risen(before, after, "pulsar_broker_lookup_answers_total") == 0 == risen(before, after,
+                                                                                    "pulsar_broker_lookup_count")
 
 
 def test_connections_that_a_rate_keeps_waiting_are_counted_while_they_wait(broker):
@@ -255,19 +275,23 @@ def test_what_a_worker_had_open_ended_with_it():
 def test_schemas_are_counted(broker):
     """Read, added, found compatible and incompatible, deleted."""
     def schema(*fields):
-        text = {"type": "record", "name": "R", "fields": [{"name": name, "type": "int", "default": 0} for name in fields]}
+        text = {"type": "record", "name": "R",
+                "fields": [{"name": name, "type": "int", "default": 0} for name in fields]}
         return json.dumps({"type": "AVRO", "schema": json.dumps(text), "properties": {}}).encode()
 
     path = f"{broker.http_url}/admin/v2/schemas/public/default/{unique_topic('counted').rpartition('/')[2]}/schema"
-    enum = json.dumps({"type": "AVRO", "schema": '{"type": "enum", "name": "R", "symbols": ["A"]}', "properties": {}}).encode()
+    enum = json.dumps({"type": "AVRO", "schema": '{"type": "enum", "name": "R", "symbols": ["A"]}',
+                       "properties": {}}).encode()
     before = scrape(broker)
     statuses = [request(method, path, body)[0] for method, body in (
         ("POST", schema("a")), ("POST", schema("a", "b")), ("POST", enum), ("GET", None), ("DELETE", None))]
     assert statuses == [200, 200, 409, 200, 200]
     after = scrape(broker)
     told = {name: risen(before, after, f"pulsar_schema_{name}") for name in (
-        "put_ops_latency_count", "compatible_total", "incompatible_total", "get_ops_latency_count", "del_ops_latency_count")}
-    assert told == {"put_ops_latency_count": 2, "compatible_total": 1, "incompatible_total": 1, "get_ops_latency_count": 1,
+        "put_ops_latency_count", "compatible_total", "incompatible_total", "get_ops_latency_count",
+        "del_ops_latency_count")}
+    assert told == {"put_ops_latency_count": 2, "compatible_total": 1, "incompatible_total": 1,
+                    "get_ops_latency_count": 1,
                     "del_ops_latency_count": 1}
 
 
@@ -310,7 +334,9 @@ def rig(tmp_path):
 
 def told(rig, *, answers=True, **environment):
     config, _ = load(None, environment, {})
-    return samples(asyncio.run(Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=answers)).text()).decode())
+    return samples(
+        asyncio.run(Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=answers)).text()).decode()
+    )
 
 
 def test_beyond_the_bound_topics_are_summed_up_by_namespace(rig):
@@ -318,8 +344,15 @@ def test_beyond_the_bound_topics_are_summed_up_by_namespace(rig):
     found = told(rig, GEMINGA_METRICS_TOPICS_MAX="2")
     for name in ("pulsar_in_messages_total", "pulsar_msg_backlog", "pulsar_subscription_back_log"):
         assert total(found, name) == 15
-    assert {sample.labels["topic"][-1] for sample in found["pulsar_in_messages_total"] if "topic" in sample.labels} == {"3", "4"}
-    assert value(found, "geminga_series_rolled_up", of="topics") == value(found, "geminga_series_rolled_up", of="subscriptions") == 3
+    assert {sample.labels["topic"][-1] for sample in found["pulsar_in_messages_total"] if "topic" in sample.labels} == {
+        "3",
+        "4",
+    }
+    assert (
+        value(found, "geminga_series_rolled_up", of="topics")
+        == value(found, "geminga_series_rolled_up", of="subscriptions")
+        == 3
+    )
     assert value(found, "pulsar_topics_count", namespace="public/default") == 5
 
 
@@ -330,7 +363,9 @@ def test_consumers_and_producers_have_series_where_that_is_asked_for(rig):
     found = told(rig, GEMINGA_METRICS_CONSUMERS="true", PULSAR_PREFIX_exposeProducerLevelMetricsInPrometheus="true")
     permits = {sample.labels["consumer_name"]: sample.value for sample in found["pulsar_consumer_available_permits"]}
     assert permits.keys() == {*(f"c{number}" for number in range(5)), "same"}
-    assert {sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]} == {f"p{number}" for number in range(5)}
+    assert {sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]} == {
+        f"p{number}" for number in range(5)
+    }
 
 
 def test_messages_whose_time_has_not_come_are_told(rig):
@@ -339,18 +374,27 @@ def test_messages_whose_time_has_not_come_are_told(rig):
     producer = rig.producer("t0", producer_name="later")
     rig.run(rig.sends(*[(producer, b"x", {"deliver_at_time": rig.now_ms + ms}) for ms in (60_000, 30_000, 10 ** 9)]))
     found = told(rig)
-    waiting = {sample.labels["subscription"]: sample.value for sample in found["pulsar_subscription_delayed"] if sample.value}
+    waiting = {sample.labels["subscription"]: sample.value for sample in found["pulsar_subscription_delayed"]
+               if sample.value}
     assert waiting == {"waits": 3, "too": 3}
     assert total(found, "geminga_delayed_entries") == total(found, "pulsar_delayed_message_index_loaded") == 3
     memory = total(found, "pulsar_delayed_message_index_size_bytes")
     assert memory > 0 and total(found, "pulsar_subscription_delayed_message_index_size_bytes") == 2 * memory
-    assert [total(found, f"pulsar_delayed_message_index_bucket_{name}") for name in ("total", "snapshot_size_bytes")] == [0, 0]
+    assert [
+        total(found, f"pulsar_delayed_message_index_bucket_{name}") for name in ("total", "snapshot_size_bytes")
+    ] == [0, 0]
     stats = rig.shown("stats", "t0", earliest=False, publishers=False, consumers=False)
-    assert stats["delayedMessageIndexSizeInBytes"] == stats["subscriptions"]["waits"]["delayedMessageIndexSizeInBytes"] == memory
+    assert (
+        stats["delayedMessageIndexSizeInBytes"]
+        == stats["subscriptions"]["waits"]["delayedMessageIndexSizeInBytes"]
+        == memory
+    )
     rig.run(rig.question("unload", "t0"))        # all of it is in files then
     rig.close_consumer(rig.consumer("t0", "waits", subType=1))
     found = told(rig)
-    assert total(found, "pulsar_delayed_message_index_bucket_total") == 2 and total(found, "geminga_delayed_entries") == 3
+    assert (
+        total(found, "pulsar_delayed_message_index_bucket_total") == 2 and total(found, "geminga_delayed_entries") == 3
+    )
     assert total(found, "pulsar_delayed_message_index_bucket_snapshot_size_bytes") > 0
     rig.run(after_ms=10 ** 9)
     assert total(told(rig), "geminga_delayed_entries") == total(told(rig), "pulsar_subscription_delayed") == 0
@@ -376,7 +420,8 @@ def test_quantiles_lie_where_most_entries_do():
     counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
     assert set(_quantiles_ms(counts)) == {0}
     counts[[2, 5]] = 90, 10      # 0.5 to 1 ms, and 5 to 10 ms
-    assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 0.5 + 0.5 * 75 / 90, 7.5, 9.5, 9.95, 9.995, 10])
+    assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 0.5 + 0.5 * 75 / 90, 7.5, 9.5, 9.95, 9.995,
+                                                   10])
 
 
 def test_quantiles_are_of_a_minute_at_least(rig, monkeypatch):
@@ -424,7 +469,8 @@ def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
     def links(speed, received):
         link = SimpleNamespace(isup=True, speed=speed)
         monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": SimpleNamespace(isup=True, speed=0), "eth0": link})
-        monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {"eth0": SimpleNamespace(bytes_recv=received, bytes_sent=0)})
+        monkeypatch.setattr(psutil, "net_io_counters",
+                            lambda pernic: {"eth0": SimpleNamespace(bytes_recv=received, bytes_sent=0)})
 
     clock = iter((10.0, 12.0, 13.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
@@ -441,7 +487,9 @@ def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
 
 def names_in(text):
     """Of metrics in an expression or a query."""
-    return set(re.findall(r"\b(?:pulsar|geminga|process)_\w+", text)) - {"pulsar_cluster", "pulsar_namespace", "pulsar_topic"}      # labels
+    # labels
+    return set(re.findall(r"\b(?:pulsar|geminga|process)_\w+", text)) - {"pulsar_cluster", "pulsar_namespace",
+                                                                         "pulsar_topic"}
 
 
 def shipped():

@@ -54,7 +54,8 @@ def bring(own, other):
 def export(own, other):
     """Likewise out of own into other."""
     def export(*words):
-        done = subprocess.run([GEMINGA, "export", "--to", other.service_url, "--to-admin-url", other.http_url, "--url", own.service_url,
+        done = subprocess.run([GEMINGA, "export", "--to", other.service_url, "--to-admin-url", other.http_url, "--url",
+                               own.service_url,
                                *words], capture_output=True, text=True, timeout=SECONDS)
         return done.returncode, done.stdout, done.stderr
     return export
@@ -75,7 +76,8 @@ def all_of(client, topic):
 def publish(client, topic, count, **how):
     producer = client.create_producer(topic, **how)
     for number in range(count):
-        producer.send_async(b"%d " % number * 20, lambda *_: None, properties={"number": str(number)}, partition_key=f"k{number % 7}",
+        producer.send_async(b"%d " % number * 20, lambda *_: None, properties={"number": str(number)},
+                            partition_key=f"k{number % 7}",
                             event_timestamp=1_700_000_000_000 + number)
     producer.flush()
     producer.close()
@@ -84,8 +86,10 @@ def publish(client, topic, count, **how):
 def test_messages_are_as_they_were_in_their_order(there, client, bring):
     topic = unique_topic()
     publish(there, topic, 100, batching_enabled=False)
-    publish(there, topic, 1_000, batching_enabled=True, batching_max_messages=50, compression_type=pulsar.CompressionType.ZSTD)
-    publish(there, topic, 100, batching_enabled=True, compression_type=pulsar.CompressionType.LZ4, producer_name="by-name")
+    publish(there, topic, 1_000, batching_enabled=True, batching_max_messages=50,
+            compression_type=pulsar.CompressionType.ZSTD)
+    publish(there, topic, 100, batching_enabled=True, compression_type=pulsar.CompressionType.LZ4,
+            producer_name="by-name")
     assert bring(topic)[::2] == (0, "")
     was = all_of(there, topic)
     assert len(was) == 1_200 and all_of(client, topic) == was
@@ -108,7 +112,8 @@ def test_what_went_out_and_came_back_is_the_same(own, other, client, there, expo
     was = all_of(client, topic)
     assert export(topic)[0] == 0
     assert request("DELETE", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}?force=true")[0] == 204
-    done = subprocess.run([GEMINGA, "import", "--from", other.service_url, "--url", own.service_url, topic], timeout=SECONDS)
+    done = subprocess.run([GEMINGA, "import", "--from", other.service_url, "--url", own.service_url, topic],
+                          timeout=SECONDS)
     assert done.returncode == 0 and all_of(client, topic) == was == all_of(there, topic)
 
 
@@ -147,7 +152,8 @@ def test_one_that_was_interrupted_goes_on_where_it_was(own, other, there, client
     publish(there, topic, 30_000, batching_enabled=False, max_pending_messages=0)
     publish(client, topic, 0)
     if deduplication:
-        status, _ = request("POST", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/deduplicationEnabled", b"true")
+        status, _ = request("POST", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/deduplicationEnabled",
+                            b"true")
         assert status == 204
     copying = subprocess.Popen([GEMINGA, "import", "--from", other.service_url, "--url", own.service_url, topic])
     consumer = client.subscribe(topic, "watch", initial_position=pulsar.InitialPosition.Earliest)
@@ -168,7 +174,8 @@ def test_every_version_of_a_schema_comes_along(there, client, own, other, bring)
         producer.send(made)
         producer.close()
     assert bring(topic)[::2] == (0, "")
-    schemas = [request("GET", f"{broker.http_url}/admin/v2/schemas/{topic.partition('://')[2]}/schemas")[1] for broker in (own, other)]
+    schemas = [request("GET", f"{broker.http_url}/admin/v2/schemas/{topic.partition('://')[2]}/schemas")[1]
+               for broker in (own, other)]
     assert '"version": 1' in schemas[0] or '"version":1' in schemas[0]
     assert all_of(client, topic) == all_of(there, topic)
 
@@ -211,11 +218,14 @@ super_user_roles = ["admin"]
 """)
     guarded, topic = start_broker("--config", str(tmp_path / "geminga.toml")), unique_topic()
     tokens = {role: jwt.encode({"sub": role}, key, "HS256") for role in ("admin", "nobody")}
-    producer = pulsar.Client(guarded.service_url, pulsar.AuthenticationToken(tokens["admin"]), logger=QUIET).create_producer(topic)
+    producer = pulsar.Client(
+        guarded.service_url, pulsar.AuthenticationToken(tokens["admin"]), logger=QUIET
+    ).create_producer(topic)
     producer.send(b"secret")
     status, _, complaint = bring(topic, source=guarded.service_url)
     assert status == 1 and "AuthenticationError" in complaint and len(complaint.splitlines()) == 1
-    shown = {role: ("--from-auth-plugin", "AuthenticationToken", "--from-auth-params", f"token:{token}") for role, token in tokens.items()}
+    shown = {role: ("--from-auth-plugin", "AuthenticationToken", "--from-auth-params", f"token:{token}")
+             for role, token in tokens.items()}
     status, _, complaint = bring(*shown["nobody"], topic, source=guarded.service_url)
     assert status == 1 and "AuthorizationError" in complaint and len(complaint.splitlines()) == 1
     assert bring(*shown["admin"], topic, source=guarded.service_url)[0] == 0

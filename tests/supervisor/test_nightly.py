@@ -29,8 +29,9 @@ LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
 
 @pytest.fixture
 def nightly(own, capsys, monkeypatch):
-    """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was, and without Spark
-    unless that is asked for."""
+    """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was,
+    and without Spark unless that is asked for.
+    """
     monkeypatch.setattr("geminga.supervisor.tasks.nights.be_polite", lambda niceness: None)
     monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
 
@@ -57,17 +58,30 @@ def test_a_night_beside_a_broker(own, client, nightly):
     topic, other = unique_topic("night"), unique_topic("not-compacted")
     for one in (topic, other):
         fill(client, one)
-    assert nightly("plan")[:2] == (0, "Nothing is compacted: no topic has a compaction threshold, or was compacted before\n")
+    assert nightly("plan")[:2] == (0, "Nothing is compacted: no topic has a compaction threshold, or was compacted "
+                                      "before\n")
     compact_later(own, topic)
     status, printed, _ = nightly("plan", "--json")
     [planned] = json.loads(printed)
-    assert status == 0 and planned["topic"] == topic and planned["due"] and planned["messages"] == 50 and not views(own, topic)
+    assert (
+        status == 0
+        and planned["topic"] == topic
+        and planned["due"]
+        and planned["messages"] == 50
+        and not views(own, topic)
+    )
 
     status, printed, _ = nightly("--json")
     report = json.loads(printed)
     assert (status, report["status"], report["served"]) == (0, "success", True)
     [found] = report["compaction"]
-    assert (found["topic"], found["outcome"], found["messages_in"], found["messages_out"], found["keys"]) == (topic, "compacted", 50, 5, 5)
+    assert (found["topic"], found["outcome"], found["messages_in"], found["messages_out"], found["keys"]) == (
+        topic,
+        "compacted",
+        50,
+        5,
+        5,
+    )
     assert report["retention"]["partitions"] == 2 and not report["retention"]["errors"]
     assert compacted_values(client, topic) == LATEST and not views(own, other)
     assert json.loads(request("GET", f"{own.http_url}/ops/v1/compaction/report")[1]) == report
@@ -88,7 +102,10 @@ def test_its_numbers_are_in_metrics(own, client, nightly):
     report = job_socket.last_report(own.data_dir)
     assert value(found, "geminga_nightly_last_status") == 0 and value(found, "geminga_nightly_last_compacted") == 1
     assert value(found, "geminga_nightly_last_success_timestamp_seconds") == report["ended_ms"] / 1000
-    assert (value(found, "geminga_nightly_last_messages_in"), value(found, "geminga_nightly_last_messages_out")) == (50, 5)
+    assert (value(found, "geminga_nightly_last_messages_in"), value(found, "geminga_nightly_last_messages_out")) == (
+        50,
+        5,
+    )
     assert value(found, "pulsar_compaction_succeed_count", topic=topic) == 1
 
 
@@ -123,7 +140,11 @@ def test_a_damaged_topic_fails_and_the_others_do_not(own, client, nightly):
         assert nightly("--topic", name)[0] == 0
         fill(client, name)
     before = job_socket.last_report(own.data_dir)["last_success_ms"]
-    manifest = compacted_ledgers.format.compacted_folder(format.partition_folder(own.data_dir, partition_id(own, bad))) / "1" / "view"
+    manifest = (
+        compacted_ledgers.format.compacted_folder(format.partition_folder(own.data_dir, partition_id(own, bad)))
+        / "1"
+        / "view"
+    )
     whole = manifest.read_bytes()
     manifest.write_bytes(b"0" * len(whole))
     status, printed, _ = nightly("--topic", bad, "--topic", good, "--json")
@@ -143,8 +164,10 @@ def test_a_damaged_topic_fails_and_the_others_do_not(own, client, nightly):
 # -- refused
 
 @pytest.mark.parametrize("words", [
-    ("--topic", "persistent://public/default/none"), ("--pattern", "("), ("--topic", "a/b/c/d/e/f"), ("--engine", "abacus"),
-    ("--memory", "much"), ("--memory", "1K"), ("--cores", "-1"), ("--master", "spark"), ("tomorrow",), ("--config", "/none.toml")])
+    ("--topic", "persistent://public/default/none"), ("--pattern", "("), ("--topic", "a/b/c/d/e/f"),
+    ("--engine", "abacus"),
+    ("--memory", "much"), ("--memory", "1K"), ("--cores", "-1"), ("--master", "spark"), ("tomorrow",),
+    ("--config", "/none.toml")])
 def test_wrong_usage(nightly, words):
     status, printed, complaint = nightly(*words)
     assert status == 2 and not printed and complaint
@@ -254,7 +277,8 @@ def test_a_night_with_spark(own, client):
     """As the timer starts it: the command by itself."""
     topic = unique_topic("spark")
     fill(client, topic)
-    command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic", topic,
+    command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic",
+               topic,
                "--cores", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def lines(broker, *parts):
     return [line for line in broker.log().splitlines() if all(part in line for part in parts)]
 
 
-# -- the log ----------------------------------------------------------------------------------------------------------------------
+# -- the log ------------------------------------------------------------------------------------------------------
 
 def use(broker, topic):
     """A client that publishes a message and reads it."""
@@ -59,7 +59,8 @@ def test_debug_of_one_topic_is_told_by_all_processes_and_ends_by_itself(own, run
     topic, other = unique_topic(), unique_topic()
     status, said, _ = run("log", "level", "debug", "--topic", topic, "--for", "1m")
     assert status == 0 and "info is configured" in said and f"of topic {topic}" in said
-    eventually(lambda: (use(own, topic), lines(own, "a producer was made", f"topic={topic} ", "client=127.0.0.1:"))[1], 30)
+    eventually(lambda: (use(own, topic), lines(own, "a producer was made", f"topic={topic} ", "client=127.0.0.1:"))[1],
+               30)
     use(own, other)
     assert not lines(own, "a producer was made", other)
     assert run("log", "level", "debug", "--topic", topic, "--for", "1s")[0] == 0      # instead of the minute
@@ -84,7 +85,8 @@ def test_a_level_of_everything_reaches_workers_and_whoever_is_started_later(own,
 
 
 @pytest.mark.parametrize("body", [
-    None, [], {}, {"level": "loud"}, {"level": "debug", "topic": 3}, {"level": "debug", "topic": "a/b"}, {"level": "debug", "for": 3},
+    None, [], {}, {"level": "loud"}, {"level": "debug", "topic": 3}, {"level": "debug", "topic": "a/b"},
+    {"level": "debug", "for": 3},
     *({"level": "debug", "seconds": seconds} for seconds in (0, 1e9, "5m", True))])
 def test_a_level_that_is_none_is_refused(own, body):
     status, text = request("PUT", own.http_url + LEVEL, json.dumps(body).encode())
@@ -97,16 +99,19 @@ def test_what_is_changed_by_administration_is_told_with_its_topic(own):
     assert lines(own, "administration: PUT /admin/v2/persistent/", topic.rpartition("/")[2], "client=127.0.0.1")
 
 
-# -- status and alarms ------------------------------------------------------------------------------------------------------------
+# -- status and alarms --------------------------------------------------------------------------------------------
 
 def metric(broker, name):
-    found = [line.rpartition(" ")[2] for line in request("GET", broker.http_url + "/metrics")[1].splitlines() if line.startswith(name)]
+    found = [line.rpartition(" ")[2] for line in request("GET", broker.http_url + "/metrics")[1].splitlines()
+             if line.startswith(name)]
     return float(found[0]) if found else None
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """One that nobody has done harm to, with a topic of three messages; its folder has a flipped bit when it is started."""
+    """One that nobody has done harm to, with a topic of three messages; its folder has a flipped bit when it is
+    started.
+    """
     broker = Broker(tmp_path_factory.mktemp("status") / "data", "--workers", "1", "--owners", "1")
     broker.start()
     assert main.main(["publish", "--url", broker.service_url, "kept", "1", "2", "3"]) == 0
@@ -120,12 +125,22 @@ def test_status_of_a_broker_that_is_well_is_a_few_lines_and_exit_status_zero(fre
     assert re.match(r"Geminga 0\.1\.0, up \d+ s, ready\n", said) and "ALARM" not in said
     for process, pid in {"supervisor": fresh.pid, "worker-0": fresh.child("worker"), "owner-0": fresh.child("owner"),
                          "admin": fresh.child("admin")}.items():
-        assert re.search(rf"^  {process} +pid {pid} +(sleeping|running) +\d[\d.]* MiB  up ", said, re.MULTILINE), (process, said)
+        assert re.search(rf"^  {process} +pid {pid} +(sleeping|running) +\d[\d.]* MiB  up ", said, re.MULTILINE), (
+            process,
+            said,
+        )
     assert "  topics      1, of which 1 are loaded, with 0 subscriptions\n" in said and str(fresh.data_dir) in said
     assert main.main(["status", "--json", "--http-url", fresh.http_url]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["alarms"], found["ready"], found["topics"], found["night"]) == ([], True, {"stored": 1, "loaded": 1}, None)
-    assert found["memory"]["limit_bytes"] > found["memory"]["used_bytes"] > 0 < found["disk"]["free_bytes"] < found["disk"]["bytes"]
+    assert (found["alarms"], found["ready"], found["topics"], found["night"]) == ([], True, {"stored": 1, "loaded": 1},
+                                                                                  None)
+    assert (
+        found["memory"]["limit_bytes"]
+        > found["memory"]["used_bytes"]
+        > 0
+        < found["disk"]["free_bytes"]
+        < found["disk"]["bytes"]
+    )
 
 
 def test_status_tells_of_no_backlog_as_long_as_topics_are_not_loaded(tmp_path, capsys):
@@ -139,9 +154,13 @@ def test_status_tells_of_no_backlog_as_long_as_topics_are_not_loaded(tmp_path, c
         assert "backlog     4 entries; " in status(broker, capsys)
         broker.stop()
         broker.start()
-        assert "backlog     unknown, as 2 of 2 topics are not loaded; of the others 0 entries; " in status(broker, capsys)
+        assert "backlog     unknown, as 2 of 2 topics are not loaded; of the others 0 entries; " in status(
+            broker, capsys
+        )
         assert request("GET", f"{url}/stats")[0] == 200
-        assert "backlog     unknown, as 1 of 2 topics are not loaded; of the others 2 entries; " in status(broker, capsys)
+        assert "backlog     unknown, as 1 of 2 topics are not loaded; of the others 2 entries; " in status(
+            broker, capsys
+        )
     finally:
         broker.close()
 
@@ -282,7 +301,10 @@ def test_short_memory_is_an_alarm_and_not_ready_and_what_is_refused_follows_the_
     broker.start()
     try:
         eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 503, 10)
-        assert "MiB of" in request("GET", broker.http_url + "/ready")[1] and request("GET", broker.http_url + "/status.html")[0] == 200
+        assert (
+            "MiB of" in request("GET", broker.http_url + "/ready")[1]
+            and request("GET", broker.http_url + "/status.html")[0] == 200
+        )
         assert main.main(["status", "--http-url", broker.http_url]) == 1
         said = capsys.readouterr().out
         assert ", not ready\n" in said and "ALARM memory since " in said and "nobody may publish" in said

@@ -1,4 +1,6 @@
-"""What browsers send for pages of other sites changes nothing, and is told nothing; what tools send is dealt with as ever."""
+"""What browsers send for pages of other sites changes nothing, and is told nothing; what tools send is dealt with as
+ever.
+"""
 import base64
 import contextlib
 import http.client
@@ -18,14 +20,19 @@ pytestmark = pytest.mark.slow
 
 JSON = "application/json"
 FORMS = "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain;charset=UTF-8"
-FOREIGN = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example:80", "xlocalhost", "0x7f000001",
+FOREIGN = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example:80", "xlocalhost",
+           "0x7f000001",
            "[::1].evil.example", "evil.example:127.0.0.1", "", "127.0.0.1@evil.example")
 
 
 def asked(broker, method, path, body=None, source=None, **headers):
-    """(status, text); headers by their names with _ for -, a tuple for one that is sent more than once; source: the caller's address."""
+    """(status, text); headers by their names with _ for -, a tuple for one that is sent more than once; source: the
+    caller's address.
+    """
     where = urlsplit(broker.http_url).netloc
-    with contextlib.closing(http.client.HTTPConnection(where, timeout=60, source_address=source and (source, 0))) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection(where, timeout=60, source_address=source and (source, 0))
+    ) as connection:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.putrequest(method, path, skip_host="Host" in sent, skip_accept_encoding=True)
         for name, value in sent.items():
@@ -40,7 +47,15 @@ def asked(broker, method, path, body=None, source=None, **headers):
 
 def other_origins(broker):
     port = urlsplit(broker.http_url).port
-    return "http://evil.example", f"http://evil.example:{port}", f"http://127.0.0.1:{port + 1}", "http://127.0.0.1", "null", "", "file://"
+    return (
+        "http://evil.example",
+        f"http://evil.example:{port}",
+        f"http://127.0.0.1:{port + 1}",
+        "http://127.0.0.1",
+        "null",
+        "",
+        "file://",
+    )
 
 
 @pytest.fixture
@@ -77,14 +92,19 @@ def test_another_origin_changes_nothing_even_where_the_browser_does_not_say_whic
 
 
 @pytest.mark.parametrize(("method", "path"), [
-    ("POST", "/admin/v2/brokers/shutdown"), ("POST", "/ops/v1/backup"), ("POST", "/admin/v2/namespaces/public/default/clearBacklog"),
-    ("POST", "/admin/v2/namespaces/public/default/permissions/evil"), ("POST", "/admin/v2/namespaces/public/default/migration"),
+    ("POST", "/admin/v2/brokers/shutdown"), ("POST", "/ops/v1/backup"),
+    ("POST", "/admin/v2/namespaces/public/default/clearBacklog"),
+    ("POST", "/admin/v2/namespaces/public/default/permissions/evil"),
+    ("POST", "/admin/v2/namespaces/public/default/migration"),
     ("POST", "/admin/v2/clusters/standalone/migrate"), ("PUT", "/ops/v1/log-level"), ("POST", "/ops/v1/definitions"),
     ("POST", "/admin/v2/brokers/configuration/maxProducersPerTopic/1"), ("GET", "/admin/v2/brokers/health"),
-    ("GET", "/admin/v2/persistent/public/default/from-a-page/partitions?checkAllowAutoCreation=true"), ("PUT", "/nothing/is/here")])
+    ("GET", "/admin/v2/persistent/public/default/from-a-page/partitions?checkAllowAutoCreation=true"),
+    ("PUT", "/nothing/is/here")])
 def test_whatever_a_page_of_another_site_asks_for_is_refused_before_it_is_looked_at(broker, method, path):
     for told in ({"Sec_Fetch_Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Host": "evil.example"}):
-        assert asked(broker, method, path, b"{}" if method != "GET" else None, Content_Type=JSON, **told)[0] == 403, told
+        assert asked(broker, method, path, b"{}" if method != "GET" else None, Content_Type=JSON, **told)[0] == 403, (
+            told
+        )
     assert request("GET", f"{broker.http_url}/ready")[0] == 200
 
 
@@ -109,7 +129,8 @@ def test_a_body_that_a_form_could_send_is_refused_also_without_any_word_of_a_sit
 
 
 def test_bodies_are_json_and_one_without_a_type_is_taken_for_it(broker, topic):
-    for number, kind in enumerate((JSON, "application/json;charset=utf-8", "application/vnd.partitioned-topic-metadata+json", None)):
+    for number, kind in enumerate((JSON, "application/json;charset=utf-8",
+                                   "application/vnd.partitioned-topic-metadata+json", None)):
         told = {"Content_Type": kind} if kind else {}
         assert asked(broker, "PUT", topic + "/properties", json.dumps({str(number): "b"}).encode(), **told)[0] == 204
     assert asked(broker, "PUT", topic + "/properties", b"{}", Content_Type="application/octet-stream")[0] == 415
@@ -117,7 +138,16 @@ def test_bodies_are_json_and_one_without_a_type_is_taken_for_it(broker, topic):
 
 
 def test_tools_that_upload_functions_are_told_that_there_are_none(broker):
-    assert asked(broker, "POST", "/admin/v3/functions/public/default/f", b"--x--", Content_Type="multipart/form-data; boundary=x")[0] == 409
+    assert (
+        asked(
+            broker,
+            "POST",
+            "/admin/v3/functions/public/default/f",
+            b"--x--",
+            Content_Type="multipart/form-data; boundary=x",
+        )[0]
+        == 409
+    )
 
 
 # -- hosts
@@ -125,7 +155,8 @@ def test_tools_that_upload_functions_are_told_that_there_are_none(broker):
 @pytest.mark.parametrize("host", FOREIGN)
 def test_a_foreign_name_is_refused_for_reads_too(broker, topic, host):
     lookup = "/lookup/v2/topic/" + topic.removeprefix("/admin/v2/")
-    for method, path in (("GET", "/admin/v2/clusters"), ("GET", "/metrics"), ("GET", "/ops/v1/status"), ("GET", "/nothing"),
+    for method, path in (("GET", "/admin/v2/clusters"), ("GET", "/metrics"), ("GET", "/ops/v1/status"),
+                         ("GET", "/nothing"),
                          ("GET", lookup), ("DELETE", topic)):
         status, text = asked(broker, method, path, Host=host)
         assert (status, "hosts of [http]" in text) == (403, True), (method, path, status, text)
@@ -143,7 +174,8 @@ def test_one_foreign_name_of_two_is_enough(broker):
 
 
 def test_addresses_and_names_of_the_host_are_the_brokers(broker):
-    for host in ("localhost", "LocalHost:1", "localhost.", "127.0.0.1:8080", "10.1.2.3", "[::1]:8080", "[2001:db8::1]", "2001:db8::1",
+    for host in ("localhost", "LocalHost:1", "localhost.", "127.0.0.1:8080", "10.1.2.3", "[::1]:8080", "[2001:db8::1]",
+                 "2001:db8::1",
                  socket.gethostname(), socket.getfqdn() + ":8080"):
         assert asked(broker, "GET", "/admin/v2/clusters", Host=host)[0] == 200, host
 
@@ -181,7 +213,9 @@ def test_names_are_configured_and_a_reload_changes_them(tmp_path):
 
 def reloaded(broker):
     geminga = Path(sys.executable).with_name("geminga")
-    return subprocess.run([geminga, "reload", "--data-dir", broker.data_dir], capture_output=True, check=False).returncode
+    return subprocess.run(
+        [geminga, "reload", "--data-dir", broker.data_dir], capture_output=True, check=False
+    ).returncode
 
 
 # -- with passwords, which browsers remember
@@ -202,7 +236,8 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
         assert asked(broker, "GET", "/metrics", **known, Host="evil.example")[0] == 403
         assert asked(broker, "GET", "/admin/v2/tenants", Host="evil.example")[0] == 403      # nor is it asked for one
         assert asked(broker, "DELETE", path, **known)[0] == 204
-        refused = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines() if '"status": 403' in line]
+        refused = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines()
+                   if '"status": 403' in line]
         assert len(refused) == 4 and all(one["request"] == f"DELETE {path}" for one in refused)
 
 
@@ -210,7 +245,8 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
 
 def backed_up(broker, folder, **more):
     """(status, text)"""
-    return asked(broker, "POST", "/ops/v1/backup", json.dumps({"folder": str(folder)}).encode(), Content_Type=JSON, **more)
+    return asked(broker, "POST", "/ops/v1/backup", json.dumps({"folder": str(folder)}).encode(), Content_Type=JSON,
+                 **more)
 
 
 def test_backups_over_http_go_to_folders_that_were_named(tmp_path):

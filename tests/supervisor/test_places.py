@@ -1,4 +1,6 @@
-"""Folders that a command cannot use, and what it makes: one line says what is wrong, and what is made is its user's alone."""
+"""Folders that a command cannot use, and what it makes: one line says what is wrong, and what is made is its user's
+alone.
+"""
 import grp
 import os
 import pwd
@@ -22,7 +24,8 @@ SERVE = ("serve", "--port", 0, "--http-port", 0, "--data-dir")
 # Commands that are told of a folder, and their exit statuses when it cannot be used.
 COMMANDS = {SERVE: {2}, ("nightly", "--data-dir"): {1, 2}, ("nightly", "plan", "--data-dir"): {1, 2}, ("verify",): {5},
             ("nightly", "report", "--data-dir"): {1, 2}, ("verify", "--repair"): {5}, ("upgrade", "check"): {5},
-            ("reload", "--data-dir"): {1}, ("drain", "--data-dir"): {1}, ("config", "check", "--data-dir"): {2}, ("ledger", "dump"): {2, 5}}
+            ("reload", "--data-dir"): {1}, ("drain", "--data-dir"): {1}, ("config", "check", "--data-dir"): {2},
+            ("ledger", "dump"): {2, 5}}
 
 
 @pytest.fixture
@@ -44,7 +47,8 @@ def as_nobody():
         pytest.skip("the checkout is in a folder that others may not read")
 
     def run_as_nobody(*words):
-        done = subprocess.run([GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=30, check=False, **them)
+        done = subprocess.run([GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=30, check=False,
+                              **them)
         return done.returncode, done.stdout, done.stderr.splitlines()
     return run_as_nobody
 
@@ -136,7 +140,8 @@ def read_only_catalogue(place):
 
 
 @pytest.mark.parametrize("kind", [missing, missing_below, read_only, read_only_lock])
-@pytest.mark.parametrize("command", [SERVE, ("config", "check", "--data-dir")], ids=lambda words: "-".join(map(str, words)))
+@pytest.mark.parametrize("command", [SERVE, ("config", "check", "--data-dir")],
+                         ids=lambda words: "-".join(map(str, words)))
 def test_a_folder_that_cannot_be_written_to_is_one_line_and_no_start(place, as_nobody, kind, command):
     """And nothing is made of it."""
     data_dir = kind(place)
@@ -176,7 +181,9 @@ def elsewhere():
 
 
 def test_what_a_broker_makes_is_its_users_alone_whatever_the_umask(open_umask, tmp_path, elsewhere):
-    """Its folder, sockets, audit log, stacks, backups on the same file system and on another, and what is put in place of them."""
+    """Its folder, sockets, audit log, stacks, backups on the same file system and on another, and what is put in place
+    of them.
+    """
     broker = Broker(tmp_path / "above" / "data")
     (tmp_path / "above").mkdir()
     try:
@@ -196,7 +203,8 @@ def test_what_a_broker_makes_is_its_users_alone_whatever_the_umask(open_umask, t
             assert run("restore", backup, parent / "restored")[0] == 0
             assert shown_to_others(parent / "restored") == {}
         assert run("nightly", "--engine", "here", "--data-dir", broker.data_dir)[0] == 0
-        status, _printed, _ = run("debug", "bundle", "--data-dir", broker.data_dir, "--admin-url", broker.http_url, tmp_path / "bundle")
+        status, _printed, _ = run("debug", "bundle", "--data-dir", broker.data_dir, "--admin-url", broker.http_url,
+                                  tmp_path / "bundle")
         assert status == 0 and (tmp_path / "bundle").stat().st_mode & 0o777 == 0o600
         assert shown_to_others(broker.data_dir) == {}
         assert broker.stop() == 0
@@ -218,7 +226,8 @@ def test_nobody_else_may_ask_a_broker_by_its_sockets(place, as_nobody):
         script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
         broker.data_dir.chmod(0o755)      # as an operator may have it who wants others to see how large it is
         for path in sockets:
-            done = subprocess.run(["/usr/bin/python3", "-c", script, path], user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True,
+            done = subprocess.run(["/usr/bin/python3", "-c", script, path], user=NOBODY, group=NOBODY, extra_groups=[],
+                                  capture_output=True,
                                   text=True, check=False)
             assert "PermissionError" in done.stderr, path
         for words in (("reload",), ("drain",), ("backup", place / "stolen")):
@@ -255,7 +264,8 @@ users = "{place}/users"
     os.chown(place / "data", NOBODY, NOBODY)
     for path in place.iterdir():
         path.chmod(0o755 if path.is_dir() else 0o644)
-    return {"tls.certificate": place / "cert", "tls.key": place / "key", "tls.trusted": place / "trusted", "users": place / "users",
+    return {"tls.certificate": place / "cert", "tls.key": place / "key", "tls.trusted": place / "trusted",
+            "users": place / "users",
             "secret_keys": place / "secret", "": place / "geminga.toml", "data_dir": place / "data"}
 
 

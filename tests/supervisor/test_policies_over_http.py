@@ -1,4 +1,5 @@
-"""Every row of the table of policies over HTTP, at every level: set, shown, taken away, refused, kept over a restart."""
+"""Every row of the table of policies over HTTP, at every level: set, shown, taken away, refused, kept over a restart.
+"""
 import json
 import uuid
 
@@ -10,13 +11,15 @@ from geminga.supervisor.cli.admin.policy_verbs import VERBS, options_of, verb_of
 
 from ..harness import request
 
-EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values() for level in policy.levels]
+EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values()
+         for level in policy.levels]
 SET = [one for one in EVERY if one.values[0].name != "entryFilters"]
 ODD = {     # values of what cannot be any
     "retention": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 20},
     "backlogQuota/destination_storage": {"limit": 9, "limitSize": 9, "limitTime": 0, "policy": "producer_exception"},
     "backlogQuota/message_age": {"limit": 0, "limitSize": 0, "limitTime": 9, "policy": "producer_exception"},
-    "persistence": {"bookkeeperEnsemble": 3, "bookkeeperWriteQuorum": 2, "bookkeeperAckQuorum": 1, "managedLedgerMaxMarkDeleteRate": 1.5},
+    "persistence": {"bookkeeperEnsemble": 3, "bookkeeperWriteQuorum": 2, "bookkeeperAckQuorum": 1,
+                    "managedLedgerMaxMarkDeleteRate": 1.5},
     "autoTopicCreation": {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
     "replicationClusters": ["standalone"], "allowedClusters": ["standalone"],
     "offloadPolicies": {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "b"},
@@ -33,7 +36,9 @@ def value_of(policy):
         if part.type.choices:
             values[part.json] = [part.type.choices[-1]] if part.type.name == "list" else part.type.choices[-1]
         else:
-            values[part.json] = {"number": max(7, part.least or 0), "decimal": 1.5, "true or false": True, "text": "x"}[part.type.name]
+            values[part.json] = {"number": max(7, part.least or 0), "decimal": 1.5, "true or false": True, "text": "x"}[
+                part.type.name
+            ]
     return values.get("", values)
 
 
@@ -41,8 +46,13 @@ class Place:
     """A namespace of a test's own, or a topic in it, and a policy there."""
 
     def __init__(self, broker, policy, level, name=None):
-        self.policy, self.route, self.name = policy, getattr(ROUTES[policy.name], level), name or f"public/{uuid.uuid4().hex[:12]}"
-        namespace, topic = (f"{broker.http_url}/admin/v2/{base}" for base in (f"namespaces/{self.name}", f"persistent/{self.name}/orders"))
+        self.policy, self.route, self.name = (
+            policy,
+            getattr(ROUTES[policy.name], level),
+            name or f"public/{uuid.uuid4().hex[:12]}",
+        )
+        namespace, topic = (f"{broker.http_url}/admin/v2/{base}"
+                            for base in (f"namespaces/{self.name}", f"persistent/{self.name}/orders"))
         self.base = topic if level == "topic" else namespace
         self.url = f"{self.base}/{self.route.path}"
         if name is None:
@@ -73,7 +83,9 @@ class Place:
 def test_every_policy_has_routes_and_verbs_where_it_can_be_set():
     assert list(ROUTES) == list(VERBS) == list(TABLE)
     for policy in TABLE.values():
-        assert [level for level, route in ROUTES[policy.name]._asdict().items() if route is not None] == [*policy.levels]
+        assert [level for level, route in ROUTES[policy.name]._asdict().items() if route is not None] == [
+            *policy.levels
+        ]
         assert VERBS[policy.name].options.keys() <= {part.json for part in policy.parts}
         for level in policy.levels:
             assert verb_of(policy, level)
@@ -99,12 +111,16 @@ def test_a_policy_is_set_shown_and_taken_away(broker, policy, level):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if getattr(ROUTES[one.values[0].name], one.values[1]).implied is None])
+@pytest.mark.parametrize(("policy", "level"),
+                         [one for one in EVERY if getattr(ROUTES[one.values[0].name], one.values[1]).implied is None])
 def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
     place = Place(broker, policy, level)
     bodies = [b"{", b"[" * 100_000, b"\xff", b"[[1]]", b'{"": ' + b"9" * 5_000 + b"}", b"1e400", b"NaN", b"9" * 400]
-    bodies += [json.dumps({part.json: wrong for part in policy.parts}).encode() for wrong in ([], {}, [{}], 10 ** 30)] if policy.is_object \
-        else [b"{}", b'[{}]', b'[""]']
+    bodies += (
+        [json.dumps({part.json: wrong for part in policy.parts}).encode() for wrong in ([], {}, [{}], 10**30)]
+        if policy.is_object
+        else [b"{}", b"[{}]", b'[""]']
+    )
     if not place.route.nullable:
         bodies += [b"", b"null"]
     if place.route.is_raw:      # any text is one
@@ -126,7 +142,8 @@ def test_fields_that_nobody_knows_are_passed_over(broker, policy, level):
     assert place.get() == (200, value)
 
 
-@pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if any(part.least == 0 for part in one.values[0].parts)])
+@pytest.mark.parametrize(("policy", "level"),
+                         [one for one in EVERY if any(part.least == 0 for part in one.values[0].parts)])
 def test_negative_numbers_are_refused(broker, policy, level):
     place = Place(broker, policy, level)
     for part in policy.parts:

@@ -1,4 +1,6 @@
-"""A real Prometheus server, where there is one (Debian: the package prometheus): it scrapes, and takes what is shipped for it."""
+"""A real Prometheus server, where there is one (Debian: the package prometheus): it scrapes, and takes what is shipped
+for it.
+"""
 import json
 import re
 import shutil
@@ -24,7 +26,8 @@ def program(name: str) -> str:
 
 
 def test_promtool_takes_the_rules():
-    checked = subprocess.run([program("promtool"), "check", "rules", str(SHIPPED / "geminga.rules.yml")], capture_output=True, text=True)
+    checked = subprocess.run([program("promtool"), "check", "rules", str(SHIPPED / "geminga.rules.yml")],
+                             capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -43,7 +46,8 @@ scrape_configs:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with (folder / "log").open("w") as log, subprocess.Popen(
-            [command, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"],
+            [command, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+             f"--web.listen-address={address}"],
             stdout=log, stderr=log) as running:
         try:
             yield f"http://{address}"
@@ -63,7 +67,8 @@ def test_it_scrapes_and_evaluates_what_is_shipped(server):
     eventually(lambda: [one["health"] for one in ask(server, "targets")["activeTargets"]] == ["up"], WAIT_S)
     rules = [rule for group in ask(server, "rules")["groups"] for rule in group["rules"]]
     assert rules
-    eventually(lambda: {rule["health"] for group in ask(server, "rules")["groups"] for rule in group["rules"]} == {"ok"}, WAIT_S)
+    eventually(lambda: {rule["health"] for group in ask(server, "rules")["groups"] for rule in group["rules"]}
+               == {"ok"}, WAIT_S)
     questions = {json.loads(f'"{text}"') for path in SHIPPED.glob("*.json")
                  for text in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', path.read_text())}
     assert questions

@@ -1,4 +1,6 @@
-"""When a process that does not answer is given up, and when not: decided by what the kernel says of it, and only by time that counted."""
+"""When a process that does not answer is given up, and when not: decided by what the kernel says of it, and only by
+time that counted.
+"""
 import os
 import signal
 import subprocess

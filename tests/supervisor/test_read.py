@@ -1,4 +1,6 @@
-"""`geminga publish` and `geminga read`: what was published is what is printed, and what goes wrong is one line that says what."""
+"""`geminga publish` and `geminga read`: what was published is what is printed, and what goes wrong is one line that
+says what.
+"""
 import contextlib
 import json
 import re
@@ -81,7 +83,8 @@ def test_of_a_partitioned_topic_all_partitions_are_read(broker, clients):
     assert (status, printed, len(complaints)) == (1, [], 1) and f"{topic}-partition-3" in complaints[0]
 
 
-@pytest.mark.parametrize("name", ["no-such-topic", "public/default/no-such-one", "no-such-topic-partition-2", "nobody/nothing/t",
+@pytest.mark.parametrize("name", ["no-such-topic", "public/default/no-such-one", "no-such-topic-partition-2",
+                                  "nobody/nothing/t",
                                   "non-persistent://public/default/no-such-one", "a/b", "persistent://x", ""])
 def test_reading_makes_no_topic(broker, name):
     before = topics_of(broker)
@@ -131,13 +134,15 @@ CANNOT = [
     ({"compression": api.ZLIB, "uncompressed_size": 10}, ZIPPED, "cannot be decompressed"),
     ({"compression": api.ZLIB, "uncompressed_size": 1001}, ZIPPED, "cannot be decompressed"),
     ({"compression": api.LZ4, "uncompressed_size": 10}, b"no such thing", "cannot be decompressed"),
-    ({"num_messages_in_batch": 3}, b"\0\0\0\x02\x18\x01a" + b"\0\0\xff\xff" + b"b" * 9, "message 1 of its batch is cut"),
+    ({"num_messages_in_batch": 3}, b"\0\0\0\x02\x18\x01a" + b"\0\0\xff\xff" + b"b" * 9,
+     "message 1 of its batch is cut"),
     (chunk(0, 2), b"abc", "chunk"), (chunk(1, 2), b"def", "chunk"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "payload", "why"), CANNOT)
-def test_an_entry_that_cannot_be_shown_is_a_line_that_says_why_and_others_are_shown(broker, publish, fields, payload, why):
+def test_an_entry_that_cannot_be_shown_is_a_line_that_says_why_and_others_are_shown(broker, publish, fields, payload,
+                                                                                    why):
     topic = unique_topic("odd")
     publish(topic, ({}, b"before"), (fields, payload), ({}, b"behind"))
     status, printed, complaints = read(broker, topic)
@@ -147,7 +152,8 @@ def test_an_entry_that_cannot_be_shown_is_a_line_that_says_why_and_others_are_sh
 
 def test_chunks_that_mix_come_twice_or_begin_anew_are_put_together(broker, publish):
     topic = unique_topic("chunks")
-    publish(topic, (chunk(0, 2, "one"), b"abc"), (chunk(0, 3, "two"), b"1"), (chunk(0, 2, "one"), b"ABC"), (chunk(1, 3, "two"), b"2"),
+    publish(topic, (chunk(0, 2, "one"), b"abc"), (chunk(0, 3, "two"), b"1"), (chunk(0, 2, "one"), b"ABC"),
+            (chunk(1, 3, "two"), b"2"),
             (chunk(1, 3, "two"), b"2"), (chunk(1, 2, "one"), b"def"), (chunk(2, 3, "two"), b"3"))
     status, printed, complaints = read(broker, topic)
     assert (status, printed) == (1, ["ABCdef", "123"]) and len(complaints) == 1 and ":0 is not shown" in complaints[0]
@@ -219,7 +225,8 @@ def others(tmp_path_factory):
 
 
 COMMANDS = {"pulsar": (("publish", "{address}", "t", "x"), ("read", "{address}", "t")),
-            "http": (("why", "{address}", "t", "s"), ("status", "{address}"), ("admin", "{address}", "tenants", "list"))}
+            "http": (("why", "{address}", "t", "s"), ("status", "{address}"),
+                     ("admin", "{address}", "tenants", "list"))}
 KNOWN, SECURE = {"pulsar": 1, "http": 3}, {"pulsar": "pulsar+ssl", "http": "https"}
 REASONS = [      # what listens, whether TLS is wanted, more options, what is said
     ("silent", False, (), "without an answer"), ("silent", True, (), "may not speak TLS"),
@@ -237,8 +244,9 @@ REASONS = [      # what listens, whether TLS is wanted, more options, what is sa
 @pytest.mark.parametrize(("scheme", "words"), [(scheme, words) for scheme, some in COMMANDS.items() for words in some],
                          ids=lambda value: value if isinstance(value, str) else value[0])
 @pytest.mark.parametrize(("what", "is_secure", "more", "says"), REASONS)
-def test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what_is_there(broker, others, scheme, words, what, is_secure,
-                                                                                          more, says):
+def test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what_is_there(
+    broker, others, scheme, words, what, is_secure, more, says
+):
     of_broker = {"pulsar": broker.service_url, "http": broker.http_url}
     of_broker["crossed"] = of_broker["http" if scheme == "pulsar" else "pulsar"]
     port = others[what] if what in others else of_broker[what].rpartition(":")[2]
@@ -253,7 +261,8 @@ def test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what
 
 
 @pytest.mark.parametrize("command", ["publish t x", "read t"])
-@pytest.mark.parametrize("address", ["127.0.0.1:6650", "http://127.0.0.1:6650", "pulsar://", "pulsar://:6650", "pulsar://127.0.0.1:99999",
+@pytest.mark.parametrize("address", ["127.0.0.1:6650", "http://127.0.0.1:6650", "pulsar://", "pulsar://:6650",
+                                     "pulsar://127.0.0.1:99999",
                                      "pulsar://[::1", "pulsar://127.0.0.1:x", "nonsense", ""])
 def test_what_is_no_address_is_one_line(command, address):
     status, printed, complaints = run(*command.split(), "--url", address)
@@ -261,7 +270,8 @@ def test_what_is_no_address_is_one_line(command, address):
 
 
 @pytest.mark.parametrize("command", ["why t s", "status", "admin tenants list"])
-@pytest.mark.parametrize("address", ["127.0.0.1:8080", "pulsar://127.0.0.1:6650", "http://", "http://127.0.0.1:99999", "http://[::1",
+@pytest.mark.parametrize("address", ["127.0.0.1:8080", "pulsar://127.0.0.1:6650", "http://", "http://127.0.0.1:99999",
+                                     "http://[::1",
                                      "http://127.0.0.1:x", ""])
 def test_what_is_no_address_of_http_is_one_line(command, address):
     first, *rest = command.split()
@@ -269,16 +279,19 @@ def test_what_is_no_address_of_http_is_one_line(command, address):
     assert (status, printed, len(complaints)) == (3, "", 1) and repr(address) in complaints[0]
 
 
-@pytest.mark.parametrize("command", ["publish --url pulsar://{} t x", "read --url pulsar+ssl://{} t", "why --admin-url http://{} t s",
+@pytest.mark.parametrize("command", ["publish --url pulsar://{} t x", "read --url pulsar+ssl://{} t",
+                                     "why --admin-url http://{} t s",
                                      "status --admin-url https://{}"])
 def test_a_name_that_is_nobodys_is_one_line(command):
     status, printed, complaints = run(*command.format("no.such.host.invalid:1").split())
     assert status in (1, 3) and printed == "" and len(complaints) == 1 and "there is no such host" in complaints[0]
 
 
-@pytest.mark.parametrize("command", ["publish --url pulsar+ssl://127.0.0.1:1 t x", "status --admin-url https://127.0.0.1:1"])
+@pytest.mark.parametrize("command",
+                         ["publish --url pulsar+ssl://127.0.0.1:1 t x", "status --admin-url https://127.0.0.1:1"])
 @pytest.mark.parametrize("options", [("--tls-trust-cert-path", "{file}"), ("--tls-trust-cert-path", "{missing}"),
-                                     ("--auth-plugin", "tls", "--auth-params", "tlsCertFile:{missing},tlsKeyFile:{file}"),
+                                     ("--auth-plugin", "tls", "--auth-params",
+                                      "tlsCertFile:{missing},tlsKeyFile:{file}"),
                                      ("--auth-plugin", "tls", "--auth-params", "tlsCertFile:{file},tlsKeyFile:{file}")])
 def test_a_file_that_is_no_certificate_is_named(tmp_path, command, options):
     (tmp_path / "file").write_text("nothing")

@@ -1,4 +1,6 @@
-"""A configuration that is loaded while the broker runs: every key holds afterwards, or is named as one that needs a restart."""
+"""A configuration that is loaded while the broker runs: every key holds afterwards, or is named as one that needs a
+restart.
+"""
 import json
 import os
 import signal
@@ -36,11 +38,14 @@ pytestmark = pytest.mark.slow
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
 CHOICES = {     # of keys whose values are not any number, or any text
     "affinity": "spread",
-    "storage.sync": "interval", "storage.failover_selection": "join-order", "storage.backlog_quota_policy": "producer_exception",
+    "storage.sync": "interval", "storage.failover_selection": "join-order",
+    "storage.backlog_quota_policy": "producer_exception",
     "storage.inactive_topic_mode": "delete_when_subscriptions_caught_up", "storage.subscription_types": ("Shared",),
     "storage.schema_compatibility_strategy": "BACKWARD", "nightly.engine": "here", "nightly.master": "local[1]",
-    "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",), "log.level": "debug",
-    "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",), "authentication.methods": ("basic",),
+    "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",),
+    "log.level": "debug",
+    "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),
+    "authentication.methods": ("basic",),
     "authentication.public_key_algorithm": "ES256", "tls.certificate": "", "tls.key": ""}
 
 
@@ -74,7 +79,8 @@ def test_each_key_holds_or_is_named(key):
 
 
 def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
-    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind", "http_port", "tls.port",
+    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind",
+                                  "http_port", "tls.port",
                                   "tls.http_port"}
 
 
@@ -82,7 +88,8 @@ def test_tls_is_not_switched_on_halfway():
     """None of its keys holds when there is nobody who listens; each is named."""
     after, changes = merged(Config(), replace(Config(), tls=TlsOptions(certificate="c", key="k", trusted="t")))
     assert after == Config()
-    assert {(change.key, change.needs) for change in changes} == {(f"tls.{name}", TLS_SWITCH) for name in ("certificate", "key", "trusted")}
+    assert {(change.key, change.needs) for change in changes} == {(f"tls.{name}", TLS_SWITCH)
+                                                                  for name in ("certificate", "key", "trusted")}
 
 
 def test_secrets_are_shown_to_nobody():
@@ -100,9 +107,11 @@ class Driven:
         children = [self._child(role) for role in ("owner", "worker", "admin", "owner")]
         certificates = SimpleNamespace(configure=lambda tls: self.done.append("certificates")) if has_tls else None
         self.supervisor = SimpleNamespace(
-            config=old, is_stopping=False, is_ready=True, is_draining=False, children=children, addresses=(), certificates=certificates,
+            config=old, is_stopping=False, is_ready=True, is_draining=False, children=children, addresses=(),
+            certificates=certificates,
             authenticator=SimpleNamespace(configure=lambda identity: self.done.append("identity")),
-            notify=SimpleNamespace(reloading=lambda: self.done.append("reloading"), ready=lambda: self.done.append("ready")),
+            notify=SimpleNamespace(reloading=lambda: self.done.append("reloading"),
+                                   ready=lambda: self.done.append("ready")),
             announce=lambda config: self.done.append("announced"), tell_status=lambda: self.done.append("status"),
             hang_up=lambda caller: self.done.append("hung up"))
         self.reload = Reload(self.supervisor, lambda: (new, []))
@@ -122,7 +131,8 @@ class Driven:
 
 def test_owners_are_told_first_and_last_when_messages_become_smaller():
     """No message may come to an owner that is larger than it takes."""
-    for size, order in ((1 << 20, [["worker", "admin"], ["owner", "owner"]]), (6 << 20, [["owner", "owner"], ["worker", "admin"]])):
+    for size, order in ((1 << 20, [["worker", "admin"], ["owner", "owner"]]),
+                        (6 << 20, [["owner", "owner"], ["worker", "admin"]])):
         driven = Driven(with_value(Config(), "network.max_message_size", size), has_tls=False)
         driven.reload.go_on()
         assert driven.done == ["reloading", "identity", "announced", *order[0]]
@@ -132,7 +142,9 @@ def test_owners_are_told_first_and_last_when_messages_become_smaller():
         assert driven.answers == [] or order[1][0] == "owner"
         driven.answer(*order[1])
         [answer] = driven.answers
-        assert answer["error"] == "" and len(answer["changes"]) == 1 and driven.done[-3:] == ["hung up", "status", "ready"]
+        assert (
+            answer["error"] == "" and len(answer["changes"]) == 1 and driven.done[-3:] == ["hung up", "status", "ready"]
+        )
 
 
 def test_nothing_is_taken_of_a_configuration_of_which_a_part_cannot_be_used(tmp_path):
@@ -144,7 +156,8 @@ def test_nothing_is_taken_of_a_configuration_of_which_a_part_cannot_be_used(tmp_
     good, bad = TlsOptions(**files), TlsOptions(**files | {"key": "/nowhere"})
     old = replace(Config(), tls=good)
     users = AuthenticationOptions(methods=("basic",), users=Secret("/nowhere"))
-    for new, key in ((replace(old, tls=replace(good, versions=("TLSv1.3",)), authentication=users), "authentication.users"),
+    for new, key in ((replace(old, tls=replace(good, versions=("TLSv1.3",)), authentication=users),
+                      "authentication.users"),
                      (replace(old, tls=bad), "tls.key")):
         driven = Driven(new, old=old)
         driven.reload.go_on()
@@ -181,7 +194,8 @@ def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done(
 
 def test_a_child_that_cannot_follow_makes_room_for_one_that_can(monkeypatch):
     driven, killed = Driven(Config()), []
-    monkeypatch.setattr("geminga.supervisor.processes.reload.os", SimpleNamespace(kill=lambda pid, how: killed.append(how)))
+    monkeypatch.setattr("geminga.supervisor.processes.reload.os",
+                        SimpleNamespace(kill=lambda pid, how: killed.append(how)))
     one, other, third, _ = driven.supervisor.children
     for child in (one, other, third):
         child.is_asked = True
@@ -208,7 +222,8 @@ class Reloaded:
         self.folder, self.file = folder, folder / "geminga.toml"
         self.authority = Authority(folder)
         (folder / "other").mkdir()
-        self.tls = f'[tls]\ncertificate = "{folder}/cert"\nkey = "{folder}/key"\ntrusted = "{folder}/trusted"\nport = 0\nhttp_port = 0\n'
+        self.tls = (f'[tls]\ncertificate = "{folder}/cert"\nkey = "{folder}/key"\ntrusted = "{folder}/trusted"\n'
+                    "port = 0\nhttp_port = 0\n")
         self.file.write_text(self.tls)
         self.broker = Broker(folder / "data", "--config", str(self.file), "--workers", "2", "--owners", "2").start()
 
@@ -275,8 +290,10 @@ def test_what_needs_a_restart_stays_and_is_said(reload):
     assert "needs a restart" in reload.broker.log()
 
 
-@pytest.mark.parametrize(("text", "key"), [("[storage]\nretention_s = -7", "storage.retention_s"), ("[storage", "geminga.toml"),
-                                           ("[authentication]\nmethods = ['basic']\nusers = '/nowhere'", "authentication.users")])
+@pytest.mark.parametrize(("text", "key"),
+                         [("[storage]\nretention_s = -7", "storage.retention_s"), ("[storage", "geminga.toml"),
+                                           ("[authentication]\nmethods = ['basic']\nusers = '/nowhere'",
+                                            "authentication.users")])
 def test_a_wrong_one_changes_nothing(reload, text, key):
     """One line names the key, the same that geminga config check prints; the exit status says so."""
     reload.holds("[network]\nmax_message_size = 100000\n")
@@ -349,7 +366,8 @@ def test_topics_that_keep_nothing_may_be_used_or_not(reload):
 def test_types_of_subscriptions(reload):
     reload.holds('[storage]\nsubscription_types = ["Shared"]\n')
     with Peer(reload.broker.service_url) as peer:
-        assert peer.ask(T.SUBSCRIBE, topic=unique_topic(), subscription="s", subType=api.CommandSubscribe.Exclusive, consumer_id=1,
+        assert peer.ask(T.SUBSCRIBE, topic=unique_topic(), subscription="s", subType=api.CommandSubscribe.Exclusive,
+                        consumer_id=1,
                         request_id=1).type == T.ERROR
 
 
@@ -386,7 +404,8 @@ def test_where_clients_are_sent(reload):
     assert urlsplit(lookup()).hostname == "elsewhere"
     reload.holds('[network]\nadvertised_listeners = ["inside:pulsar://within:1234"]\n')
     assert lookup(advertised_listener_name="inside") == "pulsar://within:1234"
-    _, text = request("GET", f"{reload.broker.http_url}/lookup/v2/topic/persistent/public/default/t?listenerName=inside")
+    _, text = request("GET",
+                      f"{reload.broker.http_url}/lookup/v2/topic/persistent/public/default/t?listenerName=inside")
     assert json.loads(text)["brokerUrl"] == "pulsar://within:1234"
 
 
@@ -394,19 +413,23 @@ def test_what_brokers_add_to_entries(reload):
     """For a consumer that is there already."""
     topic = unique_topic()
     with Peer(reload.broker.service_url, b"") as peer:
-        peer.say(command(T.CONNECT, client_version="t", protocol_version=21, feature_flags={"supports_broker_entry_metadata": True}))
+        peer.say(command(T.CONNECT, client_version="t", protocol_version=21,
+                         feature_flags={"supports_broker_entry_metadata": True}))
         peer.hear()
         peer.open_producer(topic)
         peer.subscribe(topic)
         peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
         sizes = []
-        for number, text in enumerate(("", "[network]\nexpose_broker_entry_metadata = true\nbroker_entry_metadata = ['index']\n")):
+        for number, text in enumerate(("", "[network]\nexpose_broker_entry_metadata = true\nbroker_entry_metadata = "
+                                           "['index']\n")):
             reload.holds(text)
             peer.say(send(entry_of(message_metadata()), sequence_id=number))
             heard = {said.type: entry for said, entry in (peer.hear_frame(), peer.hear_frame())}
             sizes.append(heard[T.MESSAGE][:2])
-    assert sizes == [b"\x0e\x01", b"\x0e\x02"]      # the entry's own magic; a broker's part before it
-    with urllib.request.urlopen(f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}/examinemessage") as answer:
+    assert sizes == [b"\x0e\x01", b"\x0e\x02"]  # the entry's own magic; a broker's part before it
+    with urllib.request.urlopen(
+        f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}/examinemessage"
+    ) as answer:
         assert answer.headers["X-Pulsar-Broker-Entry-METADATA-index"] == "1"      # of the second
         assert answer.headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] is None
 
@@ -460,7 +483,8 @@ def test_the_certificate_and_who_must_show_one(reload):
 
     def serial(authority, *, shows=False):
         context = ssl.create_default_context(cafile=authority.trusted)
-        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2      # in which a refusal comes with the handshake
+        # in which a refusal comes with the handshake
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
         if shows:
             context.load_cert_chain(f"{authority.folder}/joe", f"{authority.folder}/joe-key")
         with connected(context, reload.broker.tls_url) as link:
@@ -468,7 +492,8 @@ def test_the_certificate_and_who_must_show_one(reload):
 
     def connected(context, url):
         where = urlsplit(url)
-        return context.wrap_socket(socket.create_connection((where.hostname, where.port), 10), server_hostname="localhost")
+        return context.wrap_socket(socket.create_connection((where.hostname, where.port), 10),
+                                   server_hostname="localhost")
 
     first = serial(reload.authority)
     tls = reload.tls.replace(f"{reload.folder}/", f"{folder}/")
@@ -483,7 +508,8 @@ def test_the_certificate_and_who_must_show_one(reload):
     reload.holds("", tls + 'versions = ["TLSv1.3"]\n')
     with pytest.raises(OSError, match="version|handshake|alert|closed|reset|EOF"):
         serial(second)
-    reload.holds("", tls + 'versions = ["TLSv1.2"]\nciphers = "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES256-GCM-SHA384"\n')
+    reload.holds("", tls
+                 + 'versions = ["TLSv1.2"]\nciphers = "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES256-GCM-SHA384"\n')
     context = ssl.create_default_context(cafile=second.trusted)
     with connected(context, reload.broker.tls_url) as link:
         assert (link.version(), "AES256-GCM" in link.cipher()[0]) == ("TLSv1.2", True)
@@ -500,7 +526,8 @@ def test_who_is_asked_and_what_they_may_do(reload):
 
     def connect(said, **fields):
         with Peer(reload.broker.service_url, b"") as peer:
-            peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="basic", auth_data=said, **fields))
+            peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="basic",
+                             auth_data=said, **fields))
             answer = peer.hear()
             if answer.type != T.CONNECTED:
                 return answer.type
@@ -520,7 +547,8 @@ def test_who_is_asked_and_what_they_may_do(reload):
     reload.holds(identity + '[authorization]\nenabled = true\nsuper_user_roles = ["joe"]\n')
     assert connect(b"joe:one") == T.PRODUCER_SUCCESS
     with Peer(reload.broker.service_url, b"") as joe:
-        joe.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="basic", auth_data=b"joe:one"))
+        joe.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="basic",
+                        auth_data=b"joe:one"))
         joe.hear()
         joe.open_producer(unique_topic())
         reload.holds(identity + '[authorization]\nenabled = true\nsuper_user_roles = ["jim"]\n')
@@ -545,17 +573,24 @@ def test_processes_keep_to_a_core_or_do_not(reload):
 
 
 def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
-    """A file that only the supervisor can read, as if it went away in between: whoever is forked from it has what it read."""
+    """A file that only the supervisor can read, as if it went away in between: whoever is forked from it has what it
+    read.
+    """
     broker = reload.broker
     key = f"/proc/self/task/{broker.pid}/cmdline"
     before = broker.children()
     reload.holds(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{key}"]\n')
     assert "cannot take the new configuration: authentication.secret_keys" in broker.log()
-    assert {name for name, pid in broker.children().items() if before[name] != pid} == {"geminga-w0", "geminga-w1", "geminga-admin"}
+    assert {name for name, pid in broker.children().items() if before[name] != pid} == {
+        "geminga-w0",
+        "geminga-w1",
+        "geminga-admin",
+    }
     shown = jwt.encode({"sub": "joe"}, Path(key.replace("self", str(broker.pid))).read_bytes(), "HS256")
     for said, kind in ((shown, T.CONNECTED), ("x", T.ERROR)):
         with Peer(broker.service_url, b"") as peer:
-            peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="token", auth_data=said.encode()))
+            peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="token",
+                             auth_data=said.encode()))
             assert peer.hear().type == kind
 
 
@@ -572,7 +607,8 @@ def test_show_says_where_each_value_comes_from(tmp_path, monkeypatch):
     monkeypatch.setenv("GEMINGA_STORAGE_SYNC", "interval")
     (tmp_path / "key").write_bytes(b"a secret key of thirty-two bytes")
     (tmp_path / "c.toml").write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/key"]\n')
-    done = subprocess.run([GEMINGA, "config", "show", "--config", tmp_path / "c.toml"], capture_output=True, text=True, check=True)
+    done = subprocess.run([GEMINGA, "config", "show", "--config", tmp_path / "c.toml"], capture_output=True, text=True,
+                          check=True)
     assert 'storage.sync = "interval"    # GEMINGA_STORAGE_SYNC' in done.stdout
     assert f'authentication.secret_keys = ["***"]    # {tmp_path}/c.toml:3' in done.stdout
     assert f"{tmp_path}/key" not in done.stdout
@@ -582,7 +618,8 @@ def test_show_says_where_each_value_comes_from(tmp_path, monkeypatch):
 
 def test_check_prints_what_is_not_as_by_default(tmp_path):
     (tmp_path / "c.toml").write_text("[storage]\nretention_s = 5\nsync = 'group'\n")
-    done = subprocess.run([GEMINGA, "config", "check", "--config", tmp_path / "c.toml"], capture_output=True, text=True, check=True)
+    done = subprocess.run([GEMINGA, "config", "check", "--config", tmp_path / "c.toml"], capture_output=True, text=True,
+                          check=True)
     assert done.stdout == f"storage.retention_s = 5    # {tmp_path}/c.toml:2\n"
 
 

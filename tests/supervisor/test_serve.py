@@ -68,7 +68,8 @@ def test_a_broker_that_is_not_there_is_one_line():
     assert (status, len(complaints)) == (1, 1)
 
 
-@pytest.mark.parametrize(("path", "text"), [("/status.html", "OK"), ("/admin/v2/brokers/health", "ok"), ("/admin/v2/brokers/ready", "ok")])
+@pytest.mark.parametrize(("path", "text"), [("/status.html", "OK"), ("/admin/v2/brokers/health", "ok"),
+                                            ("/admin/v2/brokers/ready", "ok")])
 def test_health_is_told(broker, path, text):
     """`health` has published a message and read it back."""
     assert request("GET", broker.http_url + path) == (200, text)
@@ -88,7 +89,8 @@ def test_metrics_are_prometheus_text(broker):
 
 @pytest.mark.parametrize(("body", "status"), [
     (b"3", 204), (b'"3"', 204), (b'{"partitions": 3, "properties": {}}', 204),
-    (b"0", 406), (b"-1", 406), (b"1000000", 406), (b"three", 400), (b"", 400), (b"[]", 400), (b"true", 400), (b"1.5", 400)])
+    (b"0", 406), (b"-1", 406), (b"1000000", 406), (b"three", 400), (b"", 400), (b"[]", 400), (b"true", 400),
+    (b"1.5", 400)])
 def test_partitioned_topics_are_made_by_a_number(broker, body, status):
     """As clients send it; anything else is their mistake, with a reason, and makes nothing."""
     topic = unique_topic("parts")
@@ -103,7 +105,8 @@ def test_partitioned_topics_are_made_by_a_number(broker, body, status):
 
 
 @pytest.mark.parametrize(("path", "status"), [
-    ("/admin/v2/persistent/nobody/nothing/t/partitions", 404), ("/admin/v2/persistent/public/default/a%2Fb/partitions", 412),
+    ("/admin/v2/persistent/nobody/nothing/t/partitions", 404),
+    ("/admin/v2/persistent/public/default/a%2Fb/partitions", 412),
     ("/admin/v2/nothing", 404), ("/lookup/v2/topic/persistent/nobody/nothing/t", 404)])
 def test_what_is_not_there_has_a_reason(broker, path, status):
     got, text = request("GET", broker.http_url + path)

@@ -18,7 +18,8 @@ def test_a_key_that_cannot_be_read_is_one_line_and_status_2(tmp_path):
     """With which systemd does not start it again and again."""
     file = tmp_path / "geminga.toml"
     file.write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/missing"]\n')
-    done = subprocess.run([GEMINGA, "serve", "--config", file, "--data-dir", tmp_path / "data", "--port", "0", "--http-port", "0"],
+    done = subprocess.run([GEMINGA, "serve", "--config", file, "--data-dir", tmp_path / "data", "--port", "0",
+                           "--http-port", "0"],
                           capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "secret_keys" in done.stderr.splitlines()[-1]

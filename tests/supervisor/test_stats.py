@@ -10,37 +10,51 @@ from ..harness import eventually, partitioned_topic, request, unique_topic
 
 WAIT_S = 60
 TOPIC = {
-    "int": ["bytesInCounter", "msgInCounter", "systemTopicBytesInCounter", "bytesOutCounter", "msgOutCounter", "bytesOutInternalCounter",
-            "storageSize", "backlogSize", "backlogQuotaLimitSize", "backlogQuotaLimitTime", "oldestBacklogMessageAgeSeconds",
-            "publishRateLimitedTimes", "earliestMsgPublishTimeInBacklogs", "offloadedStorageSize", "lastOffloadLedgerId",
-            "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "ongoingTxnCount", "abortedTxnCount", "committedTxnCount",
-            "waitingPublishers", "nonContiguousDeletedMessagesRanges", "nonContiguousDeletedMessagesRangesSerializedSize",
+    "int": ["bytesInCounter", "msgInCounter", "systemTopicBytesInCounter", "bytesOutCounter", "msgOutCounter",
+            "bytesOutInternalCounter",
+            "storageSize", "backlogSize", "backlogQuotaLimitSize", "backlogQuotaLimitTime",
+            "oldestBacklogMessageAgeSeconds",
+            "publishRateLimitedTimes", "earliestMsgPublishTimeInBacklogs", "offloadedStorageSize",
+            "lastOffloadLedgerId",
+            "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "ongoingTxnCount", "abortedTxnCount",
+            "committedTxnCount",
+            "waitingPublishers", "nonContiguousDeletedMessagesRanges",
+            "nonContiguousDeletedMessagesRangesSerializedSize",
             "delayedMessageIndexSizeInBytes", "topicCreationTimeStamp", "lastPublishTimeStamp"],
     "float": ["msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut", "averageMsgSize"],
     "bool": ["msgChunkPublished"], "str": ["deduplicationStatus", "ownerBroker"], "list": ["publishers"],
     "dict": ["subscriptions", "replication", "compaction"]}
 SUBSCRIPTION = {
-    "int": ["bytesOutCounter", "msgOutCounter", "msgBacklog", "backlogSize", "earliestMsgPublishTimeInBacklog", "msgBacklogNoDelayed",
-            "msgDelayed", "msgInReplay", "unackedMessages", "totalMsgExpired", "lastExpireTimestamp", "lastConsumedFlowTimestamp",
+    "int": ["bytesOutCounter", "msgOutCounter", "msgBacklog", "backlogSize", "earliestMsgPublishTimeInBacklog",
+            "msgBacklogNoDelayed",
+            "msgDelayed", "msgInReplay", "unackedMessages", "totalMsgExpired", "lastExpireTimestamp",
+            "lastConsumedFlowTimestamp",
             "lastConsumedTimestamp", "lastAckedTimestamp", "lastMarkDeleteAdvancedTimestamp", "drainingHashesCount",
             "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "nonContiguousDeletedMessagesRanges",
-            "nonContiguousDeletedMessagesRangesSerializedSize", "delayedMessageIndexSizeInBytes", "filterProcessedMsgCount",
+            "nonContiguousDeletedMessagesRangesSerializedSize", "delayedMessageIndexSizeInBytes",
+            "filterProcessedMsgCount",
             "filterAcceptedMsgCount", "filterRejectedMsgCount", "filterRescheduledMsgCount",
             *(f"dispatchThrottled{what}EventsBy{level}Limit"
               for what in ("Msg", "Bytes") for level in ("Subscription", "Topic", "Broker"))],
-    "float": ["msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "chunkedMessageRate", "msgRateExpired"],
-    "bool": ["blockedSubscriptionOnUnackedMsgs", "isDurable", "isReplicated", "allowOutOfOrderDelivery", "durable", "replicated"],
+    "float": ["msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "chunkedMessageRate",
+              "msgRateExpired"],
+    "bool": ["blockedSubscriptionOnUnackedMsgs", "isDurable", "isReplicated", "allowOutOfOrderDelivery", "durable",
+             "replicated"],
     "str": ["type"], "list": ["consumers"], "dict": ["subscriptionProperties", "consumersAfterMarkDeletePosition"]}
 CONSUMER = {
-    "int": ["bytesOutCounter", "msgOutCounter", "availablePermits", "unackedMessages", "avgMessagesPerEntry", "drainingHashesCount",
-            "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "lastAckedTimestamp", "lastConsumedTimestamp",
+    "int": ["bytesOutCounter", "msgOutCounter", "availablePermits", "unackedMessages", "avgMessagesPerEntry",
+            "drainingHashesCount",
+            "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "lastAckedTimestamp",
+            "lastConsumedTimestamp",
             "lastConsumedFlowTimestamp"],
     "float": ["msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "chunkedMessageRate"],
     "bool": ["blockedConsumerOnUnackedMsgs"],
-    "str": ["consumerName", "address", "connectedSince", "clientVersion", "lastAckedTime", "lastConsumedTime"], "dict": ["metadata"]}
+    "str": ["consumerName", "address", "connectedSince", "clientVersion", "lastAckedTime", "lastConsumedTime"],
+    "dict": ["metadata"]}
 PUBLISHER = {
     "int": ["producerId"], "float": ["msgRateIn", "msgThroughputIn", "averageMsgSize", "chunkedMessageRate"],
-    "bool": ["supportsPartialProducer"], "str": ["accessMode", "producerName", "address", "connectedSince", "clientVersion"],
+    "bool": ["supportsPartialProducer"],
+    "str": ["accessMode", "producerName", "address", "connectedSince", "clientVersion"],
     "dict": ["metadata"]}
 
 
@@ -91,19 +105,34 @@ def test_stats_have_every_field_with_its_type(broker, busy):
         check(one, SUBSCRIPTION)
         check(one["consumers"][0], CONSUMER)
     check(found["publishers"][0], PUBLISHER)
-    assert found["earliestMsgPublishTimeInBacklogs"] > 0 < found["topicCreationTimeStamp"] <= found["lastPublishTimeStamp"]
+    assert (
+        found["earliestMsgPublishTimeInBacklogs"] > 0 < found["topicCreationTimeStamp"] <= found["lastPublishTimeStamp"]
+    )
 
 
 def test_stats_say_who_is_there(broker, busy):
     found = get(broker, busy, "stats")
     [publisher] = found["publishers"]
-    assert (publisher["producerName"], publisher["accessMode"], publisher["metadata"]) == ("writing", "Shared", {"host": "b"})
+    assert (publisher["producerName"], publisher["accessMode"], publisher["metadata"]) == (
+        "writing",
+        "Shared",
+        {"host": "b"},
+    )
     exclusive = found["subscriptions"]["exclusive"]
     [consumer] = exclusive["consumers"]
-    assert (exclusive["type"], exclusive["activeConsumerName"], consumer["metadata"]) == ("Exclusive", "reading", {"team": "a"})
+    assert (exclusive["type"], exclusive["activeConsumerName"], consumer["metadata"]) == (
+        "Exclusive",
+        "reading",
+        {"team": "a"},
+    )
     for one in (publisher, consumer):
-        assert one["address"].startswith("/127.0.0.1:") and "CPP" in one["clientVersion"] and one["connectedSince"].endswith("Z")
-    assert exclusive["messages"] == {"published": 10, "acknowledged": 4, "expired": 0, "skipped": 0, "evicted": 0, "backlog": 6}
+        assert (
+            one["address"].startswith("/127.0.0.1:")
+            and "CPP" in one["clientVersion"]
+            and one["connectedSince"].endswith("Z")
+        )
+    assert exclusive["messages"] == {"published": 10, "acknowledged": 4, "expired": 0, "skipped": 0, "evicted": 0,
+                                     "backlog": 6}
     assert consumer["lastAckedTimestamp"] > 0 < consumer["lastConsumedTimestamp"]
 
 
@@ -117,8 +146,12 @@ def test_a_topic_that_nobody_has_used_has_stats(broker):
     assert request("PUT", url(broker, topic, "").rstrip("/"))[0] == 204
     found = get(broker, topic, "stats")
     check(found, TOPIC)
-    assert (found["subscriptions"], found["publishers"], found["lastPublishTimeStamp"], found["oldestBacklogMessageAgeSeconds"]) == (
-        {}, [], 0, -1)
+    assert (
+        found["subscriptions"],
+        found["publishers"],
+        found["lastPublishTimeStamp"],
+        found["oldestBacklogMessageAgeSeconds"],
+    ) == ({}, [], 0, -1)
     assert get(broker, topic, "internalStats")["cursors"] == {} == get(broker, topic, "internal-info")["cursors"]
 
 
@@ -126,13 +159,17 @@ def test_partitions_are_put_together_as_their_fields_demand():
     """What one of them has, all have; the first time is one; the last is the largest; averages are averages."""
     def part(chunked, earliest, published, average, rate):
         consumer = {"consumerName": "c", "avgMessagesPerEntry": average, "msgOutCounter": 1}
-        return {"msgChunkPublished": chunked, "earliestMsgPublishTimeInBacklogs": earliest, "lastPublishTimeStamp": published,
-                "msgRateIn": rate, "msgThroughputIn": 10 * rate, "publishers": [], "subscriptions": {"s": {"consumers": [consumer]}}}
+        return {"msgChunkPublished": chunked, "earliestMsgPublishTimeInBacklogs": earliest,
+                "lastPublishTimeStamp": published,
+                "msgRateIn": rate, "msgThroughputIn": 10 * rate, "publishers": [],
+                "subscriptions": {"s": {"consumers": [consumer]}}}
 
     found = together([part(False, 0, 5, 2, 1.0), part(True, 9, 7, 4, 3.0), part(False, 8, 6, 3, 0.0)])
-    assert found == {"msgChunkPublished": True, "earliestMsgPublishTimeInBacklogs": 8, "lastPublishTimeStamp": 7, "msgRateIn": 4.0,
+    assert found == {"msgChunkPublished": True, "earliestMsgPublishTimeInBacklogs": 8, "lastPublishTimeStamp": 7,
+                     "msgRateIn": 4.0,
                      "msgThroughputIn": 40.0, "averageMsgSize": 10.0, "publishers": [],
-                     "subscriptions": {"s": {"consumers": [{"consumerName": "c", "avgMessagesPerEntry": 3, "msgOutCounter": 3}]}}}
+                     "subscriptions": {"s": {"consumers": [{"consumerName": "c", "avgMessagesPerEntry": 3,
+                                                            "msgOutCounter": 3}]}}}
 
 
 def test_stats_of_partitions_add_up(broker, client):
@@ -142,14 +179,21 @@ def test_stats_of_partitions_add_up(broker, client):
         producer.send(b"x", partition_key=str(number))
     found = get(broker, topic, "partitioned-stats")
     parts = found["partitions"]
-    assert (found["metadata"]["partitions"], sorted(parts)) == (3, [f"{topic}-partition-{number}" for number in range(3)])
+    assert (found["metadata"]["partitions"], sorted(parts)) == (3,
+                                                                [f"{topic}-partition-{number}" for number in range(3)])
     assert found["msgInCounter"] == sum(part["msgInCounter"] for part in parts.values()) == 12
     assert found["storageSize"] == sum(part["storageSize"] for part in parts.values())
     assert found["lastPublishTimeStamp"] == max(part["lastPublishTimeStamp"] for part in parts.values())
-    assert found["subscriptions"]["sub"]["consumers"][0]["consumerName"] == parts[f"{topic}-partition-0"]["subscriptions"]["sub"][
-        "consumers"][0]["consumerName"]
+    assert (
+        found["subscriptions"]["sub"]["consumers"][0]["consumerName"]
+        == parts[f"{topic}-partition-0"]["subscriptions"]["sub"]["consumers"][0]["consumerName"]
+    )
     assert get(broker, topic, "partitioned-stats?perPartition=false")["partitions"] == {}
-    assert len(get(broker, topic, "partitioned-internalStats")["partitions"]) == len(get(broker, topic, "internal-info")["partitions"]) == 3
+    assert (
+        len(get(broker, topic, "partitioned-internalStats")["partitions"])
+        == len(get(broker, topic, "internal-info")["partitions"])
+        == 3
+    )
     for one in (producer, consumer):
         one.close()
 
@@ -161,13 +205,17 @@ def test_internal_stats_tell_how_a_topic_is_stored(broker, busy):
     assert found["totalSize"] == ledger["size"] == get(broker, busy, "stats")["storageSize"]
     cursor = found["cursors"]["exclusive"]
     assert cursor["markDeletePosition"] == f"{ledger['ledgerId']}:3" and cursor["active"]
-    assert get(broker, busy, "internal-info")["cursors"]["exclusive"]["markDelete"] == {"ledgerId": ledger["ledgerId"], "entryId": 3}
+    assert get(broker, busy, "internal-info")["cursors"]["exclusive"]["markDelete"] == {
+        "ledgerId": ledger["ledgerId"],
+        "entryId": 3,
+    }
     offline = get(broker, busy, "backlog")
     assert (offline["totalMessages"], offline["cursorDetails"]["exclusive"]["cursorBacklog"]) == (10, 6)
 
 
 @pytest.mark.parametrize(("body", "status"), [
-    (b'{"ledgerId": -1, "entryId": -1, "partitionIndex": -1}', 200), (b'{"ledgerId": "x"}', 400), (b"[]", 400), (b"{", 400), (b"", 400),
+    (b'{"ledgerId": -1, "entryId": -1, "partitionIndex": -1}', 200), (b'{"ledgerId": "x"}', 400), (b"[]", 400),
+    (b"{", 400), (b"", 400),
     (b'{"ledgerId": 1e400, "entryId": 1}', 400), (b'{"ledgerId": 99999999999999999999999, "entryId": 1}', 400)])
 def test_bytes_behind_a_message(broker, busy, body, status):
     answer, text = request("PUT", url(broker, busy, "backlogSize"), body)
@@ -175,11 +223,16 @@ def test_bytes_behind_a_message(broker, busy, body, status):
     assert int(text) == get(broker, busy, "stats")["storageSize"] if status == 200 else "reason" in json.loads(text)
 
 
-@pytest.mark.parametrize("rest", ["stats", "internalStats", "internal-info", "backlog", "partitioned-stats", "partitioned-internalStats"])
+@pytest.mark.parametrize("rest", ["stats", "internalStats", "internal-info", "backlog", "partitioned-stats",
+                                  "partitioned-internalStats"])
 def test_what_is_not_there_has_no_stats(broker, busy, rest):
-    for topic in ("persistent://public/default/none", "persistent://public/nowhere/t", "non-persistent://public/default/none"):
+    for topic in ("persistent://public/default/none", "persistent://public/nowhere/t",
+                  "non-persistent://public/default/none"):
         status, text = request("GET", url(broker, topic, rest))
-        assert (status, rest in ("internal-info", "backlog") and topic.startswith("non")) in ((404, False), (405, True)), text
+        assert (status, rest in ("internal-info", "backlog") and topic.startswith("non")) in (
+            (404, False),
+            (405, True),
+        ), text
     if rest.startswith("partitioned"):
         assert request("GET", url(broker, busy, rest))[0] == 404
 
@@ -204,7 +257,8 @@ def test_the_broker_tells_what_is_loaded(broker, busy):
     told = get(broker, busy, "stats")
     assert (status, found["msgInCount"], found["producerCount"]) == (200, 10, 1)
     for name, one in found["subscriptions"].items():
-        assert (one["msgBacklog"], one["type"]) == tuple(told["subscriptions"][name][field] for field in ("msgBacklog", "type"))
+        assert (one["msgBacklog"], one["type"]) == tuple(told["subscriptions"][name][field]
+                                                         for field in ("msgBacklog", "type"))
     assert [one["producerName"] for one in found["publishers"]] == ["writing"]
     for rest in ("metrics", "mbeans"):
         assert json.loads(request("GET", f"{broker.http_url}/admin/v2/broker-stats/{rest}")[1])[0]["metrics"]

@@ -21,7 +21,8 @@ class BusyHeartbeat(Heartbeat):
 
 
 class Played:
-    """A supervisor with a clock, and the far ends of its children's control sockets.  No process is started or killed."""
+    """A supervisor with a clock, and the far ends of its children's control sockets.  No process is started or killed.
+    """
 
     def __init__(self, monkeypatch):
         self.now, self.killed, self.watchdog_fed = 1_000.0, [], 0
@@ -70,7 +71,8 @@ class Played:
 
     def close(self):
         supervisor = self.supervisor
-        for end in (*self.far_ends.values(), *(child.control for child in self.children if child.process), supervisor._selector,
+        for end in (*self.far_ends.values(), *(child.control for child in self.children if child.process),
+                    supervisor._selector,
                     supervisor._wake_read, supervisor._wake_write):
             end.close()
 

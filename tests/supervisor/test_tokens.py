@@ -1,4 +1,6 @@
-"""`geminga admin tokens`, and who our own commands are to a broker: keys and tokens as Apache Pulsar's tool makes and takes them."""
+"""`geminga admin tokens`, and who our own commands are to a broker: keys and tokens as Apache Pulsar's tool makes and
+takes them.
+"""
 import base64
 import json
 import stat
@@ -63,9 +65,14 @@ def test_a_secret_key_as_text(run):
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "ES384", "ES512"])
 def test_a_key_pair_and_its_tokens(run, tmp_path, algorithm):
     private, public = tmp_path / "private.key", tmp_path / "public.key"
-    assert run("create-key-pair", "-a", algorithm, "--output-private-key", private, "--output-public-key", public) == (0, b"", "")
+    assert run("create-key-pair", "-a", algorithm, "--output-private-key", private, "--output-public-key", public) == (
+        0,
+        b"",
+        "",
+    )
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    _status, token, _ = run("create", "-a", algorithm, "--private-key", private, "-s", "joe", "-hs", "kid=one", "--headers", "x=y")
+    _status, token, _ = run("create", "-a", algorithm, "--private-key", private, "-s", "joe", "-hs", "kid=one",
+                            "--headers", "x=y")
     assert jwt.get_unverified_header(token.strip()) == {"alg": algorithm, "kid": "one", "x": "y"}
     assert role(token, public_keys=(f"file://{public}",), public_key_algorithm=algorithm) == "joe"
     (tmp_path / "token").write_bytes(token)
@@ -77,8 +84,11 @@ def test_a_key_pair_and_its_tokens(run, tmp_path, algorithm):
 def test_tokens_of_apache_pulsar(run):
     assert role(BY_SECRET.encode(), secret_keys=(PULSARS_SECRET,)) == "me"
     assert role(BY_PRIVATE.encode(), public_keys=(PULSARS_PUBLIC,), public_key_algorithm="ES256") == "me"
-    assert run("validate", "-sk", PULSARS_SECRET, BY_SECRET)[:2] == run("validate", "-a", "ES256", "-pk", PULSARS_PUBLIC, BY_PRIVATE)[:2] \
+    assert (
+        run("validate", "-sk", PULSARS_SECRET, BY_SECRET)[:2]
+        == run("validate", "-a", "ES256", "-pk", PULSARS_PUBLIC, BY_PRIVATE)[:2]
         == (0, b'{"sub": "me"}\n')
+    )
     assert run("create", "-sk", PULSARS_SECRET, "-s", "me")[1].decode().strip() == BY_SECRET
 
 
@@ -106,10 +116,13 @@ def test_what_a_token_says_is_shown(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words, status", [
-    (["create", "-s", "joe"], 2), (["create", "-s", "joe", "-sk", PULSARS_SECRET, "-pk", "x"], 2), (["create", "-sk", PULSARS_SECRET], 2),
+    (["create", "-s", "joe"], 2), (["create", "-s", "joe", "-sk", PULSARS_SECRET, "-pk", "x"], 2),
+    (["create", "-sk", PULSARS_SECRET], 2),
     (["create", "-s", "joe", "-sk", "/no/such/key"], 1), (["create", "-s", "joe", "-sk", "data:;base64,AAAA"], 1),
-    (["create", "-s", "joe", "-pk", PULSARS_SECRET], 1), (["create", "-s", "joe", "-sk", PULSARS_SECRET, "-hs", "alg=none"], 2),
-    (["validate", "x.y.z"], 2), (["validate", "-sk", PULSARS_SECRET, "x.y.z"], 1), (["show", "x"], 1), (["show", "x.ÿ.z"], 1),
+    (["create", "-s", "joe", "-pk", PULSARS_SECRET], 1),
+    (["create", "-s", "joe", "-sk", PULSARS_SECRET, "-hs", "alg=none"], 2),
+    (["validate", "x.y.z"], 2), (["validate", "-sk", PULSARS_SECRET, "x.y.z"], 1), (["show", "x"], 1),
+    (["show", "x.ÿ.z"], 1),
     (["show"], 2), (["create-secret-key", "-o", "/no/such/folder/key"], 1), (["create-key-pair"], 2),
 ])
 def test_wrong_words(run, words, status):
@@ -137,7 +150,8 @@ def test_credentials_by_pulsars_names(tmp_path):
 
 
 @pytest.mark.parametrize("plugin, params", [
-    ("AuthenticationAthenz", "x"), ("token", ""), ("token", "file:///no/such/token"), ("token", "a\r\nb"), ("token", "{}"), ("token", "{"),
+    ("AuthenticationAthenz", "x"), ("token", ""), ("token", "file:///no/such/token"), ("token", "a\r\nb"),
+    ("token", "{}"), ("token", "{"),
     ("basic", ""), ("basic", '{"userId": "joe"}'), ("tls", "tlsCertFile:x"),
 ])
 def test_credentials_that_are_none(plugin, params, capsys):

@@ -29,7 +29,8 @@ class Host:
         self.put("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 8000000 kB\n")
         self.put("proc/swaps", "Filename Type Size Used Priority\n")
         self.put("proc/self/cgroup", "0::/system.slice/geminga.service\n")
-        self.put("proc/self/mountinfo", f"22 1 253:0 / / rw,relatime - ext4 /dev/vda rw\n23 22 253:1 / {folder} rw - xfs /dev/vdb rw\n")
+        self.put("proc/self/mountinfo",
+                 f"22 1 253:0 / / rw,relatime - ext4 /dev/vda rw\n23 22 253:1 / {folder} rw - xfs /dev/vdb rw\n")
         self.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
         self.put("sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc\n")
         number = self.data_dir.stat().st_dev
@@ -37,14 +38,17 @@ class Host:
         self.put(f"{self.device}/scheduler", "[none] mq-deadline\n")
         self.put(f"{self.device}/rotational", "0\n")
         self.limits = 20_000, 1 << 20
-        self.config = Config(data_dir=self.data_dir, workers=4, owners=4, storage=StorageOptions(), worker=WorkerOptions())
+        self.config = Config(data_dir=self.data_dir, workers=4, owners=4, storage=StorageOptions(),
+                             worker=WorkerOptions())
 
     def put(self, path, text):
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(text)
 
     def wrong(self):
-        """By name, those that are not fine, and whether they matter; of the clock and the interpreter the host is not asked."""
+        """By name, those that are not fine, and whether they matter; of the clock and the interpreter the host is not
+        asked.
+        """
         return {look.name: look.matters for look in tune.looks(self.config, self.root, self.limits)
                 if not look.is_fine and look.name not in ("clock", "interpreter")}
 
@@ -92,7 +96,8 @@ def test_a_scheduler_that_sorts_is_for_disks_that_turn(host):
     assert host.wrong() == {"scheduler of the disk": False}
 
 
-@pytest.mark.parametrize(("hard", "found"), [(1 << 20, {}), (50_000, {"descriptors": False}), (1_024, {"descriptors": True}),
+@pytest.mark.parametrize(("hard", "found"),
+                         [(1 << 20, {}), (50_000, {"descriptors": False}), (1_024, {"descriptors": True}),
                                              (resource.RLIM_INFINITY, {})])
 def test_few_descriptors_cost_speed_and_very_few_connections(host, hard, found):
     host.limits = 1_024, hard
@@ -100,7 +105,11 @@ def test_few_descriptors_cost_speed_and_very_few_connections(host, hard, found):
 
 
 def test_what_cannot_be_read_is_left_out(host, tmp_path):
-    assert {look.name for look in tune.looks(host.config, tmp_path / "nothing", host.limits)} <= {"descriptors", "clock", "interpreter"}
+    assert {look.name for look in tune.looks(host.config, tmp_path / "nothing", host.limits)} <= {
+        "descriptors",
+        "clock",
+        "interpreter",
+    }
 
 
 @pytest.mark.parametrize(("state", "is_fine"), [(0x2001, True), (0x2041, False)])
@@ -111,7 +120,7 @@ def test_a_clock_that_nobody_corrects_is_told(state, is_fine):
     assert tune._synchronised(adjtimex).is_fine is is_fine
 
 
-# -- the command, and the start ---------------------------------------------------------------------------------------------------
+# -- the command, and the start -----------------------------------------------------------------------------------
 
 def test_the_command_prints_what_it_found_and_how_to_change_it(host, monkeypatch, capsys):
     monkeypatch.setattr(tune, "looks", lambda config, limits: iter([
@@ -119,7 +128,11 @@ def test_the_command_prints_what_it_found_and_how_to_change_it(host, monkeypatch
         tune.Look("c", "5", "6", False, True, "bad", "c=6")]))
     assert main.main(["tune"]) == 0
     said = capsys.readouterr().out
-    assert said.splitlines()[0] == "fine    a: 1" and "better  b: 3" in said and "because  bad\n          command  c=6\n" in said
+    assert (
+        said.splitlines()[0] == "fine    a: 1"
+        and "better  b: 3" in said
+        and "because  bad\n          command  c=6\n" in said
+    )
     assert main.main(["tune", "--check"]) == 1
     assert capsys.readouterr().out.splitlines()[0] == "MATTERS c: 5"
     assert main.main(["tune", "--json"]) == 0
@@ -127,7 +140,8 @@ def test_the_command_prints_what_it_found_and_how_to_change_it(host, monkeypatch
 
 
 def test_the_limits_of_another_process_can_be_looked_at(capsys):
-    process = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500)))
+    process = subprocess.Popen(["sleep", "60"],
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500)))
     try:
         assert tune.limits_of(process.pid) == (500, 500)
         assert main.main(["tune", "--check", "--pid", str(process.pid)]) == 1

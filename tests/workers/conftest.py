@@ -17,7 +17,9 @@ def bystander(broker) -> Iterator[Bystander]:
 
 @pytest.fixture
 def unharmed(broker, bystander: Bystander) -> Iterator[None]:
-    """Afterwards those who were connected before and those who come publish and consume, and every process is the one that it was."""
+    """Afterwards those who were connected before and those who come publish and consume, and every process is the one
+    that it was.
+    """
     if not isinstance(broker, Broker):
         pytest.skip("needs a broker whose processes can be seen")
     before = broker.children()

@@ -60,7 +60,10 @@ class Peer:
             if len(self._data) >= 8:
                 total, size = struct.unpack_from(">II", self._data)
                 if len(self._data) >= 4 + total:
-                    heard = api.BaseCommand.FromString(bytes(self._data[8:8 + size])), bytes(self._data[8 + size:4 + total])
+                    heard = (
+                        api.BaseCommand.FromString(bytes(self._data[8 : 8 + size])),
+                        bytes(self._data[8 + size : 4 + total]),
+                    )
                     del self._data[:4 + total]
                     if heard[0].type != T.PING:
                         return heard
@@ -100,7 +103,8 @@ class Peer:
         assert answer.type == T.PRODUCER_SUCCESS, answer
 
     def subscribe(self, topic: str, name: str = "sub", consumer_id: int = 1) -> None:
-        answer = self.ask(T.SUBSCRIBE, topic=topic, subscription=name, subType=api.CommandSubscribe.Exclusive, consumer_id=consumer_id,
+        answer = self.ask(T.SUBSCRIBE, topic=topic, subscription=name, subType=api.CommandSubscribe.Exclusive,
+                          consumer_id=consumer_id,
                           request_id=2, initialPosition=api.CommandSubscribe.Earliest)
         assert answer.type == T.SUCCESS, answer
 
@@ -130,7 +134,8 @@ class Bystander:
         assert heard[T.SEND_RECEIPT][0].send_receipt.sequence_id == self._rounds
         message, entry = heard[T.MESSAGE]
         assert entry == body
-        self.peer.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message.message_id]))
+        self.peer.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual,
+                              message_id=[message.message.message_id]))
 
     def close(self) -> None:
         self.peer.socket.close()

@@ -46,8 +46,10 @@ class PlayedLink:
     command_cost = 0      # bytes in flight that a command counts for
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
-        self.said: list[tuple] = []              # ("sends", rows, entries), ("send", handle, connection, entry), ("acks", rows, words),
-        self.gathered = self.sent = self.taken = 0           # ("flow", handle, permits), ("command", connection, kind, data)
+        # ("sends", rows, entries), ("send", handle, connection, entry), ("acks", rows, words),
+        self.said: list[tuple] = []
+        # ("flow", handle, permits), ("command", connection, kind, data)
+        self.gathered = self.sent = self.taken = 0
         self.is_unheard = False
         self._fd, self._other = os.pipe()
         self.socket = SimpleNamespace(getsockopt=lambda _: self._fd, closed=False, inbox=deque())
@@ -118,7 +120,9 @@ class PlayedOwner:
         return found
 
     def commands(self) -> list:
-        """Commands of clients, and (kind, data) of what else was said of them but introductions, since this was last asked."""
+        """Commands of clients, and (kind, data) of what else was said of them but introductions, since this was last
+        asked.
+        """
         found = [(kind, data) for _, _, kind, data in self.heard("command") if kind != envelope.INTRODUCED]
         return [api.BaseCommand.FromString(data) if kind == envelope.COMMAND else (kind, data) for kind, data in found]
 
@@ -192,7 +196,9 @@ class PlayedClient:
         assert [heard.type for heard in self.hear()] == [api.BaseCommand.CONNECTED]
 
     def say(self, *frames: bytes) -> None:
-        """In one piece, as far as there is room; all of it has been dealt with then, unless the client is not read from."""
+        """In one piece, as far as there is room; all of it has been dealt with then, unless the client is not read
+        from.
+        """
         data = b"".join(frames)
         while data and not self.transport.is_closed:
             buffer = self.client.stream.get_buffer(-1)
@@ -269,7 +275,8 @@ class PlayedWorker:
         authorization = rights or SimpleNamespace(is_enabled=False, configure=lambda _: None)
 
         async def made() -> Worker:
-            return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, SchemaThread(path, storage), self.counters,
+            return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, SchemaThread(path, storage),
+                          self.counters,
                           Authenticator(IdentityOptions()), authorization)
 
         self.worker = self.loop.run_until_complete(made())
@@ -285,7 +292,12 @@ class PlayedWorker:
     def topic(self, index: int, which: int = 0) -> str:
         """One that belongs to that owner."""
         names = (f"persistent://public/default/t{number}" for number in range(10_000))
-        return [name for name, _ in zip((name for name in names if owner_of(name, OWNERS) == index), range(which + 1), strict=False)][which]
+        return [
+            name
+            for name, _ in zip(
+                (name for name in names if owner_of(name, OWNERS) == index), range(which + 1), strict=False
+            )
+        ][which]
 
     def close(self) -> None:
         for owner in self.owners:

@@ -10,7 +10,8 @@ from geminga.workers.options import WorkerOptions
     ({}, (-1, 6651), ("", "pulsar+ssl://127.0.0.1:6651")),
     ({"bind": "0.0.0.0"}, (6650, 6651), ("pulsar://localhost:6650", "pulsar+ssl://localhost:6651")),
     ({"advertised_address": "::1"}, (6650, -1), ("pulsar://[::1]:6650", "")),
-    ({"advertised_listeners": ("a:pulsar+ssl://a:1", "b:pulsar://b:2", "b:pulsar+ssl://b:3")}, (6650, 6651), ("pulsar://b:2", "pulsar+ssl://a:1")),
+    ({"advertised_listeners": ("a:pulsar+ssl://a:1", "b:pulsar://b:2", "b:pulsar+ssl://b:3")}, (6650, 6651),
+     ("pulsar://b:2", "pulsar+ssl://a:1")),
 ])
 def test_who_names_no_listener_is_told_the_first_of_each_scheme(options, ports, told):
     """Or the broker's own address, never one that means "any"; and nothing of a port that is not there."""

@@ -53,7 +53,8 @@ def asking(*, authorization: AuthorizationOptions | None = None, **options) -> A
     """For tokens, unless the options say otherwise."""
     options = {"methods": ("token",), "secret_keys": (inline(SECRET),)} | options
     authentication = AuthenticationOptions(**options)
-    return Authenticator(IdentityOptions(authentication=authentication, authorization=authorization or AuthorizationOptions()))
+    return Authenticator(IdentityOptions(authentication=authentication,
+                                         authorization=authorization or AuthorizationOptions()))
 
 
 def token(claims: dict, key=SECRET, algorithm: str = "HS256", **more) -> bytes:
@@ -81,7 +82,9 @@ def refused(authenticator: Authenticator, data: bytes, method: str = "token", ce
 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 def test_a_token_signed_with_the_secret_key_is_its_subject(algorithm):
-    assert asking().identify(Credentials("token", token({"sub": "who"}, algorithm=algorithm))) == Identity("who", "token")
+    assert asking().identify(Credentials("token", token({"sub": "who"}, algorithm=algorithm))) == Identity(
+        "who", "token"
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
@@ -108,18 +111,21 @@ def test_when_a_token_expires_is_known():
 @pytest.mark.parametrize("claims, reason", [
     ({"sub": "who", "exp": 1}, "EXPIRED_TOKEN"),
     ({"sub": "who", "exp": int(time.time()) - 1}, "EXPIRED_TOKEN"),
-    ({"sub": "who", "nbf": int(time.time()) + 100_000}, "INVALID_TOKEN"),      # when the tests are collected, long before this one
+    # when the tests are collected, long before this one
+    ({"sub": "who", "nbf": int(time.time()) + 100_000}, "INVALID_TOKEN"),
     ({"sub": "who", "iat": int(time.time()) + 100_000}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": "never"}, "INVALID_TOKEN"), ({"sub": "who", "exp": 1e400}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": [1]}, "INVALID_TOKEN"),
-    ({}, "INVALID_TOKEN"), ({"sub": ""}, "INVALID_TOKEN"), ({"sub": 7}, "INVALID_TOKEN"), ({"sub": None}, "INVALID_TOKEN"),
+    ({}, "INVALID_TOKEN"), ({"sub": ""}, "INVALID_TOKEN"), ({"sub": 7}, "INVALID_TOKEN"),
+    ({"sub": None}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": -1}, "EXPIRED_TOKEN"), ({"sub": "who", "exp": -10**400}, "EXPIRED_TOKEN"),
     ({"sub": "who", "exp": True}, "EXPIRED_TOKEN"),
     ({"sub": "who", "exp": float("nan")}, "INVALID_TOKEN"), ({"sub": "who", "exp": float("-inf")}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": None}, "INVALID_TOKEN"), ({"sub": "who", "exp": {}}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": "1"}, "EXPIRED_TOKEN"),
     ({"sub": "who", "nbf": "soon"}, "INVALID_TOKEN"), ({"sub": "who", "iat": float("nan")}, "INVALID_TOKEN"),
-    ({"sub": "who", "nbf": 10**400}, "INVALID_TOKEN"), ({"sub": [["who"]]}, "INVALID_TOKEN"), ({"sub": True}, "INVALID_TOKEN"),
+    ({"sub": "who", "nbf": 10**400}, "INVALID_TOKEN"), ({"sub": [["who"]]}, "INVALID_TOKEN"),
+    ({"sub": True}, "INVALID_TOKEN"),
     ({"sub": []}, "INVALID_TOKEN"), ({"sub": [7]}, "INVALID_TOKEN"), ({"sub": {"a": 1}}, "INVALID_TOKEN"),
 ])
 def test_what_a_token_must_not_say(claims, reason):
@@ -142,12 +148,17 @@ def encoded(part: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("header, payload", [
-    ({"alg": "none"}, b'{"sub":"who"}'), ({"alg": "None"}, b'{"sub":"who"}'), ({"alg": ""}, b'{"sub":"who"}'), ({}, b'{"sub":"who"}'),
+    ({"alg": "none"}, b'{"sub":"who"}'), ({"alg": "None"}, b'{"sub":"who"}'), ({"alg": ""}, b'{"sub":"who"}'),
+    ({}, b'{"sub":"who"}'),
     ({"alg": None}, b'{"sub":"who"}'), ({"alg": ["HS256"]}, b'{"sub":"who"}'), ({"alg": "hs256"}, b'{"sub":"who"}'),
-    ({"alg": "HS256", "zip": "DEF"}, zlib.compress(b'{"sub":"who"}')), ({"alg": "HS256", "b64": False, "crit": ["b64"]}, b'{"sub":"who"}'),
-    ({"alg": "HS256", "crit": ["exp"]}, b'{"sub":"who"}'), ({"alg": "HS256", "cty": "JWT"}, None), ({"alg": "HS256"}, b'["who"]'),
-    ({"alg": "HS256"}, b'"who"'), ({"alg": "HS256"}, b'null'), ({"alg": "HS256"}, b'{"sub":"w\xff"}'), ({"alg": "HS256"}, b'{"sub":"who"'),
-    ({"alg": "HS256"}, b'[' * 8_000), ({"alg": "HS256"}, b'{"a":' * 2_000 + b"1" + b"}" * 2_000), ({"alg": "HS256"}, b""),
+    ({"alg": "HS256", "zip": "DEF"}, zlib.compress(b'{"sub":"who"}')),
+    ({"alg": "HS256", "b64": False, "crit": ["b64"]}, b'{"sub":"who"}'),
+    ({"alg": "HS256", "crit": ["exp"]}, b'{"sub":"who"}'), ({"alg": "HS256", "cty": "JWT"}, None),
+    ({"alg": "HS256"}, b'["who"]'),
+    ({"alg": "HS256"}, b'"who"'), ({"alg": "HS256"}, b'null'), ({"alg": "HS256"}, b'{"sub":"w\xff"}'),
+    ({"alg": "HS256"}, b'{"sub":"who"'),
+    ({"alg": "HS256"}, b'[' * 8_000), ({"alg": "HS256"}, b'{"a":' * 2_000 + b"1" + b"}" * 2_000),
+    ({"alg": "HS256"}, b""),
 ], ids=lambda value: repr(value)[:30])
 def test_a_right_signature_makes_no_token_of_anything(header, payload):
     """Compressed, nested, deep, of no object or without an algorithm, although whoever made it has the key."""
@@ -161,7 +172,10 @@ def test_clocks_may_differ_by_so_much():
     for claims in {"exp": now - 50}, {"nbf": now + 50}, {"iat": now + 50}:
         assert role(asking(clock_skew_s=100), token({"sub": "who"} | claims)) == "who"
         refused(asking(clock_skew_s=10), token({"sub": "who"} | claims))
-    assert asking(clock_skew_s=100).identify(Credentials("token", token({"sub": "who", "exp": now}))).expires_s == now + 100
+    assert (
+        asking(clock_skew_s=100).identify(Credentials("token", token({"sub": "who", "exp": now}))).expires_s
+        == now + 100
+    )
 
 
 def test_another_claim_may_be_the_role():
@@ -190,7 +204,8 @@ def test_an_unsigned_token_is_none():
 
 
 def test_the_public_key_is_no_secret():
-    """A token that says HS256 and is signed with the public key's bytes, in each of their forms, is signed by anybody."""
+    """A token that says HS256 and is signed with the public key's bytes, in each of their forms, is signed by anybody.
+    """
     authenticator = asking(public_keys=(inline(public(RSA)), inline(public(RSA, Encoding.PEM))))
     for key in public(RSA), public(RSA, Encoding.PEM), base64.b64encode(public(RSA)):
         head, body, _ = token({"sub": "who"}, OTHER_SECRET).split(b".")
@@ -208,7 +223,8 @@ def test_a_key_is_used_for_its_own_algorithms_only():
 
 
 @pytest.mark.parametrize("data", [
-    b"", b".", b"..", b"...", b"garbage", b"\xff\xfe\0", b"a.b.c", b"{}.{}.{}", b"e30.e30.", "Grüße".encode(), b"." * 10_000,
+    b"", b".", b"..", b"...", b"garbage", b"\xff\xfe\0", b"a.b.c", b"{}.{}.{}", b"e30.e30.", "Grüße".encode(),
+    b"." * 10_000,
     b"A" * 100_000, b"W10.W10.W10", base64.urlsafe_b64encode(b"[" * 9_000) + b".e30.AAAA",
 ], ids=lambda data: repr(data[:9]))
 def test_what_is_no_token(data):
@@ -246,7 +262,8 @@ def test_bytes_are_no_token(data):
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(["alg", "typ", "kid", "crit", "b64", "jwk", "x5c", "jku"]),
-                       st.none() | st.text(max_size=9) | st.integers() | st.lists(st.text(max_size=9), max_size=3)), st.binary(max_size=80))
+                       st.none() | st.text(max_size=9) | st.integers() | st.lists(st.text(max_size=9), max_size=3)),
+       st.binary(max_size=80))
 def test_what_a_header_says_opens_nothing(header, signature):
     parts = json.dumps(header).encode(), b'{"sub":"who"}', signature
     refused(BOTH, b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts))
@@ -263,28 +280,36 @@ def test_several_keys_are_valid_at_once():
     assert refused(authenticator, token({"sub": "who", "exp": 1}, OTHER_SECRET)) == "EXPIRED_TOKEN"
 
 
-@pytest.mark.parametrize("form", ["{path}", "file:{path}", "file://{path}", "data:;base64,{base64}", "{base64}", "data:,{percent}"])
+@pytest.mark.parametrize("form", ["{path}", "file:{path}", "file://{path}", "data:;base64,{base64}", "{base64}",
+                                  "data:,{percent}"])
 def test_a_key_is_where_it_is_said_to_be(tmp_path, form):
     path = tmp_path / "a key"
     path.write_bytes(SECRET)
-    where = form.format(path=str(path) if form == "{path}" else str(path).replace(" ", "%20"), base64=base64.b64encode(SECRET).decode(),
+    where = form.format(path=str(path) if form == "{path}" else str(path).replace(" ", "%20"),
+                        base64=base64.b64encode(SECRET).decode(),
                         percent="".join(f"%{byte:02x}" for byte in SECRET))
     assert role(asking(secret_keys=(where,)), GOOD) == "who"
 
 
 @pytest.mark.parametrize("options, said", [
-    ({"secret_keys": ("/no/such/key",)}, "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ({"secret_keys": ("/no/such/key",)},
+     "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
     ({"secret_keys": ("no such key",)}, "authentication.secret_keys is neither a file that can be read nor base64"),
-    ({"secret_keys": ("file:///no/such/key",)}, "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ({"secret_keys": ("file:///no/such/key",)},
+     "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
     ({"secret_keys": ("data:;base64,%%%",)}, "authentication.secret_keys is not base64"),
     ({"secret_keys": ("data:nothing",)}, "authentication.secret_keys lacks a comma between data: and the content"),
-    ({"secret_keys": (inline(b"short"),)}, "authentication.secret_keys is too short: a secret key has at least 32 bytes, not 5"),
-    ({"public_keys": (inline(b"secret-looking"),)}, "authentication.public_keys is no public key, neither as DER nor as PEM"),
+    ({"secret_keys": (inline(b"short"),)},
+     "authentication.secret_keys is too short: a secret key has at least 32 bytes, not 5"),
+    ({"public_keys": (inline(b"secret-looking"),)},
+     "authentication.public_keys is no public key, neither as DER nor as PEM"),
     ({"public_keys": (inline(public(EC["ES256"])),)}, "authentication.public_keys is no public key for RS256"),
-    ({"public_keys": (inline(public(RSA)),), "public_key_algorithm": "ES256"}, "authentication.public_keys is no public key for ES256"),
+    ({"public_keys": (inline(public(RSA)),), "public_key_algorithm": "ES256"},
+     "authentication.public_keys is no public key for ES256"),
     ({"methods": ("basic",), "users": inline(b"")}, "authentication.users has no users in it"),
     ({"methods": ("basic",), "users": inline(b"joe")}, "authentication.users is not as htpasswd writes it"),
-    ({"methods": ("basic",), "users": inline(b"joe:plain")}, "authentication.users has a hash of a kind that is not known, of user 1"),
+    ({"methods": ("basic",), "users": inline(b"joe:plain")},
+     "authentication.users has a hash of a kind that is not known, of user 1"),
     ({"methods": ("basic",), "users": inline(b"joe:$2y$oops")}, "authentication.users is not as htpasswd writes it"),
 ])
 def test_what_cannot_be_used_is_told_without_what_is_in_it(options, said):
@@ -326,8 +351,12 @@ def test_a_file_that_is_gone_is_no_base64(tmp_path, monkeypatch, capfd):
     (tmp_path / name).unlink()
     assert refused(authenticator, token({"sub": "who"}, base64.b64decode(name))) == "INVALID_TOKEN"
     assert role(authenticator, GOOD) == "who" and "No such file" in capfd.readouterr().err
-    assert role(asking(secret_keys=(name,)), token({"sub": "who"}, base64.b64decode(name))) == "who"      # asked for so, and said
-    assert capfd.readouterr().err == "geminga: authentication.secret_keys names no file: it is taken for content in base64\n"
+    # asked for so, and said
+    assert role(asking(secret_keys=(name,)), token({"sub": "who"}, base64.b64decode(name))) == "who"
+    assert (
+        capfd.readouterr().err
+        == "geminga: authentication.secret_keys names no file: it is taken for content in base64\n"
+    )
 
 
 def test_a_file_is_not_looked_at_each_time(tmp_path, monkeypatch):
@@ -353,7 +382,8 @@ def bcrypted(password: bytes, kind: str = "2b") -> str:
 
 @pytest.mark.parametrize("known", [bcrypted(b"secret", kind) for kind in ("2y", "2a", "2b")] + [
     apr_md5_crypt.hash("secret"), ldap_sha1.hash("secret"), des_crypt.hash("secret")],
-    ids=["bcrypt 2y", "bcrypt 2a", "bcrypt 2b", "Apache's MD5", "SHA-1", "crypt"])      # hashes have random salts: no names
+    # hashes have random salts: no names
+    ids=["bcrypt 2y", "bcrypt 2a", "bcrypt 2b", "Apache's MD5", "SHA-1", "crypt"])
 def test_the_password_of_a_user(known):
     """The last is by crypt(3), as in old files."""
     authenticator = asking(methods=("basic",), users=htpasswd(joe=known))
@@ -361,19 +391,33 @@ def test_the_password_of_a_user(known):
     assert authenticator.identify(Credentials("basic", b"joe:secret")) == Identity("joe", "basic")
     assert not authenticator.is_slow(Credentials("basic", b"joe:secret"))      # it was right a moment ago
     assert authenticator.is_slow(Credentials("basic", b"joe:secreT"))
-    for wrong in b"joe:", b"joe:Secret", b"joe:secret ", b"joe:secret\0", b"joe:\0", b"Joe:secret", b"jo:esecret", b":secret":
+    for wrong in (
+        b"joe:",
+        b"joe:Secret",
+        b"joe:secret ",
+        b"joe:secret\0",
+        b"joe:\0",
+        b"Joe:secret",
+        b"jo:esecret",
+        b":secret",
+    ):
         assert refused(authenticator, wrong, "basic") == "INVALID_TOKEN"
 
 
 @pytest.mark.parametrize("data", [b"", b"joe", b"\xff\xfe"])
 def test_what_is_no_user_and_password(data):
-    assert refused(asking(methods=("basic",), users=htpasswd(joe=ldap_sha1.hash("x"))), data, "basic") == "INVALID_AUTH_DATA"
+    assert (
+        refused(asking(methods=("basic",), users=htpasswd(joe=ldap_sha1.hash("x"))), data, "basic")
+        == "INVALID_AUTH_DATA"
+    )
 
 
 @pytest.mark.parametrize("data", [
-    b"\xff:x", b"joe:\xff\xfe", b"joe:" + b"x" * 100_000, b"x" * 300 + b":x", b"\0:\0", b":", b"::", b"jo\ne:x", b"joe:x\0y",
+    b"\xff:x", b"joe:\xff\xfe", b"joe:" + b"x" * 100_000, b"x" * 300 + b":x", b"\0:\0", b":", b"::", b"jo\ne:x",
+    b"joe:x\0y",
 ], ids=lambda data: repr(data[:9]))
-@pytest.mark.parametrize("known", [ldap_sha1.hash("x"), apr_md5_crypt.hash("x"), bcrypted(b"x")], ids=lambda known: known[:4])
+@pytest.mark.parametrize("known", [ldap_sha1.hash("x"), apr_md5_crypt.hash("x"), bcrypted(b"x")],
+                         ids=lambda known: known[:4])
 def test_strange_users_and_passwords(data, known):
     assert refused(asking(methods=("basic",), users=htpasswd(joe=known)), data, "basic") == "INVALID_TOKEN"
 
@@ -391,7 +435,9 @@ def test_a_password_that_is_changed_is_good_no_longer(tmp_path, monkeypatch):
     authenticator = asking(methods=("basic",), users=str(path))
     assert role(authenticator, b"joe:old", "basic") == "joe"
     path.write_text(f"joe:{bcrypted(b'newer')}\n")
-    assert refused(authenticator, b"joe:old", "basic") == refused(authenticator, b"jane:hers", "basic") == "INVALID_TOKEN"
+    assert (
+        refused(authenticator, b"joe:old", "basic") == refused(authenticator, b"jane:hers", "basic") == "INVALID_TOKEN"
+    )
     assert role(authenticator, b"joe:newer", "basic") == "joe"
 
 
@@ -437,21 +483,25 @@ def admitted(authenticator: Authenticator, who: str, original: str | None = None
 
 
 def test_a_proxy_asks_on_behalf_of_others():
-    assert admitted(asking(authorization=PROXIES), "proxy", "joe", names_proxy=True) == Identity("joe", "token", None, "proxy")
+    assert admitted(asking(authorization=PROXIES), "proxy", "joe", names_proxy=True) == Identity(
+        "joe", "token", None, "proxy"
+    )
 
 
 @pytest.mark.parametrize("who, original, more, told", [
     ("proxy", None, {}, "Invalid roles."), ("proxy", "", {}, "Invalid roles."), ("proxy", " ", {}, "Invalid roles."),
     ("proxy", "proxy", {}, "Invalid roles."), ("proxy", "proxy2", {}, "Invalid roles."),
     ("proxy", "proxy", {"may_repeat": True}, "Invalid roles."),
-    ("joe", "jane", {}, "Invalid roles."), ("joe", "joe", {}, "Invalid roles."), ("joe", "jane", {"may_repeat": True}, "Invalid roles."),
+    ("joe", "jane", {}, "Invalid roles."), ("joe", "joe", {}, "Invalid roles."),
+    ("joe", "jane", {"may_repeat": True}, "Invalid roles."),
     ("joe", "proxy", {}, "Invalid roles."),
     ("joe", None, {"names_proxy": True}, "Must not set proxyVersion without connecting as a ProxyRole."),
 ])
 def test_nobody_else_does(who, original, more, told):
     with pytest.raises(NotAuthenticated) as found:
         admitted(asking(authorization=PROXIES), who, original, **more)
-    assert (found.value.code, found.value.text, found.value.reason) == (api.AuthorizationError, told, "INVALID_PRINCIPAL")
+    assert (found.value.code, found.value.text, found.value.reason) == (api.AuthorizationError, told,
+                                                                        "INVALID_PRINCIPAL")
 
 
 def test_who_names_itself_over_http_is_itself():
@@ -472,8 +522,12 @@ def test_what_a_proxys_client_has_shown_is_checked_where_that_is_wanted():
     found = admitted(authenticator, "proxy", "joe", shown)
     assert (found.role, found.proxy) == ("jane", "proxy") and found.expires_s
     assert admitted(authenticator, "proxy", "joe", Credentials("none", b"")).role == "nobody"
-    for bad in Credentials("token", b""), Credentials("token", b"bad"), Credentials("token", token({"sub": "jane"}, OTHER_SECRET)), \
-            Credentials("token", token({"sub": "proxy2"})):
+    for bad in (
+        Credentials("token", b""),
+        Credentials("token", b"bad"),
+        Credentials("token", token({"sub": "jane"}, OTHER_SECRET)),
+        Credentials("token", token({"sub": "proxy2"})),
+    ):
         with pytest.raises(NotAuthenticated):
             admitted(authenticator, "proxy", "joe", bad)
 
@@ -485,18 +539,32 @@ def test_who_was_admitted_may_stay_where_it_could_come_again_by_the_same_way():
     assert nobody_asked.accepts(Identity("")) and nobody_asked.accepts(Identity("joe", "basic"))
     assert tokens.accepts(OURSELVES) and strict.accepts(OURSELVES)
     assert tokens.accepts(Identity("joe", "token")) and not tokens.accepts(Identity("joe", "basic"))
-    assert tokens.accepts(Identity("nobody")) and not tokens.accepts(Identity("somebody")) and not tokens.accepts(Identity(""))
+    assert (
+        tokens.accepts(Identity("nobody"))
+        and not tokens.accepts(Identity("somebody"))
+        and not tokens.accepts(Identity(""))
+    )
     assert not strict.accepts(Identity("")) and not strict.accepts(Identity("nobody"))
-    assert tokens.accepts(Identity("joe", "token", proxy="proxy")) and not tokens.accepts(Identity("joe", "token", proxy="former"))
-    assert not tokens.accepts(Identity("joe", "basic", proxy="proxy")) and not strict.accepts(Identity("joe", "token", proxy="proxy"))
+    assert tokens.accepts(Identity("joe", "token", proxy="proxy")) and not tokens.accepts(
+        Identity("joe", "token", proxy="former")
+    )
+    assert not tokens.accepts(Identity("joe", "basic", proxy="proxy")) and not strict.accepts(
+        Identity("joe", "token", proxy="proxy")
+    )
 
 
 def test_a_token_is_renewed_by_one_of_the_same_role():
     authenticator = asking(authorization=PROXIES)
     identity = authenticator.identify(Credentials("token", token({"sub": "joe", "exp": int(time.time()) + 10})))
     later = int(time.time()) + 1000
-    assert authenticator.renew(identity, Credentials("token", token({"sub": "joe", "exp": later}))) == Identity("joe", "token", later)
-    for bad, reason in (token({"sub": "jane"}), "ROLE_CHANGED"), (b"bad", "INVALID_TOKEN"), (token({"exp": 1}), "EXPIRED_TOKEN"):
+    assert authenticator.renew(identity, Credentials("token", token({"sub": "joe", "exp": later}))) == Identity(
+        "joe", "token", later
+    )
+    for bad, reason in (
+        (token({"sub": "jane"}), "ROLE_CHANGED"),
+        (b"bad", "INVALID_TOKEN"),
+        (token({"exp": 1}), "EXPIRED_TOKEN"),
+    ):
         with pytest.raises(NotAuthenticated) as found:
             authenticator.renew(identity, Credentials("token", bad))
         assert found.value.reason == reason
@@ -543,14 +611,23 @@ def test_of_several_common_names_the_last_is_the_role():
     key = rsa.generate_private_key(65537, 2048)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one) for one in ("first", "last")])
     now = datetime.now(UTC)
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1) \
-        .not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1)).sign(key, hashes.SHA256())
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(1))
+        .not_valid_after(now + timedelta(1))
+        .sign(key, hashes.SHA256())
+    )
     authenticator = asking(methods=("tls",), secret_keys=())
     assert role(authenticator, b"", "tls", made.public_bytes(Encoding.DER)) == "last"
 
 
 @pytest.mark.parametrize("identity, options, expected", [
-    (Identity("who", "token"), {}, True), (Identity("who", "basic"), {}, False), (Identity(""), {}, False), (Identity("who"), {}, False),
+    (Identity("who", "token"), {}, True), (Identity("who", "basic"), {}, False), (Identity(""), {}, False),
+    (Identity("who"), {}, False),
     (Identity("guest"), {"anonymous_role": "guest"}, True), (Identity("other"), {"anonymous_role": "guest"}, False),
     (Identity("who", "token", proxy="proxy"), {}, True), (Identity("who", "token", proxy="no-more"), {}, False),
     (OURSELVES, {}, True)], ids=str)
@@ -561,4 +638,5 @@ def test_who_stays_when_the_options_change_could_come_by_the_same_way(identity, 
 
 def test_where_nobody_is_asked_all_stay():
     authenticator = asking(methods=(), secret_keys=())
-    assert all(authenticator.accepts(one) for one in (Identity("who", "token"), Identity(""), Identity("x", "tls", proxy="y")))
+    assert all(authenticator.accepts(one)
+               for one in (Identity("who", "token"), Identity(""), Identity("x", "tls", proxy="y")))

@@ -35,7 +35,8 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch):
-    """One that has told nothing yet: a process leaves out what it has told too often, and other tests have told much."""
+    """One that has told nothing yet: a process leaves out what it has told too often, and other tests have told much.
+    """
     monkeypatch.setattr(attempts, "log", Log())
 
 
@@ -76,7 +77,8 @@ def test_an_episode_is_told_when_it_begins_and_when_it_is_over(tried, loop, capf
         "geminga: authentication failed from 10.0.0.1 by another method: a method that is not configured\n")
     loop.pass_(61)
     loop.pass_(61)
-    assert capfd.readouterr().err == ("geminga: authentication failed 7 times from 10.0.0.1 in 50 s: 5 by token: not a token; "
+    assert capfd.readouterr().err == ("geminga: authentication failed 7 times from 10.0.0.1 in 50 s: 5 by token: not a "
+                                      "token; "
                                       "2 by another method: a method that is not configured\n")
     assert not loop.due
     tried.failed("10.0.0.1", "token", BAD)
@@ -114,10 +116,13 @@ def test_addresses_that_are_remembered_are_bounded(tried, monkeypatch):
 
 
 @pytest.mark.parametrize("one, other", [
-    ("2001:db8::1", "2001:db8::ffff:1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::2"), ("local", "local")])
+    ("2001:db8::1", "2001:db8::ffff:1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::2"),
+    ("local", "local")])
 def test_what_counts_as_one_address(one, other):
     assert address_of(one) == address_of(other)
-    assert address_of("2001:db8:0:1::1") != address_of("2001:db8:0:2::1") and address_of("10.0.0.1") != address_of("10.0.0.2")
+    assert address_of("2001:db8:0:1::1") != address_of("2001:db8:0:2::1") and address_of("10.0.0.1") != address_of(
+        "10.0.0.2"
+    )
 
 
 def test_results_are_counted_by_method_and_reason(tried, counters):
@@ -129,7 +134,8 @@ def test_results_are_counted_by_method_and_reason(tried, counters):
     tried.failed("a", "kerberos", NotAuthenticated("UNKNOWN_METHOD", "a method that is not configured"))
     found = {name: count for name, count in counters.read().items() if count}
     minutes = found.pop("expiring_minutes")
-    assert found == {"basic_SUCCESS": 1, "token_SUCCESS": 2, "expiring_10": 1, "expiring_later": 1, "token_EXPIRED_TOKEN": 1,
+    assert found == {"basic_SUCCESS": 1, "token_SUCCESS": 2, "expiring_10": 1, "expiring_later": 1,
+                     "token_EXPIRED_TOKEN": 1,
                      "expired_tokens": 1, "other_UNKNOWN_METHOD": 1}
     assert 1004 <= minutes <= 1007
 

@@ -31,7 +31,8 @@ def catalogue(tmp_path):
 @pytest.fixture
 def made(catalogue):
     """made(options): decides by the test's catalogue."""
-    return lambda **options: Authorization(AuthorizationOptions(enabled=True, super_user_roles=("admin",), **options), catalogue)
+    return lambda **options: Authorization(AuthorizationOptions(enabled=True, super_user_roles=("admin",), **options),
+                                           catalogue)
 
 
 def allowed(authorization, role, *, proxy="", subscription=""):
@@ -65,7 +66,8 @@ def test_administrators_of_a_tenant_may_do_everything_there(made, catalogue):
     assert allowed(made(), "ops") == OF_ACME
 
 
-@pytest.mark.parametrize(("scope", "of"), [("acme/eu", {"acme/eu", TOPIC, PARTITION, OTHER}), (str(TOPIC), {TOPIC, PARTITION}),
+@pytest.mark.parametrize(("scope", "of"),
+                         [("acme/eu", {"acme/eu", TOPIC, PARTITION, OTHER}), (str(TOPIC), {TOPIC, PARTITION}),
                                            (str(PARTITION), {PARTITION})])
 @pytest.mark.parametrize("action", GRANTED)
 def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, action):
@@ -78,7 +80,8 @@ def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, acti
 
 @pytest.mark.parametrize(("holder", "role", "matches"), [
     ("svc*", "svx", False), ("*svc", "xvc", False),
-    ("svc*", "svc-1", True), ("svc*", "svc", True), ("svc*", "my-svc", False), ("*svc", "my-svc", True), ("*svc", "svc-1", False),
+    ("svc*", "svc-1", True), ("svc*", "svc", True), ("svc*", "my-svc", False), ("*svc", "my-svc", True),
+    ("*svc", "svc-1", False),
     ("*", "anybody", True), ("s*c", "svc", False), ("svc", "svc-1", False), ("", "svc", False), ("*vc*", "svc", False)])
 def test_wildcards_stand_at_the_end_or_at_the_beginning_of_roles(made, catalogue, holder, role, matches):
     catalogue.policies.set("acme/eu", "permissions", {holder: [PRODUCE]})
@@ -90,19 +93,23 @@ def test_a_subscription_may_be_for_certain_roles(made, catalogue):
     catalogue.policies.set("acme", "adminRoles", ["ops"])
     catalogue.policies.set("acme/eu", "permissions", {"svc": [CONSUME], "auditor": [CONSUME]})
     catalogue.policies.set("acme/eu", "subscriptionPermissions", {"audit": ["auditor", "stranger"]})
-    may = {(role, subscription) for role in ("svc", "auditor", "stranger", "ops", "admin") for subscription in ("audit", "billing", "")
+    may = {(role, subscription) for role in ("svc", "auditor", "stranger", "ops", "admin")
+           for subscription in ("audit", "billing", "")
            if made().allows(Identity(role), CONSUME, TOPIC, subscription)}
-    assert may == {(role, subscription) for role in ("svc", "auditor", "ops", "admin") for subscription in ("audit", "billing", "")} - {
-        ("svc", "audit")}
+    assert may == {
+        (role, subscription) for role in ("svc", "auditor", "ops", "admin") for subscription in ("audit", "billing", "")
+    } - {("svc", "audit")}
 
 
 def test_subscriptions_may_have_to_begin_with_the_role(made, catalogue):
     catalogue.policies.set("acme", "adminRoles", ["ops"])
     catalogue.policies.set("acme/eu", "permissions", {"svc": [CONSUME]})
     catalogue.policies.set("acme/eu", "subscriptionAuthMode", "Prefix")
-    may = {(role, subscription) for role in ("svc", "ops", "admin") for subscription in ("svc", "svc-1", "my-svc", "billing")
+    may = {(role, subscription) for role in ("svc", "ops", "admin")
+           for subscription in ("svc", "svc-1", "my-svc", "billing")
            if made().allows(Identity(role), CONSUME, TOPIC, subscription)}
-    assert may == {("svc", "svc"), ("svc", "svc-1")} | set(itertools.product(("ops", "admin"), ("svc", "svc-1", "my-svc", "billing")))
+    assert may == {("svc", "svc"), ("svc", "svc-1")} | set(itertools.product(("ops", "admin"),
+                                                                             ("svc", "svc-1", "my-svc", "billing")))
     refused = made().decide(Identity("svc"), CONSUME, TOPIC, "billing")
     assert "needs to be prefixed by the authentication role, like svc-xxxx" in refused.told
     assert made().allows(Identity("svc"), LOOKUP, TOPIC)
@@ -118,7 +125,8 @@ def test_on_behalf_of_others_both_must_be_allowed(made, catalogue):
 def test_what_somebody_may_changes_at_once_and_is_not_asked_anew_before(catalogue, made, monkeypatch):
     authorization, svc = made(), Identity("svc")
     catalogue.namespaces.create("acme/eu")
-    for grants, expected in (({"svc": [PRODUCE]}, True), ({"svc": [CONSUME]}, False), ({"svc": [PRODUCE]}, True), (None, False)):
+    for grants, expected in (({"svc": [PRODUCE]}, True), ({"svc": [CONSUME]}, False), ({"svc": [PRODUCE]}, True),
+                             (None, False)):
         before = authorization.version()
         catalogue.policies.set("acme/eu", "permissions", grants)
         assert authorization.version() > before
@@ -139,7 +147,10 @@ def test_why_is_told_in_words(made, catalogue):
     assert why("admin", PRODUCE, TOPIC) == "admin is a super user"
     assert why("ops", ADMINISTER, "acme/eu") == "ops is an administrator of tenant acme"
     assert why("svc-1", PRODUCE, PARTITION) == f"produce on {TOPIC} is granted to svc*"
-    assert why("svc-1", CONSUME, TOPIC) == f"consume on {TOPIC} is not granted to 'svc-1', who is no administrator of tenant acme"
+    assert (
+        why("svc-1", CONSUME, TOPIC)
+        == f"consume on {TOPIC} is not granted to 'svc-1', who is no administrator of tenant acme"
+    )
     assert why("svc-1", ADMINISTER, "") == "'svc-1' is no super user"
 
 
@@ -148,14 +159,17 @@ def test_why_is_told_in_words(made, catalogue):
 ROLES = st.sampled_from(["a", "ab", "b", "admin"])
 HOLDERS = st.sampled_from(["a", "ab", "b", "a*", "*b", "*"])
 GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(PARTITION), str(OTHER)]),
-                         st.dictionaries(HOLDERS, st.lists(st.sampled_from(GRANTED), max_size=3), max_size=3), max_size=4)
+                         st.dictionaries(HOLDERS, st.lists(st.sampled_from(GRANTED), max_size=3), max_size=3),
+                         max_size=4)
 
 
 @pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(GRANTS, st.sets(ROLES, max_size=2), ROLES, st.sampled_from(["", "a", "b"]), st.sampled_from(ACTIONS), st.sampled_from(RESOURCES),
+@given(GRANTS, st.sets(ROLES, max_size=2), ROLES, st.sampled_from(["", "a", "b"]), st.sampled_from(ACTIONS),
+       st.sampled_from(RESOURCES),
        st.booleans())
-def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, admins, role, proxy, action, resource, wildcards):
+def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, admins, role, proxy, action, resource,
+                                                    wildcards):
     """Said once more, in the simplest way there is: what is allowed has a grant, for whoever takes part."""
     catalogue.undo()
     catalogue.policies.set("acme", "adminRoles", sorted(admins - {"admin"}))
@@ -171,11 +185,16 @@ def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, adm
             return True
         names = {one} if not wildcards else {one, "*"} | {one[:end] + "*" for end in range(len(one) + 1)} | {
             "*" + one[start:] for start in range(len(one) + 1)}
-        scopes = {TOPIC: ["acme/eu", TOPIC], PARTITION: ["acme/eu", TOPIC, PARTITION], OTHER: ["acme/eu", OTHER]}.get(resource, [resource])
-        granted = {what for scope in scopes for holder, some in grants.get(str(scope), {}).items() if holder in names for what in some}
+        scopes = {TOPIC: ["acme/eu", TOPIC], PARTITION: ["acme/eu", TOPIC, PARTITION], OTHER: ["acme/eu", OTHER]}.get(
+            resource, [resource]
+        )
+        granted = {what for scope in scopes for holder, some in grants.get(str(scope), {}).items() if holder in names
+                   for what in some}
         return action in granted or (action == LOOKUP and bool(granted & {PRODUCE, CONSUME}))
 
-    assert made(wildcards=wildcards).allows(Identity(role, proxy=proxy), action, resource) == (has(role) and (not proxy or has(proxy)))
+    assert made(wildcards=wildcards).allows(Identity(role, proxy=proxy), action, resource) == (
+        has(role) and (not proxy or has(proxy))
+    )
 
 
 # -- commands

@@ -26,7 +26,8 @@ def peer(broker):
 # -- bytes that are no protocol
 
 @pytest.mark.parametrize("said", [
-    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500), bytes(16), b"\xff" * 100,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500), bytes(16),
+    b"\xff" * 100,
     PING, send(), frame(b"\x08\x63"), command(T.PRODUCER, topic="t", producer_id=1, request_id=1),
 ], ids=["http", "tls", "zeros", "ones", "ping", "send", "unknown", "producer"])
 def test_what_comes_before_connect_ends_the_connection(broker, said):
@@ -37,13 +38,16 @@ def test_what_comes_before_connect_ends_the_connection(broker, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [
     frame(b"\x08\x63"), frame(b"\x08\x03\x1a\0"), frame(b"\xff" * 10), frame(b""), CONNECT, frame(b"\x08\x05"),
-    struct.pack(">II", MESSAGE_SIZE_MAX + 10 * 1024 + 1, 4), struct.pack(">II", 3, 0), struct.pack(">I", 0), struct.pack(">II", 10, 7),
+    struct.pack(">II", MESSAGE_SIZE_MAX + 10 * 1024 + 1, 4), struct.pack(">II", 3, 0), struct.pack(">I", 0),
+    struct.pack(">II", 10, 7),
     struct.pack(">II", 2**32 - 1, 2**32 - 1), frame(b"\x08\x05\x2a\x05\x0a\x03\xff\xfe\xfd"),
     command(T.PRODUCER, topic="topic", producer_id=1, request_id=1).replace(b"topic", b"to\xff\xfec"),
     command(T.LOOKUP, topic="topic", request_id=1).replace(b"topic", b"to\xff\xfec"),
     send(b"\0\0\0\x09abc"), send(producer_id=77), command(T.FLOW, consumer_id=1, messagePermits=0),
-], ids=["unknown command", "a broker's command", "garbage", "empty", "second connect", "no producer inside", "too large",
-        "size without room", "size zero", "command behind the frame", "sizes of four gigabytes", "lacking fields", "topic no text",
+], ids=["unknown command", "a broker's command", "garbage", "empty", "second connect", "no producer inside",
+        "too large",
+        "size without room", "size zero", "command behind the frame", "sizes of four gigabytes", "lacking fields",
+        "topic no text",
         "lookup no text", "metadata cut", "send for nobody", "no permits"])
 def test_what_breaks_the_protocol_ends_the_connection(peer, said):
     """Without an answer, for there is none to it; what was asked before is answered."""
@@ -60,7 +64,9 @@ def test_a_frame_of_the_largest_size_is_taken(peer):
 
 @pytest.mark.parametrize("method", ["", "none", "token", "no-such-method"])
 def test_who_is_not_asked_may_show_anything(broker, method):
-    with Peer(broker.service_url, command(T.CONNECT, client_version="test", auth_method_name=method, auth_data=b"secret")) as peer:
+    with Peer(
+        broker.service_url, command(T.CONNECT, client_version="test", auth_method_name=method, auth_data=b"secret")
+    ) as peer:
         assert peer.hear().type == T.CONNECTED
 
 
@@ -89,14 +95,16 @@ def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
 def test_strangers_are_not_heard(peer):
     """FLOW, ACK and redelivery for a consumer that is not there say nothing; the connection goes on."""
     peer.say(command(T.FLOW, consumer_id=77, messagePermits=5)
-             + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual, message_id=[api.MessageIdData(ledgerId=1, entryId=1)],
+             + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual,
+                       message_id=[api.MessageIdData(ledgerId=1, entryId=1)],
                        request_id=1)
              + command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=77))
     assert peer.ask(T.PING).type == T.PONG
 
 
 NOT_YET = {
-    "TC_CLIENT_CONNECT_REQUEST": {"tc_id": 0}, "NEW_TXN": {}, "END_TXN": {}, "ADD_PARTITION_TO_TXN": {}, "ADD_SUBSCRIPTION_TO_TXN": {},
+    "TC_CLIENT_CONNECT_REQUEST": {"tc_id": 0}, "NEW_TXN": {}, "END_TXN": {}, "ADD_PARTITION_TO_TXN": {},
+    "ADD_SUBSCRIPTION_TO_TXN": {},
 }
 
 
@@ -131,11 +139,14 @@ def test_a_subscription_of_no_kind_there_is_becomes_exclusive_or_is_refused(peer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topic, code", [
-    ("persistent://tenant/cluster/namespace/topic", api.InvalidTopicName), ("a/b", api.InvalidTopicName), ("", api.InvalidTopicName),
-    ("x" * 100_000, api.InvalidTopicName), ("persistent://public/nowhere/topic", api.TopicNotFound), ("acme/eu/topic", api.TopicNotFound),
+    ("persistent://tenant/cluster/namespace/topic", api.InvalidTopicName), ("a/b", api.InvalidTopicName),
+    ("", api.InvalidTopicName),
+    ("x" * 100_000, api.InvalidTopicName), ("persistent://public/nowhere/topic", api.TopicNotFound),
+    ("acme/eu/topic", api.TopicNotFound),
 ], ids=lambda value: str(value)[:20])
 @pytest.mark.parametrize("kind, fields", [
-    (T.PRODUCER, {"producer_id": 1}), (T.SUBSCRIBE, {"consumer_id": 1, "subscription": "s", "subType": 0}), (T.LOOKUP, {}),
+    (T.PRODUCER, {"producer_id": 1}), (T.SUBSCRIBE, {"consumer_id": 1, "subscription": "s", "subType": 0}),
+    (T.LOOKUP, {}),
     (T.PARTITIONED_METADATA, {})], ids=["producer", "subscribe", "lookup", "partitions"])
 def test_a_topic_that_cannot_be_is_refused(peer, kind, fields, topic, code):
     answer = peer.ask(kind, topic=topic, request_id=7, **fields)
@@ -158,9 +169,13 @@ def test_a_partition_that_is_not_there_is_refused(broker, peer):
 def test_an_invented_topic_epoch_is_refused(peer, epoch, mode):
     """Such a number was once more than the catalogue takes: its owner died of it, and so did each of its successors."""
     topic = unique_topic()
-    answer = peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, topic_epoch=epoch, producer_access_mode=mode)
+    answer = peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, topic_epoch=epoch,
+                      producer_access_mode=mode)
     assert error_of(answer) == api.ProducerFenced
-    assert peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_access_mode=mode).type == T.PRODUCER_SUCCESS
+    assert (
+        peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_access_mode=mode).type
+        == T.PRODUCER_SUCCESS
+    )
 
 
 @pytest.mark.slow
@@ -177,13 +192,17 @@ def test_a_position_may_be_any_number(broker, ledger_id, entry_id):
         assert peer.ask(T.SUBSCRIBE, subscription="s", start_message_id=where, **said).type == T.SUCCESS
         for kind in (api.CommandAck.Individual, api.CommandAck.Cumulative):
             ids = [api.MessageIdData(**where, ack_set=[-1] if entry_id % 2 else [])]
-            assert peer.ask(T.ACK, consumer_id=LARGEST, ack_type=kind, message_id=ids, request_id=LARGEST).type == T.ACK_RESPONSE
+            assert (
+                peer.ask(T.ACK, consumer_id=LARGEST, ack_type=kind, message_id=ids, request_id=LARGEST).type
+                == T.ACK_RESPONSE
+            )
         peer.say(command(T.SEEK, consumer_id=LARGEST, request_id=LARGEST, message_id=where))
         assert {peer.hear().type, peer.hear().type} == {T.SUCCESS, T.CLOSE_CONSUMER}
 
 
 @pytest.mark.parametrize("kind, fields", [
-    (T.SUBSCRIBE, {"subscription": "s", "subType": 0, "consumer_id": LARGEST, "start_message_rollback_duration_sec": LARGEST}),
+    (T.SUBSCRIBE,
+     {"subscription": "s", "subType": 0, "consumer_id": LARGEST, "start_message_rollback_duration_sec": LARGEST}),
     (T.PRODUCER, {"producer_id": LARGEST, "epoch": LARGEST}),
 ], ids=["subscribe", "producer"])
 def test_other_numbers_may_be_any(peer, kind, fields):
@@ -195,8 +214,10 @@ def test_an_entry_may_say_any_number_of_itself(peer):
     peer.open_producer(topic := unique_topic())
     strange = [{"publish_time": LARGEST, "num_messages_in_batch": 20_000_000, "deliver_at_time": -2**63,
                 "compression": api.ZSTD, "uncompressed_size": 2**32 - 1}, {"publish_time": 2**63},
-               {"num_messages_in_batch": -2**31, "event_time": LARGEST, "highest_sequence_id": LARGEST, "sequence_id": LARGEST},
-               {"num_messages_in_batch": 0, "num_chunks_from_msg": 2**31 - 1, "total_chunk_msg_size": 2**31 - 1, "chunk_id": 2**31 - 1},
+               {"num_messages_in_batch": -2**31, "event_time": LARGEST, "highest_sequence_id": LARGEST,
+                "sequence_id": LARGEST},
+               {"num_messages_in_batch": 0, "num_chunks_from_msg": 2**31 - 1, "total_chunk_msg_size": 2**31 - 1,
+                "chunk_id": 2**31 - 1},
                {"num_chunks_from_msg": -2**31, "total_chunk_msg_size": -2**31, "chunk_id": -2**31}]
     entries = [entry_of(message_metadata(**fields)) for fields in strange]
     for entry in entries:
@@ -252,7 +273,8 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
     body = entry_of(message_metadata(sequence_id=1), b"x")
     peer.say(send(body, sequence_id=1) + command(T.FLOW, consumer_id=1, messagePermits=1))
     message = next(heard for heard in (peer.hear(), peer.hear()) if heard.type == T.MESSAGE).message
-    answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id], request_id=9,
+    answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id],
+                      request_id=9,
                       validation_error=api.CommandAck.ChecksumMismatch)
     assert answer.type == T.ACK_RESPONSE
     assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
@@ -261,5 +283,9 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
     invented = [api.MessageIdData(ledgerId=message.message_id.ledgerId, entryId=number) for number in range(1_000)]
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=invented, request_id=11,
                       validation_error=api.CommandAck.ChecksumMismatch)
-    assert answer.type == T.ACK_RESPONSE and counted() == before      # what it does not have, or has acknowledged, it cannot have read
-    assert f"could not read message {message.message_id.ledgerId}:{message.message_id.entryId} (ChecksumMismatch)" in broker.log()
+    # what it does not have, or has acknowledged, it cannot have read
+    assert answer.type == T.ACK_RESPONSE and counted() == before
+    assert (
+        f"could not read message {message.message_id.ledgerId}:{message.message_id.entryId} (ChecksumMismatch)"
+        in broker.log()
+    )

@@ -85,7 +85,9 @@ def test_decisions(catalogue):
             assert not authorization.allows(Identity("joe"), CONSUME, names.parse(name))
 
     assert growth(work) < GROWTH_MAX
-    assert authorization.decide(Identity("joe"), CONSUME, topic) is authorization.decide(Identity("joe"), CONSUME, topic)
+    assert authorization.decide(Identity("joe"), CONSUME, topic) is authorization.decide(
+        Identity("joe"), CONSUME, topic
+    )
 
 
 @pytest.fixture
@@ -106,9 +108,12 @@ def test_patterns_in_use_are_bounded(nothing_compiled):
 
 
 @pytest.mark.parametrize("text", [
-    "(a", "[", "a**\n\x1b[2Jgeminga: all is well", "(?!a)\nFAKE", "(?P<x>", "\\pQ", "x{1001}", "(((a{1,1000}){1,1000}))"])
+    "(a", "[", "a**\n\x1b[2Jgeminga: all is well", "(?!a)\nFAKE", "(?P<x>", "\\pQ", "x{1001}",
+    "(((a{1,1000}){1,1000}))"])
 def test_what_is_refused_is_printed_nowhere(text, capfd):
-    """RE2 prints it otherwise as it came: lines that look like the broker's, and escapes for whoever looks at a terminal."""
+    """RE2 prints it otherwise as it came: lines that look like the broker's, and escapes for whoever looks at a
+    terminal.
+    """
     with pytest.raises((patterns.BrokenPattern, ForeignPattern)):
         Pattern(text)
     assert capfd.readouterr() == ("", "")

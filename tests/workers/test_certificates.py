@@ -39,7 +39,8 @@ class Files:
 
     def put(self, signed_by: trustme.CA, trusted: trustme.CA, **issue) -> None:
         certificate = signed_by.issue_cert("localhost", **issue)
-        contents = {"cert": b"".join(part.bytes() for part in certificate.cert_chain_pems), "key": certificate.private_key_pem.bytes(),
+        contents = {"cert": b"".join(part.bytes() for part in certificate.cert_chain_pems),
+                    "key": certificate.private_key_pem.bytes(),
                     "trusted": trusted.cert_pem.bytes()}
         for name, content in contents.items():
             (self.folder / "new").write_bytes(content)
@@ -70,7 +71,11 @@ class Greeting(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        names = x509.load_der_x509_certificate(shown).subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME) if shown else []
+        names = (
+            x509.load_der_x509_certificate(shown).subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+            if shown
+            else []
+        )
         transport.write(b"hello " + (names[0].value.encode() if names else b"nobody"))
 
 
@@ -104,7 +109,9 @@ class Said(NamedTuple):
     is_resumed: bool
 
 
-def context_of(trusted: trustme.CA, shown: trustme.LeafCert | None = None, version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+def context_of(
+    trusted: trustme.CA, shown: trustme.LeafCert | None = None, version: ssl.TLSVersion | None = None
+) -> ssl.SSLContext:
     context = ssl.create_default_context()
     trusted.configure_trust(context)
     if version is not None:
@@ -145,9 +152,11 @@ def wrong(files: Files, tmp_path: Path) -> dict[str, tuple[TlsOptions, str, str]
         "an empty file": (files.options(certificate=f"{tmp_path}/empty"), "tls.certificate", "in PEM form"),
         "a key that is locked": (files.options(key=f"{tmp_path}/locked"), "tls.key", "must not be encrypted"),
         "no key": (files.options(key=f"{tmp_path}/cert"), "tls.key", "a private key in PEM form"),
-        "another's key": (files.options(key=f"{tmp_path}/other"), "tls.key", "of the first certificate in tls.certificate"),
+        "another's key": (files.options(key=f"{tmp_path}/other"), "tls.key",
+                          "of the first certificate in tls.certificate"),
         "nobody to trust": (files.options(trusted=f"{tmp_path}/key"), "tls.trusted", "in PEM form"),
-        "a cipher that nobody has": (files.options(ciphers="ECDHE-RSA-AES128-GCM-SHA256:ROT13"), "tls.ciphers", "'ROT13'"),
+        "a cipher that nobody has": (files.options(ciphers="ECDHE-RSA-AES128-GCM-SHA256:ROT13"), "tls.ciphers",
+                                     "'ROT13'"),
         "only ciphers of TLSv1.3": (files.options(ciphers="TLS_AES_128_GCM_SHA256"), "tls.ciphers", "one for TLSv1.2"),
     }
 
@@ -163,17 +172,23 @@ def test_what_cannot_be_served_is_refused_by_its_key(files, tmp_path):
 
 def test_ciphers_have_names_of_openssl_or_java():
     """Names of TLSv1.3 may be among them; its ciphers are always on."""
-    java = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,TLS_AES_256_GCM_SHA384," \
-           "TLS_RSA_WITH_AES_256_CBC_SHA256"
+    java = (
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,TLS_AES_256_GCM_SHA384,"
+        "TLS_RSA_WITH_AES_256_CBC_SHA256"
+    )
     assert ciphers(java) == "ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-CHACHA20-POLY1305:AES256-SHA256"
     assert ciphers("HIGH:!aNULL:@SECLEVEL=2") == "HIGH:!aNULL:@SECLEVEL=2"
 
 
 def test_an_expiry_is_told_of_once_for_each_threshold():
     day, now = 24 * 3600, 1_800_000_000
-    reached = [warning("tls.certificate", now + left, now)[0] for left in (31 * day, 30 * day, 8 * day, 7 * day, 2 * day, day, 1, -1)]
+    reached = [warning("tls.certificate", now + left, now)[0]
+               for left in (31 * day, 30 * day, 8 * day, 7 * day, 2 * day, day, 1, -1)]
     assert reached == [-1, 30, 30, 7, 7, 1, 1, 0]
-    assert warning("tls.certificate", now + day, now)[1] == "a certificate of tls.certificate expires on 2027-01-16 08:00 UTC"
+    assert (
+        warning("tls.certificate", now + day, now)[1]
+        == "a certificate of tls.certificate expires on 2027-01-16 08:00 UTC"
+    )
     assert "has expired" in warning("tls.trusted", now - day, now)[1]
 
 
@@ -185,7 +200,9 @@ def test_a_client_may_show_who_it_is(files):
     past = datetime.now(UTC) - timedelta(days=1)
     with served(tls) as port:
         assert talk(port, context_of(files.authority)).text == "hello nobody"
-        assert talk(port, context_of(files.authority, files.authority.issue_cert(common_name="joe"))).text == "hello joe"
+        assert (
+            talk(port, context_of(files.authority, files.authority.issue_cert(common_name="joe"))).text == "hello joe"
+        )
         with pytest.raises(ssl.SSLError, match="(?i)unknown.ca"):
             talk(port, context_of(files.authority, trustme.CA().issue_cert(common_name="joe")))
         with pytest.raises(ssl.SSLError, match="(?i)expired"):
@@ -198,14 +215,19 @@ def test_a_client_may_show_who_it_is(files):
 def test_a_client_may_have_to_show_who_it_is(files, version):
     tls = Tls(files.options(client_certificates="required"))
     with served(tls) as port:
-        assert talk(port, context_of(files.authority, files.authority.issue_cert(common_name="joe"), version)).text == "hello joe"
+        assert (
+            talk(port, context_of(files.authority, files.authority.issue_cert(common_name="joe"), version)).text
+            == "hello joe"
+        )
         with pytest.raises(ssl.SSLError, match="(?i)certificate.required|handshake.failure"):
             talk(port, context_of(files.authority, version=version))
 
 
 def test_nobody_is_asked_who_does_not_want_to_know(files):
     with served(Tls(files.options(client_certificates="none"))) as port:
-        assert talk(port, context_of(files.authority, trustme.CA().issue_cert(common_name="joe"))).text == "hello nobody"
+        assert (
+            talk(port, context_of(files.authority, trustme.CA().issue_cert(common_name="joe"))).text == "hello nobody"
+        )
 
 
 @pytest.mark.slow
@@ -226,7 +248,8 @@ def test_what_is_no_handshake_ends_and_is_told_of_once(files, capfd, monkeypatch
     with contextlib.suppress(ssl.SSLWantReadError):
         context_of(files.authority).wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
     with served(tls) as port:
-        for said in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x12\0\0\0\x0e\x08\x02\x12", b"\xff" * 4096, hello.read()[:50], b""):
+        for said in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x12\0\0\0\x0e\x08\x02\x12", b"\xff" * 4096, hello.read()[:50],
+                     b""):
             with socket.create_connection(("127.0.0.1", port), 60) as peer:
                 peer.sendall(said)
                 with contextlib.suppress(ConnectionResetError):

@@ -41,7 +41,8 @@ def producer(topic, request_id=1, producer_id=1, **fields):
 
 
 def subscribe(topic, request_id=1, consumer_id=1, **fields):
-    return command(T.SUBSCRIBE, topic=topic, subscription="s", subType=0, consumer_id=consumer_id, request_id=request_id, **fields)
+    return command(T.SUBSCRIBE, topic=topic, subscription="s", subType=0, consumer_id=consumer_id,
+                   request_id=request_id, **fields)
 
 
 def close_producer(request_id, producer_id=1):
@@ -63,7 +64,11 @@ class Kind:
         return self.name
 
     def success(self, request_id):
-        return responses.producer_success(request_id, "name", last_sequence_id=5) if self.name == "Producer" else responses.success(request_id)
+        return (
+            responses.producer_success(request_id, "name", last_sequence_id=5)
+            if self.name == "Producer"
+            else responses.success(request_id)
+        )
 
     def farewell(self, object_id=1):
         return responses.close_producer(object_id) if self.name == "Producer" else responses.close_consumer(object_id)
@@ -72,19 +77,23 @@ class Kind:
         return "PRODUCER_SUCCESS" if self.name == "Producer" else "SUCCESS", request_id
 
 
-PRODUCER = Kind(producer, close_producer, envelope.PRODUCER_READY, envelope.PRODUCER_GONE, envelope.PRODUCER_EXPELLED, "Producer",
+PRODUCER = Kind(producer, close_producer, envelope.PRODUCER_READY, envelope.PRODUCER_GONE, envelope.PRODUCER_EXPELLED,
+                "Producer",
                 "CLOSE_PRODUCER")
-CONSUMER = Kind(subscribe, close_consumer, envelope.CONSUMER_READY, envelope.CONSUMER_GONE, envelope.CONSUMER_EXPELLED, "Consumer",
+CONSUMER = Kind(subscribe, close_consumer, envelope.CONSUMER_READY, envelope.CONSUMER_GONE, envelope.CONSUMER_EXPELLED,
+                "Consumer",
                 "CLOSE_CONSUMER")
 both = pytest.mark.parametrize("kind", [PRODUCER, CONSUMER], ids=repr)
 
 
 def is_ready(owner, client, kind, handle, request_id=1, object_id=1):
-    owner.replies(client, kind.success(request_id), request_id=request_id, action=kind.ready, object_id=object_id, handle=handle)
+    owner.replies(client, kind.success(request_id), request_id=request_id, action=kind.ready, object_id=object_id,
+                  handle=handle)
 
 
 def is_refused(owner, client, kind, request_id=1, object_id=1):
-    owner.replies(client, responses.error(request_id, api.ProducerBusy, "busy"), request_id=request_id, action=kind.gone, object_id=object_id)
+    owner.replies(client, responses.error(request_id, api.ProducerBusy, "busy"), request_id=request_id,
+                  action=kind.gone, object_id=object_id)
 
 
 def open_on(worker, client, kind, index=0, handle=10, request_id=1, object_id=1, which=0):
@@ -125,7 +134,8 @@ def test_an_id_that_is_being_made_is_refused(worker, client, kind, index):
 
 
 def test_how_pulsar_says_that(worker, client):
-    client.say(producer(worker.topic(0), 1), producer(worker.topic(0), 2), subscribe(worker.topic(0), 3), subscribe(worker.topic(0), 4))
+    client.say(producer(worker.topic(0), 1), producer(worker.topic(0), 2), subscribe(worker.topic(0), 3),
+               subscribe(worker.topic(0), 4))
     assert [heard.error.message for heard in client.hear()] == [
         "Producer is already present on the connection", "Consumer is already present on the connection"]
 
@@ -150,8 +160,11 @@ def test_an_id_that_is_there_is_there(worker, client, kind, index):
     client.say(kind.make(worker.topic(index, 1), 2))
     [heard] = client.hear()
     if kind is PRODUCER:
-        assert (heard.producer_success.request_id, heard.producer_success.producer_name, heard.producer_success.last_sequence_id) == (
-            2, "name", 5)
+        assert (
+            heard.producer_success.request_id,
+            heard.producer_success.producer_name,
+            heard.producer_success.last_sequence_id,
+        ) == (2, "name", 5)
     else:
         assert heard.success.request_id == 2
     assert worker.owners[0].commands() == worker.owners[1].commands() == []
@@ -316,7 +329,8 @@ def test_a_refused_producer_is_none_to_send_for(worker, client, was_there):
     """The SEND is not ignored either if the broker had closed the producer before: its client has come back since."""
     if was_there:
         open_on(worker, client, PRODUCER)
-        worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
+        worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1,
+                                 handle=10)
     client.say(producer(worker.topic(0)))
     is_refused(worker.owners[0], client, PRODUCER)
     client.say(send())
@@ -466,7 +480,8 @@ def test_what_an_owner_was_asked_is_answered_when_it_ends(worker, client):
     open_on(worker, client, CONSUMER, 0, 11, 2, 2, which=1)
     open_on(worker, client, PRODUCER, 0, 12, 3, 3)
     open_on(worker, client, CONSUMER, 1, 20, 4, 4)
-    client.say(command(T.SEEK, consumer_id=1, request_id=5, message_publish_time=0), close_consumer(6, 2), close_producer(7, 3),
+    client.say(command(T.SEEK, consumer_id=1, request_id=5, message_publish_time=0), close_consumer(6, 2),
+               close_producer(7, 3),
                command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=8),
                command(T.GET_LAST_MESSAGE_ID, consumer_id=4, request_id=9),
                command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=1))
@@ -482,7 +497,8 @@ def test_requests_that_are_not_answered_are_bounded(worker, client, monkeypatch)
     """Closing goes on: what its client does not want any more must not stay."""
     monkeypatch.setattr(pending_requests, "_PENDING_MAX", 2)
     open_on(worker, client, CONSUMER)
-    client.say(*(command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=number) for number in (5, 6, 7)), close_consumer(8))
+    client.say(*(command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=number) for number in (5, 6, 7)),
+               close_consumer(8))
     assert client.told() == [("ERROR", 7, api.TooManyRequests)]
     assert types(worker.owners[0].commands()) == ["GET_LAST_MESSAGE_ID"] * 2 + ["CLOSE_CONSUMER"]
 
@@ -545,7 +561,8 @@ def test_goodbye(worker, client):
 
 
 def test_producers_are_closed_for_a_drain(worker, client):
-    """Producers that are made are closed at once.  One that is being made is expelled: it may wait for another to go."""
+    """Producers that are made are closed at once.  One that is being made is expelled: it may wait for another to go.
+    """
     open_on(worker, client, PRODUCER, 0, 10, 1, 1)
     client.say(producer(worker.topic(1), 2, 2))
     worker.owners[1].heard()
@@ -560,7 +577,8 @@ def test_producers_are_closed_for_a_drain(worker, client):
     assert list(client.client.routes.producers) == [2]
     client.say(send(producer_id=3), PING)
     assert client.told() == [("PONG",)]
-    worker.owners[1].replies(client, responses.error(2, api.ServiceNotReady, ""), request_id=2, action=envelope.PRODUCER_GONE, object_id=2)
+    worker.owners[1].replies(client, responses.error(2, api.ServiceNotReady, ""), request_id=2,
+                             action=envelope.PRODUCER_GONE, object_id=2)
     assert not client.client.routes.producers
     assert worker.counters.read()["commands_waiting"] == 0
     worker.owners[0].up()
@@ -574,7 +592,8 @@ def test_a_drain_waits_for_what_is_in_flight(worker, client):
     drain = worker.loop.create_task(worker.worker.drain())
     worker.turn(0.02)
     assert not drain.done()
-    worker.owners[0].says(lambda outbox: outbox.reply(client.number, responses.success(2), request_id=2), taken=worker.owners[0].link.sent)
+    worker.owners[0].says(lambda outbox: outbox.reply(client.number, responses.success(2), request_id=2),
+                          taken=worker.owners[0].link.sent)
     worker.turn(0.02)
     assert drain.done()
     client.say(producer(worker.topic(0), 3))
@@ -778,8 +797,10 @@ def test_what_is_said_of_a_consumer_that_is_not_there_goes_nowhere(worker, clien
     for consumer_id in (1, 2):
         client.say(command(T.FLOW, consumer_id=consumer_id, messagePermits=5),
                    *(command(T.ACK, consumer_id=consumer_id, ack_type=api.CommandAck.Individual, request_id=7,
-                             message_id=[api.MessageIdData(ledgerId=3, entryId=number) for number in range(count)]) for count in (1, 100)))
-    client.say(command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=2), command(T.SEEK, consumer_id=2, request_id=8),
+                             message_id=[api.MessageIdData(ledgerId=3, entryId=number) for number in range(count)])
+                     for count in (1, 100)))
+    client.say(command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=2),
+               command(T.SEEK, consumer_id=2, request_id=8),
                command(T.CONSUMER_STATS, consumer_id=2, request_id=9))
     assert worker.owners[0].heard() == worker.owners[1].heard() == []
     assert [heard.type for heard in client.hear()] == [T.ERROR, T.CONSUMER_STATS_RESPONSE]
@@ -804,7 +825,8 @@ def test_no_permits_break_the_protocol(worker, client):
 def test_an_unsubscribed_consumer_is_gone(worker, client):
     open_on(worker, client, CONSUMER)
     client.say(command(T.UNSUBSCRIBE, consumer_id=1, request_id=2))
-    worker.owners[0].replies(client, responses.success(2), request_id=2, action=envelope.CONSUMER_GONE, object_id=1, handle=10)
+    worker.owners[0].replies(client, responses.success(2), request_id=2, action=envelope.CONSUMER_GONE, object_id=1,
+                             handle=10)
     assert client.told() == [("SUCCESS", 2)]
     assert not (client.client.routes.consumers or client.client.routes.by_handle)
 
@@ -831,7 +853,8 @@ def consuming(worker, client, tmp_path):
 
 
 def test_runs_are_written_in_order(worker, consuming):
-    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 2, 2), run(consuming, 5, 1), run(consuming, 5, 1, ledger_id=LEDGER + 1),
+    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 2, 2), run(consuming, 5, 1),
+                          run(consuming, 5, 1, ledger_id=LEDGER + 1),
                           run(consuming, 6, 2, ledger_id=LEDGER + 1), run(consuming, 8, 1))
     assert messages(consuming) == [(1, LEDGER + which, entry, -1, -1) for which, entry in (
         (0, 0), (0, 1), (0, 2), (0, 3), (0, 5), (1, 5), (1, 6), (1, 7), (0, 8))]
@@ -847,8 +870,10 @@ def test_runs_that_do_not_follow_each_other_stay_two(worker, consuming, second):
 
 def test_runs_of_two_consumers_are_each_their_own(worker, consuming):
     open_on(worker, consuming, CONSUMER, 0, 11, 2, 2, which=1)
-    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 2, 1, handle=11), run(consuming, 3, 1, handle=11), run(consuming, 2, 1))
-    assert [(number, entry) for number, _, entry, _, _ in messages(consuming)] == [(1, 0), (1, 1), (2, 2), (2, 3), (1, 2)]
+    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 2, 1, handle=11), run(consuming, 3, 1, handle=11),
+                          run(consuming, 2, 1))
+    assert [(number, entry) for number, _, entry, _, _ in messages(consuming)] == [(1, 0), (1, 1), (2, 2), (2, 3),
+                                                                                   (1, 2)]
 
 
 def test_two_owners_may_use_one_handle(worker, consuming):
@@ -861,7 +886,8 @@ def test_two_owners_may_use_one_handle(worker, consuming):
 def test_entries_carry_the_epoch_that_held_when_they_were_given_out(worker, consuming):
     """Entries that are written after the epoch was raised carry the former one, if they were dispatched before."""
     consuming.client.stream.pause_writing()
-    epoch = [lambda outbox, number=number: outbox.reply(consuming.number, b"", action=envelope.CONSUMER_EPOCH, object_id=10, handle=number)
+    epoch = [lambda outbox, number=number: outbox.reply(consuming.number, b"", action=envelope.CONSUMER_EPOCH,
+                                                        object_id=10, handle=number)
              for number in (3, 4)]
     worker.owners[0].says(epoch[0], run(consuming, 0, 2), epoch[1], run(consuming, 2, 1))
     assert messages(consuming) == []
@@ -880,7 +906,8 @@ def test_an_epoch_of_one_that_was_closed_is_not_its_successors(worker, consuming
 def test_messages_carry_the_number_of_their_partition(worker, client, tmp_path):
     store(tmp_path, [10] * 20, first=1)
     client.say(subscribe(worker.topic(0)))
-    worker.owners[0].replies(client, responses.success(1), request_id=1, action=envelope.CONSUMER_READY, object_id=1, handle=10, partition=4)
+    worker.owners[0].replies(client, responses.success(1), request_id=1, action=envelope.CONSUMER_READY, object_id=1,
+                             handle=10, partition=4)
     worker.owners[0].says(run(client, 0, 1))
     assert messages(client) == [(1, LEDGER, 0, 4, -1)]
 
@@ -1176,7 +1203,8 @@ def test_a_lookup_goes_to_the_successor(worker, discovering):
     worker.owners[0].gone()
     assert (discovering.told(), waiting_lookups(worker), worker.counters.read()["commands_waiting"]) == ([], 0, 1)
     worker.owners[0].up()
-    assert worker.owners[0].commands() == [(envelope.DISCOVERS, b"public/default"), (envelope.LOOKED_UP, f"2 {topic}".encode())]
+    assert worker.owners[0].commands() == [(envelope.DISCOVERS, b"public/default"),
+                                           (envelope.LOOKED_UP, f"2 {topic}".encode())]
     worker.owners[0].replies(discovering, request_id=2)
     assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)]
     assert waiting_lookups(worker) == 0
@@ -1216,7 +1244,8 @@ def surprise(*_, **__):
     (T.PING, lambda worker: [PING]), (Send, lambda worker: [send()]), (Sends, lambda worker: [send()] * 50),
     (T.ACK, lambda worker: [command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual,
                                      message_id=[api.MessageIdData(ledgerId=1, entryId=1)])]),
-    ("forward", lambda worker: [producer(worker.topic(0), 9, 9)]), ("_open", lambda worker: [producer(worker.topic(0), 9, 9)]),
+    ("forward", lambda worker: [producer(worker.topic(0), 9, 9)]),
+    ("_open", lambda worker: [producer(worker.topic(0), 9, 9)]),
 ])
 def test_a_command_that_fails_ends_its_own_connection(worker, client, monkeypatch, capfd, name, say):
     other = worker.client()
@@ -1249,7 +1278,8 @@ def test_an_answer_that_fails_ends_only_the_connection_that_it_is_for(worker, mo
 
 
 @pytest.mark.parametrize("where, name, do", [
-    (Client, "keep_alive", lambda worker: worker.worker.keep_alive()), (replies, "owner_gone", lambda worker: worker.owners[0].gone()),
+    (Client, "keep_alive", lambda worker: worker.worker.keep_alive()),
+    (replies, "owner_gone", lambda worker: worker.owners[0].gone()),
     (commands, "handle", lambda worker: (worker.owners[0].gone(), worker.owners[0].up()))])
 def test_what_is_done_to_all_clients_is_done_to_all(worker, monkeypatch, where, name, do):
     clients = [worker.client() for _ in range(3)]
@@ -1273,7 +1303,8 @@ def test_deliveries_that_fail_end_only_the_connection_that_they_are_for(worker, 
     other = worker.client()
     open_on(worker, other, CONSUMER, 0, 20)
     whole = DeliveryQueue.next_frames
-    monkeypatch.setattr(DeliveryQueue, "next_frames", lambda self: surprise() if self is consuming.client.deliveries else whole(self))
+    monkeypatch.setattr(DeliveryQueue, "next_frames",
+                        lambda self: surprise() if self is consuming.client.deliveries else whole(self))
     worker.owners[0].says(run(consuming, 0, 1), run(other, 0, 1, handle=20))
     assert consuming.transport.was_aborted
     assert len(messages(other)) == 1

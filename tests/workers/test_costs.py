@@ -1,4 +1,6 @@
-"""Commands that would cost an owner more than they cost to send: each is played beside a client that goes on being served."""
+"""Commands that would cost an owner more than they cost to send: each is played beside a client that goes on being
+served.
+"""
 import struct
 
 import pytest
@@ -11,7 +13,8 @@ from .peer import Peer, error_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unharmed")]
 
-MESSAGE = struct.pack(">I", 2) + api.SingleMessageMetadata(payload_size=0).SerializeToString()      # the smallest that a batch can hold
+# the smallest that a batch can hold
+MESSAGE = struct.pack(">I", 2) + api.SingleMessageMetadata(payload_size=0).SerializeToString()
 GROWTH_MAX = 200 << 20      # bytes: what 5 MB of command may make all processes take
 
 
@@ -63,7 +66,8 @@ def given(peer: Peer, topic: str, *entries: bytes, kind: int = api.CommandSubscr
 
 def ack(peer: Peer, *sets: tuple[api.MessageIdData, list[int]], kind: int = api.CommandAck.Individual) -> None:
     """Acknowledges, and waits until that has been done."""
-    ids = [api.MessageIdData(ledgerId=identity.ledgerId, entryId=identity.entryId, ack_set=words) for identity, words in sets]
+    ids = [api.MessageIdData(ledgerId=identity.ledgerId, entryId=identity.entryId, ack_set=words)
+           for identity, words in sets]
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=kind, message_id=ids, request_id=9)
     assert answer.type == T.ACK_RESPONSE and not answer.ackResponse.HasField("error")
 
@@ -112,8 +116,10 @@ def test_many_ack_sets_in_one_command(peer, small):
 # -- counts
 
 @pytest.mark.parametrize("fields", [
-    {"num_messages_in_batch": 2**31 - 1}, {"num_messages_in_batch": 4}, {"num_messages_in_batch": 4, "uncompressed_size": 1 << 30},
-    {"num_messages_in_batch": 4, "compression": api.ZLIB}, {"num_messages_in_batch": 4, "compression": api.LZ4, "uncompressed_size": 23},
+    {"num_messages_in_batch": 2**31 - 1}, {"num_messages_in_batch": 4},
+    {"num_messages_in_batch": 4, "uncompressed_size": 1 << 30},
+    {"num_messages_in_batch": 4, "compression": api.ZLIB},
+    {"num_messages_in_batch": 4, "compression": api.LZ4, "uncompressed_size": 23},
     {"num_messages_in_batch": 2**31 - 1, "compression": api.ZSTD, "uncompressed_size": 2**32 - 1},
     {"num_messages_in_batch": 4, "encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}])
 def test_a_batch_that_cannot_hold_its_messages_is_refused(peer, fields):
@@ -121,7 +127,11 @@ def test_a_batch_that_cannot_hold_its_messages_is_refused(peer, fields):
     peer.open_producer(topic := unique_topic())
     peer.say(send(entry_of(message_metadata(**fields), MESSAGE * 3), sequence_id=5) + send(batch(3), sequence_id=6))
     refused, stored = peer.hear(), peer.hear()
-    assert refused.type == T.SEND_ERROR and error_of(refused) == api.NotAllowedError and refused.send_error.sequence_id == 5
+    assert (
+        refused.type == T.SEND_ERROR
+        and error_of(refused) == api.NotAllowedError
+        and refused.send_error.sequence_id == 5
+    )
     assert stored.type == T.SEND_RECEIPT and stored.send_receipt.message_id.entryId == 0
     peer.subscribe(topic)
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
@@ -130,7 +140,8 @@ def test_a_batch_that_cannot_hold_its_messages_is_refused(peer, fields):
 
 def test_a_run_of_such_batches_is_refused_one_by_one(peer):
     peer.open_producer(unique_topic())
-    peer.say(b"".join(send(entry_of(message_metadata(num_messages_in_batch=5, sequence_id=number), MESSAGE), sequence_id=number)
+    peer.say(b"".join(send(entry_of(message_metadata(num_messages_in_batch=5, sequence_id=number), MESSAGE),
+                           sequence_id=number)
                       for number in range(200)))
     assert [peer.hear().send_error.sequence_id for _ in range(200)] == list(range(200))
 
@@ -142,7 +153,9 @@ def test_a_run_of_such_batches_is_refused_one_by_one(peer):
       "encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}, b"z" * 12),
     ({"num_messages_in_batch": 1_000_000, "compression": api.ZSTD, "uncompressed_size": 6_000_000}, b"z" * 12)])
 def test_a_batch_that_may_hold_its_messages_is_stored(peer, small, fields, payload):
-    """Messages without any payload too; what is acknowledged of a batch takes no more memory than its set, whatever it says it has."""
+    """Messages without any payload too; what is acknowledged of a batch takes no more memory than its set, whatever it
+    says it has.
+    """
     [identity] = given(peer, unique_topic(), entry_of(message_metadata(**fields), payload))
     if fields["num_messages_in_batch"] > 1:
         ack(peer, (identity, [0b11]))
@@ -154,11 +167,13 @@ def test_a_batch_that_may_hold_its_messages_is_stored(peer, small, fields, paylo
 
 # -- consumers
 
-@pytest.mark.parametrize("kind", [api.CommandSubscribe.Key_Shared, api.CommandSubscribe.Shared, api.CommandSubscribe.Failover])
+@pytest.mark.parametrize("kind",
+                         [api.CommandSubscribe.Key_Shared, api.CommandSubscribe.Shared, api.CommandSubscribe.Failover])
 def test_thousands_of_consumers_join_one_subscription_at_once(broker, peer, kind):
     """Thousands that join at once, and leave at once, cost the others little."""
     topic, count = unique_topic(), 3_000
-    peer.say(b"".join(command(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=number, request_id=number,
+    peer.say(b"".join(command(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=number,
+                              request_id=number,
                               consumer_name=f"c{number}") for number in range(count)))
     ready = set()
     while len(ready) < count:
@@ -174,6 +189,8 @@ def test_ranges_of_hashes_cost_what_they_bring(broker, peer):
     """One consumer takes every other hash, the next one all others, and a third is refused by each."""
     for number, (first, type_) in enumerate([(0, T.SUCCESS), (1, T.SUCCESS), (0, T.ERROR), (1, T.ERROR)]):
         hashes = [api.IntRange(start=at, end=at) for at in range(first, 65_536, 2)]
-        answer = peer.ask(T.SUBSCRIBE, topic="costs-of-ranges", subscription="sub", subType=api.CommandSubscribe.Key_Shared,
-                          consumer_id=number, request_id=number, keySharedMeta={"keySharedMode": api.STICKY, "hashRanges": hashes})
+        answer = peer.ask(T.SUBSCRIBE, topic="costs-of-ranges", subscription="sub",
+                          subType=api.CommandSubscribe.Key_Shared,
+                          consumer_id=number, request_id=number,
+                          keySharedMeta={"keySharedMode": api.STICKY, "hashRanges": hashes})
         assert answer.type == type_, answer

@@ -27,10 +27,13 @@ def store(data_dir: Path, sizes: list[int], *, ledger_id: int = LEDGER, room: in
     rows = np.zeros(len(sizes), format.INDEX_ROW)
     rows["size"], rows["messages"] = sizes, 1
     rows["offset"] = format.HEADER_SIZE + np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
-    ledger_header = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=PARTITION)
-    index_header = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, ledger_id=ledger_id, partition_id=PARTITION)
+    ledger_header = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id,
+                                  partition_id=PARTITION)
+    index_header = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, ledger_id=ledger_id,
+                                 partition_id=PARTITION)
     format.ledger_path(folder, ledger_id).write_bytes(ledger_header + b"".join(entries))
-    format.index_path(folder, ledger_id).write_bytes(index_header + rows.tobytes() + bytes(room * format.INDEX_ROW.itemsize))
+    format.index_path(folder, ledger_id).write_bytes(index_header + rows.tobytes()
+                                                     + bytes(room * format.INDEX_ROW.itemsize))
     return entries
 
 
@@ -204,7 +207,11 @@ def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_as
     count, frames = client.next_frames()
     there = [entry for entry in range(8) if entry not in gone]
     assert delivered(frames) == [(entry, bytes([entry + 1]) * 10) for entry in there]
-    assert (count, sum(messages for _, messages in flows), {handle for handle, _ in flows}) == (len(there), len(gone), {77})
+    assert (count, sum(messages for _, messages in flows), {handle for handle, _ in flows}) == (
+        len(there),
+        len(gone),
+        {77},
+    )
     assert not client.runs
 
 

@@ -66,7 +66,8 @@ class Client:
         self.heard: list[api.BaseCommand] = []
         self.is_reading, self.is_closed = True, False
         self.stream = self
-        self.transport = SimpleNamespace(is_closing=lambda: self.is_closed, abort=self.abort, get_extra_info=lambda name: None)
+        self.transport = SimpleNamespace(is_closing=lambda: self.is_closed, abort=self.abort,
+                                         get_extra_info=lambda name: None)
 
     def write(self, frame: bytes) -> None:
         self.heard.append(api.BaseCommand.FromString(frame[8:]))
@@ -94,7 +95,8 @@ def token(role: str = "joe", **claims) -> bytes:
 def making(loop: Loop, **options) -> Handshakes:
     options = {"methods": ("token", "basic"), "secret_keys": (f"data:,{SECRET.decode()}",), "refresh_interval_s": 60,
                "users": f"data:,joe:{ldap_sha1.hash('test')}"} | options
-    identity = IdentityOptions(authentication=AuthenticationOptions(**options), authorization=AuthorizationOptions(proxy_roles=("proxy",)))
+    identity = IdentityOptions(authentication=AuthenticationOptions(**options),
+                               authorization=AuthorizationOptions(proxy_roles=("proxy",)))
     return Handshakes(Authenticator(identity), make_counters(1)[0], loop)
 
 
@@ -139,8 +141,10 @@ def test_the_brokers_own_processes_are_not_asked(made):
 
 
 @pytest.mark.parametrize("fields, method", [
-    ({"auth_method_name": "token"}, "token"), ({"auth_method_name": ""}, ""), ({}, "none"), ({"auth_method": api.AuthMethodNone}, "none"),
-    ({"auth_method": api.AuthMethodAthens}, "athens"), ({"auth_method_name": "basic", "auth_method": api.AuthMethodNone}, "basic")])
+    ({"auth_method_name": "token"}, "token"), ({"auth_method_name": ""}, ""), ({}, "none"),
+    ({"auth_method": api.AuthMethodNone}, "none"),
+    ({"auth_method": api.AuthMethodAthens}, "athens"),
+    ({"auth_method_name": "basic", "auth_method": api.AuthMethodNone}, "basic")])
 def test_the_method_is_said_by_name_or_as_of_old(fields, method):
     assert handshakes.method_of(api.CommandConnect(client_version="test", **fields)) == method
 
@@ -163,7 +167,8 @@ def test_who_left_meanwhile_is_left_alone(made, loop):
 
 
 def test_only_so_many_wait_for_a_thread(made, loop):
-    waiting = [connect(made, Client(), "basic", b"joe:test") for _ in range(hashes.OF_ADDRESS_MAX + 1)]      # one is computed
+    # one is computed
+    waiting = [connect(made, Client(), "basic", b"joe:test") for _ in range(hashes.OF_ADDRESS_MAX + 1)]
     one_more = connect(made, Client(), "basic", b"joe:test")
     assert one_more.heard[0].error.error == api.ServiceNotReady and one_more.is_closed
     loop.finish_threads()
@@ -172,7 +177,9 @@ def test_only_so_many_wait_for_a_thread(made, loop):
 
 
 def test_addresses_take_turns_at_the_thread(made, loop):
-    """Guesses of one address wait for each other; whoever comes from another waits for one of them, and is never refused for them."""
+    """Guesses of one address wait for each other; whoever comes from another waits for one of them, and is never
+    refused for them.
+    """
     guessers = [connect(made, Client(), "basic", b"joe:guess-%d" % number) for number in range(200)]
     witnesses = []
     for number in range(2, 5):

@@ -1,4 +1,6 @@
-"""Commands that make producers and consumers, in thousands at once: an owner is asked few at a time, and clients take turns."""
+"""Commands that make producers and consumers, in thousands at once: an owner is asked few at a time, and clients take
+turns.
+"""
 import pytest
 
 from geminga.proto import envelope, names
@@ -94,7 +96,8 @@ def test_others_messages_lie_behind_few_commands(worker):
     open_on(worker, witness, PRODUCER)
     open_on(worker, witness, CONSUMER, handle=20, request_id=2, object_id=2)
     come(worker)
-    witness.say(send(), command(T.FLOW, consumer_id=2, messagePermits=5), command(T.GET_LAST_MESSAGE_ID, consumer_id=2, request_id=3))
+    witness.say(send(), command(T.FLOW, consumer_id=2, messagePermits=5),
+                command(T.GET_LAST_MESSAGE_ID, consumer_id=2, request_id=3))
     assert witness.transport.is_reading
     heard = worker.owners[0].heard()
     assert len(heard) < 140
@@ -120,7 +123,9 @@ def test_other_owners_are_asked_at_once(worker, crowd):
 
 
 def test_who_waits_at_the_owner_keeps_nobody(worker):
-    """A producer that wants a topic for itself is answered when another goes: its command takes no room when the owner has seen it."""
+    """A producer that wants a topic for itself is answered when another goes: its command takes no room when the owner
+    has seen it.
+    """
     client = come(worker, CROWD, PRODUCER)
     assert len(asked_till_the_end(worker.owners[0])) == CROWD
     assert client.told() == []
@@ -160,7 +165,9 @@ def test_what_waits_for_room_goes_with_its_connection(worker, crowd):
     assert waiting(worker) == 1
     assert before < 140
     looks(worker.owners[0])
-    assert [one.subscribe.request_id for one in worker.owners[0].commands() if isinstance(one, api.BaseCommand)] == [5_001]
+    assert [one.subscribe.request_id for one in worker.owners[0].commands() if isinstance(one, api.BaseCommand)] == [
+        5_001
+    ]
 
 
 @both
@@ -297,10 +304,13 @@ def test_what_is_asked_about_a_consumer_that_waits_is_answered(worker, is_up):
     crowd = come(worker, 200)
     if not is_up:
         worker.owners[0].gone()
-    crowd.say(command(T.UNSUBSCRIBE, consumer_id=200, request_id=5_001), command(T.GET_LAST_MESSAGE_ID, consumer_id=200, request_id=5_002),
-              command(T.SEEK, consumer_id=200, request_id=5_003), command(T.CONSUMER_STATS, consumer_id=200, request_id=5_004),
+    crowd.say(command(T.UNSUBSCRIBE, consumer_id=200, request_id=5_001),
+              command(T.GET_LAST_MESSAGE_ID, consumer_id=200, request_id=5_002),
+              command(T.SEEK, consumer_id=200, request_id=5_003),
+              command(T.CONSUMER_STATS, consumer_id=200, request_id=5_004),
               command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=100), PING)
-    assert [one[:2] for one in crowd.told()] == [("ERROR", 5_001), ("ERROR", 5_002), ("ERROR", 5_003), ("CONSUMER_STATS_RESPONSE", 5_004),
+    assert [one[:2] for one in crowd.told()] == [("ERROR", 5_001), ("ERROR", 5_002), ("ERROR", 5_003),
+                                                 ("CONSUMER_STATS_RESPONSE", 5_004),
                                                  ("PONG",)]
     assert not crowd.transport.is_closed
 
@@ -341,7 +351,8 @@ def test_thousands_of_consumers_in_one_write(broker, unharmed):
     with Peer(broker.service_url) as witness, Peer(broker.service_url) as crowd:
         witness.open_producer(topic)
         crowd.socket.sendall(b"".join(
-            command(T.SUBSCRIBE, topic=topic, subscription="crowd", subType=api.CommandSubscribe.Key_Shared, consumer_id=number,
+            command(T.SUBSCRIBE, topic=topic, subscription="crowd", subType=api.CommandSubscribe.Key_Shared,
+                    consumer_id=number,
                     request_id=number) for number in range(count)))
         for number in range(20):
             witness.say(send(sequence_id=number))

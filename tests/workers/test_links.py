@@ -37,8 +37,10 @@ def test_the_owner_of_a_partition_is_the_same_in_every_process():
 
 
 @pytest.mark.parametrize("bind, advertised, url", [
-    ("127.0.0.1", "", "pulsar://127.0.0.1:6650"), ("0.0.0.0", "", "pulsar://localhost:6650"), ("::", "", "pulsar://localhost:6650"),
-    ("", "", "pulsar://localhost:6650"), ("0.0.0.0", "broker.example", "pulsar://broker.example:6650"), ("::1", "", "pulsar://[::1]:6650"),
+    ("127.0.0.1", "", "pulsar://127.0.0.1:6650"), ("0.0.0.0", "", "pulsar://localhost:6650"),
+    ("::", "", "pulsar://localhost:6650"),
+    ("", "", "pulsar://localhost:6650"), ("0.0.0.0", "broker.example", "pulsar://broker.example:6650"),
+    ("::1", "", "pulsar://[::1]:6650"),
 ])
 def test_clients_are_never_told_an_address_that_means_any(bind, advertised, url):
     assert addresses(WorkerOptions(bind=bind, advertised_address=advertised), 6650, -1).service == url

@@ -1,4 +1,5 @@
-"""Clients that use one id for two things, over two owners and two workers: each topic keeps one owner, and a disconnect frees everything.
+"""Clients that use one id for two things, over two owners and two workers: each topic keeps one owner, and a disconnect
+frees everything.
 
 Beside each a witness publishes to the topic that is attacked, and is given all that it was receipted.
 """
@@ -83,7 +84,8 @@ class Witness:
     def publish(self) -> None:
         for _ in range(20):
             number = len(self._receipted)
-            self._peer.say(send(entry_of(message_metadata(sequence_id=number), struct.pack(">I", number)), sequence_id=number))
+            self._peer.say(send(entry_of(message_metadata(sequence_id=number), struct.pack(">I", number)),
+                                sequence_id=number))
             found = self._peer.hear().send_receipt
             self._receipted.append((found.message_id.ledgerId, found.message_id.entryId))
 
@@ -95,12 +97,17 @@ class Witness:
         heard = [self._peer.hear_frame() for _ in self._receipted]
         assert [(one.message.message_id.ledgerId, one.message.message_id.entryId, struct.unpack(">I", entry[-4:])[0])
                 for one, entry in heard] == [(*place, number) for number, place in enumerate(self._receipted)]
-        assert self._peer.ask(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=90).getLastMessageIdResponse.last_message_id.entryId == \
-            self._receipted[-1][1]
+        assert (
+            self._peer.ask(
+                T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=90
+            ).getLastMessageIdResponse.last_message_id.entryId
+            == self._receipted[-1][1]
+        )
         self.close()
         eventually(lambda: not stats(self._broker, self._topic)["publishers"], 10, "no publishers")
         with Peer(self._broker.service_url) as other:      # nobody is in the way of who wants the topic alone
-            answer = other.ask(T.PRODUCER, topic=self._topic, producer_id=1, request_id=1, producer_access_mode=api.Exclusive)
+            answer = other.ask(T.PRODUCER, topic=self._topic, producer_id=1, request_id=1,
+                               producer_access_mode=api.Exclusive)
             assert answer.type == T.PRODUCER_SUCCESS, answer
             other.subscribe(self._topic, "witness")
 
@@ -146,7 +153,8 @@ def alternating(make, close, ours, theirs):
         "closed in between": [make(ours, 1), close(2), make(theirs, 3)],
         "closed behind": [make(ours, 1), make(theirs, 2), close(3)],
         "again and again": [part for number in range(50) for part in (
-            make(ours if number % 2 else theirs, 10 * number), make(theirs if number % 2 else ours, 10 * number), close(10 * number + 1))],
+            make(ours if number % 2 else theirs, 10 * number), make(theirs if number % 2 else ours, 10 * number),
+            close(10 * number + 1))],
         "closed first": [close(1), make(ours, 1), make(theirs, 1), close(1), make(theirs, 1)]}
 
 
@@ -156,7 +164,8 @@ ORDERS = list(alternating(producer, close_producer, "", ""))
 @pytest.mark.slow
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("make, close", [(producer, close_producer), (subscribe, close_consumer)], ids=["producer", "consumer"])
+@pytest.mark.parametrize("make, close", [(producer, close_producer), (subscribe, close_consumer)],
+                         ids=["producer", "consumer"])
 @pytest.mark.parametrize("owner", range(OWNERS), ids=["the same owner", "another owner"])
 def test_two_commands_with_one_id_in_one_write(two, witnesses, make, close, order, owner):
     theirs, ours = topic_of(0), topic_of(owner)
@@ -165,7 +174,8 @@ def test_two_commands_with_one_id_in_one_write(two, witnesses, make, close, orde
         peer.say(b"".join([*alternating(make, close, ours, theirs)[order], PING]))
         while peer.hear().type != T.PONG:
             pass
-        peer.say(command(T.FLOW, consumer_id=1, messagePermits=1) + command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=50))
+        peer.say(command(T.FLOW, consumer_id=1, messagePermits=1)
+                 + command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=50))
         witness.publish()
         peer.say(PING)
     witness.ends()
@@ -175,7 +185,8 @@ def test_two_commands_with_one_id_in_one_write(two, witnesses, make, close, orde
 
 def consumed(peer: Peer, permits: int) -> list[tuple[api.MessageIdData, bytes]]:
     """(id, last bytes) of what so many permits bring."""
-    peer.say(command(T.FLOW, consumer_id=1, messagePermits=permits) + command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=70))
+    peer.say(command(T.FLOW, consumer_id=1, messagePermits=permits)
+             + command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=70))
     found = []
     while True:
         heard, entry = peer.hear_frame()
@@ -188,7 +199,8 @@ def consumed(peer: Peer, permits: int) -> list[tuple[api.MessageIdData, bytes]]:
 
 
 def test_two_owners_never_write_one_partition(two, witnesses):
-    """An id that was refused, used for another owner's topic, and then again, so that its producer would be that other's.
+    """An id that was refused, used for another owner's topic, and then again, so that its producer would be that
+    other's.
 
     What is left of it would show when each has put its journal in place.
     """
@@ -197,15 +209,20 @@ def test_two_owners_never_write_one_partition(two, witnesses):
     with Peer(two.service_url) as peer:
         peer.subscribe(theirs, "durable")
         place = consumed(peer, 1)[0][0]
-        assert peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[place], request_id=9).type == T.ACK_RESPONSE
+        assert (
+            peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[place], request_id=9).type
+            == T.ACK_RESPONSE
+        )
     with Peer(two.service_url) as peer:
-        peer.say(producer(ours, 1, txn_enabled=True) + producer(theirs, 2) + subscribe(ours, 3, subscription="") + subscribe(theirs, 4))
+        peer.say(producer(ours, 1, txn_enabled=True) + producer(theirs, 2) + subscribe(ours, 3, subscription="")
+                 + subscribe(theirs, 4))
         for _ in range(4):
             peer.hear()
         peer.say(producer(ours, 5) + subscribe(ours, 6))
         for _ in range(2):
             peer.hear()
-        peer.say(b"".join([send(entry_of(message_metadata(sequence_id=number), b"attack"), sequence_id=number) for number in range(30)]))
+        peer.say(b"".join([send(entry_of(message_metadata(sequence_id=number), b"attack"), sequence_id=number)
+                           for number in range(30)]))
         for _ in range(30):
             peer.hear()
         witness.publish()
@@ -216,7 +233,8 @@ def test_two_owners_never_write_one_partition(two, witnesses):
         two.wait_replaced("owner", owner, pid, 30)
     with Peer(two.service_url) as peer:
         peer.subscribe(theirs, "durable")
-        assert [body for _, body in consumed(peer, 1_000)] == [struct.pack(">I", number) for number in range(1, witness.count)]
+        assert [body for _, body in consumed(peer, 1_000)] == [struct.pack(">I", number)
+                                                               for number in range(1, witness.count)]
 
 
 @pytest.mark.usefixtures("unharmed")
@@ -264,17 +282,21 @@ def test_an_owner_that_ends_over_them_leaves_no_ghosts(two, make):
         pid = two.pause("owner", 0)
         peer.say(b"".join([*(make(topic, number, number) for number, topic in enumerate(mine)),
                            *(make(other, 100 + number, number) for number in range(10)),
-                           *((close_producer if make is producer else close_consumer)(200 + number, number) for number in range(5))]))
+                           *((close_producer if make is producer else close_consumer)(200 + number, number)
+                             for number in range(5))]))
         refused = [peer.hear().error for _ in range(10)]
-        assert [(one.request_id, one.error) for one in refused] == [(100 + number, api.ServiceNotReady) for number in range(10)]
+        assert [(one.request_id, one.error) for one in refused] == [(100 + number, api.ServiceNotReady)
+                                                                    for number in range(10)]
         two.kill("owner", 0)
         two.wait_replaced("owner", 0, pid, 30)
         heard = [peer.hear() for _ in range(10)]
-        done = {one.producer_success.request_id if one.type == T.PRODUCER_SUCCESS else one.success.request_id for one in heard}
+        done = {one.producer_success.request_id if one.type == T.PRODUCER_SUCCESS else one.success.request_id
+                for one in heard}
         assert done == {5, 6, 7, 8, 9, 200, 201, 202, 203, 204}
     for topic in (*mine, other):
         with Peer(two.service_url) as another:
-            answer = another.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_access_mode=api.WaitForExclusive)
+            answer = another.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1,
+                                 producer_access_mode=api.WaitForExclusive)
             while not answer.producer_success.producer_ready:
                 answer = another.hear()
 
@@ -330,7 +352,8 @@ def test_a_role_that_has_lost_its_rights_is_out_when_the_answer_comes(guarded, o
         witness.subscribe(theirs, "witness")
         peer.say(b"".join([*alternating(producer, close_producer, ours, theirs)[order],
                            *alternating(subscribe, close_consumer, ours, theirs)[order],
-                           producer(theirs, 900, 9), subscribe(theirs, 901, 9), command(T.FLOW, consumer_id=9, messagePermits=100)]))
+                           producer(theirs, 900, 9), subscribe(theirs, 901, 9),
+                           command(T.FLOW, consumer_id=9, messagePermits=100)]))
         for topic in (theirs, ours) if lost == "both" else (theirs,):
             guarded.permissions("DELETE", topic, "mallory")
         for number in (1, 9):
@@ -346,16 +369,21 @@ def test_a_role_that_has_lost_its_rights_is_out_when_the_answer_comes(guarded, o
         while (heard := peer.hear_frame())[0].type != T.PONG:
             secrets += [entry for said, entry in [heard] if said.type == T.MESSAGE]
         assert secrets == []
-        for number in (9, 1):      # what is sent for a producer that the broker has closed is ignored, for none it ends the connection
+        # what is sent for a producer that the broker has closed is ignored, for none it ends the connection
+        for number in (9, 1):
             peer.say(send(entry_of(message_metadata(sequence_id=5), b"forged"), producer_id=number, sequence_id=5))
         peer.say(PING)
         try:
             while (said := peer.hear()).type != T.PONG:
-                assert said.type not in (T.MESSAGE,) and (said.type != T.SEND_RECEIPT or said.send_receipt.producer_id != 9)
+                assert said.type not in (T.MESSAGE,) and (said.type != T.SEND_RECEIPT
+                                                          or said.send_receipt.producer_id != 9)
         except Closed:
             pass
         witness.say(send(entry_of(message_metadata(sequence_id=2), b"last"), sequence_id=2))
         assert witness.hear().type == T.SEND_RECEIPT
         witness.say(command(T.FLOW, consumer_id=1, messagePermits=100))
-        assert [witness.hear_frame()[1][-6:] for _ in range(2)] == [b"secret", entry_of(message_metadata(sequence_id=2), b"last")[-6:]]
+        assert [witness.hear_frame()[1][-6:] for _ in range(2)] == [
+            b"secret",
+            entry_of(message_metadata(sequence_id=2), b"last")[-6:],
+        ]
     assert guarded.process.children() == before

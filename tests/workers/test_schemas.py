@@ -1,4 +1,6 @@
-"""Schemas as clients bring and ask for them, frame by frame, and as operators do over HTTP: who gets which version, and who is refused."""
+"""Schemas as clients bring and ask for them, frame by frame, and as operators do over HTTP: who gets which version, and
+who is refused.
+"""
 import json
 import sqlite3
 import threading
@@ -16,7 +18,8 @@ from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from .peer import Peer
 
 A, B, B_DEFAULT = {"name": "a", "type": "int"}, {"name": "b", "type": "int"}, {"name": "b", "type": "int", "default": 1}
-STRATEGIES = ("BACKWARD", "FORWARD", "FULL", "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE", "ALWAYS_COMPATIBLE",
+STRATEGIES = ("BACKWARD", "FORWARD", "FULL", "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE",
+              "ALWAYS_COMPATIBLE",
               "ALWAYS_INCOMPATIBLE")
 
 
@@ -56,7 +59,8 @@ class Typed:
     def subscribe(self, *brought) -> str | None:
         """None, or the refusal."""
         more = {"schema": schema(*brought)} if brought else {}
-        answer = self._ask(T.SUBSCRIBE, subscription="sub", subType=api.CommandSubscribe.Shared, consumer_id=self._ids + 1, **more)
+        answer = self._ask(T.SUBSCRIBE, subscription="sub", subType=api.CommandSubscribe.Shared,
+                           consumer_id=self._ids + 1, **more)
         if answer.type == T.ERROR:
             assert answer.error.error == api.IncompatibleSchema
             return answer.error.message
@@ -89,7 +93,8 @@ Open = Callable[..., Typed]
 
 @pytest.fixture
 def opened(broker):
-    """opened(namespace="public/default", domain="persistent"): a client on a new topic; with topic: one more on that."""
+    """opened(namespace="public/default", domain="persistent"): a client on a new topic; with topic: one more on that.
+    """
     made: list[Typed] = []
 
     def opened(namespace: str = "public/default", domain: str = "persistent", topic: str = "") -> Typed:
@@ -110,7 +115,10 @@ def namespace(broker):
         assert request("PUT", f"{broker.http_url}/admin/v2/namespaces/{name}")[0] == 204
         for policy, value in policies.items():
             method = "PUT" if policy == "schemaCompatibilityStrategy" else "POST"
-            assert request(method, f"{broker.http_url}/admin/v2/namespaces/{name}/{policy}", json.dumps(value).encode())[0] == 204
+            assert (
+                request(method, f"{broker.http_url}/admin/v2/namespaces/{name}/{policy}", json.dumps(value).encode())[0]
+                == 204
+            )
         return name
 
     return namespace
@@ -132,7 +140,12 @@ def test_a_topic_without_a_schema_says_so(opened):
 
 def test_versions_are_numbered_as_they_come_and_found_again(opened):
     one, other = opened(), (avro(A, B_DEFAULT), avro(A))
-    assert [one.produce(*avro(A)), one.produce(*avro(A, B_DEFAULT)), one.produce(*avro(A)), one.create(*avro(A, B_DEFAULT))] == [0, 1, 0, 1]
+    assert [
+        one.produce(*avro(A)),
+        one.produce(*avro(A, B_DEFAULT)),
+        one.produce(*avro(A)),
+        one.create(*avro(A, B_DEFAULT)),
+    ] == [0, 1, 0, 1]
     assert one.produce(*avro(A, doc="the same")) == 0
     for version, (kind, data) in ((None, other[0]), (number(1), other[0]), (number(0), other[1])):
         assert one.get(version) == (0 if version == number(0) else 1, kind, data)
@@ -171,7 +184,11 @@ def test_partitions_share_their_topics_schema(broker, opened):
 
 def test_a_topic_that_keeps_nothing_has_a_schema_while_it_is_used(opened):
     one = opened(domain="non-persistent")
-    assert (one.produce(*avro(A)), one.get(), one.rest("GET", "schema")[1]["data"]) == (0, (0, *avro(A)), avro(A)[1].decode())
+    assert (one.produce(*avro(A)), one.get(), one.rest("GET", "schema")[1]["data"]) == (
+        0,
+        (0, *avro(A)),
+        avro(A)[1].decode(),
+    )
     assert one.subscribe(*avro(A)) is None and "field b of R" in one.subscribe(*avro(A, B))
 
 
@@ -209,7 +226,8 @@ def test_keys_and_values_of_other_types_are_another_schema(opened):
 
 
 @pytest.mark.parametrize("kind, data", [
-    ("Avro", b"xyz"), ("Json", b""), ("Protobuf", b"{}"), ("ProtobufNative", b"xyz"), ("KeyValue", b"xyz"), ("Int32", b"xyz"),
+    ("Avro", b"xyz"), ("Json", b""), ("Protobuf", b"{}"), ("ProtobufNative", b"xyz"), ("KeyValue", b"xyz"),
+    ("Int32", b"xyz"),
     ("String", b"xyz"), ("Avro", b"\xff"), ("Avro", b"[" * 100_000), ("Json", bytes(SIZE_MAX + 1)), ("External", b""),
 ], ids=lambda value: str(value)[:20])
 def test_what_is_no_definition_is_refused(unharmed, opened, kind, data):
@@ -233,7 +251,8 @@ def test_others_need_not_wait_for_a_schema_to_be_looked_at(broker, opened):
     one = opened()
     assert one.produce(*avro(A)) == 0
     with held(broker):
-        one.peer.say(command(T.PRODUCER, topic=one.topic, producer_id=7, request_id=100, schema=schema(*avro(A, B_DEFAULT))))
+        one.peer.say(command(T.PRODUCER, topic=one.topic, producer_id=7, request_id=100,
+                             schema=schema(*avro(A, B_DEFAULT))))
         for _ in range(3):
             assert one.peer.ask(T.PING).type == T.PONG
         assert one.get() == (0, *avro(A))
@@ -268,7 +287,10 @@ def test_a_topic_that_is_used_without_a_schema_is_given_none_by_a_consumer(opene
         before.peer.say(send(entry_of(message_metadata()), producer_id=1))
         assert before.peer.hear().type == T.SEND_RECEIPT
         assert before.peer.ask(T.CLOSE_PRODUCER, producer_id=1, request_id=9).type == T.SUCCESS
-    assert one.subscribe(*avro(A)) == "Failed to add schema to an active topic with empty(BYTES) schema: new schema type AVRO"
+    assert (
+        one.subscribe(*avro(A))
+        == "Failed to add schema to an active topic with empty(BYTES) schema: new schema type AVRO"
+    )
     assert (one.produce(*avro(A)), one.subscribe(*avro(A))) == (0, None)
 
 
@@ -289,14 +311,20 @@ def test_strategies_hold_for_producers_and_consumers(opened, namespace, strategy
     third = one.produce(*THIRD)
     assert third == 2 if not is_wide else f"by strategy {strategy} with version 0: " in third
     found = [one.subscribe(*brought) is None for brought in (FIRST, SECOND, THIRD)]
-    assert found == {"ALWAYS_COMPATIBLE": [True, True, True], "BACKWARD_TRANSITIVE": [True, True, False],
-                     "FULL_TRANSITIVE": [True, True, False], "FORWARD_TRANSITIVE": [True, True, True]}.get(strategy, [False, True, True])
+    assert found == {
+        "ALWAYS_COMPATIBLE": [True, True, True],
+        "BACKWARD_TRANSITIVE": [True, True, False],
+        "FULL_TRANSITIVE": [True, True, False],
+        "FORWARD_TRANSITIVE": [True, True, True],
+    }.get(strategy, [False, True, True])
     assert (one.subscribe("String") is None) == (strategy == "ALWAYS_COMPATIBLE")
 
 
 def test_a_topics_strategy_is_stronger_than_its_namespaces(broker, opened, namespace):
     one = opened(namespace(schemaCompatibilityStrategy="ALWAYS_INCOMPATIBLE"))
-    assert one.produce(*avro(A)) == 0 and one.produce(*avro(B)) == "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
+    assert (
+        one.produce(*avro(A)) == 0 and one.produce(*avro(B)) == "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
+    )
     url = f"{broker.http_url}/admin/v2/{one.topic.replace('://', '/')}/schemaCompatibilityStrategy"
     assert request("PUT", url, b'"ALWAYS_COMPATIBLE"')[0] == 204
     assert (one.produce(*avro(B)), one.produce("String")) == (1, 2)
@@ -309,7 +337,10 @@ def test_where_clients_may_not_add_schemas_administration_does(opened, namespace
     refusal = "Schema not found and schema auto updating is disabled."
     assert one.produce(*avro(A)) == one.subscribe(*avro(A)) == refusal
     assert (one.produce(), one.create(*avro(A))) == (None, "IncompatibleSchema")
-    assert one.rest("POST", "schema", {"type": "AVRO", "schema": avro(A)[1].decode()}) == (200, {"version": {"version": 0}})
+    assert one.rest("POST", "schema", {"type": "AVRO", "schema": avro(A)[1].decode()}) == (
+        200,
+        {"version": {"version": 0}},
+    )
     assert (one.produce(*avro(A, doc="the same")), one.produce(*avro(A, B_DEFAULT))) == (0, refusal)
     assert one.subscribe(*avro(A, B_DEFAULT)) is None
 
@@ -379,10 +410,16 @@ def test_schemas_are_added_shown_and_deleted_over_http(opened):
     one, missing = opened(), (404, {"reason": "Schema not found"})
     posted = {"type": "AVRO", "schema": avro(A)[1].decode(), "properties": {"a": "b"}}
     assert one.rest("GET", "schema") == one.rest("GET", "schema/0") == one.rest("GET", "schema/-1") == missing
-    assert one.rest("GET", "schemas") == (200, {"getSchemaResponses": []}) and one.rest("GET", "metadata") == (200, None)
+    assert one.rest("GET", "schemas") == (200, {"getSchemaResponses": []}) and one.rest("GET", "metadata") == (
+        200,
+        None,
+    )
     assert one.rest("POST", "version", posted) == (200, {"version": -1})
-    assert one.rest("POST", "compatibility", posted) == (202, {"schemaCompatibilityStrategy": "FULL", "compatibility": True})
-    assert one.rest("POST", "schema", posted) == one.rest("POST", "schema", posted) == (200, {"version": {"version": 0}})
+    assert one.rest("POST", "compatibility", posted) == (202,
+                                                         {"schemaCompatibilityStrategy": "FULL", "compatibility": True})
+    assert (
+        one.rest("POST", "schema", posted) == one.rest("POST", "schema", posted) == (200, {"version": {"version": 0}})
+    )
     status, shown = one.rest("GET", "schema")
     assert status == 200 and shown.pop("timestamp") > 1.7e12
     assert shown == {"version": 0, "type": "AVRO", "data": posted["schema"], "properties": {"a": "b"}}
@@ -413,15 +450,19 @@ def test_keys_and_values_are_shown_as_json(opened):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body, status", [
-    (b"", 400), (b"nonsense", 400), (b"[]", 400), (b'"x"', 400), (b"{}", 400), (b"[" * 100_000, 400), (b'{"type": "INT8"}', 400),
+    (b"", 400), (b"nonsense", 400), (b"[]", 400), (b'"x"', 400), (b"{}", 400), (b"[" * 100_000, 400),
+    (b'{"type": "INT8"}', 400),
     (b'{"type": "INT8", "schema": 5}', 400), (b'{"type": 5, "schema": ""}', 400),
-    (b'{"type": "INT8", "schema": "", "properties": []}', 400), (b'{"type": "INT8", "schema": "", "properties": {"a": {}}}', 400),
-    (b'{"type": "nope", "schema": ""}', 422), (b'{"type": "INT8", "schema": "x"}', 422), (b'{"type": "AVRO", "schema": "x"}', 422),
+    (b'{"type": "INT8", "schema": "", "properties": []}', 400),
+    (b'{"type": "INT8", "schema": "", "properties": {"a": {}}}', 400),
+    (b'{"type": "nope", "schema": ""}', 422), (b'{"type": "INT8", "schema": "x"}', 422),
+    (b'{"type": "AVRO", "schema": "x"}', 422),
     (b'{"type": "AUTO", "schema": ""}', 422), (b'{"type": "KEY_VALUE", "schema": ""}', 422),
     (b'{"type": "KEY_VALUE", "schema": "{\\"key\\": 1}"}', 422), (b'{"type": "NONE", "schema": "\\ud800"}', 400),
     (b'{"type": "KEY_VALUE", "schema": "{\\"key\\": \\"\\\\ud800\\", \\"value\\": 1}"}', 422),
     (b'{"type": "INT8", "schema": "", "properties": {"\\ud800": "x"}}', 400),
-    (b'{"type": "NONE", "schema": "%s"}' % (b"x" * (SIZE_MAX + 1)), 422), (b'{"type": "NONE", "schema": "%s"}' % (b"x" * (1 << 20)), 413),
+    (b'{"type": "NONE", "schema": "%s"}' % (b"x" * (SIZE_MAX + 1)), 422),
+    (b'{"type": "NONE", "schema": "%s"}' % (b"x" * (1 << 20)), 413),
 ], ids=lambda value: str(value)[:50])
 def test_bodies_that_are_none_are_refused(unharmed, opened, body, status):
     one = opened()
@@ -459,5 +500,7 @@ def test_all_versions_together_have_a_bound(opened, namespace):
     one = opened(namespace(schemaCompatibilityStrategy="ALWAYS_COMPATIBLE"))
     large = ALL_SIZE_MAX // SIZE_MAX
     assert [one.produce("None", b"%d" % at + bytes(SIZE_MAX - 10)) for at in range(large)] == list(range(large))
-    assert one.produce("None", bytes(SIZE_MAX)) == f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes"
+    assert (
+        one.produce("None", bytes(SIZE_MAX)) == f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes"
+    )
     assert one.produce("None", b"0" + bytes(SIZE_MAX - 10)) == 0

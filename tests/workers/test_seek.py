@@ -46,7 +46,8 @@ def test_a_seek_into_a_batch_holds_over_a_restart(tmp_path):
             where = peer.hear().send_receipt.message_id
             acknowledge(peer, where)
             where.ack_set.append(0b110000)
-            seek = api.BaseCommand(type=T.SEEK, seek=api.CommandSeek(consumer_id=1, request_id=4, message_id=where)).SerializeToString()
+            seek = api.BaseCommand(type=T.SEEK, seek=api.CommandSeek(consumer_id=1, request_id=4,
+                                                                     message_id=where)).SerializeToString()
             peer.say(struct.pack(">II", 4 + len(seek), len(seek)) + seek)
             assert {peer.hear().type, peer.hear().type} == {T.SUCCESS, T.CLOSE_CONSUMER}
             found, words = given(peer, topic)

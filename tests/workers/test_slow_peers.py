@@ -27,7 +27,8 @@ ROUNDS = 20                 # of a bystander, during which memory is looked at
 
 def workers_memory(broker: Broker) -> int:
     """Bytes that belong to the workers alone: without the ledgers they have mapped."""
-    return sum(psutil.Process(pid).memory_full_info().uss for name, pid in broker.children().items() if name.startswith("geminga-w"))
+    return sum(psutil.Process(pid).memory_full_info().uss for name, pid in broker.children().items()
+               if name.startswith("geminga-w"))
 
 
 @pytest.fixture
@@ -48,8 +49,11 @@ def wait_readable(peer: Peer) -> None:
 
 
 def test_consumers_that_never_read_hold_up_nobody(broker, within_bounds):
-    """200 MB wanted by consumers that take none of it: it waits in its ledger.  Who begins to read has all of it, in order."""
-    topic, entries = unique_topic(), [entry_of(message_metadata(sequence_id=number), bytes(100_000)) for number in range(200)]
+    """200 MB wanted by consumers that take none of it: it waits in its ledger.  Who begins to read has all of it, in
+    order.
+    """
+    topic, entries = unique_topic(), [entry_of(message_metadata(sequence_id=number), bytes(100_000))
+                                      for number in range(200)]
     with ExitStack() as open_peers:
         producer = open_peers.enter_context(Peer(broker.service_url))
         producer.open_producer(topic)
@@ -103,10 +107,13 @@ def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, withi
 
 
 def test_a_client_that_never_reads_answers_is_not_read_from(broker, within_bounds):
-    """Answers that a worker gives by itself are bounded like others, though one read asks for a gigabyte.  None is lost."""
+    """Answers that a worker gives by itself are bounded like others, though one read asks for a gigabyte.  None is
+    lost.
+    """
     partitioned_topic(broker.http_url, 1_000, "long-list")
     with Peer(broker.service_url, receive_buffer=4_096) as peer:
-        asked = b"".join(command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=number) for number in range(1, 20_001))
+        asked = b"".join(command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=number)
+                         for number in range(1, 20_001))
         said = say_until_stuck(peer, asked, 10)
         assert said < 10 * len(asked)
         within_bounds()
@@ -141,7 +148,8 @@ def test_many_connections_that_stop_in_the_middle_cost_little(broker, within_bou
 def test_a_connection_that_goes_away_in_the_middle_of_a_frame_leaves_nothing(broker):
     """Its producer's name is free again at once, and half a message is none."""
     topic = unique_topic()
-    name = {"topic": topic, "producer_id": 1, "request_id": 1, "producer_name": "named", "user_provided_producer_name": True}
+    name = {"topic": topic, "producer_id": 1, "request_id": 1, "producer_name": "named",
+            "user_provided_producer_name": True}
     with Peer(broker.service_url) as peer:
         assert peer.ask(T.PRODUCER, **name).type == T.PRODUCER_SUCCESS
         peer.say(send(sequence_id=1) + send(sequence_id=2)[:-1])
@@ -173,14 +181,18 @@ def test_an_answer_that_is_not_read_because_of_a_rate_is_waited_for(start_broker
     broker = start_broker("--workers", "1", "--owners", "1")
     topic = unique_topic("held")
     with Peer(broker.service_url) as holder, Peer(broker.service_url) as other:
-        assert holder.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_name="mine").type == T.PRODUCER_SUCCESS
+        assert (
+            holder.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_name="mine").type
+            == T.PRODUCER_SUCCESS
+        )
         rate = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
         assert request("POST", topic_url(broker, topic, "publishRate"), json.dumps(rate).encode())[0] == 204
         owner = broker.pause("owner")
         try:
             for peer, said in (
                     (other, command(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_name="mine")),
-                    (holder, b"".join(send(entry_of(message_metadata(sequence_id=at), b"x"), sequence_id=at) for at in range(100)))):
+                    (holder, b"".join(send(entry_of(message_metadata(sequence_id=at), b"x"), sequence_id=at)
+                                      for at in range(100)))):
                 assert peer.ask(T.PING).type == T.PONG
                 peer.say(said)
                 assert peer.ask(T.PING).type == T.PONG      # the worker has read it

@@ -18,7 +18,9 @@ def test_every_command_is_in_some_conversation():
 
 
 def test_every_reason_is_about_some_conversation():
-    assert [pattern for pattern, why in reasons() if not why or not any(fnmatchcase(name, pattern) for name in ALL)] == []
+    assert [
+        pattern for pattern, why in reasons() if not why or not any(fnmatchcase(name, pattern) for name in ALL)
+    ] == []
 
 
 def test_two_brokers_of_one_kind_answer_alike(broker, own):
@@ -29,5 +31,6 @@ def test_two_brokers_of_one_kind_answer_alike(broker, own):
     assert compare(places, some, told.append) == 0, told
     assert len(told) == 1 and told[0].startswith("4 the same, 0 differ for a known reason, 0 differ")
     assert request("POST", f"{own.http_url}/admin/v2/namespaces/public/default/maxProducersPerTopic", b"1")[0] == 204
-    one_more = {"two producers": turns_of([producer(topic="public/default/two"), on("b", producer(topic="public/default/two"))])}
+    one_more = {"two producers": turns_of([producer(topic="public/default/two"),
+                                           on("b", producer(topic="public/default/two"))])}
     assert compare(places, one_more, told.append) == 1 and "1 differ" in told[-1]

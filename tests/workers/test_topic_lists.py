@@ -52,7 +52,8 @@ def listed(peer, pattern=None, **fields):
 
 
 def watch(peer, pattern, watcher_id=1, **fields):
-    answer = peer.ask(T.WATCH_TOPIC_LIST, request_id=1, watcher_id=watcher_id, namespace=NAMESPACE, topics_pattern=pattern, **fields)
+    answer = peer.ask(T.WATCH_TOPIC_LIST, request_id=1, watcher_id=watcher_id, namespace=NAMESPACE,
+                      topics_pattern=pattern, **fields)
     assert answer.type == T.WATCH_TOPIC_LIST_SUCCESS, answer
     return answer.watchTopicListSuccess
 
@@ -134,7 +135,8 @@ def test_what_is_no_pattern_is_refused(peer, prefix, pattern):
 @pytest.mark.slow
 def test_a_slow_pattern_is_given_up():
     """A state of its own for nearly every place of every name; without a bound this takes seconds."""
-    names = [f"persistent://{NAMESPACE}/{number:060b}".translate({48: "a", 49: "b"}) for number in range(7, 2**60, 2**46 + 12_345)]
+    names = [f"persistent://{NAMESPACE}/{number:060b}".translate({48: "a", 49: "b"})
+             for number in range(7, 2**60, 2**46 + 12_345)]
     pattern = Pattern(".*a.{300}|.*b.{300}|.*ab.{200}")
     began = time.thread_time()
     with pytest.raises(ForeignPattern):
@@ -224,7 +226,8 @@ def test_who_cannot_watch_polls(peer, prefix):
     for watcher_id in range(WATCHERS_MAX):
         watch(peer, f"{prefix}.*", watcher_id)
     for watcher_id, pattern in ((WATCHERS_MAX, f"{prefix}.*"), (1_000, "x" * (LENGTH_MAX + 1))):
-        refused = peer.ask(T.WATCH_TOPIC_LIST, watcher_id=watcher_id, namespace=NAMESPACE, topics_pattern=pattern, request_id=9)
+        refused = peer.ask(T.WATCH_TOPIC_LIST, watcher_id=watcher_id, namespace=NAMESPACE, topics_pattern=pattern,
+                           request_id=9)
         assert error_of(refused) == api.NotAllowedError
     assert peer.ask(T.PING).type == T.PONG
 

@@ -132,10 +132,13 @@ def test_who_asks_much_at_once_is_answered_between_others(witness, flood, said):
 
 
 def test_producers_without_end_let_their_owner_serve_others(alone, witness, flood):
-    """Thirty thousand on one connection: as many are with the owner as it makes in a moment, and the others wait at the worker."""
+    """Thirty thousand on one connection: as many are with the owner as it makes in a moment, and the others wait at the
+    worker.
+    """
     memory = worker_memory(alone)
     topic, end = unique_topic("many"), time.monotonic() + 6
-    many = flood(b"".join(command(T.PRODUCER, topic=topic, producer_id=number, request_id=number) for number in range(30_000)))
+    many = flood(b"".join(command(T.PRODUCER, topic=topic, producer_id=number, request_id=number)
+                          for number in range(30_000)))
     rounds = witness.while_(lambda: time.monotonic() < end and not many.is_answered)
     assert witness.longest < WAIT_MAX and rounds > 10
     assert worker_memory(alone) - memory < 100 << 20
@@ -153,8 +156,13 @@ def test_before_connect_a_frame_is_small(alone, witness):
 
 
 def test_messages_that_are_never_finished_are_bounded_over_all(alone, witness):
-    """Sixty of nearly five megabytes each; whose message was begun first makes room, and a message that is sent whole comes through."""
-    before, begun = worker_memory(alone), struct.pack(">II", MESSAGE_SIZE_MAX, 20) + send()[8:28] + bytes(MESSAGE_SIZE_MAX - 100)
+    """Sixty of nearly five megabytes each; whose message was begun first makes room, and a message that is sent whole
+    comes through.
+    """
+    before, begun = (
+        worker_memory(alone),
+        struct.pack(">II", MESSAGE_SIZE_MAX, 20) + send()[8:28] + bytes(MESSAGE_SIZE_MAX - 100),
+    )
     with ExitStack() as open_peers:
         peers = [open_peers.enter_context(Peer(alone.service_url)) for _ in range(60)]
         for peer in peers:

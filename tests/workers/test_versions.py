@@ -1,6 +1,7 @@
 """F028: a client is told nothing that its version of the protocol does not know.
 
-Apache Pulsar 4.0.7 does the same for versions 5 to 12, which it was asked with; what is older follows the protocol's list of versions.
+Apache Pulsar 4.0.7 does the same for versions 5 to 12, which it was asked with; what is older follows the protocol's
+list of versions.
 """
 from contextlib import ExitStack
 
@@ -37,9 +38,12 @@ def heard(peer: Peer) -> list[str]:
 
 @pytest.fixture
 def published(broker):
-    """A topic with entries of several sizes, and what they are; more of one size in a row than are put together one by one."""
+    """A topic with entries of several sizes, and what they are; more of one size in a row than are put together one by
+    one.
+    """
     topic = unique_topic("versions")
-    entries = [entry_of(message_metadata(sequence_id=number), bytes(size)) for number, size in enumerate([5] * 20 + [1, 0, 300, 2])]
+    entries = [entry_of(message_metadata(sequence_id=number), bytes(size))
+               for number, size in enumerate([5] * 20 + [1, 0, 300, 2])]
     with Peer(broker.service_url) as peer:
         peer.open_producer(topic)
         for number, entry in enumerate(entries):
@@ -95,7 +99,8 @@ def test_the_end_of_a_topic_is_told_to_those_who_know_the_word(broker):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_who_is_active_is_told_to_those_who_know_the_word(broker, version):
     with connected(broker, version) as peer:
-        answer = peer.ask(T.SUBSCRIBE, topic=unique_topic("versions"), subscription="s", subType=api.CommandSubscribe.Failover,
+        answer = peer.ask(T.SUBSCRIBE, topic=unique_topic("versions"), subscription="s",
+                          subType=api.CommandSubscribe.Failover,
                           consumer_id=1, request_id=2)
         told = [T.Name(answer.type), *heard(peer)]
         assert sorted(told) == ["ACTIVE_CONSUMER_CHANGE", "SUCCESS"] if version >= 12 else told == ["SUCCESS"]
@@ -136,6 +141,12 @@ def test_frames_that_a_version_understands():
     assert responses.select_known(both, 4) == (b"", True)
     assert responses.select_known(responses.PONG + both + responses.PONG, 4) == (responses.PONG, True)
     challenge = responses.auth_challenge("token", 13)
-    assert responses.select_known(challenge, 13) == (b"", False) and responses.select_known(challenge, 14) == (challenge, False)
-    assert responses.select_known(responses.PING, 0) == (b"", False) and responses.select_known(responses.PING, 1) == (responses.PING, False)
+    assert responses.select_known(challenge, 13) == (b"", False) and responses.select_known(challenge, 14) == (
+        challenge,
+        False,
+    )
+    assert responses.select_known(responses.PING, 0) == (b"", False) and responses.select_known(responses.PING, 1) == (
+        responses.PING,
+        False,
+    )
     assert responses.select_known(responses.success(3), 0) == (responses.success(3), False)

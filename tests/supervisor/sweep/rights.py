@@ -1,11 +1,13 @@
-"""Who may do what, as two brokers see it: plays every route of HTTP and every command of the binary protocol in many roles to both.
+"""Who may do what, as two brokers see it: plays every route of HTTP and every command of the binary protocol in many
+roles to both.
 
     python tests/supervisor/sweep/rights.py --key FILE [--only TEXT] HTTP_URL SERVICE_URL HTTP_URL SERVICE_URL
 
-The first two are of the broker to compare with.  Both know tokens of the secret key in FILE, have `admin` as a super user, `proxy` as a
-role of proxies (not a super user), `anonymous` as the anonymous role, and wildcards allowed.  Each question is asked about a namespace and
-topics of its own, with the same grants.  Told are those that one broker answers and the other refuses, or refuses otherwise;
-rights-reasons.txt says of those that are known why.  Exit status: 1 when there is a difference without a reason.
+The first two are of the broker to compare with.  Both know tokens of the secret key in FILE, have `admin` as a super
+user, `proxy` as a role of proxies (not a super user), `anonymous` as the anonymous role, and wildcards allowed.  Each
+question is asked about a namespace and topics of its own, with the same grants.  Told are those that one broker answers
+and the other refuses, or refuses otherwise; rights-reasons.txt says of those that are known why.  Exit status: 1 when
+there is a difference without a reason.
 """
 import argparse
 import base64
@@ -33,14 +35,18 @@ from tests.proto.client_frames import T, command, field_of
 
 HERE = Path(__file__).parent
 # From those that may least to those that may most, so that what somebody was allowed to do is in nobody's way.
-ROLES = ("anonymous", "nobody", "topic-producer", "topic-consumer", "wild-east", "namespace-producer", "namespace-consumer", "tenant-admin",
+ROLES = ("anonymous", "nobody", "topic-producer", "topic-consumer", "wild-east", "namespace-producer",
+         "namespace-consumer", "tenant-admin",
          "admin")
 _AT_ONCE = 4
-_BODIES = {}, ["produce"], 5, True, {"k": "v"}, ["Shared"], "FULL", "Prefix", "latest"      # the first that can be read is sent
+# the first that can be read is sent
+_BODIES = {}, ["produce"], 5, True, {"k": "v"}, ["Shared"], "FULL", "Prefix", "latest"
 _REFUSED = api.AuthenticationError, api.AuthorizationError
 _CLASS = "org.apache.pulsar.broker.PulsarServerException: "        # before some of Pulsar's texts
-_VALUES = {"domain": "persistent", "cluster": "elsewhere", "broker": "nobody:1", "bundle": "0x00000000_0xffffffff", "version": "0",
-           "time_ms": "0", "number": "1", "ledger": "1", "entry": "1", "entries": "1", "seconds": "100", "role": "somebody",
+_VALUES = {"domain": "persistent", "cluster": "elsewhere", "broker": "nobody:1", "bundle": "0x00000000_0xffffffff",
+           "version": "0",
+           "time_ms": "0", "number": "1", "ledger": "1", "entry": "1", "entries": "1", "seconds": "100",
+           "role": "somebody",
            "name": "subscribeRatePeriodPerConsumerInSecond", "value": "30", "key": "k", "group": "g", "policy": "p",
            "allocator": "default", "subscription": "billing"}
 
@@ -62,7 +68,8 @@ class Broker:
         return (signed + b"." + part(hmac.digest(self._key, signed, hashlib.sha256))).decode()
 
     def ask(self, role: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        asked = urllib.request.Request(self.http_url + path, method=method, data=None if body is None else json.dumps(body).encode())
+        asked = urllib.request.Request(self.http_url + path, method=method,
+                                       data=None if body is None else json.dumps(body).encode())
         if role != "anonymous":
             asked.add_header("Authorization", f"Bearer {self.token(role)}")
         if body is not None:
@@ -81,7 +88,8 @@ class Broker:
         tenant = f"t{self._run}-{next(self._numbers)}"
         namespace, topics = f"{tenant}/n", f"/admin/v2/persistent/{tenant}/n"
         for method, path, body in (
-                ("PUT", f"/admin/v2/tenants/{tenant}", {"adminRoles": ["tenant-admin"], "allowedClusters": ["standalone"]}),
+                ("PUT", f"/admin/v2/tenants/{tenant}",
+                 {"adminRoles": ["tenant-admin"], "allowedClusters": ["standalone"]}),
                 ("PUT", f"/admin/v2/namespaces/{namespace}", None),
                 ("PUT", f"{topics}/plain", None),
                 ("POST", f"/admin/v2/namespaces/{namespace}/permissions/namespace-producer", ["produce"]),
@@ -89,7 +97,8 @@ class Broker:
                 ("POST", f"/admin/v2/namespaces/{namespace}/permissions/wild-*", ["produce"]),
                 ("POST", f"{topics}/plain/permissions/topic-producer", ["produce"]),
                 ("POST", f"{topics}/plain/permissions/topic-consumer", ["consume"]),
-                *((("PUT", f"{topics}/parted/partitions", 2), ("POST", f"{topics}/parted/permissions/topic-producer", ["produce"]))
+                *((("PUT", f"{topics}/parted/partitions", 2),
+                   ("POST", f"{topics}/parted/permissions/topic-producer", ["produce"]))
                   if with_parted else ())):
             status, text = self.ask("admin", method, path, body)
             assert status < 300, (self.http_url, method, path, status, text)
@@ -100,7 +109,8 @@ def questions() -> list[Question]:
     """Every route of ours that Pulsar may have too."""
     from geminga.supervisor.admin.app import PARTS
     found = {Question(route.method, canonical(route.path)) for part in PARTS for route in part.routes}
-    return sorted(one for one in found if one.path.startswith(("/admin", "/lookup")) and one.path != "/admin/v2/brokers/shutdown")
+    return sorted(one for one in found if one.path.startswith(("/admin", "/lookup"))
+                  and one.path != "/admin/v2/brokers/shutdown")
 
 
 def canonical(path: str) -> str:
@@ -115,7 +125,8 @@ def over_http(broker: Broker, question: Question) -> Iterator[tuple[str, str]]:
     for key, value in (_VALUES | {"tenant": tenant, "namespace": name, "topic": "plain"}).items():
         path = path.replace("{" + key + "}", value)
     bodies = (None,) if question.method in ("GET", "DELETE") else _BODIES
-    body = next((one for one in bodies if broker.ask("anonymous", question.method, path, one)[0] not in (400, 415)), None)
+    body = next((one for one in bodies if broker.ask("anonymous", question.method, path, one)[0] not in (400, 415)),
+                None)
     for role in ROLES:
         status, text = broker.ask(role, question.method, path, body)
         is_none = status == 405 or (status == 404 and "<html" in text)
@@ -183,17 +194,21 @@ def commands(namespace: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
     tenant = namespace.partition("/")[0]
     ids = itertools.count(1)
     schema = {"name": "s", "schema_data": b'"string"', "type": api.Schema.String}
-    for name, topic in (("a topic", f"persistent://{namespace}/plain"), ("a partition", f"persistent://{namespace}/parted-partition-1"),
-                        ("a new topic", f"persistent://{namespace}/new"), ("a missing namespace", f"persistent://{tenant}/missing/x"),
+    for name, topic in (("a topic", f"persistent://{namespace}/plain"),
+                        ("a partition", f"persistent://{namespace}/parted-partition-1"),
+                        ("a new topic", f"persistent://{namespace}/new"),
+                        ("a missing namespace", f"persistent://{tenant}/missing/x"),
                         ("a missing tenant", "persistent://missing/missing/x")):
-        yield f"PARTITIONED_METADATA of {name}", T.PARTITIONED_METADATA, {"topic": topic, "metadata_auto_creation_enabled": False}
+        yield f"PARTITIONED_METADATA of {name}", T.PARTITIONED_METADATA, {"topic": topic,
+                                                                          "metadata_auto_creation_enabled": False}
         yield f"LOOKUP of {name}", T.LOOKUP, {"topic": topic}
         if "missing" in name:
             continue
         yield f"GET_SCHEMA of {name}", T.GET_SCHEMA, {"topic": topic}
         for subscription in ("billing", "audit"):
             yield f"SUBSCRIBE {subscription} to {name}", T.SUBSCRIBE, {
-                "topic": topic, "subscription": subscription, "subType": api.CommandSubscribe.Shared, "consumer_id": next(ids)}
+                "topic": topic, "subscription": subscription, "subType": api.CommandSubscribe.Shared,
+                "consumer_id": next(ids)}
         yield f"PRODUCER to {name}", T.PRODUCER, {"topic": topic, "producer_id": next(ids)}
         for subscription in ("initial", "audit"):
             yield f"PRODUCER with subscription {subscription} to {name}", T.PRODUCER, {
@@ -216,7 +231,8 @@ def over_binary(broker: Broker) -> Iterator[tuple[str, str, str]]:
         for change in changes:
             status, text = broker.ask("admin", *change)
             assert status < 300, (change, status, text)
-        people = [(role, "") for role in ROLES] + [("proxy", original) for original in ("", "both", "nobody", "admin", "proxy")]
+        people = [(role, "") for role in ROLES] + [("proxy", original)
+                                                   for original in ("", "both", "nobody", "admin", "proxy")]
         for role, original in people + [("nobody", "admin"), ("admin", "admin")]:
             connection = Connection(broker, role, original)
             who = f"{role} for {original}" if original else role
@@ -239,7 +255,8 @@ def main() -> int:
     parser.add_argument("urls", nargs=4, metavar="URL")
     options = parser.parse_args()
     key = options.key.read_bytes()
-    brokers = [Broker(http_url, service_url, key) for http_url, service_url in zip(options.urls[::2], options.urls[1::2], strict=True)]
+    brokers = [Broker(http_url, service_url, key)
+               for http_url, service_url in zip(options.urls[::2], options.urls[1::2], strict=True)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         theirs, ours = pool.map(lambda broker: _all(broker, options.only), brokers)
     return _report(theirs, ours)
@@ -268,7 +285,10 @@ def _report(theirs: dict[tuple[str, str], str], ours: dict[tuple[str, str], str]
             continue
         unexplained += 1
         print(f"{what} as {role}\n    {before}\n    {after}")
-    print(f"{len(theirs)} questions, {explained} answered differently for a reason that is known, {unexplained} for none", file=sys.stderr)
+    print(
+        f"{len(theirs)} questions, {explained} answered differently for a reason that is known, {unexplained} for none",
+        file=sys.stderr,
+    )
     return int(unexplained > 0)
 
 

@@ -2,10 +2,10 @@
 
     python tests/supervisor/sweep/run.py [--jars DIR] [--only TEXT] HTTP_URL HTTP_URL
 
-The first is the one to compare with.  commands.txt has the commands; reasons.txt says of differences that are known why they are there:
-these are counted, the others shown.  Compared are exit status, output and the reason of a refusal; of numbers that are measured, and of
-ids and times, only that they are there.  Needs a Java runtime, and Maven unless DIR holds the tool's jars.  Exit status: 1 when
-there is a difference without a reason.
+The first is the one to compare with.  commands.txt has the commands; reasons.txt says of differences that are known why
+they are there: these are counted, the others shown.  Compared are exit status, output and the reason of a refusal; of
+numbers that are measured, and of ids and times, only that they are there.  Needs a Java runtime, and Maven unless DIR
+holds the tool's jars.  Exit status: 1 when there is a difference without a reason.
 """
 import argparse
 import base64
@@ -24,8 +24,10 @@ import pulsar
 
 HERE = Path(__file__).parent
 # Of these only names and types are compared: the values are measured, or the broker's own.
-MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topics info-internal*", "topics last-message-id*",
-            "topics get-message-id *", "topics terminate*", "topics partitioned-terminate*", "topics get-backlog-size*", "broker-stats *",
+MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topics info-internal*",
+            "topics last-message-id*",
+            "topics get-message-id *", "topics terminate*", "topics partitioned-terminate*", "topics get-backlog-size*",
+            "broker-stats *",
             "brokers get-runtime-config", "schemas metadata*")
 
 
@@ -38,10 +40,12 @@ class Outcome(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jars", type=Path, help="a folder with pulsar-client-tools and what it needs")
-    parser.add_argument("--only", default="", help="commands that contain this text; those that set the scene are run too")
+    parser.add_argument("--only", default="",
+                        help="commands that contain this text; those that set the scene are run too")
     parser.add_argument("urls", nargs=2, metavar="HTTP_URL")
     options = parser.parse_args()
-    commands = [line.strip() for line in (HERE / "commands.txt").read_text().splitlines() if line.strip() and line[0] != "#"]
+    commands = [line.strip() for line in (HERE / "commands.txt").read_text().splitlines() if line.strip()
+                and line[0] != "#"]
     jars = options.jars or _fetched()
     with ThreadPoolExecutor() as pool:
         theirs, ours = pool.map(lambda url: _all(jars, url.rstrip("/"), commands), options.urls)
@@ -60,10 +64,14 @@ def _all(jars: Path, url: str, commands: list[str]) -> list[Outcome | None]:
         conf, logging = Path(folder) / "client.conf", Path(folder) / "log4j2.xml"
         conf.write_text(f"webServiceUrl={url}/\nbrokerServiceUrl={url}/\n")
         logging.write_text('<Configuration><Loggers><Root level="off"/></Loggers></Configuration>')
-        opened = [word for package in ("java.base/sun.net", "java.base/java.nio") for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
+        opened = [word for package in ("java.base/sun.net", "java.base/java.nio")
+                  for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
         quick = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-        java = ["java", *quick, *opened, f"-Dlog4j.configurationFile={logging}", "-cp", f"{jars}/*", HERE / "Admin.java", conf]
-        with subprocess.Popen(java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE) as tool:
+        java = ["java", *quick, *opened, f"-Dlog4j.configurationFile={logging}", "-cp", f"{jars}/*",
+                HERE / "Admin.java", conf]
+        with subprocess.Popen(
+            java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE
+        ) as tool:
             found = []
             for number, command in enumerate(commands):
                 found.append(_publish(url, command) if command[0] == "!" else _run(tool, url, command))
@@ -78,7 +86,8 @@ def _publish(url: str, command: str) -> None:
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     producer = client.create_producer(topic, batching_enabled=False)
     for number in range(int(count)):
-        producer.send(f"message {number}".encode(), properties={"number": str(number)}, partition_key=f"key {number % 3}")
+        producer.send(f"message {number}".encode(), properties={"number": str(number)},
+                      partition_key=f"key {number % 3}")
     client.close()
 
 
@@ -102,7 +111,8 @@ def _run(tool: subprocess.Popen, url: str, command: str) -> Outcome:
 def _neutral(text: str, url: str) -> str:
     """Without what differs from broker to broker and from time to time."""
     port = url.rpartition(":")[2]
-    for pattern, name in ((rf"(localhost|127\.0\.0\.1):{port}\b", "HOST:HTTP"), (r"(localhost|127\.0\.0\.1):\d+", "HOST:PORT"),
+    for pattern, name in ((rf"(localhost|127\.0\.0\.1):{port}\b", "HOST:HTTP"),
+                          (r"(localhost|127\.0\.0\.1):\d+", "HOST:PORT"),
                           (r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-][\d:]+)?", "TIME"), (r"\b1[5-9]\d{11}\b", "MILLIS"),
                           (r"Message ID: \S+", "Message ID"), (r'"\d+:\d+"', '"ID"'),
                           (r"\b\w+Exception: ", ""), (r"\b(java|org)(\.\w+)+\$?(?=\W|$)", "")):
@@ -113,7 +123,9 @@ def _neutral(text: str, url: str) -> str:
 def _shape(value: Any, path: str = "") -> set[str]:
     """Paths and types of all values; whatever has a number for a name is one."""
     if isinstance(value, dict):
-        return {each for name, item in value.items() for each in _shape(item, f"{path}.{re.sub('[0-9]+', '#', name)}")} or {path + " {}"}
+        return {
+            each for name, item in value.items() for each in _shape(item, f"{path}.{re.sub('[0-9]+', '#', name)}")
+        } or {path + " {}"}
     if isinstance(value, list):
         return {each for item in value for each in _shape(item, path + "[]")} or {path + " []"}
     kind = "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
@@ -151,7 +163,9 @@ def _differences(theirs: Outcome, ours: Outcome) -> list[str]:
         found += [f"{mark} {reason}" for mark, reason in (("-", theirs.reason), ("+", ours.reason)) if reason]
     if theirs.out != ours.out:
         before, after = (_lines(outcome.out) for outcome in (theirs, ours))
-        found += [f"- {line}" for line in before if line not in after][:8] + [f"+ {line}" for line in after if line not in before][:8]
+        found += [f"- {line}" for line in before if line not in after][:8] + [
+            f"+ {line}" for line in after if line not in before
+        ][:8]
         if sorted(before) == sorted(after):
             found.append("another order")
     return found

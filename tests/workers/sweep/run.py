@@ -2,11 +2,11 @@
 
     python -m tests.workers.sweep.run [--only TEXT] [--show] HTTP_URL SERVICE_URL HTTP_URL SERVICE_URL
 
-The first is the one to compare with.  conversations.py has what is said; reasons.txt says of differences that are known why they are
-there: these are counted, the others shown.  Compared are the commands that are answered, turn by turn, with all their fields, and whether
-the connection ends; texts of errors, ids of ledgers, generated names, addresses, times and rates are what may differ, and of them only
-that they are there.  Each conversation has topics of its own in namespaces of its own, which stay.  Exit status: 1 when there is a
-difference without a reason.
+The first is the one to compare with.  conversations.py has what is said; reasons.txt says of differences that are known
+why they are there: these are counted, the others shown.  Compared are the commands that are answered, turn by turn,
+with all their fields, and whether the connection ends; texts of errors, ids of ledgers, generated names, addresses,
+times and rates are what may differ, and of them only that they are there.  Each conversation has topics of its own in
+namespaces of its own, which stay.  Exit status: 1 when there is a difference without a reason.
 """
 import argparse
 import fnmatch
@@ -30,14 +30,18 @@ from .conversations import Command, Raw, Receipt, Rest, Turn, connect, conversat
 HERE = Path(__file__).parent
 AT_ONCE = 8                          # conversations
 FIRST_SECONDS, NEXT_SECONDS = 2.5, 0.4      # that an answer may take, where one is expected; and one behind it
-UNANSWERED = {T.FLOW, T.ACK, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.SEND, T.WATCH_TOPIC_LIST_CLOSE, T.AUTH_RESPONSE}
-SHAPES = {"server_version", "consumerName", "address", "connectedSince", "msgRateOut", "msgThroughputOut", "msgRateRedeliver",
-          "msgRateExpired", "brokerServiceUrl", "brokerServiceUrlTls", "message", "error_message"}      # of these only that they are there
+UNANSWERED = {T.FLOW, T.ACK, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.SEND, T.WATCH_TOPIC_LIST_CLOSE,
+              T.AUTH_RESPONSE}
+SHAPES = {"server_version", "consumerName", "address", "connectedSince", "msgRateOut", "msgThroughputOut",
+          "msgRateRedeliver",
+          # of these only that they are there
+          "msgRateExpired", "brokerServiceUrl", "brokerServiceUrlTls", "message", "error_message"}
 
 
 UNORDERED = {"topic", "topics", "new_topics", "deleted_topics"}
 # Also where they are said; of one topic Pulsar says now the one, now the other highest sequence id.
-SAY_NOTHING = {"partition": (-1,), "batch_index": (-1,), "highest_sequence_id": (0, 2**64 - 1), "redelivery_count": (0,)}
+SAY_NOTHING = {"partition": (-1,), "batch_index": (-1,), "highest_sequence_id": (0, 2**64 - 1),
+               "redelivery_count": (0,)}
 
 
 class Place(NamedTuple):
@@ -49,7 +53,8 @@ class Talk:
     """One conversation with one broker."""
 
     def __init__(self, place: Place, namespace: str, topic: str):
-        self._place, self._names = place, {"{namespace}": namespace, "{topic}": topic, "{path}": topic.removeprefix("persistent://")}
+        self._place, self._names = place, {"{namespace}": namespace, "{topic}": topic,
+                                           "{path}": topic.removeprefix("persistent://")}
         self._peers: dict[str, Peer] = {}
         self._receipts: list[api.MessageIdData] = []
         self._ledgers: dict[int, str] = {}
@@ -58,7 +63,8 @@ class Talk:
     def play(self, name: str, turns: list[Turn]) -> list[str]:
         """Play the turns; returns the outcome of each."""
         try:
-            return [f"{number}: {answer}" for number, turn in enumerate(turns, 1) for answer in self._turn(name, number, turn)]
+            return [f"{number}: {answer}" for number, turn in enumerate(turns, 1)
+                    for answer in self._turn(name, number, turn)]
         finally:
             for peer in self._peers.values():
                 peer.socket.close()
@@ -81,9 +87,12 @@ class Talk:
                 self._say(turn.connection, one, number)
             self._say(turn.connection, turn.said[-1], number)
         for which in list(self._peers):
-            asked = which == turn.connection and any((isinstance(one, Command) and one.kind not in UNANSWERED) or isinstance(one, Raw) or
-                                                     "request_id" in one.fields for one in turn.said if not isinstance(one, Rest))
-            answers += [f"{which} {answer}" for answer in self._hear(which, FIRST_SECONDS if asked else 2 * NEXT_SECONDS)]
+            asked = which == turn.connection and any((isinstance(one, Command) and one.kind not in UNANSWERED)
+                                                     or isinstance(one, Raw) or
+                                                     "request_id" in one.fields for one in turn.said
+                                                     if not isinstance(one, Rest))
+            answers += [f"{which} {answer}"
+                        for answer in self._hear(which, FIRST_SECONDS if asked else 2 * NEXT_SECONDS)]
         return answers
 
     # -- saying
@@ -91,7 +100,8 @@ class Talk:
     def _say(self, which: str, one: Command | Raw, number: int) -> None:
         peer = self._peers[which]
         peer.say(one.data if isinstance(one, Raw) else command(one.kind, **{
-            name: self._filled(number if name == "request_id" and value is None else value) for name, value in one.fields.items()}))
+            name: self._filled(number if name == "request_id" and value is None else value)
+            for name, value in one.fields.items()}))
 
     def _filled(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -99,7 +109,8 @@ class Talk:
         if isinstance(value, Receipt):
             if value.number >= len(self._receipts):
                 return api.MessageIdData(ledgerId=1, entryId=1)
-            found = api.MessageIdData(ledgerId=self._receipts[value.number].ledgerId, entryId=self._receipts[value.number].entryId)
+            found = api.MessageIdData(ledgerId=self._receipts[value.number].ledgerId,
+                                      entryId=self._receipts[value.number].entryId)
             found.MergeFrom(api.MessageIdData(**{"ledgerId": found.ledgerId, "entryId": found.entryId} | value.fields))
             return found
         if isinstance(value, list):
@@ -131,14 +142,17 @@ class Talk:
                 break
             found.append(self._told(heard, entry))
             seconds = NEXT_SECONDS
-        return sorted(found, key=lambda answer: answer.partition(" ")[0])      # answers of different kinds overtake each other
+        # answers of different kinds overtake each other
+        return sorted(found, key=lambda answer: answer.partition(" ")[0])
 
     def _told(self, heard: api.BaseCommand, entry: bytes) -> str:
         body = getattr(heard, field_of(heard.type))
         if heard.type == T.SEND_RECEIPT:
             self._receipts.append(body.message_id)
         if heard.type == T.PRODUCER_SUCCESS and body.producer_name not in self._generated:
-            self._generated[body.producer_name] = body.producer_name if body.producer_name == "me" else f"name {len(self._generated)}"
+            self._generated[body.producer_name] = (
+                body.producer_name if body.producer_name == "me" else f"name {len(self._generated)}"
+            )
         shown = self._shown(body)
         if entry[:2] == b"\x0e\x02":
             entry = entry[6 + int.from_bytes(entry[2:6], "big"):]
@@ -155,7 +169,11 @@ class Talk:
             elif field.name == "producer_name":
                 text = self._generated.get(value, "...")
             elif field.name == "ledgerId":
-                text = str(value) if value in (0, 2**64 - 1, 2**63 - 1) else self._ledgers.setdefault(value, f"L{len(self._ledgers)}")
+                text = (
+                    str(value)
+                    if value in (0, 2**64 - 1, 2**63 - 1)
+                    else self._ledgers.setdefault(value, f"L{len(self._ledgers)}")
+                )
             elif field.is_repeated:
                 told = [self._shown(one) if field.message_type else str(one) for one in value]
                 text = f"[{', '.join(sorted(told) if field.name in UNORDERED else told)}]"
@@ -180,15 +198,19 @@ def play(places: list[Place], run: str, number: int, name: str, turns: list[Turn
     topic = f"persistent://{namespace}/t"
     outcomes = []
     for place in places:      # the one after the other: the names are the same
-        status, text = request("PUT", f"{place.http_url}/admin/v2/namespaces/{namespace}", b'{"bundles": {"numBundles": 1}}')
+        status, text = request("PUT", f"{place.http_url}/admin/v2/namespaces/{namespace}",
+                               b'{"bundles": {"numBundles": 1}}')
         assert status == 204, (place, status, text)
-        request("GET", f"{place.http_url}/lookup/v2/topic/persistent/{namespace}/first")      # a broker serves what was looked up
+        # a broker serves what was looked up
+        request("GET", f"{place.http_url}/lookup/v2/topic/persistent/{namespace}/first")
         answers = Talk(place, namespace, topic).play(name, turns)
         outcomes.append([re.sub(re.escape(run), "RUN", answer) for answer in answers])
     return outcomes
 
 
-def compare(places: list[Place], chosen: dict[str, list[Turn]], tell: Callable[[str], None], *, is_shown: bool = False) -> int:
+def compare(
+    places: list[Place], chosen: dict[str, list[Turn]], tell: Callable[[str], None], *, is_shown: bool = False
+) -> int:
     """How many differ without a reason."""
     run, known = f"sweep-{uuid.uuid4().hex[:6]}", reasons()
     same = explained = unknown = 0
@@ -205,7 +227,8 @@ def compare(places: list[Place], chosen: dict[str, list[Turn]], tell: Callable[[
             reason = next((reason for pattern, reason in known if fnmatch.fnmatchcase(name, pattern)), None)
             explained += reason is not None
             unknown += reason is None
-            tell(f"{name}\n    {reason or '?'}" + "".join(f"\n      - {answer}" for answer in theirs if answer not in ours)
+            tell(f"{name}\n    {reason or '?'}"
+                 + "".join(f"\n      - {answer}" for answer in theirs if answer not in ours)
                  + "".join(f"\n      + {answer}" for answer in ours if answer not in theirs))
     tell(f"{same} the same, {explained} differ for a known reason, {unknown} differ; {time.monotonic() - began:.0f} s")
     return unknown
