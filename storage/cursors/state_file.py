@@ -209,5 +209,9 @@ class Snapshot:
     number: int
     data: bytes
 
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
     def write(self) -> None:
         self.file.write(self.number, self.data)

@@ -4,6 +4,7 @@
     ledger.py              entries and their index, mapped into memory
     index_repair.py        an index made anew from the entries it describes
     journal.py             segments that hold what a pass decided, synced once per pass
+    checkpoints.py         how changes get from the journal to their own files
     journal_ops.py         the operations of its records, a function for each kind
     journal_reader.py      the records of segments, read back
     compacted_ledgers.py   the newest message of each key, as jobs/ writes them

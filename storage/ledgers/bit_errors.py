@@ -1,48 +1,27 @@
-"""Which bit of some bytes is wrong, told from their CRC32-C."""
-import functools
-
+"""The place of a single wrong bit, computed from a CRC32-C."""
 from crc32c import crc32c
 
-_STRIDE = 1_024
+# Contribution of each byte to a CRC when it is the last byte.
+_LAST_BYTE = [crc32c(bytes([byte])) ^ crc32c(bytes(1)) for byte in range(256)]
+_BIT_OF_LAST_BYTE = {_LAST_BYTE[1 << bit]: bit for bit in range(8)}
+_BY_TOP = {crc >> 24: byte for byte, crc in enumerate(_LAST_BYTE)}
+# By the highest byte of a CRC: what is XORed with the rest of it to take one zero byte off the end.
+_TAKE_OFF = [_LAST_BYTE[_BY_TOP[top]] << 8 & 0xFFFFFFFF | _BY_TOP[top] for top in range(256)]
 
 
 def wrong_bit(size: int, difference: int) -> int | None:
-    """The number of the only wrong bit of `size` bytes; None when more than one bit is wrong.
+    """Return the number of the only wrong bit of `size` bytes, from 0 on; None: more than one bit is wrong, or none.
 
     difference: the CRC32-C of the bytes, XOR the CRC32-C that they should have.
-    A CRC is linear, so the difference depends on the wrong bit and on the number of bytes behind it alone.  The search takes zero
-    bytes back from the difference, a stride at a time, until a table knows what is left.
+
+    A CRC is linear, so the difference depends only on the wrong bits and on the number of bytes behind them.  Bytes
+    are taken off the end, one by one, until the difference is that of one bit in the last byte.  A byte takes about
+    100 ns, which is bearable for a record of 16 MiB at a start after damage.
     """
     if not difference:
         return None
-    known, back = _strides()
-    for behind in range(0, size, _STRIDE):
-        if difference in known:
-            zeros, bit = known[difference]
-            at = size - 1 - behind - zeros
-            return 8 * at + bit if at >= 0 else None
-        bits, difference = difference, 0
-        for number in range(32):
-            if bits >> number & 1:
-                difference ^= back[number]
+    for at in range(size - 1, -1, -1):
+        if difference in _BIT_OF_LAST_BYTE:
+            return 8 * at + _BIT_OF_LAST_BYTE[difference]
+        difference = difference << 8 & 0xFFFFFFFF ^ _TAKE_OFF[difference >> 24]
     return None
-
-
-@functools.cache
-def _strides() -> tuple[dict[int, tuple[int, int]], list[int]]:
-    """({CRC of one bit with fewer zero bytes than a stride behind it: (zero bytes, bit)}, each bit of a CRC a stride earlier)."""
-    of_byte = [crc32c(bytes([byte])) ^ crc32c(bytes(1)) for byte in range(256)]      # contribution of a byte to a CRC
-    by_top = {crc >> 24: byte for byte, crc in enumerate(of_byte)}
-    known, back = {}, []
-    for bit in range(8):
-        crc = of_byte[1 << bit]
-        for zeros in range(_STRIDE):
-            known[crc] = zeros, bit
-            crc = crc >> 8 ^ of_byte[crc & 0xFF]
-    for bit in range(32):
-        crc = 1 << bit
-        for _ in range(_STRIDE):
-            last = by_top[crc >> 24]
-            crc = (crc ^ of_byte[last]) << 8 & 0xFFFFFFFF | last
-        back.append(crc)
-    return known, back

@@ -1,46 +1,68 @@
-"""The journal of an owner: what a pass decided, in one record, synced once.
+"""The journal of an owner: each pass writes its decisions in one record, and syncs once.
 
-    segment     SEGMENT_HEADER | record | record | ... | what an earlier use of the file left behind
+    segment     SEGMENT_HEADER | record | record | ... | bytes of an earlier use of the file
     record      RECORD_HEADER | groups | rows | sources | ops | entries' bytes, as they came from the workers
 
-A pass that touches 500 ledgers would pay 500 syncs; here it pays one.  The record is written and synced first; ledgers,
-indexes and cursors are then written through their mappings and reach the disk when the kernel or a checkpoint sees to it.
-After a crash the records are applied again, in order; that is idempotent.
+A pass that writes to 500 ledgers would need 500 syncs; with the journal it needs one.  The record is written and synced
+first.  Ledgers, indexes and cursors are written afterwards, and reach the disk when the kernel or a checkpoint sees to
+it.  After a crash the records are applied again, in order; applying them twice changes nothing.
 
-Segments are files of one size that are used over and over: overwriting blocks that were written before syncs four times
-faster than writing new ones (1 MiB: 0.6 ms against 2.9 ms, ext4 on a virtual disk), which is also why entries are written twice
-rather than synced in their ledgers.  A full segment may be used again after a checkpoint: a thread has synced all files that
-were written while it was filled.  That is put off until segments run short, so that ledgers that are consumed and deleted
-meanwhile are never written at all.
+Segments are files of one size that are used over and over.  Overwriting blocks that were written before syncs four
+times faster than writing new blocks (1 MiB: 0.6 ms against 2.9 ms, ext4 on a virtual disk).  That is also why entries
+are written twice rather than synced in their ledgers.
 
-What fails to be written or synced is never tried again: the kernel forgets what it could not write, and says so once.  The segment is
-set aside under another name, `.bad`, its owner ends, and the next one copies what can be read of it; from then on it is
-`.aside`, and only keeps its place on the disk from being used.
+A full segment may be used again after a checkpoint: a thread has synced all files that changed while the segment was
+filled.  Checkpoints are put off until segments run short.  So ledgers that are consumed and deleted meanwhile are
+never written to the disk at all.
+
+A write or sync that fails is never tried again: the kernel forgets what it could not write, and reports that once.
+The segment is set aside under another name, `.bad`, and its owner ends.  The next owner copies what can be read of the
+segment.  From then on the file is called `.aside`, and only keeps its place on the disk from being used.
 """
 import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
+import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.disk.files import IOV_MAX, allocate, sync
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
-from geminga.storage.ledgers.journal_reader import BAD, Record, Replay, by_age, write_again
+from geminga.storage.ledgers.checkpoints import Changed, Checkpoint, TooMuch, collect_checkpoint, write_checkpoint
+from geminga.storage.ledgers.journal_reader import BAD, Replay, by_age, write_again
 from geminga.storage.runtime.log import log
 
 _ZEROS = 1 << 20
-_SEGMENTS_MIN = 2                # one is written while the others are checkpointed, also where there is no room for more
+_SEGMENTS_MIN = 2                # one is written while the others are checkpointed, even if there is no room for more
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
-_CLOSE_SECONDS = 2.5             # a stop is over after five, whatever there is to put in place
+_CLOSE_SECONDS = 2.5             # for the last checkpoint; a stop may take five seconds
+
+Piece = bytes | memoryview
+
+
+@dataclass(slots=True)
+class Record:
+    """A record to be written; journal_reader.StoredRecord says what the tables are.
+
+    Tables may be their bytes, which costs less for few rows (proto/rows.py).
+    """
+
+    groups: Rows | bytes
+    rows: Rows | bytes
+    sources: NDArray[np.uint32] | Rows | bytes
+    ops: Rows | bytes
+    data: Sequence[Piece]         # pieces of the entries' bytes, to be read as one
+    size: int                     # bytes of the entries
 
 
 @dataclass(slots=True)
@@ -51,43 +73,57 @@ class _Segment:
 
 
 @dataclass(slots=True)
-class _Checkpoint:
-    what: tuple[set[Path], list]     # files, snapshots
-    segments: list[_Segment]         # that are not needed any more when these are on disk
-    done: Future
+class _UnderWay:
+    """A checkpoint that a thread is writing."""
+
+    checkpoint: Checkpoint
+    segments: list[_Segment]         # that may be used again afterwards
+    done: Future[None]
 
 
 class Journal:
-    """The journal while it is written; `open_journal` makes one, `replay` reads one."""
+    """A journal that is written; `open_journal` makes one.
 
-    def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path],
-                 full: list[tuple["_Segment", set]]):
+    A segment is free, then written, then full, then under a checkpoint, then free again.
+    """
+
+    def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int,
+                 free: list[Path], full: list[tuple[_Segment, set[Changed]]]):
+        """number: of the last record.  full: segments to be checkpointed, oldest first, with what changed meanwhile."""
         self.folder, self._segment_bytes = folder, segment_bytes
-        self.segments_max = segments_max                  # files there may be; those beyond go when they have been checkpointed
+        self.segments_max = segments_max                  # files; surplus ones are removed after their checkpoint
         self._number = number                             # of the last record
-        self._synced = number                             # of the last that is surely on disk
+        self._synced = number                             # of the last record that is surely on disk
         free = free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]
         if len(free) + len(full) < _SEGMENTS_MIN:
             free.append(_write_zeros(folder / f"{sequence}-next.journal", segment_bytes))
-        self._segments = len(free) + len(full)            # files there are, or are being made
-        self._dirty: set = set()                          # what has changed since this segment was begun
-        self._full = full                                 # not checkpointed yet, with what changed meanwhile, oldest first
-        self._checkpoints: list[_Checkpoint] = []         # under way, oldest first
-        self._is_checkpoint_due = bool(full)              # what a start has put in place need not be replayed by the next
+        self._segments = len(free) + len(full)            # files that exist, or are being made
+        self._dirty: set[Changed] = set()                 # changed since this segment was begun
+        self._full = full                                 # not checkpointed yet, oldest first
+        self._checkpoints: list[_UnderWay] = []           # oldest first
+        self._is_checkpoint_due = bool(full)              # a start's own changes need not be replayed by the next start
         self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
-        self._threads = ThreadPoolExecutor(2, "checkpoint")     # one may be making the next segment's file
-        self._closed_by = math.inf                        # checkpoints under way give up then
-        self._free: list[Future] = [_done(path) for path in free]
+        self._threads = ThreadPoolExecutor(2, "checkpoint")     # the second makes the next segment's file
+        self._closed_by = math.inf                        # of time.monotonic: when checkpoints under way give up
+        self._free: list[Future[Path]] = [_done(path) for path in free]
         self._segment = self._begin(sequence)
         self._at = format.HEADER_SIZE
 
+    def __repr__(self) -> str:
+        return (f"<Journal {self.folder} segment={self._segment.sequence} at={self._at} record={self._number} "
+                f"synced={self._synced} free={len(self._free)} full={len(self._full)} "
+                f"checkpoints={len(self._checkpoints)}>")
+
     @property
     def size_max(self) -> int:
-        """Bytes that a record can have."""
+        """The largest size of a record, in bytes."""
         return self._segment_bytes - format.HEADER_SIZE
 
     def append(self, record: Record) -> None:
-        """Write the record; durable after `sync`.  Raises StorageFull, and nothing of it is written then; NotDurable."""
+        """Write a record, which is durable after `sync`.
+
+        Raises StorageFull, and nothing of the record is written then; NotDurable.
+        """
         tables = [record.groups, record.rows, record.sources, record.ops]
         groups, rows, sources, ops = map(_size, tables)
         size = groups + rows + sources + ops + record.size
@@ -95,20 +131,20 @@ class Journal:
         assert whole <= self.size_max, (whole, self.size_max)
         if self._at + whole > self._segment_bytes:
             self._roll()
-        head = partial(format.record_header, segment=self._segment.sequence, number=self._number + 1, synced=self._synced, size=size,
-                       groups=groups // format.GROUP_ROW.itemsize, rows=rows // format.INDEX_ROW.itemsize,
-                       ops=ops // format.OP_ROW.itemsize)
+        head = partial(format.record_header, segment=self._segment.sequence, number=self._number + 1,
+                       synced=self._synced, size=size, groups=groups // format.GROUP_ROW.itemsize,
+                       rows=rows // format.INDEX_ROW.itemsize, ops=ops // format.OP_ROW.itemsize)
         of_tables = checksum = _checksum(tables, crc32c(head()[format.CHECKED_FROM:]))
         checksum = _checksum(record.data, checksum)
         try:
             self._write([head(checksum=checksum, tables=of_tables), *tables, *record.data], whole)
         except OSError as error:
-            if is_full(error):      # a file system that writes elsewhere what is overwritten
+            if is_full(error):      # a copy-on-write file system needs room even to overwrite
                 raise StorageFull(f"{self._segment.path}: {error.strerror}") from error
             self._set_aside(error)
         self._number += 1
         if self._is_checkpoint_due:
-            self.sync()           # what is in memory includes this record, and what a snapshot has a replay must get to
+            self.sync()           # snapshots include this record, so a replay must find it
             self._checkpoint()
         elif self._checkpoints and self._checkpoints[0].done.done():
             try:
@@ -116,18 +152,18 @@ class Journal:
             except OSError as error:
                 raise NotDurable(text_of(error)) from error
 
-    def _write(self, pieces: list, size: int) -> None:
+    def _write(self, pieces: list[Piece | NDArray[np.void] | NDArray[np.uint32]], size: int) -> None:
         if len(pieces) > IOV_MAX:
             pieces = [b"".join(pieces)]
         written = os.pwritev(self._segment.fd, pieces, self._at)
-        if written != size:   # a signal, or a file system that takes less: rare enough to do it the plain way
+        if written != size:   # cut short by a signal, which is rare: copied and written bit by bit
             rest = b"".join(pieces)
             while written < size:
                 written += os.pwrite(self._segment.fd, rest[written:], self._at + written)
         self._at += size
 
     def sync(self) -> None:
-        """What was appended is on disk.  Raises NotDurable."""
+        """Get all appended records to disk.  Raises NotDurable."""
         try:
             os.fdatasync(self._segment.fd)
         except OSError as error:
@@ -135,7 +171,7 @@ class Journal:
         self._synced = self._number
 
     def _set_aside(self, error: OSError) -> NoReturn:
-        """The segment is never written again."""
+        """Rename the segment, so that it is never written again.  Raises NotDurable, always."""
         bad = self._segment.path.with_suffix(BAD)
         try:
             self._segment.path.rename(bad)
@@ -146,7 +182,7 @@ class Journal:
         raise NotDurable(f"{self._segment.path}: {error.strerror}; {what}") from error
 
     def check(self) -> None:
-        """Raises NotDurable when the file that is written has no name any more: what goes there would be lost."""
+        """Raise NotDurable if the segment's file was removed or replaced: its records would be lost at a crash."""
         try:
             is_there = self._segment.path.stat().st_ino == os.fstat(self._segment.fd).st_ino
         except FileNotFoundError:
@@ -154,12 +190,15 @@ class Journal:
         if not is_there:
             raise NotDurable(f"{self._segment.path}: it was removed or replaced")
 
-    def mark_dirty(self, written) -> None:
-        """It is not on disk as it is: the next checkpoint asks `written.checkpoint()` for (files to sync, snapshots to write)."""
-        self._dirty.add(written)
+    def mark_dirty(self, changed: Changed) -> None:
+        """Include a thing in the checkpoint of the present segment, as it is not on disk as it is in memory."""
+        self._dirty.add(changed)
 
     def _roll(self) -> None:
-        """Go on in another segment.  Raises StorageFull, and may be called again then; NotDurable."""
+        """Go on in another segment.  Raises StorageFull, and may be called again then; NotDurable.
+
+        If no segment is free, this waits for a checkpoint: a slow disk slows publishing down.
+        """
         if not self._is_between:
             self.sync()
             self._full.append((self._segment, self._dirty))
@@ -167,7 +206,7 @@ class Journal:
         try:
             self._collect_checkpoints(wait=False)
             if not self._has_free():
-                self._collect_checkpoints(wait=True)      # this is how a slow disk slows publishing
+                self._collect_checkpoints(wait=True)
             self._segment = self._begin(self._segment.sequence + 1)
         except OSError as error:
             raise (StorageFull if is_full(error) else NotDurable)(text_of(error)) from error
@@ -175,23 +214,26 @@ class Journal:
 
     @property
     def _is_between(self) -> bool:
-        """A segment is full, and there was no room yet for what makes another one free."""
+        """Whether the last segment is full and no other could be begun yet, for want of room."""
         return self._at > self._segment_bytes
 
     def _has_free(self) -> bool:
-        """Whether there is a segment to go on in; those that could not be made are forgotten."""
+        """Whether a segment is free.  Segments that could not be made are forgotten."""
         while self._free and isinstance(self._free[0].exception(), (StorageFull, OSError)):
             self._free.pop(0)
             self._segments -= 1
         return bool(self._free)
 
-    def _grown(self, made: Future) -> None:
-        """There may not have been room for one segment more."""
+    def _grown(self, made: Future[Path]) -> None:
+        """Have a checkpoint made if there was no room for one more segment.  Called by a thread."""
         if made.exception() is not None:
             self._is_checkpoint_due = True
 
     def _begin(self, sequence: int) -> _Segment:
-        """Take a free segment; see to it that there will be another."""
+        """Take a free segment, and see to it that there will be another: a new file, or a checkpoint.
+
+        Raises StorageFull, OSError.
+        """
         path = self._free[0].result()
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -202,66 +244,82 @@ class Journal:
         self._free.pop(0)
         if not self._free and self._segments < self.segments_max and self.spare() >= self._segment_bytes:
             self._segments += 1
-            self._free.append(self._threads.submit(_write_zeros, self.folder / f"{sequence}-next.journal", self._segment_bytes))
+            fresh = self.folder / f"{sequence}-next.journal"
+            self._free.append(self._threads.submit(_write_zeros, fresh, self._segment_bytes))
             self._free[0].add_done_callback(self._grown)
         elif len(self._free) < _FREE_MIN and self._full and not self._checkpoints:
             self._is_checkpoint_due = True
         return _Segment(path, fd, sequence)
 
+    # -- checkpoints
+
     def _checkpoint(self) -> None:
-        """Have all that changed during the older half of the full segments put on disk, each thing once."""
+        """Begin a checkpoint of everything that changed during the older half of the full segments."""
         self._is_checkpoint_due = False
         if self._checkpoints or not self._full:
             return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        what, segments = collect_checkpoint(set().union(*(changed for _, changed in oldest))), [segment for segment, _ in oldest]
-        self._checkpoints.append(_Checkpoint(what, segments, self._submit(what, segments)))
+        checkpoint = collect_checkpoint(set().union(*(changed for _, changed in oldest)))
+        segments = [segment for segment, _ in oldest]
+        self._checkpoints.append(_UnderWay(checkpoint, segments, self._submit(checkpoint, segments)))
 
-    def _submit(self, what: tuple[set[Path], list], segments: list[_Segment]) -> Future:
-        return self._threads.submit(self._write_and_retire, what, segments)
+    def _submit(self, checkpoint: Checkpoint, segments: list[_Segment]) -> Future[None]:
+        return self._threads.submit(self._write_and_retire, checkpoint, segments)
 
-    def _write_and_retire(self, what: tuple[set[Path], list], segments: list[_Segment]) -> None:
-        """Retired on disk, and not in memory only: a power cut would leave what a segment was with parts of what it is to be."""
+    def _write_and_retire(self, checkpoint: Checkpoint, segments: list[_Segment]) -> None:
+        """Write a checkpoint, then retire its segments, synced.  Called by a thread.  Raises OSError, TooMuch.
+
+        Without the sync a power cut could leave a segment's old header with parts of the records of its next use.
+        """
         began = time.monotonic()
-        write_checkpoint(*what, lambda: time.monotonic() > self._closed_by)
-        log.debug("a checkpoint was made", segments=len(segments), files=len(what[0]), seconds=round(time.monotonic() - began, 3))
+        write_checkpoint(*checkpoint, lambda: time.monotonic() > self._closed_by)
+        log.debug("a checkpoint was made", segments=len(segments), files=len(checkpoint.files),
+                  seconds=round(time.monotonic() - began, 3))
         for segment in segments:
             _retire(segment)
             os.fdatasync(segment.fd)
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
-        """Segments whose checkpoint is done are free; with wait, at least one is.  Raises OSError.
+        """Free the segments of checkpoints that are done, oldest first.  wait: until at least one segment is free.
 
-        A checkpoint for which there was no room is made again, as it was: what is in memory now may not be in the journal yet.
-        With wait that raises StorageFull; NotDurable when nothing is under way that could make one free.
+        A checkpoint for which there was no room is written again, as it was collected: things in memory may have
+        changed since, by records that are not synced yet.
+
+        Raises OSError.  With wait also StorageFull, if there was no room; NotDurable, if no checkpoint is under way
+        that could free a segment.
         """
         while self._checkpoints and (self._checkpoints[0].done.done() or wait):
             oldest = self._checkpoints[0]
-            if is_full(error := oldest.done.exception()):
-                oldest.done = self._submit(oldest.what, oldest.segments)
+            error = oldest.done.exception()
+            if error is not None and is_full(error):
+                oldest.done = self._submit(oldest.checkpoint, oldest.segments)
                 if wait:
-                    raise StorageFull(text_of(error)) from error
+                    raise StorageFull(text_of(error) if isinstance(error, OSError) else str(error)) from error
                 return
-            oldest.done.result()
+            oldest.done.result()      # raises another error
             while oldest.segments:
-                segment = oldest.segments.pop(0)
-                is_one_too_many = self._free and self._segments > self.segments_max
-                is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes and not is_one_too_many
-                os.close(segment.fd)
-                if is_of_use:
-                    self._free.append(_done(segment.path))
-                else:
-                    self._segments -= 1
-                    segment.path.unlink()
+                self._free_segment(oldest.segments.pop(0))
             self._checkpoints.pop(0)
             wait = wait and not self._free
         if wait:
             raise NotDurable(f"{self.folder}: there is no room for a segment that could be written")
 
-    def close(self) -> None:
-        """Everything is synced where it belongs and nothing is left to replay, unless that takes longer than a stop may.
+    def _free_segment(self, segment: _Segment) -> None:
+        """Have a retired segment used again; remove it if there are too many, or if the configured size has changed."""
+        is_one_too_many = self._free and self._segments > self.segments_max
+        is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes and not is_one_too_many
+        os.close(segment.fd)
+        if is_of_use:
+            self._free.append(_done(segment.path))
+        else:
+            self._segments -= 1
+            segment.path.unlink()
 
-        Raises NotDurable when something is left for another reason.
+    def close(self) -> None:
+        """Write a last checkpoint, and retire all segments, so that the next start has nothing to replay.
+
+        If that takes longer than a stop may, segments stay for the next start.  Raises NotDurable if something is
+        left for another reason.
         """
         self.sync()
         self._closed_by = time.monotonic() + _CLOSE_SECONDS
@@ -270,7 +328,8 @@ class Journal:
         try:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
-            write_checkpoint(*collect_checkpoint(self._dirty.union(*(changed for _, changed in self._full))), lambda: time.monotonic() > self._closed_by)
+            changed = self._dirty.union(*(some for _, some in self._full))
+            write_checkpoint(*collect_checkpoint(changed), lambda: time.monotonic() > self._closed_by)
             for segment in segments:
                 _retire(segment)
                 os.fdatasync(segment.fd)
@@ -284,30 +343,27 @@ class Journal:
             self._threads.shutdown()
 
 
-def _checksum(pieces: list, checksum: int) -> int:
+def _checksum(pieces: Iterable[Piece | NDArray[np.void] | NDArray[np.uint32]], checksum: int) -> int:
     for piece in pieces:
         checksum = crc32c(piece, checksum)
     return checksum
 
 
-def collect_checkpoint(changed: set) -> tuple[set[Path], list]:
-    """(files, snapshots) of all of them."""
-    found = [written.checkpoint() for written in changed]
-    return {path for files, _ in found for path in files}, [snapshot for _, snapshots in found for snapshot in snapshots]
-
-
-def _size(table: NDArray | bytes) -> int:
+def _size(table: NDArray[np.void] | NDArray[np.uint32] | bytes) -> int:
     return len(table) if isinstance(table, bytes) else table.nbytes
 
 
-def _done(path: Path) -> Future:
-    future: Future = Future()
+def _done(path: Path) -> Future[Path]:
+    future: Future[Path] = Future()
     future.set_result(path)
     return future
 
 
 def _write_zeros(path: Path, size: int) -> Path:
-    """A segment's file whose blocks have all been written: what syncs fast is overwriting them.  Raises StorageFull, OSError."""
+    """Make a segment's file, with all blocks written, because only overwriting syncs fast.
+
+    Raises StorageFull, OSError.
+    """
     try:
         allocate(path, size)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -318,7 +374,7 @@ def _write_zeros(path: Path, size: int) -> Path:
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        sync(path.parent, os.fsync)      # a file has a name after a power cut only if its folder was synced
+        sync(path.parent, os.fsync)      # without it the file may have no name after a power cut
     except (OSError, StorageFull):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -330,62 +386,48 @@ def _retire(segment: _Segment) -> None:
     os.pwrite(segment.fd, _header_of_segment(is_retired=1, sequence=segment.sequence), 0)
 
 
-def _header_of_segment(**fields) -> bytes:
-    return format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, **fields)
+def _header_of_segment(*, sequence: int, first_record: int = 0, is_retired: int = 0) -> bytes:
+    return format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, sequence=sequence,
+                                 first_record=first_record, is_retired=is_retired)
 
 
-class TooMuch(Exception):
-    """Not all was put on disk in the time there was."""
+# -- opening
+
+class Replayed(Changed, Protocol):
+    """Changes that a start has put in place, and not synced."""
+
+    def is_durable(self) -> None:
+        """Delete files that the replayed records delete: those records will not be needed again."""
 
 
-def write_checkpoint(paths: set[Path], snapshots: list, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Write the snapshots, fdatasync each file that is still there, and sync the folders that name them.
+def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: Replay | None = None,
+                 changed: Replayed | None = None) -> Journal:
+    """Open a journal all of whose records have been applied.  Its files are used again.
 
-    Raises TooMuch when that is over before it is done.
-    """
-    def one_by_one(things: Iterable) -> Iterator:
-        for thing in things:
-            if is_over():
-                raise TooMuch
-            yield thing
+    kept: a replay whose changes are not on disk; `changed` stands for them at the first checkpoint.  Without it all
+    segments are retired, oldest first.  If this process is killed meanwhile, the newest ones are left, and replaying
+    them changes nothing.  Older ones alone would bring back entries that were acknowledged since.
 
-    for snapshot in one_by_one(snapshots):
-        snapshot.write()
-    for path in one_by_one(paths):
-        with contextlib.suppress(FileNotFoundError):      # deleted since: fully acknowledged
-            sync(path, os.fdatasync)
-    paths = paths | {snapshot.file.path for snapshot in snapshots}
-    for folder in one_by_one({path.parent for path in paths}):
-        with contextlib.suppress(FileNotFoundError):      # deleted since
-            sync(folder, os.fsync)
-    for folder in {above for path in paths for above in path.parents[1:3]}:      # the one above all was made with the first partition
-        sync(folder, os.fsync)
-
-
-def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: Replay | None = None, changed=None) -> Journal:
-    """A journal to write, when all that was in it has been applied; its files are used again.
-
-    kept: what was replayed and is not on disk yet where it belongs; `changed` stands for that at a checkpoint.  Without it
-    everything is, and all segments are retired, oldest first: should this process be killed meanwhile, those left are the newest,
-    and say once more what holds.  Older ones alone would bring back what was acknowledged since.
+    Raises StorageFull, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for above in (folder.parent, folder.parent.parent):
         sync(above, os.fsync)
     used = by_age(folder)
     last = used[-1][0] if used else 0
-    full: list[tuple[_Segment, set]] = []
+    full: list[tuple[_Segment, set[Changed]]] = []
     with contextlib.ExitStack() as opened:
         for sequence, path in used:
             segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
             if is_kept := kept is not None and path in kept.segments:
+                assert changed is not None, kept
                 opened.callback(os.close, segment.fd)
                 full.append((segment, {changed}))
                 if sequence == last:
                     write_again(segment.fd)
             else:
                 _retire(segment)
-            os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
+            os.fdatasync(segment.fd)      # a kept one too, or a power cut could end it before its records end
             if not is_kept:
                 os.close(segment.fd)
         if changed is not None:
@@ -403,6 +445,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         except (StorageFull, OSError) as error:
             if not (full and is_full(error)):
                 raise
-    # There is no room for one segment more: what those that are kept have goes where it belongs now, and they are used again.
+    # There is no room for one segment more: the kept ones are checkpointed now, and used again.
+    assert changed is not None
     write_checkpoint(*collect_checkpoint({changed}))
     return open_journal(folder, segment_bytes=segment_bytes, segments_max=segments_max)

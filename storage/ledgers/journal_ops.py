@@ -110,7 +110,8 @@ def produced(partition_id: int, producer: tuple[int, int], sequence_id: int) -> 
 
 def chunked(partition_id: int, producer: tuple[int, int], sequence_id: int, *, next_chunk: int, crc32c: int) -> bytes:
     """How far a message in chunks is stored.  next_chunk 0: it is finished.  crc32c: of its first chunk."""
-    return _CHUNKED.pack(format.CHUNKED | next_chunk << format.NUMBER, crc32c, partition_id, producer[0], sequence_id, producer[1])
+    kind = format.CHUNKED | next_chunk << format.NUMBER
+    return _CHUNKED.pack(kind, crc32c, partition_id, producer[0], sequence_id, producer[1])
 
 
 def sequences_forgotten(partition_id: int) -> bytes:

@@ -1,8 +1,8 @@
-"""What a journal has when it is read: the records that a crash may have kept from where they belong.
+"""The journal, read: records that a crash may have kept from the files where they belong.
 
-    segments, oldest first -> the unbroken chain that ends with the newest -> records, and what of them is damaged
+    segments, oldest first -> the unbroken chain that ends with the newest -> its records, and the damage found in them
 
-storage/ledgers/journal.py says what a segment is, and writes them.
+journal.py explains segments and records, and writes them.
 """
 import errno
 import os
@@ -10,55 +10,74 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.proto.frames import CHECKSUM_END, MAGIC
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.bit_errors import wrong_bit
 
-BAD, ASIDE = ".bad", ".aside"    # suffixes of segments that failed: to be replayed, and done with
-_BLOCK = 4096                    # a device fails in units of this
+# Suffixes of segments whose sync failed: not copied yet, and done with.
+BAD, ASIDE = ".bad", ".aside"
+_BLOCK = 4096                    # a device fails in units of this many bytes
 _AT_ONCE = 1 << 20               # bytes that are copied at a time
-_BEGIN = struct.Struct(">HI")    # of an entry: magic, checksum
+_BEGIN = struct.Struct(">HI")    # the begin of an entry: magic, checksum
+_BIT_MADE_GOOD = "at byte 0: the header of the segment has a bit that is wrong, and was made good"
+
+Told = Callable[[str, int, int], None]      # (name of a step, how many are done, how many there are)
 
 
 @dataclass(slots=True)
-class Record:
-    """What one pass decided: groups (g,) GROUP_ROW over rows (n,) INDEX_ROW, their sources (n,) in data, and ops (o,) OP_ROW.
+class StoredRecord:
+    """A record as it was read; journal.Record is one to be written."""
 
-    Arrays, or, to be written, their bytes.
-    """
+    groups: Rows                  # (g,) GROUP_ROW: runs of rows that go to one ledger
+    rows: Rows                    # (n,) INDEX_ROW
+    sources: NDArray[np.uint32]   # (n,) offset of each row's entry in `data`
+    ops: Rows                     # (o,) OP_ROW
+    data: memoryview              # the entries' bytes
 
-    groups: NDArray | bytes
-    rows: NDArray | bytes
-    sources: NDArray | bytes
-    ops: NDArray | bytes
-    data: list            # pieces of bytes, to be read as one
-    size: int             # bytes of data together
+    @property
+    def size(self) -> int:
+        """Bytes of the entries."""
+        return len(self.data)
 
 
 @dataclass(slots=True)
 class Replay:
-    """What a journal has that may not be where it belongs."""
+    """Records that may not be in place yet."""
 
-    records: list[Record]
-    damage: list[str]
-    segments: set[Path]               # that the records are in
-    last: int                         # number of the last of them
+    records: list[StoredRecord]
+    damage: list[str]                 # one line for each damaged place
+    segments: set[Path]               # files that the records are in
+    last: int                         # number of the last record
 
 
-def replay(folder: Path, told: Callable[[str, int, int], None] = lambda what, done, of: None) -> Replay:
-    """All records that a crash may have kept from where they belong, in order.  told: how far it is, see recovery.py.
+class _Found(NamedTuple):
+    """A record in its segment."""
 
-    Segments are retired oldest first, so what counts is the unbroken chain that ends with the newest.  It may end in records that
-    were not written whole: nothing in them was answered.  One that was synced and is not whole is damaged: where one bit
-    is wrong it is made good, else its entries count without those that are damaged, or it is left out.
+    number: int
+    at: int                           # offset in the segment
+    record: StoredRecord
+
+
+def _tell_nobody(step: str, done: int, of: int) -> None:
+    pass
+
+
+def replay(folder: Path, told: Told = _tell_nobody) -> Replay:
+    """Read all records that may not be in place yet, in order.  Raises OSError, CorruptFile for a newer version.
+
+    Segments are retired oldest first.  So the records are in the unbroken chain of segments that ends with the newest
+    one.  The chain may end in records that were not written to their end: nothing in them was answered.  A record that
+    was synced and does not have its checksum is damaged.  If one bit is wrong, the bit is corrected.  Otherwise the
+    record counts without its damaged entries; if its tables are damaged, it is left out.
     """
     segments = []
     damage: list[str] = []
@@ -67,19 +86,21 @@ def replay(folder: Path, told: Callable[[str, int, int], None] = lambda what, do
         damage += unreadable
         head, is_whole = _segment_header(path, raw)
         if not is_whole:
-            damage.append(f"{path}: at byte 0: the header of the segment has a bit that is wrong, and was made good")
+            damage.append(f"{path}: {_BIT_MADE_GOOD}")
         if head is not None and not head["is_retired"]:
             segments.append((int(head["sequence"]), int(head["first_record"]), path, raw))
-    chain: list[list[Record]] = []
+    chain: list[list[StoredRecord]] = []
     paths: set[Path] = set()
     last = 0
-    following, newer = None, None                      # number of the first record behind those read so far; sequence of its segment
-    for number, (sequence, first, path, raw) in enumerate(sorted(segments, key=lambda segment: segment[0], reverse=True)):
+    # Of the segment read before, which is the next newer one: number of its first record, and its sequence.
+    following, newer = None, None
+    newest_first = sorted(segments, key=lambda segment: segment[0], reverse=True)
+    for number, (sequence, first, path, raw) in enumerate(newest_first):
         told("segments", number, len(segments))
         if newer is not None and sequence != newer - 1:
             break
         records, end, wrong = _records(raw, sequence, first, following)
-        chain.append([record for *_, record in records])
+        chain.append([found.record for found in records])
         paths.add(path)
         damage += [f"{path}: {text}" for text in wrong]
         last = max(last, end - 1)
@@ -87,19 +108,19 @@ def replay(folder: Path, told: Callable[[str, int, int], None] = lambda what, do
     return Replay([record for records in reversed(chain) for record in records], damage, paths, last)
 
 
-def read_segment(path: Path) -> tuple[NDArray | None, list[tuple[int, int, Record]], list[str]]:
-    """(SEGMENT_HEADER, or None of a file that was never begun; (number, offset, record) of those in it; what is damaged) of one segment.
+def read_segment(path: Path) -> tuple[Any, list[_Found], list[str]]:
+    """Read one segment: (its SEGMENT_HEADER row, its records, its damage).
 
-    Raises OSError, CorruptFile for one of a newer version.
+    The header is None if the file was never begun.  Raises OSError, CorruptFile for a newer version.
     """
     raw, damage = _read(path)
     head, is_whole = _segment_header(path, raw)
     if head is None:
         return None, [], damage
     if not is_whole:
-        damage.append("at byte 0: the header of the segment has a bit that is wrong, and was made good")
+        damage.append(_BIT_MADE_GOOD)
     first = int(head["first_record"])
-    if head["is_retired"]:      # its header does not say any more with which it began
+    if head["is_retired"]:      # the header of a retired segment has no number of its first record
         if len(raw) < 2 * format.HEADER_SIZE:
             return head, [], damage
         first = int(np.frombuffer(raw, format.RECORD_HEADER, 1, format.HEADER_SIZE)["number"][0])
@@ -108,9 +129,10 @@ def read_segment(path: Path) -> tuple[NDArray | None, list[tuple[int, int, Recor
 
 
 def rescue(folder: Path) -> None:
-    """What can be read of segments whose sync failed is written elsewhere; they themselves are never used again.
+    """Copy segments whose sync failed, as far as they can be read.  The failed files are never used again.
 
-    Before anything is replayed: what a start puts in place must not be ahead of what the journal has on disk.
+    Must come before the replay: otherwise a start could put records in place that the disk's journal has not.
+    Raises OSError.
     """
     for bad in folder.glob(f"*{BAD}"):
         copy = bad.with_suffix(".journal")
@@ -122,7 +144,7 @@ def rescue(folder: Path) -> None:
 
 
 def make_sure(found: Replay) -> None:
-    """What was replayed is on disk: a kill may have come before its sync."""
+    """Sync the segments of a replay: the kill may have come before their own sync.  Raises OSError."""
     for path in found.segments:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -133,12 +155,15 @@ def make_sure(found: Replay) -> None:
 
 
 def _segments(folder: Path) -> list[Path]:
-    """Files that may have something to be replayed."""
+    """Return the files that may have records to be replayed."""
     return [*folder.glob("*.journal"), *folder.glob(f"*{BAD}")]
 
 
 def _read(path: Path) -> tuple[memoryview, list[str]]:
-    """(the file, what of it cannot be read: there it is zeros).  Raises OSError."""
+    """Read a file: (its bytes, with zeros for blocks that cannot be read; a line of damage if there are any).
+
+    Raises OSError.
+    """
     try:
         return memoryview(path.read_bytes()), []
     except OSError as error:
@@ -155,15 +180,15 @@ def _read(path: Path) -> tuple[memoryview, list[str]]:
 
 
 def _segment_header(path: Path, raw: memoryview | bytes) -> tuple[Any, bool]:
-    """(the header, whether it is whole as it lies there); None for a file that is not a segment, or was never begun.
+    """Return (SEGMENT_HEADER row, whether it needed no correction).
 
-    Raises CorruptFile for one of a newer version.
+    The row is None for a file that is not a segment, or was never begun.  Raises CorruptFile for a newer version.
     """
     if len(raw) < format.HEADER_SIZE:
         return None, True
-    head, is_whole = np.frombuffer(raw, format.SEGMENT_HEADER, 1), True
-    if head["version"][0] != 1 and not format.is_whole(head):
-        head, is_whole = _with_one_bit_less_wrong(head), False
+    stored = np.frombuffer(raw, format.SEGMENT_HEADER, 1)
+    is_whole = bool(stored["version"][0] == 1) or format.is_whole(stored)
+    head = stored if is_whole else _corrected(stored)
     if head is None or head["magic"][0] != format.SEGMENT_MAGIC:
         return None, True
     if head["version"][0] > format.VERSION:
@@ -171,7 +196,8 @@ def _segment_header(path: Path, raw: memoryview | bytes) -> tuple[Any, bool]:
     return head[0], is_whole
 
 
-def _with_one_bit_less_wrong(head: NDArray) -> NDArray | None:
+def _corrected(head: Rows) -> Rows | None:
+    """Return a SEGMENT_HEADER (1,) with its one wrong bit corrected; None if more bits are wrong."""
     raw = bytearray(head.tobytes())
     for bit in range(8 * len(raw)):
         raw[bit // 8] ^= 1 << bit % 8
@@ -181,85 +207,140 @@ def _with_one_bit_less_wrong(head: NDArray) -> NDArray | None:
     return None
 
 
-def _records(raw: memoryview, sequence: int, number: int, following: int | None) -> tuple[list[tuple[int, int, Record]], int, list[str]]:
-    """((number, offset, record) of those of a segment, numbered from `number` on, the number behind the last, what is damaged).
+# -- records
 
-    following: number of the first record of the next segment, None when this is the newest.
+def _records(raw: memoryview, sequence: int, number: int,
+             following: int | None) -> tuple[list[_Found], int, list[str]]:
+    """Read a segment whose first record has this number: (its records, the number behind the last, its damage).
+
+    following: number of the next segment's first record; None: this segment is the newest.
+
+    A record was synced if a later record says so, or if there is a next segment.  Damage is only reported of records
+    that were synced.  Otherwise the segment ends there: nothing behind that place was answered.
     """
-    found: list[tuple[int, int, Record]] = []
+    found: list[_Found] = []
     damage: list[str] = []
     at = format.HEADER_SIZE
     while True:
         record, end, is_whole = _read_record(raw, at, sequence, number)
-        if is_whole:
-            found.append((number, at, record))
+        if record is not None and is_whole:
+            found.append(_Found(number, at, record))
             at, number = end, number + 1
             continue
-        if (mended := _mended(raw, at, sequence, number)) is not None:
+        if (corrected := _correct_record(raw, at, sequence, number)) is not None:
             damage.append(f"at byte {at}: record {number} has a bit that is wrong, and was made good")
-            found.append((number, at, mended[0]))
-            at, number = at + mended[1], number + 1
+            found.append(_Found(number, at, corrected[0]))
+            at, number = at + corrected[1], number + 1
             continue
         wrong = _wrong_entries(record) if record is not None else []
-        is_written = record is not None and not wrong                 # what of it is wrong says nothing about it
+        is_written = record is not None and not wrong      # only the header's own checksum is wrong
         later = _next_record(raw, at, sequence, number)
         was_synced = later is not None or following == number + 1
         if record is not None and (was_synced or is_written):
             damage.append(f"at byte {at}: record {number} is damaged, entries {wrong} of its {len(record.rows)}")
-            found.append((number, at, record))
+            found.append(_Found(number, at, record))
             at, number = end, number + 1
         elif later is not None:
-            damage.append(f"at byte {at}: records {number} to {later[1] - 1} are damaged, and what was decided in them is lost")
+            damage.append(_lost(at, number, later[1] - 1))
             at, number = later
         else:
             if following is not None and number < following:
-                damage.append(f"at byte {at}: records {number} to {following - 1} are damaged, and what was decided in them is lost")
+                damage.append(_lost(at, number, following - 1))
             return found, following or number, damage
 
 
-def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[Record | None, int, bool]:
-    """(the record there if its tables are whole, the offset behind it, whether all else of it is whole too)"""
+def _lost(at: int, first: int, last: int) -> str:
+    return f"at byte {at}: records {first} to {last} are damaged, and what was decided in them is lost"
+
+
+def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[StoredRecord | None, int, bool]:
+    """Read the record at an offset: (the record, the offset behind it, whether its entries and header are whole too).
+
+    The record is None if it is not there, or if its tables are damaged.
+    """
     if (bounds := _bounds(raw, at, sequence, number)) is None:
         return None, at, False
-    head, shapes, data, end = bounds
-    start, claimed = at + format.HEADER_SIZE, int(head["tables"][0])
-    checksum = _checksum_of_tables(raw, at, data)
-    is_right = crc32c(raw[data:end], checksum) == head["checksum"][0]
+    checksum = _checksum_of_tables(raw, at, bounds.data)
+    claimed = int(bounds.head["tables"][0])
+    is_right = crc32c(raw[bounds.data:bounds.end], checksum) == bounds.head["checksum"][0]
     if not is_right and checksum != claimed:
         return None, at, False
-    tables = []
-    for dtype, count in shapes:
+    tables: list[NDArray[Any]] = []
+    start = at + format.HEADER_SIZE
+    for dtype, count in bounds.tables:
         tables.append(np.frombuffer(raw, dtype, count, start))
         start += count * dtype.itemsize
-    return Record(*tables, [raw[data:end]], end - data), end, is_right and claimed in (checksum, 0)
+    groups, rows, sources, ops = tables
+    record = StoredRecord(groups, rows, sources, ops, raw[bounds.data:bounds.end])
+    return record, bounds.end, is_right and claimed in (checksum, 0)
 
 
-def _bounds(raw: memoryview, at: int, sequence: int, number: int) -> tuple[NDArray, list, int, int] | None:
-    """(header (1,), [(dtype, rows) of each table], offset behind the tables, offset behind the entries) of that record, if it is there."""
+class _Bounds(NamedTuple):
+    """Where the parts of a record lie."""
+
+    head: Rows                                  # RECORD_HEADER (1,)
+    tables: list[tuple[np.dtype[Any], int]]     # dtype and number of rows of each table
+    data: int                                   # offset behind the tables, where the entries begin
+    end: int                                    # offset behind the entries
+
+
+def _bounds(raw: memoryview, at: int, sequence: int, number: int) -> _Bounds | None:
+    """Return the bounds of the record of that number, if its header is there.  No checksum is checked."""
     if at + format.HEADER_SIZE > len(raw):
         return None
     head = np.frombuffer(raw, format.RECORD_HEADER, 1, at)
     start = at + format.HEADER_SIZE
     end = start + int(head["size"][0])
-    if (head["magic"][0], head["segment"][0], head["number"][0]) != (format.RECORD_MAGIC, sequence, number) or end > len(raw):
+    name = head["magic"][0], head["segment"][0], head["number"][0]
+    if name != (format.RECORD_MAGIC, sequence, number) or end > len(raw):
         return None
-    shapes = [(dtype, int(head[name][0])) for dtype, name in
-              ((format.GROUP_ROW, "groups"), (format.INDEX_ROW, "rows"), (format.SOURCE, "rows"), (format.OP_ROW, "ops"))]
-    data = start + sum(dtype.itemsize * count for dtype, count in shapes)
-    return (head, shapes, data, end) if data <= end else None
+    groups, rows, ops = (int(head[field][0]) for field in ("groups", "rows", "ops"))
+    tables: list[tuple[np.dtype[Any], int]] = [
+        (format.GROUP_ROW, groups), (format.INDEX_ROW, rows), (format.SOURCE, rows), (format.OP_ROW, ops)]
+    data = start + sum(dtype.itemsize * count for dtype, count in tables)
+    return _Bounds(head, tables, data, end) if data <= end else None
 
 
 def _checksum_of_tables(raw: memoryview, at: int, data: int) -> int:
-    """Of the record there, whose tables end at `data`."""
+    """Return the CRC32-C that the header's `tables` should have.  The record's tables end at `data`."""
     head = np.frombuffer(raw, format.RECORD_HEADER, 1, at).copy()
     head["tables"] = 0
     return crc32c(raw[at + format.HEADER_SIZE:data], crc32c(head.tobytes()[format.CHECKED_FROM:]))
 
 
-def _mended(raw: memoryview, at: int, sequence: int, number: int) -> tuple[Record, int] | None:
-    """(the record of that number there, its size), if one bit of it is wrong and it is whole otherwise.
+def _wrong_entries(record: StoredRecord) -> list[int]:
+    """Return which of a record's entries are damaged, by their number in the record."""
+    claims = zip(record.sources.tolist(), record.rows["size"].tolist(), record.rows["crc32c"].tolist(), strict=True)
+    return [number for number, (source, size, claimed) in enumerate(claims)
+            if record.data[source:source + CHECKSUM_END] != _BEGIN.pack(MAGIC, claimed)
+            or crc32c(record.data[source + CHECKSUM_END:source + size]) != claimed]
 
-    That is not a record which was not written to its end: no single bit makes up for what is missing there.
+
+def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[int, int] | None:
+    """Find the first whole record behind `at` that proves the record of this number to have been synced.
+
+    Return (its offset, its number); None if there is no such record.
+    """
+    rest, magic = bytes(raw[at:]), format.RECORD_MAGIC.to_bytes(4, "little")
+    segment = sequence.to_bytes(8, "little")
+    place = 0
+    while (place := rest.find(magic, place + 1)) >= 0:
+        start = at + place
+        if not rest.startswith(segment, place + format.CHECKED_FROM) or start + format.HEADER_SIZE > len(raw):
+            continue
+        head = np.frombuffer(raw, format.RECORD_HEADER, 1, start)[0]
+        if head["synced"] >= number and _read_record(raw, start, sequence, int(head["number"]))[2]:
+            return start, int(head["number"])
+    return None
+
+
+# -- one wrong bit
+
+def _correct_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[StoredRecord, int] | None:
+    """Return (the record of that number at an offset, its size) with its one wrong bit corrected.
+
+    None if correcting no single bit makes the record whole.  So a record that was not written to its end is never
+    taken for a damaged one.
     """
     expected = format.record_header(segment=sequence, number=number, synced=0, size=0, groups=0, rows=0, ops=0)
     found = bytes(raw[at:at + format.HEADER_SIZE])
@@ -269,68 +350,57 @@ def _mended(raw: memoryview, at: int, sequence: int, number: int) -> tuple[Recor
     for bit in _suspects(copy, sequence, number):
         copy[bit // 8] ^= 1 << bit % 8
         record, end, is_whole = _read_record(copy, 0, sequence, number)
-        if is_whole:
+        if record is not None and is_whole:
             return record, end
         copy[bit // 8] ^= 1 << bit % 8
     return None
 
 
 def _name(head: bytes) -> int:
-    """What tells a record's header from all others: magic, segment, number."""
+    """Return the bytes of a record's header that no other header has, as a number: magic, segment, number."""
     return int.from_bytes(head[:4] + head[format.CHECKED_FROM:24], "little")
 
 
 def _suspects(raw: memoryview, sequence: int, number: int) -> Iterator[int]:
-    """Which bits of the record may be the wrong one: of its tables and entries those that checksums point to, of its header each."""
+    """Iterate over the bits that may be the wrong one of the record at offset 0.
+
+    Checksums point to a bit of the tables or entries.  In the header any bit may be wrong.
+    """
     if (bounds := _bounds(raw, 0, sequence, number)) is not None:
-        head, _, data, _ = bounds
-        difference = _checksum_of_tables(raw, 0, data) ^ int(head["tables"][0])
-        if not difference:
-            return (yield from _suspects_in_entry(raw, data, _read_record(raw, 0, sequence, number)[0]))
-        if (bit := wrong_bit(data - format.HEADER_SIZE, difference)) is not None:
+        difference = _checksum_of_tables(raw, 0, bounds.data) ^ int(bounds.head["tables"][0])
+        if not difference:      # the header and the tables are right
+            record, _, _ = _read_record(raw, 0, sequence, number)
+            assert record is not None, bounds
+            yield from _suspects_in_entry(raw, bounds.data, record)
+            return
+        if (bit := wrong_bit(bounds.data - format.HEADER_SIZE, difference)) is not None:
             yield 8 * format.HEADER_SIZE + bit
     yield from range(8 * format.HEADER_SIZE)
 
 
-def _suspects_in_entry(raw: memoryview, data: int, record: Record) -> Iterator[int]:
-    """Likewise where only an entry of it is damaged; its entries begin at `data`."""
+def _suspects_in_entry(raw: memoryview, data: int, record: StoredRecord) -> Iterator[int]:
+    """Iterate over the bits that may be the wrong one of a record whose tables are right.
+
+    data: offset of the record's entries, of which exactly one has to be damaged.
+    """
     if len(wrong := _wrong_entries(record)) != 1:
         return
-    start, size, claimed = int(record.sources[wrong[0]]) + data, int(record.rows["size"][wrong[0]]), int(record.rows["crc32c"][wrong[0]])
+    [at] = wrong
+    start, size = int(record.sources[at]) + data, int(record.rows["size"][at])
     yield from range(8 * start, 8 * (start + CHECKSUM_END))
     start, size = start + CHECKSUM_END, size - CHECKSUM_END
-    if (bit := wrong_bit(size, crc32c(raw[start:start + size]) ^ claimed)) is not None:
+    difference = crc32c(raw[start:start + size]) ^ int(record.rows["crc32c"][at])
+    if (bit := wrong_bit(size, difference)) is not None:
         yield 8 * start + bit
 
 
-def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[int, int] | None:
-    """(offset, number) of the first whole record behind `at` that was written when the one of that number was on disk."""
-    found, magic, named = bytes(raw[at:]), format.RECORD_MAGIC.to_bytes(4, "little"), sequence.to_bytes(8, "little")
-    place = 0
-    while (place := found.find(magic, place + 1)) >= 0:
-        start = at + place
-        if not found.startswith(named, place + format.CHECKED_FROM) or start + format.HEADER_SIZE > len(raw):
-            continue
-        head = np.frombuffer(raw, format.RECORD_HEADER, 1, start)[0]
-        if head["synced"] >= number and _read_record(raw, start, sequence, int(head["number"]))[2]:
-            return start, int(head["number"])
-    return None
-
-
-def _wrong_entries(record: Record) -> list[int] | None:
-    """Which of its entries are damaged."""
-    [data] = record.data
-    return [number for number, (source, size, claimed) in
-             enumerate(zip(record.sources.tolist(), record.rows["size"].tolist(), record.rows["crc32c"].tolist(), strict=True))
-             if data[source:source + CHECKSUM_END] != _BEGIN.pack(MAGIC, claimed)
-             or crc32c(data[source + CHECKSUM_END:source + size]) != claimed]
-
+# -- files
 
 def retire(folder: Path) -> None:
     """Remove the journal of an owner that no longer exists, after all of its records have been applied and synced.
 
-    Segments go oldest first, each durably before the next: a power cut could otherwise leave older segments alone, and their replay
-    would bring back what was acknowledged since.
+    Segments go oldest first, each durably before the next.  Otherwise a power cut could leave older segments alone,
+    and their replay would bring back entries that were acknowledged since.
     """
     for _, path in by_age(folder):
         path.unlink()
@@ -341,7 +411,7 @@ def retire(folder: Path) -> None:
 
 
 def by_age(folder: Path) -> list[tuple[int, Path]]:
-    """(sequence, path) of the segments that have a header, oldest first."""
+    """Return [(sequence, path)] of the segments that have a header, oldest first."""
     found = []
     for path in _segments(folder):
         try:
@@ -357,6 +427,9 @@ def by_age(folder: Path) -> list[tuple[int, Path]]:
 
 
 def write_again(fd: int) -> None:
-    """What a sync that failed has left in memory only, the next sync would say nothing of and not write either."""
+    """Overwrite a file with its own content, so that the next sync writes all of it.
+
+    After a failed sync the kernel may keep content in memory, call it clean, and not write it at the next sync.
+    """
     for at in range(0, os.fstat(fd).st_size, _AT_ONCE):
         os.pwrite(fd, os.pread(fd, _AT_ONCE, at), at)

@@ -312,13 +312,13 @@ def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
         if not first <= number < end:
             continue
         yield {"record": number, "at": at, "entries": len(record.rows), "ops": len(record.ops), "bytes": record.size}
-        [data], start = record.data, 0
+        start = 0
         for partition_id, ledger_id, entry_id, count in record.groups.tolist():
             for row, source in zip(
                 record.rows[start : start + count], record.sources[start : start + count].tolist(), strict=True
             ):
                 line = {"entry": f"{ledger_id}:{entry_id}", "partition": partition_id} | _of_row(row)
-                yield line | _entry(bytes(data[source:source + int(row["size"])]), row, payload)
+                yield line | _entry(bytes(record.data[source:source + int(row["size"])]), row, payload)
                 entry_id += 1
             start += count
         for number in range(len(record.ops)):

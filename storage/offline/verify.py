@@ -291,7 +291,7 @@ class _Rehearsal(Recovery):
     def know(self, partition_id: int, found: State) -> None:
         self._states[partition_id] = found
 
-    def apply(self, record: journal_reader.Record) -> None:
+    def apply(self, record: journal_reader.StoredRecord) -> None:
         self.touched.update(record.ops["partition_id"].tolist())
         self._apply_ops(record.ops, opened=True)
         start = 0

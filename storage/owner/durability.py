@@ -1,11 +1,10 @@
 """Durability: decisions go into the journal, which is synced before an answer that depends on them leaves."""
 import time
-from typing import Any
 
 from geminga.storage import format
 from geminga.storage.errors import Interrupted, NotDurable, StorageFull, is_full, text_of
-from geminga.storage.ledgers.journal import collect_checkpoint, write_checkpoint
-from geminga.storage.ledgers.journal_reader import Record
+from geminga.storage.ledgers.checkpoints import Changed, collect_checkpoint, write_checkpoint
+from geminga.storage.ledgers.journal import Record
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.upkeep.disk_space import DiskSpace
@@ -88,7 +87,7 @@ class Durability:
                 if not self._space.give_up():
                     time.sleep(_NO_ROOM_SECONDS)
 
-    def checkpoint(self, changed: set[Any]) -> None:
+    def checkpoint(self, changed: set[Changed]) -> None:
         """Write and sync files of a partition and its ledger, from the reserve if need be.
 
         Raises StorageFull; NotDurable, as the kernel forgets what it could not write.

@@ -139,8 +139,8 @@ def _counts(ops: Rows) -> Iterator[tuple[int, int, int]]:
 
 
 def _set_totals(target: Target, ops: Rows) -> None:
-    totals = _cursor(target, ops).totals
-    for reason, messages in zip(format.numbers_of(ops["kind_and_reason"]).tolist(), ops["messages"].tolist(), strict=True):
+    totals, reasons = _cursor(target, ops).totals, format.numbers_of(ops["kind_and_reason"])
+    for reason, messages in zip(reasons.tolist(), ops["messages"].tolist(), strict=True):
         totals[reason] = messages
 
 

@@ -25,7 +25,7 @@ from geminga.proto.rows import Rows, as_words, field_names, from_words
 from geminga.proto.sends import SEND_ROW
 from geminga.storage import format
 from geminga.storage.cursors.producer_sequences import NOWHERE
-from geminga.storage.ledgers.journal_reader import Record
+from geminga.storage.ledgers.journal import Record
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.duplicates import ByHandle, Progresses, Send, take_few, take_many
 from geminga.storage.topics.partition import Partition

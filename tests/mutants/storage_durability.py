@@ -3,7 +3,7 @@ from .bugs import of
 
 BUGS = [
     *of("storage/ledgers/journal.py", "storage/test_journal_order.py storage/test_journal.py",
-        ("            self.sync()           # what is in memory includes", "            pass           # what is in memory includes", "",
+        ("            self.sync()           # snapshots include", "            pass           # snapshots include", "",
          "storage/test_journal_order.py"),
         ("        if not self._is_between:\n            self.sync()\n            self._full",
          "        if not self._is_between:\n            self._full", "", "storage/test_journal_order.py"),
@@ -37,7 +37,7 @@ BUGS = [
     *of("storage/owner/replayed_ops.py", "storage/test_journal_order.py",
         ("        if first < 0:\n", "        if first <= 0:\n", "")),
     *of("storage/owner/recovery.py", "storage/test_journal_order.py",
-        ("    if known > found.entries:\n", "    if False:\n", ""),
+        ("    if known > target.entries:\n", "    if False:\n", ""),
         ("    except FileNotFoundError:\n        return True\n", "    except FileNotFoundError:\n        return False\n", ""),
         ("read_text().strip() != str(owners)", "read_text().strip() == str(owners)", ""),
         ('    write_anew(path, b"%d\\n" % owners)\n', "    pass\n", "")),

@@ -22,7 +22,7 @@ from geminga.storage.disk import files
 from geminga.storage.dispatch import failover
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
-from geminga.storage.ledgers import journal
+from geminga.storage.ledgers import checkpoints, journal
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner.dispatching import Dispatching
@@ -252,7 +252,8 @@ def files_are_not_synced_at_a_checkpoint():
 
 @canary(*_KEPT, "nothing but the disk's own failures ends an owner")
 def folders_are_not_synced_at_a_checkpoint():
-    yield journal, "sync", lambda path, how: None if how is os.fsync else files.sync(path, how)
+    for module in (checkpoints, journal):
+        yield module, "sync", lambda path, how: None if how is os.fsync else files.sync(path, how)
 
 
 @canary(*_KEPT)

@@ -9,7 +9,7 @@ from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.delayed import amendments
 from geminga.storage.delayed.window_files import WindowFiles
 from geminga.storage.disk import data_folder, files
-from geminga.storage.ledgers import compacted_ledgers, journal, journal_reader, ledger, ledger_headers
+from geminga.storage.ledgers import checkpoints, compacted_ledgers, journal, journal_reader, ledger, ledger_headers
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import backup, repair, restore
@@ -44,14 +44,14 @@ NOTICED = {
     "a_stop_retires_nothing": Step(Journal.close, "_retire(segment)"),
     "a_stop_does_not_sync_what_it_retires": Step(Journal.close, "os.fdatasync("),
     "the_name_of_a_new_segment_is_not_synced": Step(journal._write_zeros, "sync(path.parent"),
-    "ledgers_are_not_synced": Step(journal.write_checkpoint, "sync(path, os.fdatasync)"),
-    "names_of_ledgers_and_states_are_not_synced": Step(journal.write_checkpoint, "sync(folder, os.fsync)", 0),
-    "names_of_partitions_are_not_synced": Step(journal.write_checkpoint, "sync(folder, os.fsync)", 1),
+    "ledgers_are_not_synced": Step(checkpoints.write_checkpoint, "sync(path, os.fdatasync)"),
+    "names_of_ledgers_and_states_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 0),
+    "names_of_partitions_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 1),
     "the_name_of_a_journal_is_not_synced": Step(journal.open_journal, "sync(above"),
     "segments_of_a_start_are_not_synced": Step(journal.open_journal, "os.fdatasync("),
     "a_file_written_anew_is_not_synced": Step(files.write_anew, "os.fsync("),
     "a_segment_that_failed_is_not_copied": Step(journal_reader.rescue, "write_anew("),
-    "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "journal.write_checkpoint("),
+    "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "checkpoints.write_checkpoint("),
     "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
     "a_start_retires_nothing": Step(journal.open_journal, "_retire("),
     "files_of_a_removed_journal_stay": Step(journal_reader.retire, "path.unlink(", 1),
@@ -61,7 +61,7 @@ NOTICED = {
     "the_name_of_a_delayed_index_is_not_synced": Step(delayed_scheduler._write, "sync(named"),
     "a_file_written_anew_gets_no_name": Step(files.write_anew, "fresh.replace("),
     "trimmed_ledgers_are_left_behind": Step(Trimming.unlink_taken, "ledger.unlink("),
-    "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "found.unlink("),
+    "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "deleted.unlink("),
     "a_state_is_not_written": Step(StateFile.write, "write_anew("),
     "a_pass_does_not_sync_when_due": Step(Pass.end, "self.sync("),
 }
@@ -92,7 +92,7 @@ UNNOTICED = {
     Step(journal._write_zeros, "os.fdatasync("):
         "The first sync of a pass in the segment writes it too, but slower; test_journal_order.py holds this one.",
     Step(journal._write_zeros, "path.unlink("): _SPACE,
-    Step(Journal._collect_checkpoints, "segment.path.unlink("): _SPACE,
+    Step(Journal._free_segment, "segment.path.unlink("): _SPACE,
     Step(journal.open_journal, "path.unlink("): _SPACE,
     Step(files.allocate, "path.unlink("): _SPACE,
     Step(ledger.create, "ledger.unlink("): _SPACE,

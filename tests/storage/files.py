@@ -10,7 +10,8 @@ from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format
 from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import journal_ops, ledger
-from geminga.storage.ledgers.journal_reader import Record
+from geminga.storage.ledgers.journal import Record
+from geminga.storage.ledgers.journal_reader import StoredRecord
 from geminga.storage.ledgers.ledger import Ledger
 
 PARTITION, SUBSCRIPTION = 7, 3
@@ -73,7 +74,7 @@ def record(number: int, *, data: bytes = b"", ops: int = 1) -> Record:
     return Record(groups, rows, np.zeros(count, format.SOURCE), op_rows, [data] if data else [], len(data))
 
 
-def number_of(found: Record) -> int:
+def number_of(found: StoredRecord) -> int:
     return int(found.ops.view(format.MARK_DELETE_OP)["entry_id"][0])
 
 

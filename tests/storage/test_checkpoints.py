@@ -7,7 +7,7 @@ import pytest
 
 from geminga.storage import format
 from geminga.storage.errors import StorageFull
-from geminga.storage.ledgers import journal
+from geminga.storage.ledgers import checkpoints, journal
 from geminga.storage.ledgers.journal import open_journal
 
 from .files import record
@@ -184,16 +184,16 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
 
 def test_files_that_are_gone_need_no_sync(tmp_path, monkeypatch):
     """A ledger that was consumed and deleted meanwhile is never written at all; what is there is synced, with its folder."""
-    synced, real = [], journal.sync
+    synced, real = [], checkpoints.sync
 
     def sync(path, how):
         real(path, how)
         synced.append(path)
 
-    monkeypatch.setattr(journal, "sync", sync)
+    monkeypatch.setattr(checkpoints, "sync", sync)
     kept, gone = Written(tmp_path, "kept"), Written(tmp_path, "gone")
     gone.path.unlink()
-    journal.write_checkpoint({kept.path, gone.path}, [])
+    checkpoints.write_checkpoint({kept.path, gone.path}, [])
     assert {kept.path, tmp_path} <= set(synced) and gone.path not in synced
     assert not gone.path.exists()
 

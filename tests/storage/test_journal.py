@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import bit_errors
-from geminga.storage.ledgers.journal import open_journal
-from geminga.storage.ledgers.journal_reader import Record, replay
+from geminga.storage.ledgers.journal import Record, open_journal
+from geminga.storage.ledgers.journal_reader import replay
 
 from .files import PARTITION, cut, flip, make_newer, number_of, overwrite, record
 from .journals import BIG, HEADER, SEGMENT, numbers, only_segment, segments, write
@@ -44,7 +44,7 @@ def test_what_was_appended_is_replayed_as_it_was(five):
         expected = record(number, data=ENTRY)
         for name in ("groups", "rows", "sources", "ops"):
             assert (getattr(one, name) == getattr(expected, name)).all()
-        assert (bytes(one.data[0]), one.size) == (ENTRY, len(ENTRY))
+        assert (bytes(one.data), one.size) == (ENTRY, len(ENTRY))
 
 
 def test_many_pieces_become_one(tmp_path, opened):
@@ -53,7 +53,7 @@ def test_many_pieces_become_one(tmp_path, opened):
     big.data, big.size = [b"%04d" % n for n in range(1_500)], 6_000
     opened().append(big)
     [found] = replay(opened.left()).records
-    assert bytes(found.data[0]) == b"".join(big.data)
+    assert bytes(found.data) == b"".join(big.data)
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER - 1, HEADER])
@@ -175,7 +175,7 @@ def test_leftovers_of_an_earlier_use_of_a_segment_are_not_replayed(tmp_path, ope
 
 def content(found):
     """What the records say, bit by bit."""
-    return [(one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data[0])) for one in found]
+    return [(one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data)) for one in found]
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_flipped_bit_in_one_of_many_entries_is_made_good(tmp_path, opened, siz
     for byte in range(0, sum(map(len, entries)), 1 + sum(sizes) // 30):
         flip(path, begin + byte, byte % 8)
         found = replay(folder)
-        assert [bytes(one.data[0]) for one in found.records] == [b"".join(entries)], byte
+        assert [bytes(one.data) for one in found.records] == [b"".join(entries)], byte
         assert len(found.damage) == 1
         flip(path, begin + byte, byte % 8)
 
@@ -271,7 +271,7 @@ def test_a_record_whose_entry_is_damaged_beyond_help_counts_and_is_told(five):
     overwrite(only_segment(five), at(2) + DATA + 8, JUNK)
     found = replay(five)
     assert [number_of(one) for one in found.records] == [0, 1, 2, 3, 4]
-    assert bytes(found.records[2].data[0]) == ENTRY[:8] + JUNK + ENTRY[8 + len(JUNK):]
+    assert bytes(found.records[2].data) == ENTRY[:8] + JUNK + ENTRY[8 + len(JUNK):]
     assert "record 3 is damaged, entries [0] of its 1" in found.damage[0] and len(found.damage) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.errors import NotDurable
 from geminga.storage.ledgers import journal, ledger
-from geminga.storage.ledgers.journal import write_checkpoint
+from geminga.storage.ledgers.checkpoints import write_checkpoint
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.owner.recovery import journal_folder
 

@@ -13,7 +13,7 @@ from geminga.storage.cursors.cursor import NOBODY, Cursor
 from geminga.storage.cursors.producer_sequences import Progress, identity
 from geminga.storage.cursors.state_file import State, StateFile
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import journal
+from geminga.storage.ledgers import checkpoints
 
 from .disk import Disk
 from .files import PARTITION, SUBSCRIPTION, Length, cut, flip, ids, make_newer
@@ -185,7 +185,7 @@ def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch,
         return number_in(target / "partitions" / str(PARTITION))
 
     file = StateFile(folder, PARTITION)
-    journal.write_checkpoint(set(), [file.take(numbered(0))])
+    checkpoints.write_checkpoint(set(), [file.take(numbered(0))])
     real, steps = disk._synced, []
 
     def synced(fd):
@@ -194,9 +194,9 @@ def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch,
         steps.append(left())
 
     for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(journal.os, name, synced)
+        monkeypatch.setattr(checkpoints.os, name, synced)
     for number in range(1, 4):
-        journal.write_checkpoint(set(), [file.take(numbered(number))])
+        checkpoints.write_checkpoint(set(), [file.take(numbered(number))])
         assert set(steps) <= {number - 1, number} and steps[-1] == number
         steps.clear()
 
