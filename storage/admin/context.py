@@ -1,5 +1,5 @@
 """The owner as administration sees it: with the parts that enforce policies and keep files."""
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics.non_persistent import NonPersistentTopic
@@ -41,8 +41,11 @@ class Backups(Protocol):
     def begin(self) -> None:
         """Give new ledgers and views a second name in the backup's folder from now on."""
 
-    def cut(self) -> dict[str, Any]:
-        """Return {"file": name, "seconds": float} of the state that was written down.  Raises Refusal, OSError."""
+    def cut(self) -> tuple[str, float]:
+        """Write down the state of all partitions.  Return the file's name and the seconds taken.
+
+        Raises Refusal, OSError.
+        """
 
 
 class CompactedViews(CompactedReaders, Protocol):

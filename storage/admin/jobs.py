@@ -47,5 +47,4 @@ def begin_backup(owner: AdministeredOwner, question: BeginBackup) -> None:
 
 def cut_backup(owner: AdministeredOwner, question: CutBackup) -> BackupCut:
     """Write down the state of all partitions as of now."""
-    cut = owner.snapshots.cut()
-    return BackupCut(cut["file"], cut["seconds"])
+    return BackupCut(*owner.snapshots.cut())

@@ -1,20 +1,21 @@
-"""What an owner tells a backup of its partitions: all of them as they are between two passes.
+"""An owner's part in a backup: a cut, the state of all its partitions between two passes.
 
-    begin()         from here on what comes new has a second name: ledgers, and views that come into force
-    (the backup sees to what there is, by itself)
-    cut()           what counts of all that: for each partition that was open since, its ledgers, where the last of them ends, its view,
-                    and the state that a checkpoint would write; nothing is held after that
+    begin()      From now on ledgers and views that are new get a second name, a hard link, in the backup's folder.
+    (The backup itself links the files that were there before.)
+    cut()        Write down, for each partition that was open since begin(): its ledgers, where the last of them ends,
+                 its view, and the state that a checkpoint would write.
 
-A partition that nobody has opened meanwhile is as its files say.  What is written behind where a ledger ended does not matter to what lies
-before; what is deleted has another name by then.  So an owner stands still for as long as it takes to write down the cut, and for one sync.
+A partition that was not open meanwhile is as its files say. Bytes behind the written end of a ledger do not count, and
+a file that is deleted has its second name by then. So an owner stands still only while it writes the cut, and for one
+sync.
 """
 import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -24,36 +25,43 @@ from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 
-Row = tuple[dict, bytes]      # what a cut says of a partition, and its state's bytes
+Row = tuple[dict[str, Any], bytes]      # a partition in a cut: its line of JSON, and the bytes of its state
 
 
 class Recovered(Protocol):
-    """A start's recovery, as far as a backup needs it."""
+    """The part of recovery after a start that a backup needs."""
 
     @property
     def unopened(self) -> dict[int, state_file.State]:
-        """States put together from the journal, of partitions that nobody has opened yet, by id."""
+        """States restored from the journal, by partition id, of partitions that were not opened since."""
 
 
 class BackupSnapshots:
-    """Backups' view of one owner."""
+    """One owner's part in backups, one at a time."""
 
     def __init__(self, owner: OwnerContext, recovery: Recovered | None):
         self._owner, self._recovery = owner, recovery
-        self._folder: Path | None = None          # of second names, as long as a backup gets ready
-        self._released: dict[int, Row] = {}       # partitions that were open since it began, and are not any more
+        self._folder: Path | None = None          # of second names; None: no backup is between begin() and cut()
+        self._released: dict[int, Row] = {}       # partitions that were open since begin(), and are not any more
+
+    def __repr__(self) -> str:
+        return f"<BackupSnapshots folder={self._folder} released={len(self._released)}>"
 
     def begin(self) -> None:
+        """Give new ledgers and views a second name in the backup's folder from now on."""
         self._folder, self._released = format.linked_folder(self._owner.data_dir), {}
 
-    def cut(self) -> dict:
-        """{"file": what is written down in that folder, "seconds": how long that took}.  Raises Refusal, OSError."""
+    def cut(self) -> tuple[str, float]:
+        """Write the state of all partitions into a file of the backup's folder.  Return its name and the seconds taken.
+
+        Raises Refusal, OSError.
+        """
         began, folder = time.perf_counter(), self._folder
         if folder is None:
             raise Refusal(api.MetadataError, "the owner was started again since the backup began")
         self._folder = None
         self._owner.commit()
-        self._owner.journal.sync()      # nothing that the backup has is ever written otherwise where it lies
+        self._owner.journal.sync()      # the cut refers to bytes that must not change any more, not even after a crash
         rows = {partition.partition_id: _row(partition) for partition in self._owner.by_name.values()}
         for partition_id, row in [*self._released.items(), *self._recovered()]:
             rows.setdefault(partition_id, row)
@@ -62,50 +70,57 @@ class BackupSnapshots:
         with open(folder / name, "wb") as file:
             file.write(json.dumps([row for row, _ in rows.values()]).encode() + b"\n")
             file.writelines(data for _, data in rows.values())
-        return {"file": name, "seconds": time.perf_counter() - began}
+        return name, time.perf_counter() - began
 
     def _recovered(self) -> Iterator[tuple[int, Row]]:
-        """Partitions whose state a start has put together, and nobody has opened or written yet."""
-        for partition_id, found in self._recovery.unopened.items() if self._recovery else ():
-            data = state_file.encode(partition_id, found)
+        """Iterate over (id, row) of partitions that recovery has restored, and that were not opened since."""
+        for partition_id, state in self._recovery.unopened.items() if self._recovery else ():
+            data = state_file.encode(partition_id, state)
             yield partition_id, ({"id": partition_id, "state": len(data)}, data)
 
-    # -- what becomes of partitions until the cut
+    # -- from begin() to cut(): the owner tells of its partitions
 
     def opened(self, partition: Partition) -> None:
+        """A partition was opened: the cut takes its state from now on."""
         self._released.pop(partition.partition_id, None)
 
     def released(self, partition: Partition) -> None:
+        """A partition is given up: keep its state for the cut."""
         if self._folder is not None:
             self._released[partition.partition_id] = _row(partition)
 
     def ledger_added(self, partition: Partition) -> None:
+        """A partition has a new ledger: link its files."""
         if self._folder is not None:
-            self._link(partition, partition.open_ledger.files())
+            self._link(self._folder, partition, partition.open_ledger.files())
 
     def view_taken(self, partition: Partition, view: View) -> None:
+        """A partition has a new compacted view: link its files."""
         if self._folder is not None:
-            self._link(partition, view.folder.iterdir())
+            self._link(self._folder, partition, view.folder.iterdir())
 
-    def _link(self, partition: Partition, paths: Iterator[Path] | list[Path]) -> None:
+    def _link(self, folder: Path, partition: Partition, paths: Iterable[Path]) -> None:
+        """Give a partition's files second names.  If the backup's folder is gone, the backup was given up."""
         try:
-            self._folder.stat()
+            folder.stat()
             for path in paths:
-                link(path, self._folder / str(partition.partition_id) / path.relative_to(partition.folder))
-        except OSError:               # whoever made the backup is gone
+                link(path, folder / str(partition.partition_id) / path.relative_to(partition.folder))
+        except OSError:
             self._folder = None
 
 
 def link(path: Path, name: Path) -> None:
-    """The file has that name too, if it was not given it before.  Raises OSError."""
+    """Give the file that second name, unless it has it already.  Raises OSError."""
     name.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.link(path, name)
 
 
 def _row(partition: Partition) -> Row:
+    """Return an open partition's row of the cut."""
     last, data = partition.open_ledger, state_file.encode(partition.partition_id, partition.state())
     amended = partition.schedule.amended_size if partition.schedule is not None else 0
-    return {"id": partition.partition_id, "sealed": [found.ledger_id for found in partition.ledgers[:-1]],
+    return {"id": partition.partition_id, "sealed": [ledger.ledger_id for ledger in partition.ledgers[:-1]],
             "open": [last.ledger_id, last.entries, last.size, last.first_message, last.created_ms],
-            "view": 0 if partition.view is None else partition.view.number, "amended": amended, "state": len(data)}, data
+            "view": 0 if partition.view is None else partition.view.number,
+            "amended": amended, "state": len(data)}, data

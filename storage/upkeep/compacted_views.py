@@ -1,29 +1,42 @@
-"""Compacted views of the partitions that an owner serves: which holds, who reads which, and when one that was replaced goes.
+"""Compacted views of an owner's partitions: adopting new ones, and deleting replaced ones when no consumer reads them.
 
-A subscription whose consumers read compacted is given a view when the first of them comes, and keeps it until its mark-delete position
-has reached the view's horizon, or nobody is there any more.  So what it is given again is what it was given before, however often the view
-is replaced meanwhile; and the ledgers behind that horizon are kept for it (Partition.take_acknowledged_ledgers).
+A subscription whose consumers read compacted gets the partition's view when the first consumer comes. It keeps that
+view until its mark-delete position reaches the view's horizon, or its last consumer is gone. So redelivery gives the
+same messages however often the view is replaced meanwhile. The ledgers behind the view's horizon are kept for it
+(Partition.take_acknowledged_ledgers).
 """
+from typing import Protocol
+
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.topics import acknowledge
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
+from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
+
+
+class _Owner(OwnerContext, Protocol):
+    @property
+    def snapshots(self) -> BackupSnapshots: ...
 
 
 class CompactedViews(Watcher):
-    """Of one owner."""
+    """The compacted views that one owner's partitions and subscriptions use."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: _Owner):
         self._owner = owner
-        self._watched: dict[Partition, None] = {}      # somebody reads compacted there, or views were replaced
+        self._watched: dict[Partition, None] = {}      # partitions with compacted readers or replaced views
 
-    def release(self, partition: Partition) -> None:
-        """It is no longer open."""
+    def __repr__(self) -> str:
+        return f"<CompactedViews watched={len(self._watched)}>"
+
+    def release(self, partition: Partition, /) -> None:
+        """Delete the partition's replaced views, and have workers unmap all its views."""
         self._watched.pop(partition, None)
         for view in [*partition.replaced, *([partition.view] if partition.view else [])]:
             self._forget(view)
@@ -32,12 +45,12 @@ class CompactedViews(Watcher):
         partition.replaced.clear()
 
     def tick(self, now_ms: int) -> None:
-        """Readers have come further, or are gone."""
+        """Take views away from readers that have passed them, and delete views without readers."""
         for partition in list(self._watched):
             self._look(partition)
 
     def _look(self, partition: Partition) -> None:
-        """Views that nobody reads any more go, and so may ledgers."""
+        """Delete replaced views of the partition that no subscription reads, and let ledgers be deleted."""
         readers = [subscription for subscription in partition.attached if subscription.reads_compacted]
         for subscription in readers:
             if subscription.view is not None and subscription.cursor.mark_delete >= subscription.view.horizon:
@@ -53,32 +66,38 @@ class CompactedViews(Watcher):
             del self._watched[partition]
 
     def _forget(self, view: View) -> None:
+        """Have workers unmap the files of a view."""
         for worker in {worker for worker, _ in self._owner.sessions}:
             for part in view.manifest.parts:
                 self._owner.outbox(worker).forget(part.ledger_id, view.number)
 
     def begin(self, subscription: Subscription, *, reads_compacted: bool) -> None:
-        """Its first consumer comes."""
-        found, mark_delete = subscription.partition, subscription.cursor.mark_delete
+        """Give a subscription of a stored topic its view, as its first consumer comes.
+
+        If its consumers do not read compacted, it skips entries that only the view has.
+        """
+        partition, mark_delete = subscription.partition, subscription.cursor.mark_delete
+        assert isinstance(partition, Partition), subscription
         if reads_compacted:
             subscription.reads_compacted = True
-            self._watched[found] = None
-            if mark_delete < found.horizon:
-                subscription.view = found.view
-        elif found.view is not None and mark_delete < (first := (found.ledgers[0].ledger_id, -1)):
-            acknowledge.skip_to(self._owner, subscription, first)      # what only the view has is not for this one
+            self._watched[partition] = None
+            if mark_delete < partition.horizon:
+                subscription.view = partition.view
+        elif partition.view is not None and mark_delete < (first := (partition.ledgers[0].ledger_id, -1)):
+            acknowledge.skip_to(self._owner, subscription, first)
 
     def adopt(self, partition: Partition, number: int) -> None:
-        """The view of that number that was made is the partition's from now on.  Raises Refusal, OSError."""
+        """Put the view with that number, which a job has made, into force.  Raises Refusal, OSError."""
         folder, made = partition.folder, compacted_ledgers.unfinished(partition.folder, number)
         if number == partition.view_number and partition.view is not None and not made.exists():
             return
         if why := self._objection(partition, number):
             raise Refusal(api.MetadataError, why)
         compacted_ledgers.adopt(folder, number)
-        self._take_over(partition, compacted_ledgers.open_view(folder, number))
+        self._take_over(partition, number)
 
     def _objection(self, partition: Partition, number: int) -> str:
+        """Return why a view that a job has made cannot be adopted; "" if it can."""
         path = compacted_ledgers.unfinished(partition.folder, number) / compacted_ledgers.MANIFEST
         if number <= partition.view_number:
             return f"There is compacted view {partition.view_number} already"
@@ -91,13 +110,18 @@ class CompactedViews(Watcher):
         if manifest.partition_id != partition.partition_id:
             return f"{path}: it is of partition {manifest.partition_id}, not of {partition.partition_id}"
         if not partition.horizon <= manifest.horizon <= partition.last_confirmed:
-            return f"{path}: it reaches up to {manifest.horizon}, which is not between {partition.horizon} and {partition.last_confirmed}"
+            return f"{path}: it reaches up to {manifest.horizon}, " \
+                   f"which is not between {partition.horizon} and {partition.last_confirmed}"
         for ledger_id in (manifest.horizon[0], *(part.ledger_id for part in manifest.parts)):
-            if partition.find(ledger_id) is None and (partition.view is None or partition.view.find(ledger_id) is None):
+            is_in_view = partition.view is not None and partition.view.find(ledger_id) is not None
+            if partition.find(ledger_id) is None and not is_in_view:
                 return f"{path}: ledger {ledger_id} has been deleted meanwhile"
         return View(path.parent, number, manifest).missing()
 
-    def _take_over(self, partition: Partition, view: View) -> None:
+    def _take_over(self, partition: Partition, number: int) -> None:
+        """Open a view whose files are in place, and make it the partition's.  Raises OSError."""
+        view = compacted_ledgers.open_view(partition.folder, number)
+        assert view is not None, (partition, number)
         partition.take_over(view)
         self._owner.snapshots.view_taken(partition, view)
         self._watched[partition] = None
@@ -105,22 +129,22 @@ class CompactedViews(Watcher):
         self._owner.changed[partition] = None
 
     def truncated(self, partition: Partition) -> None:
-        """Nothing is left of it: neither in a view.  Raises OSError."""
-        last = next((found for found in reversed(partition.ledgers) if found.entries), None)
+        """Put an empty view into force after all entries of a compacted partition were deleted.  Raises OSError."""
+        last = next((ledger for ledger in reversed(partition.ledgers) if ledger.entries), None)
         if not partition.compacts or last is None:
             return
         number = partition.view_number + 1
         horizon = last.ledger_id, last.last_entry
         compacted_ledgers.make_empty(partition.folder, number, partition.partition_id, horizon, self._owner.now_ms)
-        self._take_over(partition, compacted_ledgers.open_view(partition.folder, number))
+        self._take_over(partition, number)
 
     def due(self) -> list[tuple[int, str]]:
-        """(id, topic) of partitions with more news than their thresholds."""
+        """Return (id, topic) of partitions with more bytes behind their horizons than their compaction thresholds."""
         return [(partition.partition_id, str(partition.name)) for partition in self._owner.by_name.values()
                 if 0 < partition.policies.compaction_threshold < news(partition)]
 
 
 def news(partition: Partition) -> int:
-    """Bytes behind the horizon."""
+    """Return the bytes of the partition's entries behind the horizon of its view."""
     ledger_id, entry_id = partition.horizon
     return partition.bytes_from(ledger_id, entry_id + 1)

@@ -1,12 +1,13 @@
-"""Room on the disk: below the high watermark nobody may publish until there is more than the low one says; the rest goes on.
+"""Room on the disk: below the low watermark publishing is refused until the high one is reached; all else goes on.
 
-    free bytes    0 ..... publishing is refused ..... disk_refuse_below_bytes ... disk_accept_above_bytes ..... publishing goes on
+    free bytes    0 .......................... disk_refuse_below_bytes ........... disk_accept_above_bytes ........
+                  publishing is refused        publishing stays as it was          publishing goes on
 
-Ledgers are allocated ahead of what is published, by a part of what is free above the low watermark at most.  Below that they grow by
-what they need, and those with much room that nobody uses are sealed, which gives it back.
+Ledgers are allocated ahead of publishing, by at most a part of the bytes that are free above disk_accept_above_bytes.
+Below that mark they grow by as much as they need, and ledgers with much unused room are sealed, which gives it back.
 
-What else takes room (states of partitions, the catalogue) has a reserve, a file that is given up piece by piece when others have
-filled the disk, and taken back when publishing goes on.
+States of partitions and the catalogue also take room. For them there is a reserve, a file that is given up piece by
+piece when other programs have filled the disk, and allocated again when publishing goes on.
 """
 import os
 from pathlib import Path
@@ -20,29 +21,34 @@ from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.topics.partition import Partition
 
-_PIECES = 4               # in which the reserve is given up
-# A small file system is not given up for watermarks that were made for a large one.  Parts of it:
+_PIECES = 4               # pieces in which the reserve is given up
+# On a small file system the watermarks and the reserve are at most 1/20, 1/10 and 1/40 of it: defaults for a large one
+# would make it unusable.
 _REFUSE_PART, _ACCEPT_PART, _RESERVE_PART = 20, 10, 40
-_AHEAD_PART = 4
+_AHEAD_PART = 4           # a file may be allocated ahead by 1/4 of the room that there is for this
 _MIB = 1 << 20
 _BARRIER = Barrier(api.ServiceNotReady, "There is no room on the broker's disk; try again", is_waited_for=True)
 
 
 class DiskSpace:
-    """As one owner sees it.  A cause of gate.Gate."""
+    """The disk as one owner sees it, which is a cause to refuse publishing (publish_gate.Cause)."""
 
     def __init__(self, folder: Path, options: StorageOptions, counters: Counters):
+        """folder: on the disk in question; the owner's reserve lies there."""
         self._folder, self._counters = folder, counters
         self._reserve_path = folder / "reserve"
-        self._held = self._reserve_path.stat().st_size if self._reserve_path.exists() else 0
-        self._free = 0
-        self.is_full = False
+        self._held = self._reserve_path.stat().st_size if self._reserve_path.exists() else 0      # bytes of the reserve
+        self._free = 0                  # bytes
+        self.is_full = False            # whether publishing is refused
         self.configure(options)
 
+    def __repr__(self) -> str:
+        return f"<DiskSpace free={self._free} full={self.is_full} reserve={self._held}>"
+
     def configure(self, options: StorageOptions) -> None:
-        """These watermarks hold from now on."""
-        found = os.statvfs(self._folder)
-        size = found.f_blocks * found.f_frsize
+        """Apply the options' watermarks and reserve."""
+        disk = os.statvfs(self._folder)
+        size = disk.f_blocks * disk.f_frsize
         self._refuse_below = min(options.disk_refuse_below_bytes, size // _REFUSE_PART)
         self._accept_above = max(min(options.disk_accept_above_bytes, size // _ACCEPT_PART), self._refuse_below)
         self._reserve = min(options.disk_reserve_bytes, size // _RESERVE_PART)
@@ -56,15 +62,19 @@ class DiskSpace:
         return self.is_full
 
     def barrier(self, partition: Partition) -> Barrier | None:
+        """Return why nothing is published to the partition; None: the disk is no reason."""
         return _BARRIER if self.is_full else None
 
     def look(self) -> None:
-        """How much room there is, and what follows from it.  Raises NotDurable when the folder is gone."""
+        """Measure free bytes, and refuse publishing, allow it, give up or take back the reserve accordingly.
+
+        Raises NotDurable when the folder is gone.
+        """
         try:
-            found = os.statvfs(self._folder)
+            disk = os.statvfs(self._folder)
         except OSError as error:
             raise NotDurable(text_of(error)) from error
-        self._free = found.f_bavail * found.f_frsize
+        self._free = disk.f_bavail * disk.f_frsize
         if self._held and self._free < self._reserve // _PIECES:
             self.give_up()
         if self._free < self._refuse_below:
@@ -76,27 +86,27 @@ class DiskSpace:
         self._counters.set("disk_free_bytes", self._free)
 
     def spare(self) -> int:
-        """Bytes that may be taken before publishing is refused; looked up anew.  Raises NotDurable."""
+        """Measure free bytes, and return how many may be taken before publishing is refused.  Raises NotDurable."""
         self.look()
         return 0 if self.is_full else max(0, self._free - self._refuse_below)
 
     @property
     def ahead(self) -> int:
-        """Bytes that a file may be given before anybody needs them: whatever many files take so, publishing is not refused for it."""
+        """Bytes by which a file may be allocated ahead.  Allocation ahead alone never makes publishing be refused."""
         return max(0, self._free - self._accept_above) // _AHEAD_PART
 
     @property
     def is_scarce(self) -> bool:
-        """Nothing is allocated ahead any more."""
+        """Whether nothing is allocated ahead any more."""
         return self._free < self._accept_above
 
     def check(self) -> None:
-        """Raises StorageFull while publishing is refused."""
+        """Raise StorageFull if publishing is refused."""
         if self.is_full:
             raise StorageFull(_BARRIER.text)
 
     def give_up(self) -> bool:
-        """A piece of the reserve; false when there is nothing left of it."""
+        """Give up a piece of the reserve.  Return False if nothing is left of it."""
         if not self._held:
             return False
         self._held = max(0, self._held - -(-self._reserve // _PIECES))
@@ -107,13 +117,15 @@ class DiskSpace:
         return True
 
     def _take_back(self) -> None:
+        """Allocate the whole reserve again.  If there is no room, the next look tries again."""
         try:
             allocate(self._reserve_path, self._reserve)
             self._held = self._reserve
-        except StorageFull:      # next time
+        except StorageFull:
             return
 
     def _change(self, is_full: bool) -> None:
+        """Refuse publishing or let it go on, and log that once."""
         if is_full == self.is_full:
             return
         self.is_full = is_full

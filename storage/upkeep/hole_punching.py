@@ -1,14 +1,17 @@
-"""The space of what everybody has acknowledged is given back within ledgers that are still needed: holes in their files.
+"""Hole punching: disk space of entries that every subscription has acknowledged, in ledgers that are still needed.
 
-Which entries are gone is in the journal, synced, before their bytes are: whoever begins anew passes over them
-(Partition.discarded).  A worker that still has one before it sees by its first bytes that it is gone: no entry begins with format.NO_ENTRY.
+Before the bytes of an entry go, the journal has, synced, that the entry is discarded (Partition.discarded), so after a
+start it is not delivered. A worker that still has the entry to deliver recognizes a hole by the entry's first bytes:
+no entry begins with format.NO_ENTRY.
 
-Of a sealed ledger the index's blocks are given back too, where nothing is left of any of their entries (index_repair.py says how such rows
-are read).
+A sealed ledger also gives back those blocks of its index all of whose entries are gone. ledgers/index_repair.py says
+how such rows are read.
 """
 import errno
 import os
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,52 +22,76 @@ from geminga.storage.disk import syscalls
 from geminga.storage.errors import is_full
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
+from geminga.storage.upkeep.disk_space import DiskSpace
 
-_BLOCK = 4096
+_BLOCK = 4096           # bytes of the file system's blocks
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
-_BEFORE = 256           # entries that are gone and looked at again: they share a block with the next
-_HOLES_MAX = 1_000      # of a partition, each time: some 10 ms
-_INDEXES_MAX = 32       # looked at, each time
-_ANEW_MAX = 2           # of those made anew, each time: each costs an fsync
-_DATA_MAX = 10_000      # stretches of data that are looked for between holes
-_NEVER = (1 << 63) - 1
+_BEFORE = 256           # discarded entries that are looked at again, because they share a block with the next
+_HOLES_MAX = 1_000      # holes of a partition in a tick, which take some 10 ms
+_INDEXES_MAX = 32       # indexes looked at in a tick
+_ANEW_MAX = 2           # indexes written anew in a tick, each of which costs an fsync
+_DATA_MAX = 10_000      # stretches of data between holes that are looked for in a ledger
+_NEVER = (1 << 63) - 1  # an offset behind every file
 _ROWS = _BLOCK // format.INDEX_ROW.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Whole blocks of a ledger's file whose bytes nobody needs."""
+
+    ledger: Ledger
+    begin: int          # bytes of the file
+    end: int
+    straddling: int     # where the entry begins that has bytes before and in the hole; -1: there is none
+
+
+class _Owner(OwnerContext, Protocol):
+    @property
+    def space(self) -> DiskSpace: ...
+
+
 class HolePuncher(Watcher):
-    """Of one owner; looks at a partition once a second at most, and only after acknowledgements."""
+    """Punches holes into the ledgers of one owner.
 
-    def __init__(self, owner):
+    It looks at a partition once a second at most, and only after acknowledgements.
+    """
+
+    def __init__(self, owner: _Owner):
         self._owner = owner
-        self._is_possible = True                         # not all file systems can
-        self._left: list[tuple[Ledger, int, int, int]] = []      # holes that there was no room for
-        self._planned: list[tuple[Ledger, int, int, int]] = []   # holes of this pass, until its commit
+        self._is_possible = True           # whether the file system has holes
+        self._left: list[Hole] = []        # to try again: the disk was full, or a backup shared the ledger
+        self._planned: list[Hole] = []     # of this pass, until its commit
 
-    def watch(self, partition: Partition) -> None:
-        """Its policies are new."""
+    def __repr__(self) -> str:
+        return f"<HolePuncher possible={self._is_possible} planned={len(self._planned)} left={len(self._left)}>"
+
+    def watch(self, partition: Partition, /) -> None:
+        """Look at a partition with the next tick: its policies may let go of entries now."""
         self._owner.acknowledged[partition] = None
 
-    def release(self, partition: Partition) -> None:
+    def release(self, partition: Partition, /) -> None:
         self._owner.acknowledged.pop(partition, None)
-        self._left = [hole for hole in self._left if hole[0].partition_id != partition.partition_id]
-        self._planned = [hole for hole in self._planned if hole[0].partition_id != partition.partition_id]
+        self._left = [hole for hole in self._left if hole.ledger.partition_id != partition.partition_id]
+        self._planned = [hole for hole in self._planned if hole.ledger.partition_id != partition.partition_id]
 
     def tick(self, now_ms: int) -> None:
         partitions, self._owner.acknowledged = self._owner.acknowledged, {}
         if not self._is_possible:
             return
-        left = [hole for hole in self._left if not hole[0].is_unlinked]
-        holes = [hole for hole in left if not hole[0].is_shared]
-        self._left = [hole for hole in left if hole[0].is_shared]
+        left = [hole for hole in self._left if not hole.ledger.is_unlinked]
+        holes = [hole for hole in left if not hole.ledger.is_shared]
+        self._left = [hole for hole in left if hole.ledger.is_shared]
         freed = []
         for partition in partitions:
-            if not (partition.policies.retains or partition.compacts or self._owner.discovery.holds(partition, now_ms)):
-                found = self._plan(partition)
-                if len(found) >= _HOLES_MAX:
+            is_kept = partition.policies.retains or partition.compacts
+            if not (is_kept or self._owner.discovery.holds(partition, now_ms)):
+                planned = self._plan(partition)
+                if len(planned) >= _HOLES_MAX:
                     self._owner.acknowledged[partition] = None      # there are more
-                holes += found
+                holes += planned
                 freed.append(partition)
         if holes:
             self._planned = holes
@@ -74,26 +101,33 @@ class HolePuncher(Watcher):
             self._give_back_indexes(freed, now_ms)
 
     def _punch_planned(self, partitions: list[Partition], now_ms: int) -> None:
-        """Punch the holes that were planned, whose acknowledgements the journal has; then give back index blocks of the partitions."""
+        """Punch the planned holes, after the commit of their acknowledgements.  Then give back blocks of indexes."""
         holes, self._planned = self._planned, []
         self._owner.journal.sync()      # even where answers do not wait for it: bytes are gone at once
         self._punch(holes)
         self._give_back_indexes([partition for partition in partitions if not partition.is_released], now_ms)
 
-    def _plan(self, partition: Partition) -> list[tuple[Ledger, int, int, int]]:
-        """(ledger, begin and end of a hole, where an entry begins that reaches into it, or -1): the journal is told of their entries."""
-        cursors, holes = [subscription.cursor for subscription in partition.subscriptions.values()], []
+    def _plan(self, partition: Partition) -> list[Hole]:
+        """Plan holes of a partition, _HOLES_MAX at most.  Their entries are discarded, and the pass notes that."""
+        cursors = [subscription.cursor for subscription in partition.subscriptions.values()]
+        holes: list[Hole] = []
         if not any(cursor.is_durable for cursor in cursors):
             return holes
         for ledger in partition.ledgers:
-            if all(cursor.mark_delete[0] < ledger.ledger_id and ledger.ledger_id not in cursor.bitmaps for cursor in cursors):
+            if all(cursor.mark_delete[0] < ledger.ledger_id and ledger.ledger_id not in cursor.bitmaps
+                   for cursor in cursors):
                 break
             holes += self._plan_ledger(partition, ledger, cursors, _HOLES_MAX - len(holes))
             if len(holes) >= _HOLES_MAX:
                 break
         return holes
 
-    def _plan_ledger(self, partition: Partition, ledger: Ledger, cursors: list[Cursor], at_most: int) -> list[tuple[Ledger, int, int, int]]:
+    def _plan_ledger(self, partition: Partition, ledger: Ledger, cursors: list[Cursor], at_most: int) -> list[Hole]:
+        """Plan holes of a ledger.
+
+        A hole lies in a run of settled entries, which all cursors have acknowledged. It is worth punching if fresh
+        entries, which are not discarded yet, have a block's bytes in it, and if the ledger's holes give back _WORTH.
+        """
         first, end = _window(partition, ledger, cursors)
         if first >= end:
             return []
@@ -104,7 +138,8 @@ class HolePuncher(Watcher):
         edges = np.flatnonzero(np.diff(settled, prepend=False, append=False))
         firsts, ends = edges[0::2], edges[1::2]
         offsets, sizes = (ledger.column(name)[first:end].astype(np.int64) for name in ("offset", "size"))
-        # Where the entry before each ends: rows of lost entries say nothing, and a run of settled ones follows one that is not lost.
+        # The end of the entry before each. Rows of lost entries have no offset, but a run of settled entries follows
+        # one that is not lost.
         ends_at = np.concatenate((offsets[sizes > 0][:1], offsets + sizes))
         starts = ends_at[firsts]
         begins, stops = -(-starts // _BLOCK) * _BLOCK, np.append(offsets, ends_at[-1])[ends] // _BLOCK * _BLOCK
@@ -120,16 +155,19 @@ class HolePuncher(Watcher):
         self._owner.note_many(partition, journal_ops.acknowledged(
             partition.partition_id, partition.discarded.subscription_id, ledger.ledger_id, entries))
         entry_at = np.maximum.accumulate(offsets)
-        reaching = entry_at[np.searchsorted(entry_at, begins[worth], side="right") - 1]      # the entry that holds a hole's first byte
-        reaching = np.where((reaching >= starts[worth]) & (reaching < begins[worth]), reaching, -1)
-        return list(zip([ledger] * len(worth), begins[worth].tolist(), stops[worth].tolist(), reaching.tolist(), strict=True))
+        straddling = entry_at[np.searchsorted(entry_at, begins[worth], side="right") - 1]      # has a hole's first byte
+        straddling = np.where((straddling >= starts[worth]) & (straddling < begins[worth]), straddling, -1)
+        return [Hole(ledger, *hole) for hole in
+                zip(begins[worth].tolist(), stops[worth].tolist(), straddling.tolist(), strict=True)]
 
-    def _punch(self, holes: list[tuple[Ledger, int, int, int]]) -> None:
-        for number, (ledger, begin, end, reaching) in enumerate(holes):
+    def _punch(self, holes: list[Hole]) -> None:
+        """Punch holes.  If the disk is full, the rest is left for later.  Raises OSError."""
+        for number, hole in enumerate(holes):
+            ledger = hole.ledger
             try:
-                if reaching >= 0:
-                    os.pwrite(ledger.descriptor, format.NO_ENTRY, reaching)
-                _punch_one(ledger, begin, end)
+                if hole.straddling >= 0:
+                    os.pwrite(ledger.descriptor, format.NO_ENTRY, hole.straddling)
+                _punch_one(ledger, hole.begin, hole.end)
                 ledger.is_index_new = True
             except OSError as error:
                 if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
@@ -140,14 +178,16 @@ class HolePuncher(Watcher):
                 else:
                     raise
                 return
-        for ledger in {ledger for ledger, *_ in holes if ledger.is_sealed}:
+        for ledger in {hole.ledger for hole in holes if hole.ledger.is_sealed}:
             ledger.close()
 
     def _give_back_indexes(self, partitions: list[Partition], now_ms: int) -> None:
+        """Give back blocks of indexes of sealed ledgers into which holes were punched.  Raises OSError."""
         looked_at = made_anew = 0
         for partition in partitions:
             for ledger in partition.ledgers[:-1]:
-                if not (ledger.is_index_new and ledger.is_sealed and ledger.ledger_id in partition.discarded.bitmaps) or ledger.is_shared:
+                is_candidate = ledger.is_index_new and ledger.is_sealed
+                if not (is_candidate and ledger.ledger_id in partition.discarded.bitmaps) or ledger.is_shared:
                     continue
                 if looked_at >= _INDEXES_MAX or made_anew >= _ANEW_MAX:
                     self._owner.acknowledged[partition] = None      # there are more
@@ -161,19 +201,21 @@ class HolePuncher(Watcher):
                         if not is_full(error):
                             raise
                         self._owner.acknowledged[partition] = None
-                        return self._owner.space.give_up()
+                        self._owner.space.give_up()
+                        return
                     self._owner.forget_mapped(ledger)
                 ledger.is_index_new = False
                 ledger.close()
 
 
 def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple[int, int]]:
-    """(begin, end) of bytes of the index that are whole blocks; [] if they are not worth it.
+    """Return (begin, end) of bytes of the ledger's index that are whole blocks to give back; [] if it is not worth it.
 
-    All entries of such a block, and the one on either side, are gone and were due by the times that they came with: the schedule
-    asks for those no more.
+    All entries of such a block, and the one on either side, are holes, and were due by their published delivery times:
+    the delayed index asks for those no more.
     """
-    blocks = np.arange(1, ledger.entries // _ROWS)      # the first and the last stay: they say where the ledger begins and ends
+    # The first and the last block stay, because they say where the ledger begins and ends.
+    blocks = np.arange(1, ledger.entries // _ROWS)
     firsts, ends = blocks * _ROWS - format.HEADER_SIZE // format.INDEX_ROW.itemsize, (blocks + 1) * _ROWS - 1
     every, times = range(ledger.entries), ledger.deliver_at[:ledger.entries]
     is_done = partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries) & (times <= now_ms)
@@ -185,16 +227,18 @@ def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple
     offsets = ledger.column("offset")
     is_free = done_before[ends + 1] - done_before[firsts - 1] == ends - firsts + 2
     is_free &= _are_holes(ledger, offsets[firsts].astype(np.int64), offsets[ends].astype(np.int64))
-    edges = (np.flatnonzero(np.diff(is_free, prepend=False, append=False)) + 1) * _BLOCK      # the first block that may go is the second
+    edges = (np.flatnonzero(np.diff(is_free, prepend=False, append=False)) + 1) * _BLOCK      # is_free[0] is block 1
     holes = list(zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True))
     size = format.HEADER_SIZE + ledger.entries * format.INDEX_ROW.itemsize
     taken, kept = ledger.index_path.stat().st_blocks * 512, size - sum(end - begin for begin, end in holes)
-    return holes if taken - kept >= max(_WORTH, taken // 2) else []      # not again and again for a little
+    return holes if taken - kept >= max(_WORTH, taken // 2) else []      # else an fsync would gain little
 
 
 def _are_holes(ledger: Ledger, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these stretches of a ledger's file, ascending, have nothing in them."""
-    starts, stops, at = [], [], 0
+    """Return which of these stretches (n,) of a ledger's file, ascending, are holes as a whole."""
+    starts: list[int] = []
+    stops: list[int] = []
+    at = 0
     while at < ledger.size and len(starts) < _DATA_MAX:
         try:
             starts.append(os.lseek(ledger.descriptor, at, os.SEEK_DATA))
@@ -216,8 +260,9 @@ def _punch_one(ledger: Ledger, begin: int, end: int) -> None:
 
 
 def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tuple[int, int]:
-    """(first, end) of the entries among which some may have become free: before them all are gone."""
+    """Return (first, end) of the ledger's entries that may have become settled; all before are discarded."""
     end = ledger.entries
     if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
-        end = min((cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id), default=end)
+        ends = [cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id]
+        end = min(ends, default=end)
     return max(0, partition.discarded.first_hole(ledger, 0) - _BEFORE), end

@@ -1,7 +1,7 @@
-"""Memory that is nearly used up: nobody may publish until some is free again; the rest goes on.
+"""Memory that is nearly used up: producers are stopped until some is free again, everything else goes on.
 
-The admin process measures it (supervisor/admin/alarms.py) and says so in a number that all processes see; an owner looks there with
-each tick.
+The admin process measures memory (supervisor/admin/monitoring/alarms.py), and sets a counter that all processes share.
+Owners look at the counter with each tick.
 """
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.enforcement.publish_gate import Barrier
@@ -12,18 +12,23 @@ _BARRIER = Barrier(api.ServiceNotReady, "The broker's memory is nearly used up; 
 
 
 class MemoryPressure:
-    """As one owner sees it.  A cause of gate.Gate."""
+    """The shortage of memory as one owner sees it, which is a cause to refuse publishing (publish_gate.Cause)."""
 
     def __init__(self, counters: Counters):
         self._counters = counters
         self.is_short = False
+
+    def __repr__(self) -> str:
+        return f"<MemoryPressure short={self.is_short}>"
 
     @property
     def is_possible(self) -> bool:
         return self.is_short
 
     def barrier(self, partition: Partition) -> Barrier | None:
+        """Return why nothing is published to the partition; None: memory is no reason."""
         return _BARRIER if self.is_short else None
 
     def look(self) -> None:
+        """Read the shared counter."""
         self.is_short = self._counters.total("memory_refuses") > 0

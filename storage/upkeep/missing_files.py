@@ -1,7 +1,8 @@
-"""Files that somebody removes, or puts others in the place of, while they are used.
+"""Files that are removed or replaced while the broker uses them.
 
-An owner goes on with what it has open, so nothing shows until it ends; what such a file held is gone then.  So the names of what open
-partitions have are looked at, some of them each second, and each file that is missing is told of once, as damage.
+An owner goes on with the files that it has open, so nothing shows until it ends, and then their bytes are lost. So it
+checks that the files of open partitions still have their names, some files each second. It reports each missing file
+once, as damage.
 """
 import os
 from collections.abc import Callable, Iterator
@@ -12,20 +13,24 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
 
-_EACH_TICK = 1_000   # partitions and ledgers looked at, about: some milliseconds
+_EACH_TICK = 1_000   # about so many partitions and ledgers are looked at, which takes some milliseconds
 GONE = "it was removed or replaced while it is used; what it holds is lost when the broker ends"
 
 
 class MissingFiles(Watcher):
-    """Of one owner."""
+    """Looks for missing files of one owner's open partitions."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self._left: Iterator[Partition] = iter(())
-        self._states: set[int] = set()      # partitions whose state was there
-        self._told: set[Path] = set()
+        self._left: Iterator[Partition] = iter(())      # partitions still to look at in this round
+        self._states: set[int] = set()                  # ids of partitions whose state file has existed
+        self._told: set[Path] = set()                   # files that were reported
+
+    def __repr__(self) -> str:
+        return f"<MissingFiles reported={len(self._told)}>"
 
     def tick(self, now_ms: int) -> None:
+        """Look at the next partitions; after the last one, a new round begins with the next tick."""
         looked = 0
         while looked < _EACH_TICK:
             if (partition := next(self._left, None)) is None:
@@ -37,9 +42,10 @@ class MissingFiles(Watcher):
                 self._look(partition)
 
     def _look(self, partition: Partition) -> None:
+        """Compare the partition's ledgers and its state with the names in its folder."""
         try:
-            with os.scandir(partition.folder) as found:
-                there = {entry.name: entry.inode() for entry in found}
+            with os.scandir(partition.folder) as entries:
+                there = {entry.name: entry.inode() for entry in entries}
         except FileNotFoundError:
             there = {}
         for ledger in partition.ledgers:
@@ -54,18 +60,24 @@ class MissingFiles(Watcher):
             self._tell(state)
 
     def _tell(self, path: Path) -> None:
+        """Report a file, once."""
         if path not in self._told:
             self._told.add(path)
             self._owner.report_damage(f"{path}: {GONE}", code="G126")
 
 
 class WatchedFiles:
-    """Files of a data folder that stay the same ones as long as it is served."""
+    """Files that no process may remove or replace while the data folder is served."""
 
     def __init__(self, paths: list[Path], tell: Callable[[str], None]):
+        """Remember which files these are now.  tell: is called with a line for each that goes missing, once."""
         self._tell, self._inodes = tell, {path: _inode(path) for path in paths}
 
+    def __repr__(self) -> str:
+        return f"<WatchedFiles n={len(self._inodes)}>"
+
     def look(self) -> None:
+        """Compare the files with those at the beginning."""
         for path, before in self._inodes.items():
             if before and _inode(path) != before:
                 self._inodes[path] = 0
@@ -73,6 +85,7 @@ class WatchedFiles:
 
 
 def _inode(path: Path) -> int:
+    """Return the file's inode, 0 if there is none."""
     try:
         return os.stat(path, follow_symlinks=False).st_ino
     except OSError:
