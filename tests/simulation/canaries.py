@@ -224,7 +224,7 @@ def nothing_is_deleted():
     yield Partition, "take_acknowledged_ledgers", lambda *_: []
 
 
-@canary("nothing unacknowledged is deleted")
+@canary("nothing unacknowledged is deleted", "what an owner holds agrees with itself")
 def too_much_is_deleted():
     def take(right, partition, *_):
         return [partition.ledgers.pop(0) for _ in partition.ledgers[1:]]
