@@ -2,10 +2,10 @@
 
     python -m tests.mutants [--only TEXT ...] [--jobs N] [--list] [--no-baseline]
 
-A bug is put into a throwaway copy of this checkout, and the tests that concern it run there.  It is caught when they fail, or take several
-times as long as without it.  First they have to pass without any bug.  By hand and for nights: all of it takes hours of a core.
-Exit status: 0 when at least 90 % are caught, 1 when not, 2 when tests fail without a bug.  Those whose list says why no test can tell them
-from the right code are left out.
+A bug is put into a throwaway copy of this checkout, and the tests that concern it run there.  It is caught when they
+fail, or take several times as long as without it.  First they have to pass without any bug.  By hand and for nights:
+all of it takes hours of a core. Exit status: 0 when at least 90 % are caught, 1 when not, 2 when tests fail without a
+bug.  Those whose list says why no test can tell them from the right code are left out.
 """
 import argparse
 import queue
@@ -82,7 +82,8 @@ class Runs:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="bugs whose file or words contain one of these")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT",
+                        help="bugs whose file or words contain one of these")
     parser.add_argument("--jobs", type=int, default=1, help="copies that run beside each other")
     parser.add_argument("--list", action="store_true", help="print the bugs, and put none in")
     parser.add_argument("--no-baseline", action="store_true", help="take it on trust that the tests pass without a bug")
@@ -110,8 +111,8 @@ def main() -> int:
             for number, (bug, outcome, seconds) in enumerate(pool.map(tell, bugs), 1):
                 if bug.harmless and outcome == SURVIVED:
                     outcome = "harmless"
-                lines[outcome].append(
-                    f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{f' ({bug.harmless})' if outcome == 'harmless' else ''}")
+                reason = f" ({bug.harmless})" if outcome == "harmless" else ""
+                lines[outcome].append(f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{reason}")
                 print(lines[outcome][-1], flush=True)
         finally:
             runs.end()
@@ -127,8 +128,9 @@ def _sum_up(lines: dict[str, list[str]]) -> int:
     caught = count["caught"] + count[LATE]
     judged = caught + count[SURVIVED]
     share = caught / judged if judged else 0.0
-    print(f"\n{caught} of {judged} caught ({share:.1%}), {count[LATE]} of them by a timeout; {count[SURVIVED]} survived; "
-          f"{count['harmless']} are harmless; {count[NOT_TRIED]} not tried, as their tests fail without a bug")
+    print(f"\n{caught} of {judged} caught ({share:.1%}), {count[LATE]} of them by a timeout; "
+          f"{count[SURVIVED]} survived; {count['harmless']} are harmless; "
+          f"{count[NOT_TRIED]} not tried, as their tests fail without a bug")
     if count[NOT_TRIED]:
         return 2
     return 0 if share >= CAUGHT_MIN else 1

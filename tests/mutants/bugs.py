@@ -1,6 +1,7 @@
 """What a bug of the list is, and where the lists are.
 
-A list is a module beside this one with a name for its room (`proto`, `workers`, ...) and a tuple BUGS, made of `of(...)`.
+A list is a module beside this one with a name for its room (`proto`, `workers`, ...) and a tuple BUGS, made of
+`of(...)`.
 """
 import importlib
 from pathlib import Path

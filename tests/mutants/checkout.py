@@ -1,7 +1,8 @@
 """A throwaway copy of the checkout with an interpreter of its own, which imports geminga from the copy alone.
 
-The interpreter is a virtual environment that sees the packages of ours.  Brokers that tests start are those of the copy, as tests look for
-the command beside the interpreter.  The broker's processes are the supervisor's, and end with it.
+The interpreter is a virtual environment that sees the packages of ours.  Brokers that tests start are those of the
+copy, as tests look for the command beside the interpreter.  The broker's processes are the supervisor's, and end with
+it.
 """
 import os
 import shutil
@@ -29,7 +30,8 @@ class Checkout:
         self._scratch = folder / "t"       # short: paths of sockets have 108 bytes
         self._running: subprocess.Popen | None = None
         self._writes = 0
-        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
+        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                                check=True,
                                 capture_output=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file() or (ROOT / name).is_symlink():
@@ -42,22 +44,27 @@ class Checkout:
         made.create(self.root / ".venv")
         bin_folder = self.root / ".venv" / "bin"
         packages = Path(site.getsitepackages([str(self.root / ".venv")])[0])
-        # A .pth file in a folder that a .pth file names is not read: our environment's own link to geminga does not count.
+        # A .pth file in a folder that a .pth file names is not read: our environment's own link to geminga does not
+        # count.
         (packages / "ours.pth").write_text("\n".join([str(self.root / ".source"), *site.getsitepackages()]) + "\n")
         for name, text in (("geminga", COMMAND), ("pytest", PYTEST)):
             (bin_folder / name).write_text(text.format(python=bin_folder / "python"))
             (bin_folder / name).chmod(0o755)
         for tool in Path(sys.executable).parent.iterdir():       # such as ruff
-            if not (bin_folder / tool.name).exists() and not tool.name.startswith(("python", "pip", "activate", "Activate")):
+            if not (bin_folder / tool.name).exists() and not tool.name.startswith(("python", "pip", "activate",
+                                                                                   "Activate")):
                 (bin_folder / tool.name).symlink_to(tool)
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GEMINGA_", "PYTEST_"))}
-        self._environment |= {"VIRTUAL_ENV": str(bin_folder.parent), "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+        self._environment = {name: value for name, value in os.environ.items()
+                             if not name.startswith(("PYTHON", "GEMINGA_", "PYTEST_"))}
+        self._environment |= {"VIRTUAL_ENV": str(bin_folder.parent),
+                              "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
 
     def text(self, file: str) -> str:
         return (self.root / file).read_text()
 
     def write(self, file: str, text: str) -> None:
-        """A time of its own for each: bytecode is known by its source's size and second, and many bugs change neither."""
+        """A time of its own for each: bytecode is known by its source's size and second, and many bugs change neither.
+        """
         self._writes += 1
         (self.root / file).write_text(text)
         os.utime(self.root / file, (time.time() + 10 * self._writes,) * 2)
@@ -67,7 +74,8 @@ class Checkout:
         shutil.rmtree(self._scratch, ignore_errors=True)
         command = [str(self.root / ".venv" / "bin" / "pytest"), "-x", "-q", "--no-header", "-p", "no:cacheprovider",
                    f"--basetemp={self._scratch}", *tests]
-        with subprocess.Popen(command, cwd=self.root, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        with subprocess.Popen(command, cwd=self.root, env=self._environment, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as process:
             self._running = process
             try:

@@ -5,7 +5,8 @@ from .bugs import of
 _DISPATCH = "storage/test_dispatch_contract.py storage/test_subscriptions_model.py"
 _SHARED = f"storage/test_dispatch_shared.py storage/test_costs.py {_DISPATCH}"
 _KEY_SHARED = f"storage/test_dispatch_key_shared.py storage/test_sticky_ranges.py {_DISPATCH}"
-_CURSOR = "storage/test_parts.py storage/test_cursor.py storage/test_cursor_totals.py storage/test_subscriptions_model.py"
+_CURSOR = ("storage/test_parts.py storage/test_cursor.py storage/test_cursor_totals.py "
+           "storage/test_subscriptions_model.py")
 
 BUGS = [
     *of(
@@ -45,7 +46,8 @@ BUGS = [
             "entry_ids = entry_ids[entry_ids >= self.mark_delete[1]]",
             "what is acknowledged already counts again",
         ),
-        ("fresh = (bitmap[entry_ids >> 3] & bits) == 0", "fresh = (bitmap[entry_ids >> 3] & bits) != 0", "what is new counts as known"),
+        ("fresh = (bitmap[entry_ids >> 3] & bits) == 0", "fresh = (bitmap[entry_ids >> 3] & bits) != 0",
+         "what is new counts as known"),
         (
             "np.bitwise_or.at(bitmap, entry_ids >> 3, bits)",
             "bitmap[entry_ids >> 3] |= bits",
@@ -104,7 +106,8 @@ BUGS = [
             "bits behind the batch count as messages",
         ),
         ("after[numbers] = some\n", "after[numbers] |= some\n", "words never lose a bit again"),
-        ("numbers[1:] <= numbers[:-1]", "numbers[1:] < numbers[:-1]", "two notes of one word are one", "storage/test_pending.py"),
+        ("numbers[1:] <= numbers[:-1]", "numbers[1:] < numbers[:-1]", "two notes of one word are one",
+         "storage/test_pending.py"),
     ),
     *of(
         "storage/cursors/entry_counts.py",
@@ -123,14 +126,16 @@ BUGS = [
         ),
         ("held.lowest = min(held.lowest, first) if held.to_redeliver else first", "held.lowest = first",
          "what comes back earlier is overlooked"),
-        ("if not held.out and not held.to_redeliver:", "if not held.out:", "what is to be given again is forgotten", "storage/test_pending.py"),
+        ("if not held.out and not held.to_redeliver:", "if not held.out:", "what is to be given again is forgotten",
+         "storage/test_pending.py"),
         (
             "slots = self._ledgers[other].slots[:entry_id + 1] if other == ledger_id",
             "slots = self._ledgers[other].slots[:entry_id] if other == ledger_id",
             "the last entry of a cumulative move stays out",
             "storage/test_pending.py",
         ),
-        ("mine: NDArray[np.int64] = known[held.slots[known] == slot]", "mine = known[held.slots[known] != NOBODY]", "a consumer gives back what others have"),
+        ("mine: NDArray[np.int64] = known[held.slots[known] == slot]", "mine = known[held.slots[known] != NOBODY]",
+         "a consumer gives back what others have"),
         (
             "np.flatnonzero(held.slots[at:at + _PIECE] == TO_REDELIVER)[:left] + at",
             "np.flatnonzero(held.slots[at:at + _PIECE] == TO_REDELIVER) + at",
@@ -151,7 +156,8 @@ BUGS = [
     *of(
         "storage/topics/acknowledge.py",
         _CURSOR + " storage/test_dispatch_contract.py",
-        ("entry_id - 1 if flags & envelope.PARTIAL else entry_id", "entry_id", "part of a batch, cumulatively, is all of it"),
+        ("entry_id - 1 if flags & envelope.PARTIAL else entry_id", "entry_id",
+         "part of a batch, cumulatively, is all of it"),
         (
             "elif not flags & (envelope.PARTIAL | envelope.NOTHING):",
             "elif not flags & envelope.PARTIAL:",
@@ -201,7 +207,8 @@ BUGS = [
     *of(
         "storage/topics/permits.py",
         _DISPATCH,
-        ("if total >= permits:\n                break", "if total > permits:\n                break", "permits are exceeded by one entry"),
+        ("if total >= permits:\n                break", "if total > permits:\n                break",
+         "permits are exceeded by one entry"),
         (
             "int(np.searchsorted(reach, permits)) + 1)",
             'int(np.searchsorted(reach, permits, side="right")) + 1)',
@@ -241,7 +248,8 @@ BUGS = [
         f"storage/test_dispatch_failover.py {_DISPATCH}",
         ("top = min(consumer.priority", "top = max(consumer.priority", "the highest level is active"),
         ("candidates[partition % len(candidates)]", "candidates[0]", "all partitions go to one consumer"),
-        ("self._news += [(consumer, False) for consumer in newcomers]", "pass", "whoever joins is not told how it stands"),
+        ("self._news += [(consumer, False) for consumer in newcomers]", "pass",
+         "whoever joins is not told how it stands"),
         ("subscription.rewind()\n", "pass\n", "what the one before had is not given again"),
         ("- at & _RING_MASK", "& _RING_MASK", "the ring begins at 0 for all topics"),
         ("if consumer is self.active else []", "", "who stands by has everything given again"),
@@ -255,14 +263,16 @@ BUGS = [
             "what is released comes twice",
             "storage/test_quarantine.py",
         ),
-        ("heapq.heappush(self._free, consumer.slot)", "pass", "slots of those who left are never free again", "storage/test_costs.py"),
+        ("heapq.heappush(self._free, consumer.slot)", "pass", "slots of those who left are never free again",
+         "storage/test_costs.py"),
         (
             "        self.pending.take_back(consumer.slot)\n        self._slots",
             "        self._slots",
             "what a leaving consumer had is lost",
         ),
         ("room = min(room, limit - self.unacknowledged)", "room = min(room, limit)", "all together may have too much"),
-        ("unacknowledged >= (limit // 2 + 1 if was else limit)", "unacknowledged >= limit", "who was blocked goes on too early"),
+        ("unacknowledged >= (limit // 2 + 1 if was else limit)", "unacknowledged >= limit",
+         "who was blocked goes on too early"),
         (
             "if not self.pending.to_redeliver and not self.has_unread(ledgers):",
             "if not self.has_unread(ledgers):",
@@ -281,15 +291,18 @@ BUGS = [
         _KEY_SHARED,
         ("slots = np.where(is_draining, NOBODY, slots)", "pass", "a key is at two consumers at a time"),
         ("if not is_again and is_left.any():", "if False:", "what was passed over is lost"),
-        ("self.draining[number].blocked += count", "self.draining[number].blocked += 1", "of many that wait one counts"),
+        ("self.draining[number].blocked += count", "self.draining[number].blocked += 1",
+         "of many that wait one counts"),
         ("            consumer.hashes_cleared += 1", "            pass", "no key is ever done with"),
-        ("self._served, self._is_stale = frozenset(), True", "self._served = frozenset()", "nobody looks whose keys moved"),
+        ("self._served, self._is_stale = frozenset(), True", "self._served = frozenset()",
+         "nobody looks whose keys moved"),
         (
             "if number in self._draining:\n                    self._draining[number].entries += count",
             "if number in self._draining:\n                    pass",
             "entries of a second ledger do not count",
         ),
-        ('order = np.argsort(slots, kind="stable")', 'order = np.argsort(slots, kind="stable")[::-1]', "many consumers get keys backwards"),
+        ('order = np.argsort(slots, kind="stable")', 'order = np.argsort(slots, kind="stable")[::-1]',
+         "many consumers get keys backwards"),
         ("self._served.issuperset(", "not self._served.isdisjoint(", "what was withheld is overtaken"),
     ),
     *of(
@@ -300,7 +313,8 @@ BUGS = [
             "self._slots[np.searchsorted(self._ends, hashes)]",
             "the last hash of a region is the next one's",
         ),
-        ("is_last = at[0] == len(slots) - 1 and len(slots) > 1", "is_last = False", "what the last one leaves is nobody's"),
+        ("is_last = at[0] == len(slots) - 1 and len(slots) > 1", "is_last = False",
+         "what the last one leaves is nobody's"),
         ("self._holders[at[is_known]] = holders[is_known]", "pass", "those that share a point do not take turns"),
         ("there[point % len(there)][1]", "there[0][1]", "a shared point is always the first one's"),
         ("<= lasts)", "< lasts)", "ranges may touch in one hash"),
@@ -345,8 +359,10 @@ BUGS = [
             "self.by_producer[producer] = progress",
             "who came first is forgotten though it publishes",
         ),
-        ("return first, max(first, highest", "return first, min(first, highest", "a batch counts by its first message only"),
+        ("return first, max(first, highest", "return first, min(first, highest",
+         "a batch counts by its first message only"),
         ("if first <= self.last:", "if first < self.last:", "the last message is stored again"),
-        ("is_new = chunk >= following or", "is_new = chunk > following or", "the next chunk is taken for one that came"),
+        ("is_new = chunk >= following or", "is_new = chunk > following or",
+         "the next chunk is taken for one that came"),
     ),
 ]
