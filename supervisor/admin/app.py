@@ -133,8 +133,8 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
-    app[metrics.METRICS].compactions = compactions
-    app[alarms.ALARMS_OF] = app[metrics.METRICS].alarms = alarms.Alarms(config, counters)
+    app[metrics.METRICS].collector.compactions = compactions
+    app[alarms.ALARMS_OF] = app[metrics.METRICS].collector.alarms = alarms.Alarms(config, counters)
     app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
     for part in PARTS:
@@ -165,7 +165,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
     app = make_app(config, owners, addresses, run_dir, counters, authenticator)
-    app[metrics.METRICS].certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
+    app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
     app[operations.CONTROL] = control
     uvloop.run(_serve(app, owners, listeners, control))
 

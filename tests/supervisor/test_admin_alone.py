@@ -25,13 +25,13 @@ class Played:
     def __init__(self):
         self.answers = {}
 
-    async def ask(self, question, topic, **arguments):
-        answer = self.answers[question, topic.local_name]
+    async def ask(self, question):
+        answer = self.answers[question.name, question.topic.local_name]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def tell_all(self, question, **arguments):
+    async def tell_all(self, question):
         """All of them have heard it."""
 
 

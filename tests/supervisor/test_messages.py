@@ -11,6 +11,7 @@ import zstandard
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.admin.questions import StoredEntry
 from geminga.supervisor.admin.resources.messages import _shown
 
 PAYLOAD = b"some payload, some payload, some payload"
@@ -24,7 +25,7 @@ def shown(payload=PAYLOAD, *, raw=None, added=(), index=0, timestamp=0, **fields
     fields = {"producer_name": "p", "sequence_id": 7, "publish_time": 1_700_000_000_001} | fields
     metadata = api.MessageMetadata(**fields).SerializeToString()
     entry = b"\x0e\x01\0\0\0\0" + struct.pack(">I", len(metadata)) + metadata + payload if raw is None else raw
-    found = {"ledger": 3, "entry": 4, "data": base64.b64encode(entry).decode(), "index": index, "timestamp": timestamp}
+    found = StoredEntry(3, 4, base64.b64encode(entry).decode(), index=index, timestamp=timestamp)
     answer = _shown(found, added)
     return answer.body, answer.headers
 

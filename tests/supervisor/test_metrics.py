@@ -17,13 +17,9 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.queries import FUNCTIONS
 from geminga.storage.runtime.counters import BOUNDS_S, make_counters
-from geminga.supervisor.admin.monitoring.metrics import (
-    SUBSCRIPTION_FAMILIES,
-    TOPIC_FAMILIES,
-    Metrics,
-    _Links,
-    _quantiles_ms,
-)
+from geminga.supervisor.admin.monitoring.collector import Links, quantiles_ms
+from geminga.supervisor.admin.monitoring.metrics import Metrics
+from geminga.supervisor.admin.monitoring.topic_families import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES
 from geminga.supervisor.configuration.config import load
 from geminga.workers.process.main import begin_counters
 
@@ -418,20 +414,21 @@ def test_an_owner_that_does_not_answer_is_told(rig):
 def test_quantiles_lie_where_most_entries_do():
     """Between the bounds of their buckets."""
     counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
-    assert set(_quantiles_ms(counts)) == {0}
+    assert set(quantiles_ms(counts)) == {0}
     counts[[2, 5]] = 90, 10      # 0.5 to 1 ms, and 5 to 10 ms
-    assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 0.5 + 0.5 * 75 / 90, 7.5, 9.5, 9.95, 9.995,
-                                                   10])
+    assert quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 0.5 + 0.5 * 75 / 90, 7.5, 9.5, 9.95, 9.995,
+                                                  10])
 
 
 def test_quantiles_are_of_a_minute_at_least(rig, monkeypatch):
     """However often somebody asks: of what was seen a minute ago the newest is what counts from."""
     config, _ = load(None, {}, {})
     metrics, clock, counted = Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=True)), [0.0], []
-    monkeypatch.setattr("geminga.supervisor.admin.monitoring.metrics.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("geminga.supervisor.admin.monitoring.collector.time",
+                        SimpleNamespace(monotonic=lambda: clock[0]))
     for clock[0] in (0.0, 30.0, 59.0, 61.0, 100.0):
         rig.counters.observe("lookup", 0.001)
-        seconds, counts, spent = metrics._lately("lookup")
+        seconds, counts, spent = metrics.collector.lately("lookup")
         counted.append((seconds, int(counts.sum()), round(spent, 3)))
     assert counted == [(0, 0, 0), (30, 1, 0.001), (59, 2, 0.002), (61, 3, 0.003), (70, 3, 0.003)]
 
@@ -474,7 +471,7 @@ def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
 
     clock = iter((10.0, 12.0, 13.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    used = _Links()
+    used = Links()
     links(1_000, 0)
     assert used.used() == {}
     links(1_000, 25_000_000)

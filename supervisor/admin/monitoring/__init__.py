@@ -1,12 +1,17 @@
 """Routes by which an operator and a monitoring system watch the broker.
 
-    health.py       /ready, and a health check that publishes a message
-    alarms.py       conditions that an operator has to act on
-    stats.py        stats of topics, namespaces and the broker
-    topic_json.py   owners' figures of a topic as Pulsar's JSON
-    metrics.py      /metrics for Prometheus
-    operations.py   log levels, status, what keeps a subscription from getting more
-    backups.py      a backup that is requested over HTTP
+    health.py            /ready, and a health check that publishes a message
+    alarms.py            conditions that an operator has to act on
+    stats.py             statistics of topics, namespaces and the broker
+    topic_json.py        owners' figures of a topic as Pulsar's JSON
+    metrics.py           /metrics for Prometheus: collector.py and series.py together
+    collector.py         metrics of the broker, its processes and the host
+    broker_families.py   names and help texts of these
+    series.py            lines of the metrics of topics, subscriptions and compactions
+    topic_families.py    names and help texts of these, and the columns that they are made of
+    operations.py        log levels, status, why a subscription receives nothing more
+    backups.py           a backup that is requested over HTTP
 
-Imports: `admin/requests/`, `admin/resources/`, `tasks/`, `host/`, `pulsar_client/`, workers, storage.  Start with `stats.py`.
+Imports: `admin/requests/`, `admin/resources/`, `tasks/`, `host/`, `pulsar_client/`, workers, storage. Start with
+`stats.py`.
 """

@@ -1,0 +1,142 @@
+"""Metrics of the broker and its processes: names, help texts, and where each value comes from.
+
+Names are Pulsar's, but for those that begin with `geminga_`. The counters are those of storage/runtime/counters.py,
+which all processes share; collector.py reads them.
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class BrokerMetric(NamedTuple):
+    """A metric of Pulsar's whose value is a counter, summed over all processes."""
+
+    name: str
+    text: str
+    is_gauge: bool = False
+
+
+# By counter.
+BROKER = {
+    "messages_in": BrokerMetric("pulsar_broker_in_messages", "Messages published"),
+    "lookups": BrokerMetric("pulsar_broker_lookup_answers", "Lookups answered"),
+    "lookups_failed": BrokerMetric(
+        "pulsar_broker_lookup_failures",
+        "Lookups refused: the namespace or listener does not exist, or a right is missing"),
+    "lookups_waiting": BrokerMetric(
+        "pulsar_broker_lookup_pending_requests", "Lookups that wait for an owner", is_gauge=True),
+    "loads_failed": BrokerMetric("topic_load_failed", "Topics that could not be opened"),
+    "commands_waiting": BrokerMetric(
+        "pulsar_broker_topic_load_pending_requests",
+        "Commands that wait for an owner to start, or for their turn to be sent to it", is_gauge=True),
+    "connections_throttled": BrokerMetric(
+        "pulsar_broker_throttled_connections", "Connections that are not read because of a publish rate",
+        is_gauge=True),
+    "schemas_compatible": BrokerMetric("pulsar_schema_compatible", "Schemas compatible with the versions before them"),
+    "schemas_incompatible": BrokerMetric(
+        "pulsar_schema_incompatible", "Schemas refused as incompatible with the versions before them"),
+}
+# By counter: gauges of connections, which have the labels `broker` and `metric` as well.
+CONNECTIONS = {
+    "handshakes": ("pulsar_connection_create_success_count", "Connections whose CONNECT was accepted"),
+    "handshakes_refused": ("pulsar_connection_create_fail_count", "Connections whose CONNECT was refused"),
+    "connections_opened": ("pulsar_connection_created_total_count", "Connections opened since the start"),
+    "connections_closed": ("pulsar_connection_closed_total_count", "Connections closed since the start"),
+}
+HEALTH = {0: -1, 1: 1, 2: 0}      # the counter's value -> Pulsar's
+# By counter: Geminga's own, for each process.
+OWN = {
+    "entries_dropped": "Entries of non-persistent topics dropped because a subscription had no permits for them",
+    "deliveries_dropped": "Entries of non-persistent topics dropped because a client read too slowly",
+    "entries_parked": "Entries put into quarantine because too many consumers ended while they held them",
+    "acks_of_damaged": "Messages that clients acknowledged because they could not read them",
+    "acks_ignored": "Cumulative acknowledgements ignored because the subscription is Shared or Key_Shared",
+    "damage_found": "Damage found in files; the log has a line for each",
+    "entries_lost": "Entries lost because their index rows were damaged",
+    "entries_duplicate": "Entries not stored again because deduplication knew them",
+    "deduplication_names_evicted": "Producers that deduplication forgot because there were too many",
+    "entries_in": "Entries published", "entries_out": "Entries delivered to consumers", "syncs": "Syncs of the journal",
+    "starts": "Starts of this process; every start after the first replaced a process that had ended",
+    "syncs_failed": "Times that the owner ended because its disk failed",
+    "passes": "Passes of the owner's loop", "commands": "Commands other than SEND, ACK and FLOW",
+    "tls_connections": "Connections to a port with TLS",
+    "tls_handshakes": "TLS handshakes that succeeded",
+    "tls_handshakes_failed": "TLS handshakes that the client or the broker refused",
+    "tls_reloads": "Changed certificate files taken into use",
+    "tls_reloads_failed": "Changed certificate files that could not be used",
+    "protocol_errors": "Connections closed because the client broke the protocol",
+    "sends_refused": "SENDs that the worker refused",
+    "commands_refused": "Commands refused because a right is missing",
+}
+# By counter of owners: the reason for which subscriptions lost entries.
+EXPIRED = {"entries_expired": "ttl", "entries_evicted": "backlog_quota"}
+OWNER_GAUGES = {
+    "publishing_refused": "1 while publishing is refused because there is no room on the disk",
+    "disk_free_bytes": "Free bytes of the file system with the data folder",
+    "is_waiting": "1 while the disk keeps the owner from starting",
+}
+WORKER_GAUGES = {"in_flight_bytes": "Bytes of entries sent to owners that these have not taken in"}
+# By histogram: Pulsar's name, and the HELP text.
+SUMMARIES = {
+    "publish": ("pulsar_broker_publish_latency",
+                "Milliseconds from an entry's arrival at its owner until it is on disk"),
+    "lookup": ("pulsar_broker_lookup", "Milliseconds until a lookup is answered"),
+    "load": ("pulsar_topic_load_times", "Milliseconds to open or create a stored topic"),
+    "schema_get": ("pulsar_schema_get_ops_latency", "Milliseconds to read a schema"),
+    "schema_put": ("pulsar_schema_put_ops_latency",
+                   "Milliseconds to check and add a schema, without the sync of the catalogue"),
+    "schema_delete": ("pulsar_schema_del_ops_latency",
+                      "Milliseconds to delete a schema, without the sync of the catalogue"),
+}
+# By histogram: the role of the processes that have it, and the HELP text.
+HISTOGRAMS = {
+    "publish": ("owner", "Seconds from an entry's arrival at its owner until it is on disk"),
+    "sync": ("owner", "Seconds of a sync of the journal"),
+    "dispatch": ("owner", "Seconds that a pass spends on dispatch, if it dispatches anything"),
+    "acknowledge": ("owner", "Seconds that a pass spends on acknowledgements, if there are any"),
+    "answer": ("worker", "Seconds from sending an envelope of entries to an owner until the owner has taken it in"),
+}
+# Columns of topics whose sums are metrics of the broker: name behind pulsar_ -> (column, HELP text).
+SUMS = {
+    "broker_subscriptions_count": ("subscriptions", "Subscriptions of all open topics"),
+    "broker_producers_count": ("producers", "Connected producers"),
+    "broker_consumers_count": ("consumers", "Connected consumers"),
+    "broker_rate_in": ("rate_in", "Messages published per second"),
+    "broker_rate_out": ("rate_out", "Messages delivered to consumers per second"),
+    "broker_throughput_in": ("throughput_in", "Bytes published per second"),
+    "broker_throughput_out": ("throughput_out", "Bytes delivered to consumers per second"),
+    "broker_msg_backlog": ("backlog", "Unacknowledged entries of all subscriptions of open topics"),
+    "broker_storage_size": ("storage_bytes", "Bytes of stored entries of open topics"),
+    "broker_storage_logical_size": ("storage_bytes", "Bytes of stored entries of open topics, counting a single copy"),
+    "broker_storage_write_rate": ("write_rate", "Entries stored per second"),
+    "broker_storage_read_rate": ("read_rate", "Entries read per second"),
+    "ml_cache_hits_rate": ("read_rate", "Entries read per second: all of them come from mapped files"),
+}
+# Names behind pulsar_ whose value is always 0 -> the reason.
+NEVER = {"ml_cache_misses_rate": "entries are read from mapped files",
+         "broker_storage_read_cache_misses_rate": "entries are read from mapped files"}
+NEVER_COUNTED = {"broker_lookup_redirects": "there is one broker"}
+# Quantiles of the histogram `load` -> names behind pulsar_topic_load_.
+LOAD_QUANTILES = {"time_median_ms": 0.5, "time_75percentile_ms": 0.75, "time_95percentile_ms": 0.95,
+                  "time_99_percentile_ms": 0.99, "time_99_9_percentile_ms": 0.999, "time_99_99_percentile_ms": 0.9999}
+
+Report = dict[str, Any]      # of a night
+# The last night: name behind geminga_nightly_ -> (HELP text, value).
+NIGHT: dict[str, tuple[str, Callable[[Report], float]]] = {
+    "last_success_timestamp_seconds": ("Time when a night last succeeded, in seconds since 1970; 0 if none has",
+                                       lambda night: night["last_success_ms"] / 1000),
+    "last_run_timestamp_seconds": ("Time when a night last ended, in seconds since 1970",
+                                   lambda night: night["ended_ms"] / 1000),
+    "last_run_seconds": ("Duration of the last night in seconds", lambda night: night["seconds"]),
+    "last_status": ("0 if the last night succeeded, 1 if a part of it failed",
+                    lambda night: int(night["status"] != "success")),
+    "last_compacted": ("Partitions that the last night compacted", lambda night: night["totals"]["compacted"]),
+    "last_messages_in": ("Messages that the last night's compactions read",
+                         lambda night: night["totals"]["messages_in"]),
+    "last_messages_out": ("Messages that the last night's compactions kept",
+                          lambda night: night["totals"]["messages_out"]),
+    "last_bytes_in": ("Bytes that the last night's compactions read", lambda night: night["totals"]["bytes_in"]),
+    "last_bytes_out": ("Bytes that the last night's compactions kept", lambda night: night["totals"]["bytes_out"]),
+    "last_given_back_bytes": ("Bytes that the last night freed by retention, expiry and deletions",
+                              lambda night: night["totals"]["given_back"]),
+    "last_expired": ("Messages that the last night expired", lambda night: night["totals"]["expired"]),
+}

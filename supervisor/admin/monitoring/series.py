@@ -1,0 +1,162 @@
+"""Prometheus text of topics, subscriptions, consumers, producers and compactions.
+
+There may be many thousands of series, so their lines are put together from columns, a family at a time, and without
+prometheus_client. Topics beyond `metrics.topics_max` are summed by namespace under the same names, without the label
+`topic`. So the sum over all series of a name does not depend on that bound.
+"""
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.supervisor.admin.monitoring.stats import Measured, namespace_of
+from geminga.supervisor.admin.monitoring.topic_families import (
+    COMPACTION_FAMILIES,
+    CONSUMER_GAUGES,
+    PRODUCER_GAUGES,
+    SUBSCRIPTION_FAMILIES,
+    TOPIC_FAMILIES,
+    Columns,
+    Family,
+)
+from geminga.supervisor.admin.resources.compaction import Record
+
+_LABEL = re.compile(r"([{,])(?=cluster=|namespace=|topic=)")
+_COLUMNS = TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS      # of the tables of an owner
+
+
+class Series:
+    """The series of all open topics, at all owners.
+
+    Labels are kept as text from the opening brace on, without the closing one, unless their name says otherwise.
+    """
+
+    def __init__(self, cluster: str, measured: list[Measured]):
+        self.cluster, self._now_ms, self._last_name = cluster, time.time() * 1000, ""
+        self._namespaces: list[str] = []               # labels: of each owner's namespaces, one owner behind the other
+        self._topics: list[str] = []
+        self._subscriptions: list[str] = []
+        self._loaded: dict[str, int] = {}              # namespace's labels -> its open topics, at all owners
+        self._consumers: dict[str, list[float]] = {}   # labels with the closing brace -> values
+        self._producers: dict[str, list[float]] = {}
+        self._is_rolled_up = any(owner.head["rolled_up"] for owner in measured)
+        for owner in measured:
+            self._add(owner)
+        tables = [(owner.topics, owner.subscriptions, owner.other_topics, owner.other_subscriptions)
+                  for owner in measured]
+        columns = []
+        for at, names in enumerate(_COLUMNS):
+            table = np.concatenate([np.zeros((0, len(names))), *(of_owner[at] for of_owner in tables)])
+            columns.append(dict(zip(names, np.ascontiguousarray(table.T), strict=True)))
+        self._topic_columns, self._subscription_columns, *others = columns
+        self._other_columns = self._by_namespace(others)
+
+    def __repr__(self) -> str:
+        return f"<Series topics={len(self._topics)} subscriptions={len(self._subscriptions)}>"
+
+    def _add(self, owner: Measured) -> None:
+        """Add the labels of one owner's rows, and its consumers and producers."""
+        head, cluster = owner.head, _escaped(self.cluster)
+        namespaces = [f'{{cluster="{cluster}",namespace="{_escaped(name)}"' for name in head["namespaces"]]
+        topics = [f'{{cluster="{cluster}",namespace="{_escaped(namespace_of(name))}",topic="{_escaped(name)}"'
+                  for name in head["topics"]]
+        self._namespaces += namespaces
+        self._topics += topics
+        self._subscriptions += [f'{topics[number]},subscription="{_escaped(name)}"'
+                                for number, name in head["subscriptions"]]
+        for number, subscription, name, consumer_id, *values in head["consumers"]:
+            labels = f'{topics[number]},subscription="{_escaped(subscription)}",consumer_name="{_escaped(name)}",' \
+                     f'consumer_id="{consumer_id}"}} '
+            before = self._consumers.get(labels)      # other clients may use the same name and id: values are summed
+            if before is not None:
+                values = [one + other for one, other in zip(before, values, strict=True)]
+            self._consumers[labels] = values
+        for number, name, producer_id, *values in head["producers"]:
+            labels = f'{topics[number]},producer_name="{_escaped(name)}",producer_id="{producer_id}"}} '
+            self._producers[labels] = values
+        for labels, loaded in zip(namespaces, head["loaded"], strict=True):
+            self._loaded[labels] = self._loaded.get(labels, 0) + loaded
+
+    def _by_namespace(self, others: list[Columns]) -> list[Columns]:
+        """Sum up columns of which several owners have the same namespaces; `_namespaces` has each once afterwards."""
+        numbers = {labels: number for number, labels in enumerate(self._loaded)}
+        marks = np.array([numbers[labels] for labels in self._namespaces], np.int64)
+        self._namespaces = list(self._loaded)
+        return [{name: np.bincount(marks, values, len(numbers)) if len(marks) else values
+                 for name, values in columns.items()} for columns in others]
+
+    def families(self) -> Iterator[str]:
+        """Yield the text of each metric of topics, subscriptions, consumers and producers."""
+        yield _head("pulsar_topics_count", "Open topics and partitions", "gauge")
+        yield "".join([f"pulsar_topics_count{labels}}} {loaded}\n" for labels, loaded in self._loaded.items()])
+        other_topics, other_subscriptions = self._other_columns
+        for family in TOPIC_FAMILIES:
+            yield self._family(family, self._topics, self._topic_columns, other_topics)
+        for family in SUBSCRIPTION_FAMILIES:
+            yield self._family(family, self._subscriptions, self._subscription_columns, other_subscriptions)
+        for kind, gauges, series in (("consumer", CONSUMER_GAUGES, self._consumers),
+                                     ("producer", PRODUCER_GAUGES, self._producers)):
+            for at, (gauge, text) in enumerate(gauges.items()) if series else ():
+                name = f"pulsar_{kind}_{gauge}"
+                yield _head(name, text, "gauge")
+                yield "".join([f"{name}{labels}{values[at]}\n" for labels, values in series.items()])
+
+    def _family(self, family: Family, labels: list[str], columns: Columns, others: Columns) -> str:
+        """Return the lines of a family: with rows of their own, and of all others by namespace."""
+        name, head = family.name, ""
+        if name != self._last_name:
+            head = _head(name, family.text, family.type)
+        self._last_name = name
+        values, end, namespaces = self._values(family, columns), f"{family.labels}}} ", self._namespaces
+        if family.prefix:
+            labels, namespaces = ([_LABEL.sub(rf"\1{family.prefix}", one, count=3) for one in texts]
+                                  for texts in (labels, namespaces))
+        if values is None:
+            lines = [f"{name}{label}{end}0\n" for label in labels]
+        else:
+            lines = [f"{name}{label}{end}{value}\n" for label, value in zip(labels, values, strict=True)]
+        if family.sums and (self._is_rolled_up or not labels):
+            end = f'{family.labels},remote_cluster="local"}} ' if name == "pulsar_msg_backlog" else end
+            values = self._values(family, others) or [0] * len(namespaces)
+            lines += [f"{name}{label}{end}{value}\n" for label, value in zip(namespaces, values, strict=True)]
+        return head + "".join(lines)
+
+    def _values(self, family: Family, columns: Columns) -> list[float] | None:
+        """Return the values of a family, whole numbers without a point; None if all of them are 0."""
+        values = columns[family.values] if isinstance(family.values, str) else family.values(columns, self._now_ms)
+        if not values.any():
+            return None
+        whole = values.astype(np.int64)
+        texts: list[Any] = whole.tolist() if (whole == values).all() else np.round(values, 3).tolist()
+        return texts
+
+    # -- compactions
+
+    def compactions(self, records: list[Record], most: int) -> Iterator[str]:
+        """Yield the text of each metric of compactions.
+
+        The first `most` records have series of their own. All others are summed by namespace.
+        """
+        labels = [f'{{cluster="{_escaped(self.cluster)}",namespace="{_escaped(namespace_of(record.topic))}"'
+                  for record in records]
+        for family, (text, value) in COMPACTION_FAMILIES.items():
+            sums: dict[str, float] = dict.fromkeys([*self._loaded, *labels[most:]], 0)
+            for label, record in zip(labels[most:], records[most:], strict=True):
+                sums[label] += value(record)
+            name = f"pulsar_compaction_{family}"
+            yield _head(name, text, "gauge")
+            yield "".join([f'{name}{label},topic="{_escaped(record.topic)}"}} {value(record)}\n'
+                           for label, record in zip(labels[:most], records, strict=False)])
+            yield "".join([f"{name}{label}}} {total}\n" for label, total in sums.items()])
+
+
+def _head(name: str, text: str, type_: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {type_}\n"
+
+
+def _escaped(text: str) -> str:
+    """Return the text as a label's value is written."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
