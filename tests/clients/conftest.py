@@ -10,7 +10,7 @@ Connect = Callable[..., pulsar.Client]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """connect(service_url): a client, closed with all it opened when the test ends."""
+    """Yield a function connect(service_url) that returns a client; the client is closed when the test ends."""
     opened: list[pulsar.Client] = []
 
     def connect(service_url: str, **options: object) -> pulsar.Client:

@@ -69,7 +69,7 @@ def _pom() -> str:
 
 
 def fetch_jars() -> Path:
-    """The folder with the tools' jars; skips the test when they are not there and cannot be fetched."""
+    """Return the folder with the jars of Pulsar's Java tools; skip the test if they cannot be fetched."""
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -93,7 +93,7 @@ def fetch_jars() -> Path:
 
 
 class JavaTools:
-    """Runs one tool per call against one broker; what it printed is the answer, a failure is the test's."""
+    """Runs Pulsar's Java tools against one broker; a tool that fails fails the test."""
 
     def __init__(self, jars: Path, folder: Path, service_url: str, http_url: str) -> None:
         self._service_url = service_url
@@ -114,7 +114,7 @@ class JavaTools:
         return self._run(ADMIN, *arguments)
 
     def program(self, source: Path, *arguments: str, said: str = "") -> str:
-        """What a program of one source file printed to standard output, with what it is told on standard input."""
+        """Run a Java program of one source file with `said` on standard input; return its standard output."""
         done = subprocess.run([*self._java, str(source), self._service_url, *arguments], capture_output=True, text=True,
                               timeout=RUN_SECONDS, input=said)
         assert done.returncode == 0, (

@@ -31,7 +31,7 @@ TWO_OF_EACH = ("--workers", "2", "--owners", "2")
 
 
 class Traffic:
-    """A producer that never stops and a consumer that acknowledges all it receives, with a thread for each.
+    """A producer that never stops and a consumer that acknowledges everything, each in a thread of its own.
 
     Messages are numbers, published in order.  Invariant: at most WINDOW of them are published and neither received nor
     refused.
@@ -86,13 +86,13 @@ class Traffic:
             self._consumer.acknowledge(message)
 
     def wait_for_more(self, count: int, seconds: float = RESUME_SECONDS) -> None:
-        """Both ways go on: `count` more messages were receipted, and `count` more received."""
+        """Wait until `count` more messages have a receipt and `count` more were received."""
         receipted, received = len(self.receipted) + count, len(self.received) + count
         going_on = lambda: len(self.receipted) >= receipted and len(self.received) >= received  # noqa: E731
         eventually(going_on, seconds, f"{count} more messages of {self}")
 
     def finish(self) -> None:
-        """Publishes no more; returns when everything receipted was received."""
+        """Stop publishing, and wait until every message with a receipt was received."""
         self._publishing_over.set()
         self._threads[0].join()
         eventually(lambda: self.received.issuperset(self.receipted), RESUME_SECONDS, f"the rest of {self}")
@@ -104,7 +104,9 @@ class Traffic:
             thread.join()
 
     def audit(self) -> None:
-        """What the disk has holds everything receipted, and in the order of publishing, resent messages aside."""
+        """Assert that the topic holds every message with a receipt, in the order of publishing except for resent
+        ones.
+        """
         consumer = self._client.subscribe(self.topic, "audit")
         missing = set(self.receipted)
         kept: dict[int, list[int]] = {}
@@ -121,7 +123,7 @@ class Traffic:
 
 @contextmanager
 def traffic_on(client: pulsar.Client, topic: str, **producer_options: object) -> Iterator[Traffic]:
-    """Traffic that flows when the block begins, and is over when it ends."""
+    """Run traffic during the block."""
     traffic = Traffic(client, topic, **producer_options)
     traffic.start()
     try:
@@ -147,7 +149,7 @@ def stop_and_start(broker: Broker) -> None:
 
 
 def kill_workers_in_turn(broker: Broker, traffic: Traffic) -> None:
-    """Which of two a client is connected to is not for it to know: this hits it once at least."""
+    """Kill every worker once, because a client does not know which one it is connected to."""
     for index in (0, 1):
         kill_and_wait(broker, "worker", index)
         traffic.wait_for_more(500)
@@ -174,7 +176,7 @@ faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name
 @faults
 @pytest.mark.parametrize(("partitions", "batching"), [(0, False), (3, True)], ids=["plain", "partitioned-batched"])
 def test_every_receipted_message_is_received(start_broker, connect, fault, partitions, batching):
-    """At least once, by a consumer that was there all the time, and once more from the disk, in order."""
+    """A consumer receives every message with a receipt at least once, and the topic holds them in order."""
     broker = start_broker(*TWO_OF_EACH)
     topic = partitioned_topic(broker.http_url, partitions) if partitions else unique_topic("crash")
     client = connect(broker.service_url)
@@ -187,7 +189,7 @@ def test_every_receipted_message_is_received(start_broker, connect, fault, parti
 
 
 def test_large_messages_come_whole_across_a_killed_worker(start_broker, connect):
-    """A connection that ends in the middle of a frame leaves nothing half done."""
+    """A connection that ends in the middle of a frame leaves no partial message."""
     broker = start_broker("--workers", "1", "--owners", "1")
     client = connect(broker.service_url)
     topic = unique_topic("crash")
@@ -206,7 +208,7 @@ def test_large_messages_come_whole_across_a_killed_worker(start_broker, connect)
 
 
 def receive_whole(consumer: pulsar.Consumer, bodies: list[bytes], *, of: list[bytes]) -> None:
-    """All `bodies` arrive, and nothing but what was sent; repetitions are allowed, of what was sent earlier too."""
+    """Assert that all `bodies` arrive and nothing that was not sent; repetitions are allowed."""
     missing = set(bodies)
     while missing:
         message = consumer.receive(timeout_millis=RECEIVE_MS)
@@ -217,8 +219,10 @@ def receive_whole(consumer: pulsar.Consumer, bodies: list[bytes], *, of: list[by
 
 @pytest.mark.parametrize("role", ["worker", "owner"])
 def test_messages_in_chunks_come_whole_before_and_after_a_kill(start_broker, connect, role):
-    """Killed between messages: this client gives up a message of which it gets a chunk twice (apache/pulsar-client-cpp,
-    587).
+    """Messages in chunks are received whole when a process is killed between two messages.
+
+    A kill between two chunks is not tried: the C++ client gives up a message when it gets one of its chunks twice
+    (apache/pulsar-client-cpp, 587).
     """
     broker = start_broker("--workers", "1", "--owners", "1")
     client = connect(broker.service_url)
@@ -237,7 +241,7 @@ def test_messages_in_chunks_come_whole_before_and_after_a_kill(start_broker, con
 
 @pytest.mark.parametrize("how", ["owners", "supervisor"])
 def test_what_was_acknowledged_stays_acknowledged(start_broker, connect, how):
-    """Once a consumer's close was answered its acknowledgements are as durable as receipts are."""
+    """Acknowledgements are durable once the close of their consumer was answered."""
     broker = start_broker(*TWO_OF_EACH)
     client = connect(broker.service_url)
     topics = [unique_topic("crash") for _ in range(4)]
@@ -269,7 +273,7 @@ def test_what_was_acknowledged_stays_acknowledged(start_broker, connect, how):
 
 
 def test_partitioned_topics_and_positions_survive_a_killed_supervisor(fresh_broker, connect):
-    """Ids given out before are never given to other messages after."""
+    """Message ids that were handed out before a kill are never given to other messages."""
     topic = partitioned_topic(fresh_broker.http_url, 2)
     first = connect(fresh_broker.service_url)
     before = [str(first.create_producer(topic).send(b"before")) for _ in range(4)]
@@ -301,7 +305,7 @@ def answers(broker: Broker) -> bool:
 
 
 def test_no_process_of_a_killed_supervisor_is_left_and_its_folder_can_be_used_at_once(start_broker):
-    """Three times over, as a machine that restarts in a loop would do it."""
+    """A broker starts on the folder of a killed one at once, three times in a row."""
     broker = start_broker(*TWO_OF_EACH)
     for _ in range(3):
         eventually(lambda: len(broker.children()) >= 5, RESUME_SECONDS, "two workers, two owners and the admin process")
@@ -313,7 +317,7 @@ def test_no_process_of_a_killed_supervisor_is_left_and_its_folder_can_be_used_at
 
 
 class Witness:
-    """One bare connection: sees every command the broker sends, and does nothing that it was not told to do."""
+    """A raw connection that sees every command of the broker and sends only what it is told to send."""
 
     def __init__(self, broker: Broker) -> None:
         port = int(broker.service_url.rpartition(":")[2])
@@ -334,8 +338,9 @@ class Witness:
         self._socket.sendall(struct.pack(">II", 4 + len(body) + len(after), len(body)) + body + after)
 
     def next(self) -> api.BaseCommand | None:
-        """The next command that is about us, None at the end of the connection; TimeoutError after RESUME_SECONDS of
-        silence.
+        """Return the next command about this witness, or None when the connection has ended.
+
+        Raises TimeoutError after RESUME_SECONDS without a command.
         """
         while True:
             header = self._stream.read(8)
@@ -360,7 +365,7 @@ class Witness:
         raise ConnectionError("the broker ended the connection")
 
     def hear_all(self) -> None:
-        """Everything the broker had to say so far is heard: its answer to a PING comes behind it."""
+        """Receive everything that the broker has sent, up to its answer to a PING."""
         self._send(api.BaseCommand(type=api.BaseCommand.PING, ping=api.CommandPing()))
         self.next_of(api.BaseCommand.PONG)
 
@@ -391,7 +396,7 @@ class Witness:
         return self.next_of(api.BaseCommand.SUCCESS, api.BaseCommand.ERROR).type == api.BaseCommand.SUCCESS
 
     def publish(self, producer_id: int) -> str:
-        """One message; says how it was answered."""
+        """Publish one message, and return how it was answered."""
         metadata = api.MessageMetadata(producer_name="witness", sequence_id=0, publish_time=1).SerializeToString()
         sent = api.CommandSend(producer_id=producer_id, sequence_id=0)
         # Without a checksum, as old clients do: the metadata's size follows at once.
@@ -422,9 +427,7 @@ NOT_ASKED_FOR = 2**64 - 1  # the request id of what the broker says of its own a
 
 
 def test_a_killed_owner_is_noticed_by_its_own_clients_only(start_broker, witness_of):
-    """They are told to look up again; on the same connection the others' producers and consumers go on as if nothing
-    happened.
-    """
+    """Producers and consumers of a killed owner are closed; those of other owners on the same connection go on."""
     broker = start_broker(*TWO_OF_EACH)
     witness = witness_of(broker)
     topics = {number: unique_topic("crash") for number in range(16)}  # all at one owner: once in 32,768 runs
@@ -449,8 +452,9 @@ def test_a_killed_owner_is_noticed_by_its_own_clients_only(start_broker, witness
 
 
 def test_requests_that_an_owner_died_over_are_answered(start_broker, witness_of):
-    """With what was asked for, by the next process, or with an error: clients wait half a minute for an answer that is
-    lost.
+    """Requests that a killed owner left open are answered by its successor or with an error.
+
+    A client waits half a minute for an answer that never comes.
     """
     broker = start_broker("--workers", "1", "--owners", "1")
     witness = witness_of(broker)
@@ -490,11 +494,11 @@ def test_clients_of_a_stopping_broker_are_told_before_their_connections_end(star
 
 
 def test_every_topic_goes_on_while_owners_are_killed(start_broker, connect):
-    """Eight topics of real clients over two owners: each of them carries messages soon after the kills.
+    """Eight topics of real clients over two owners carry messages again soon after each of two kills.
 
-    Killed twice: who ends so young may be started again a little later, and meanwhile clients ask for their
-    subscriptions.  They must not be refused then: the consumer of the C++ library takes an error to such a request for
-    a connection, and never asks again (apache/pulsar-client-cpp, pull request 577).
+    An owner that ends young may be restarted a little later, and clients ask for their subscriptions meanwhile.  These
+    requests must not be refused: the consumer of the C++ library never asks again after an error to such a request
+    (apache/pulsar-client-cpp, pull request 577).
     """
     broker = start_broker(*TWO_OF_EACH)
     client = connect(broker.service_url)

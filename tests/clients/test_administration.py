@@ -51,7 +51,7 @@ def test_a_terminated_topic_is_read_to_its_end(broker, client, connect):
 
 
 def test_partitions_are_added_under_load(broker, connect):
-    """Clients that were there before find them."""
+    """Clients that are connected find partitions that are added later."""
     topic = partitioned_topic(broker.http_url, 2)
     client = connect(broker.service_url)
     consumer = client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)

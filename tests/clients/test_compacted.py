@@ -18,7 +18,7 @@ BATCHES = {"batching_enabled": True, "batching_max_messages": 10, "batching_max_
 
 @pytest.fixture(scope="module")
 def small_broker(tmp_path_factory):
-    """One whose ledgers are small, and go when nobody needs them."""
+    """A broker with small ledgers, which are deleted as soon as no subscription needs them."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "geminga.toml").write_text("workers = 2\nowners = 2\n[storage]\nroll_over_entries = 20\n")
     own = Broker(folder / "data", "--config", str(folder / "geminga.toml"))
@@ -29,14 +29,14 @@ def small_broker(tmp_path_factory):
 
 
 class Table:
-    """A topic of key-values, and what a dictionary would have."""
+    """A topic of keys and values, and the dictionary that compaction should leave of it."""
 
     def __init__(self, client, topic: str, **how):
         self.topic, self.values = topic, {}
         self._producer = client.create_producer(topic, **how)
 
     def put(self, *pairs):
-        """(key, value), no value for a tombstone; answered when it returns."""
+        """Publish (key, value) pairs, None for a tombstone, and wait for their receipts."""
         for key, value in pairs:
             self._producer.send_async(value.encode(), lambda *_: None, partition_key=key)
             self.values.pop(key, None)
@@ -49,7 +49,7 @@ class Table:
 
 
 class Reading:
-    """What a reader, or a consumer, was given."""
+    """The messages that a reader or consumer received."""
 
     def __init__(self):
         self.values, self.ids, self.ghosts = {}, [], 0
@@ -64,7 +64,7 @@ class Reading:
         self.ids.append((found.ledger_id(), found.entry_id(), found.batch_index()))
 
     def read(self, reader, at_most: int = 1 << 30):
-        """As long as there are messages."""
+        """Read up to `at_most` messages, as long as the reader has any."""
         while at_most and reader.has_message_available():
             self.take(reader.read_next(1_000 * LONG))
             at_most -= 1
@@ -72,7 +72,7 @@ class Reading:
 
     @property
     def is_ordered(self) -> bool:
-        """Nothing came twice, or too early."""
+        """Whether no message came twice or before an earlier one."""
         return self.ids == sorted(set(self.ids))
 
 
@@ -103,7 +103,7 @@ def test_a_reader_in_the_midst_of_a_view_goes_on_with_it(small_broker, connect):
 
 
 def test_views_are_swapped_under_load(small_broker, connect):
-    """A reader, all the time, and a subscription that acknowledges one by one: each ends with the dictionary."""
+    """While views are replaced, a reader and a subscription each end with the right dictionary."""
     client = connect(small_broker.service_url)
     table = Table(client, unique_topic("load"), **BATCHES)
     consumer = client.subscribe(table.topic, "sub", is_read_compacted=True,
@@ -171,7 +171,7 @@ def test_what_is_gone_from_ledgers_comes_from_the_view(small_broker, connect):
 
 @pytest.mark.parametrize("who", ["owner", "supervisor"])
 def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
-    """A subscription goes on where it was, exactly, also in what only the view has."""
+    """After a kill a subscription continues exactly where it was, also among messages that only the view holds."""
     (tmp_path / "geminga.toml").write_text("workers = 1\nowners = 1\n[storage]\nroll_over_entries = 20\n")
     broker = start_broker("--config", str(tmp_path / "geminga.toml"))
     client = connect(broker.service_url)

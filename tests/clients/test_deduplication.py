@@ -15,14 +15,14 @@ WINDOW = 300
 
 @pytest.fixture
 def deduplicating(start_broker, tmp_path):
-    """A broker configured as its operators would configure Apache Pulsar."""
+    """A broker with deduplication, configured as operators of Apache Pulsar would do it."""
     path = tmp_path / "broker.conf"
     path.write_text("brokerDeduplicationEnabled=true\n")
     return start_broker("--config", str(path), "--workers", "1", "--owners", "1")
 
 
 def everything(client, topic):
-    """All that the topic holds, as it stands there."""
+    """Return all messages that the topic holds, in order."""
     reader, found = client.create_reader(topic, pulsar.MessageId.earliest), []
     while reader.has_message_available():
         found.append(reader.read_next(timeout_millis=RECEIVE_MS).data())
@@ -30,7 +30,7 @@ def everything(client, topic):
 
 
 class Publishing:
-    """Messages sent one behind the other, a bounded number of them without a receipt."""
+    """A producer that publishes without waiting, with a bounded number of messages without a receipt."""
 
     def __init__(self, producer):
         self.sent, self.receipted, self.refused = [], 0, []
@@ -55,7 +55,7 @@ class Publishing:
 
 @pytest.mark.parametrize("batching", [False, True])
 def test_every_message_is_there_once_although_owners_are_killed(deduplicating, connect, batching):
-    """In order; without deduplication, what was stored when its receipt was lost would be there twice."""
+    """The topic holds every message once and in order, although receipts were lost by kills."""
     client, topic = connect(deduplicating.service_url), unique_topic("once")
     publishing = Publishing(client.create_producer(topic, producer_name="author", batching_enabled=batching,
                                                    batching_max_messages=10,
@@ -69,8 +69,10 @@ def test_every_message_is_there_once_although_owners_are_killed(deduplicating, c
 
 
 def test_chunks_are_there_once_although_their_owner_is_killed_between_them(deduplicating, connect):
-    """Read when all is there: this client gives up a message of which it gets a chunk twice (apache/pulsar-client-cpp,
-    587).
+    """A message in chunks is stored once although its owner is killed between two chunks.
+
+    The test reads after everything is stored: the C++ client gives up a message when it gets one of its chunks twice
+    (apache/pulsar-client-cpp, 587).
     """
     client, topic = connect(deduplicating.service_url), unique_topic("once")
     client.subscribe(topic, "sub").close()
@@ -93,7 +95,7 @@ def test_chunks_are_there_once_although_their_owner_is_killed_between_them(dedup
 
 
 def test_a_program_goes_on_where_it_was_when_its_broker_was_killed(deduplicating, connect):
-    """It is told the last sequence id, and what it repeats to be sure changes nothing."""
+    """A producer learns its last sequence id when it reconnects, and messages that it sends again change nothing."""
     client, topic = connect(deduplicating.service_url), unique_topic("once")
     producer = client.create_producer(topic, producer_name="author")
     assert producer.last_sequence_id() == -1
@@ -112,7 +114,7 @@ def test_a_program_goes_on_where_it_was_when_its_broker_was_killed(deduplicating
 
 
 def test_it_is_switched_on_and_off_for_topics_that_are_there(broker, client, namespace):  # noqa: F811
-    """By the policy of their namespace, at once."""
+    """A namespace's policy switches deduplication on and off at once for existing topics."""
     producer = client.create_producer(f"persistent://{namespace}/orders", producer_name="author")
     reader = earliest(client, f"persistent://{namespace}/orders")
     expected = []

@@ -123,7 +123,7 @@ def tell(request) -> Tell:
 
 @pytest.fixture(params=[pytest.param("go", marks=pytest.mark.go), pytest.param("java", marks=pytest.mark.java)])
 def tell_again(request) -> Tell:
-    """Those clients that can ask for a message again later."""
+    """The clients that can ask for a message to be redelivered later."""
     how = {"go": ["-retries", "2"], "java": ["retries"]}[request.param]
     by = request.getfixturevalue(f"by_{request.param}")
     return lambda topics, messages: by(topics, messages, *how)
@@ -137,8 +137,7 @@ def check_each_came_once(told: list[Told], topics: dict[str, str], messages: lis
 
 
 def test_each_comes_once_and_none_before_its_time(broker, tell):
-    """On subscriptions of many consumers, of topics with and without partitions; batched, cut into chunks, or neither.
-    """
+    """Delayed messages come once and not early, on topics with and without partitions, batched, chunked or neither."""
     topics = {unique_topic("delays"): "Shared", unique_topic("delays"): "Key_Shared",
               partitioned_topic(broker.http_url, 3): "Shared", partitioned_topic(broker.http_url, 3): "Key_Shared"}
     told = tell(topics, MIXED)
@@ -148,7 +147,7 @@ def test_each_comes_once_and_none_before_its_time(broker, tell):
 
 @pytest.mark.parametrize("by", ["python", pytest.param("go", marks=pytest.mark.go)])
 def test_a_single_consumer_gets_all_at_once_and_in_order(broker, request, by):
-    """Hours before they are due."""
+    """An Exclusive or Failover consumer receives delayed messages hours before they are due, in order."""
     tell = request.getfixturevalue(f"by_{by}")
     topics = {unique_topic("delays"): "Exclusive", unique_topic("delays"): "Failover",
               partitioned_topic(broker.http_url, 2): "Failover"}
@@ -159,7 +158,7 @@ def test_a_single_consumer_gets_all_at_once_and_in_order(broker, request, by):
 
 
 def test_what_is_asked_for_again_later_comes_then_and_becomes_a_dead_letter_in_the_end(broker, tell_again):
-    """reconsume_later: a delayed message on a retry letter topic, each time."""
+    """reconsume_later publishes a delayed message to the retry letter topic each time, and a dead letter in the end."""
     topics = {unique_topic("retried"): "Shared", partitioned_topic(broker.http_url, 2): "Shared"}
     messages = [Delayed("one"), Delayed("other"), Delayed("late", "after", 500)]
     told = tell_again(topics, messages)
@@ -175,7 +174,7 @@ def test_what_is_asked_for_again_later_comes_then_and_becomes_a_dead_letter_in_t
 
 
 def test_a_delayed_message_is_no_part_of_a_batch(client):
-    """Clients see to that, and brokers rely on it: one time for each entry."""
+    """Clients send a delayed message as an entry of its own, so that each entry has one delivery time."""
     topic = unique_topic("delays")
     consumer = client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
     producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000)
@@ -191,7 +190,7 @@ def test_a_delayed_message_is_no_part_of_a_batch(client):
 
 @pytest.mark.parametrize("kind", ["Shared", "Key_Shared"])
 def test_what_is_given_back_comes_again_without_waiting(client, kind):
-    """Its time has come once and for all; who comes later waits for what is due later still, and nobody else does."""
+    """A delayed message that was due once is redelivered at once; messages that are not due wait for every consumer."""
     topic = unique_topic("delays")
     consumer = client.subscribe(topic, "sub", consumer_type=KINDS[kind], negative_ack_redelivery_delay_ms=100)
     publish(client, topic, [Delayed("far", "after", HOUR_MS), Delayed("due", "after", 700)])

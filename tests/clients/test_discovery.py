@@ -30,9 +30,7 @@ def prefix():
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch) -> None:
-    """The Python client asks for new topics every minute whatever period it is given: it does not hand it on to the
-    library inside.
-    """
+    """Make Python's client ask for new topics often: it does not pass the configured period on to its library."""
     configuration = pulsar._pulsar.ConsumerConfiguration
 
     def made():
@@ -52,7 +50,7 @@ def publish(client: pulsar.Client, topic: str, *payloads: bytes) -> None:
 
 
 def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
-    """So many messages, and no more come."""
+    """Receive `count` messages, and assert that no further one comes."""
     found = [consumer.receive(timeout_millis=RECEIVE_MS) for _ in range(count)]
     with pytest.raises(pulsar.Timeout):
         pytest.fail(f"received {consumer.receive(timeout_millis=SILENCE_MS).data()!r}")
@@ -61,8 +59,9 @@ def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1"], ids=["one connection", "one for lookups, one for messages"])
 def test_a_pattern_consumer_misses_nothing_of_new_topics(broker, client, connect, prefix, host):
-    """Of topics that were there before it gets what comes from now on, as ever.  127.1 is the same place by a name of
-    its own.
+    """A consumer by pattern receives all messages of new topics, and the later ones of topics that existed before.
+
+    host: 127.1 is the same address under another name.
     """
     publish(client, prefix + "old", b"before")
     finder = connect(broker.service_url.replace("127.0.0.1", host))
@@ -77,7 +76,7 @@ def test_a_pattern_consumer_misses_nothing_of_new_topics(broker, client, connect
 
 
 def test_others_begin_at_the_latest_message(client, connect, broker, prefix):
-    """A client that asked for no list, with somebody else who did."""
+    """A plain subscription begins at the latest message although another client of the namespace discovers topics."""
     finder = connect(broker.service_url)
     publish(client, prefix + "new", b"before")
     consumer = client.subscribe(prefix + "new", "plain")
@@ -87,7 +86,10 @@ def test_others_begin_at_the_latest_message(client, connect, broker, prefix):
 
 
 def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker):
-    """Also when its owner is killed meanwhile, twice: before the topic is made, and before it knows of the lookup."""
+    """A new topic keeps its messages until a discovering consumer finds it, even if its owner is killed meanwhile.
+
+    The owner is killed before the topic is made, and again before it knows of the lookup.
+    """
     broker = start_broker("--owners", "1")
     topic = "persistent://public/default/new"
     payload = bytes(2 << 20)
@@ -127,7 +129,7 @@ def ledgers_of(broker: Broker, topic: str):
 
 @pytest.mark.java
 def test_java_is_told_of_new_topics_and_misses_nothing(broker, client, prefix, tmp_path):
-    """By its watcher: it would ask again only after a minute."""
+    """Java's topic-list watcher learns of new topics at once; polling would take a minute."""
     if not isinstance(broker, Broker):
         pytest.skip("looks into the broker's own folder")
     java = JavaTools(fetch_jars(), tmp_path, broker.service_url, broker.http_url)

@@ -14,12 +14,12 @@ RECEIVED = [f"order {number} with key customer-7" for number in range(3)]
 
 
 def program(page, language):
-    """The program of a page, as printed."""
+    """Return the program that a page prints in this language."""
     return re.search(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)[1]
 
 
 def placed(text, broker, topic):
-    """The program with the address of this broker, and a topic that no other test uses."""
+    """Put this broker's address and an unused topic into the program."""
     assert "pulsar://localhost:6650" in text and '"orders"' in text
     return text.replace("pulsar://localhost:6650", broker.service_url).replace('"orders"', f'"{topic}"')
 

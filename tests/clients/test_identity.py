@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def asking(folder):
-    """A broker that looks every second for tokens that have expired."""
+    """A broker that checks every second for expired tokens."""
     (folder / "key").write_bytes(SECRET)
     hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(8)).decode()
     (folder / "htpasswd").write_text(f"joe:{hashed}\njane:{apr_md5_crypt.hash('it-is-hers')}\n")
@@ -83,7 +83,7 @@ def basic(text: bytes) -> str:
 
 
 def counted(broker: Broker, name: str) -> float:
-    """The sum of all series that begin so."""
+    """Return the sum of all series whose names begin with `name`."""
     lines = ask(broker, "/metrics")[2].decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
@@ -103,7 +103,7 @@ def test_a_client_that_shows_who_it_is(asking, who):
 
 
 def test_the_library_over_http(asking):
-    """Lookups are requests then."""
+    """With an http:// service address the client looks topics up by authenticated HTTP requests."""
     with contextlib.closing(
         pulsar.Client(asking.http_url, authentication=pulsar.AuthenticationBasic("jane", "it-is-hers"))
     ) as client:
@@ -118,7 +118,7 @@ def test_the_library_over_http(asking):
 
 
 def test_what_is_said_behind_connect_waits_for_its_answer(asking):
-    """Also while a hash is computed."""
+    """Commands sent directly after CONNECT are handled after authentication, also while a password hash is computed."""
     for first in connect("token", token("joe").encode()), connect("basic", b"joe:" + PASSWORD.encode()):
         with peer(asking, first + command(T.LOOKUP, topic=unique_topic(), request_id=7)) as client:
             assert client.hear().type == T.CONNECTED
@@ -174,7 +174,7 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_client_that_cannot_show_who_it_is(asking, what):
-    """The error, the end of the connection, and a counter; whatever it says behind CONNECT is not heard."""
+    """A client without valid credentials gets an error and is disconnected; commands behind its CONNECT are ignored."""
     method, data = BAD[what]
     failures = "pulsar_authentication_failures_total"
     before = counted(asking, failures)
@@ -191,7 +191,7 @@ def test_a_client_that_cannot_show_who_it_is(asking, what):
     "Negotiate abc", token("joe"), "x" * 20_000,
 ])
 def test_a_request_that_does_not_show_who_asks(asking, header):
-    """Of every path alike, whether there is something or not."""
+    """An HTTP request without valid credentials gets the same answer for existing and missing paths."""
     shown = {} if header is None else {"Authorization": header}
     for path in (
         "/admin/v2/tenants",
@@ -234,7 +234,7 @@ def test_who_goes_on_failing_waits_and_others_do_not(asking):
 # -- tokens that expire, and keys that change
 
 def expiring(broker: Broker, **flags) -> Peer:
-    """Connected with a token that is good for a moment."""
+    """Connect with a token that expires in a moment."""
     def connected() -> Peer | None:
         client = peer(broker, connect("token", token("joe", exp=int(time.time()) + 2).encode(), feature_flags=flags))
         if client.hear().type == T.CONNECTED:
@@ -280,7 +280,7 @@ def test_who_cannot_be_asked_is_gone_when_its_token_is(asking):
 
 
 def test_the_library_goes_on_with_a_new_token(asking):
-    """On its connection."""
+    """When a token expires, the client sends a new one and keeps its connection."""
     given = []
 
     def supply() -> str:
@@ -297,7 +297,7 @@ def test_the_library_goes_on_with_a_new_token(asking):
 
 
 def test_another_key_takes_its_place_while_clients_are_connected(asking, folder):
-    """Who is connected stays; who comes needs the new one."""
+    """After a change of keys connected clients stay, and new clients need a token of the new key."""
     def gets_in(key: bytes) -> bool:
         with peer(asking, connect("token", token("joe", key).encode())) as client:
             return client.hear().type == T.CONNECTED
@@ -316,7 +316,9 @@ def test_another_key_takes_its_place_while_clients_are_connected(asking, folder)
 # -- secrets
 
 def test_no_secret_is_shown_anywhere(asking, folder):
-    """Not in logs, processes, stats, metrics or the configuration over HTTP; after all the tests above."""
+    """No log, process list, statistics, metrics or configuration over HTTP shows a secret; runs after the other
+    tests.
+    """
     with contextlib.suppress(Closed), peer(asking, connect("basic", b"joe:" + PASSWORD.encode())) as client:
         client.hear()
     shown = {"Authorization": "Bearer " + token("joe")}
@@ -355,9 +357,7 @@ def test_a_broker_does_not_start_with_keys_that_it_cannot_use(tmp_path, wrong, s
 
 
 def test_password_guesses_keep_nobody_else_out(folder, asking):
-    """Three hundred connections of one address guess again and again; whoever comes from another with the right
-    password gets in.
-    """
+    """Three hundred connections that guess passwords from one address do not keep a client of another address out."""
     made = [f"user{number}:{bcrypt.hashpw(b'right', bcrypt.gensalt(10)).decode()}" for number in range(3)]
     config = folder / "guessed.toml"
     (folder / "guessed").write_text("\n".join(made) + "\n")
@@ -383,8 +383,10 @@ def test_password_guesses_keep_nobody_else_out(folder, asking):
 
 
 def test_what_comes_behind_a_connect_that_waits_is_looked_at(asking):
-    """A size of four gigabytes there was once memory to be filled: nothing had looked at it before the password was
-    right.
+    """A frame that claims four gigabytes is refused although the CONNECT before it still waits for its password
+    check.
+
+    Such a size once had memory allocated for it before the check had ended.
     """
     with peer(asking, connect("basic", b"joe:" + PASSWORD.encode()) + b"\xff\xff\xff\xff\0\0\0\0") as waiting:
         waiting.socket.settimeout(10)

@@ -48,7 +48,7 @@ def contents(printed: str) -> list[str]:
 @pytest.mark.parametrize(("partitions", "options"), [(0, ()), (3, ("--disable-batching",))],
                          ids=["plain-batched", "partitioned-single"])
 def test_java_receives_what_java_published(broker, client, java, partitions, options):
-    """Keys and properties come along; messages of one key keep their order."""
+    """Java's tools receive what they published, with keys and properties; messages of a key keep their order."""
     topic = topic_of(broker, partitions)
     client.subscribe(topic, "sub").close()
     with ThreadPoolExecutor() as pool:  # at once: most of a run's time is Java's own start
@@ -62,7 +62,7 @@ def test_java_receives_what_java_published(broker, client, java, partitions, opt
 
 
 def test_what_java_compressed_in_batches_is_read_by_python_and_by_java(broker, client, java, tmp_path):
-    """Three different texts in every compression, on a plain and a partitioned topic each, with and without keys.
+    """Three texts in every compression arrive whole, on a plain and a partitioned topic, with and without keys.
 
     The tool that publishes ends ten seconds after it began, so that all of them run at once.
     """
@@ -95,7 +95,7 @@ def test_what_java_compressed_in_batches_is_read_by_python_and_by_java(broker, c
 
 @plain_and_partitioned
 def test_java_reads_what_python_compressed(broker, client, java, partitions):
-    """Every compression, in batches and not, on one topic: each message says for itself how it is to be read."""
+    """Java reads messages of one topic in every compression, batched and not."""
     topic = topic_of(broker, partitions)
     client.subscribe(topic, "sub").close()
     expected = []
@@ -128,7 +128,7 @@ def test_java_reads_what_python_cut_into_chunks(client, java):
 
 
 def test_java_administrates_partitioned_topics(broker, java):
-    """Creation, metadata and lookup, each by the tool's own REST calls."""
+    """Pulsar's tool creates a partitioned topic, reads its metadata and looks it up over REST."""
     topic = unique_topic("java")
     java.admin("topics", "create-partitioned-topic", topic, "-p", "4")
     assert re.search(r'"partitions"\s*:\s*4', java.admin("topics", "get-partitioned-topic-metadata", topic))
@@ -140,7 +140,7 @@ def test_java_finds_the_broker_well(java):
 
 
 def test_java_publishes_with_a_schema_that_others_find(broker, client, java):
-    """The tool's producers bring it, version by version, and its consumers ask for the versions that they meet."""
+    """Java's producers register schema versions, and its consumers ask for the versions that they meet."""
     topic, old = unique_topic("java"), {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     new = {**old, "fields": [*old["fields"], {"name": "b", "type": "int", "default": 7}]}
     client.subscribe(topic, "sub").close()

@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str | None]]      # no value: a tombstone
 
 
 def pairs_of(seed: int) -> Pairs:
-    """Some keys come often, some never; many values are gone by the end."""
+    """Return pairs in which some keys come often and others never, and many values are deleted by the end."""
     chance = random.Random(seed)
     return [(chance.choice(KEYS), None if chance.random() < 0.15 else f"value {seed}-{number}")
             for number in range(200)]
@@ -42,7 +42,7 @@ def dictionary(pairs: Pairs) -> dict[str, str]:
 
 
 def compact(broker, topic: str) -> None:
-    """Asks for it, and returns when it is done."""
+    """Start a compaction of the topic, and wait until it has ended."""
     url = topic_url(broker, topic, "compaction")
     assert request("PUT", url)[0] == 204
     status = eventually(lambda: (said := json.loads(request("GET", url)[1]))["status"] != "RUNNING" and said, LONG)
@@ -67,7 +67,7 @@ def get_by_python(client, topic: str) -> Pairs:
 
 
 def get_by_consumer(client, topic: str, count: int) -> Pairs:
-    """By a durable subscription, acknowledged one by one."""
+    """Read the topic by a durable subscription, acknowledging each message by itself."""
     consumer = client.subscribe(topic, "table", initial_position=pulsar.InitialPosition.Earliest,
                                 is_read_compacted=True)
     found = []
@@ -80,7 +80,7 @@ def get_by_consumer(client, topic: str, count: int) -> Pairs:
 
 
 class Traffic:
-    """Publishes keys of its own for as long as it is entered; `pairs` are those that were answered."""
+    """Publishes keys of its own within a `with` block; `pairs` are those with a receipt."""
 
     def __init__(self, client, topic: str):
         self._producer = client.create_producer(topic, batching_enabled=True, batching_max_messages=7)

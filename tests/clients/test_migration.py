@@ -27,7 +27,9 @@ def green(tmp_path_factory):
 
 @pytest.fixture
 def namespace(own, green):
-    """One that is in both, and is not moved yet; own knows where to."""
+    """A namespace that exists on both brokers; the first knows where to move its clients, and has not moved them
+    yet.
+    """
     name = f"public/moved-{time.time_ns()}"
     for broker in own, green:
         assert request("PUT", f"{broker.http_url}/admin/v2/namespaces/{name}")[0] == 204

@@ -35,7 +35,7 @@ def client(broker):
 
 
 def places(client, topic) -> dict[str, int]:
-    """The partition of each key that was published."""
+    """Return {key: partition} of the messages that were published."""
     found = {}
     for number in range(PARTITIONS):
         reader = client.create_reader(f"{topic}-partition-{number}", pulsar.MessageId.earliest)
@@ -46,7 +46,7 @@ def places(client, topic) -> dict[str, int]:
 
 
 def told(broker, topic, key, name):
-    """What the command says that this client does by default."""
+    """Return what `why-partition` says this client does by default."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         assert (
@@ -102,7 +102,7 @@ def test_where_javas_client_publishes_a_key(broker, client, tmp_path):
 
 
 def test_pythons_client_agrees_with_others_by_the_router_of_the_page(broker, client):
-    """The page's program is run as it stands there."""
+    """With the router from the page on partitioning, Python's client chooses the same partitions as the others."""
     page = (Path(__file__).parents[2] / "docs" / "partitioning.md").read_text()
     program = (
         re.search(r"( {4}def route.*?)\n\n {4}client", page, re.DOTALL)[1].replace("\n    ", "\n").removeprefix("    ")
@@ -118,7 +118,7 @@ def test_pythons_client_agrees_with_others_by_the_router_of_the_page(broker, cli
 
 
 def test_the_older_hash_of_boost():
-    """As Python's client 3.5.0 was seen to choose, of 97 partitions."""
+    """The older BoostHash chooses among 97 partitions as Python's client 3.5.0 was seen to choose."""
     assert [key_hashing.boost_before_181(key) % 97 for key in ("a", "abcdefghi", "key-1", "ключ")] == [91, 68, 63, 96]
 
 

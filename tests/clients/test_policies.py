@@ -13,7 +13,7 @@ from .test_python_client import RECEIVE_MS, bodies_of, data_of, earliest, publis
 
 @pytest.fixture
 def namespace(broker):
-    """A namespace of the test's own."""
+    """A namespace for this test alone."""
     name = f"public/{uuid.uuid4().hex[:12]}"
     assert request("PUT", namespace_url(broker, name)) == (204, "")
     return name
@@ -35,7 +35,7 @@ def tenant_url(broker, name):
 
 
 def sent(method, url, value=None):
-    """Status, and what the JSON of the answer says."""
+    """Send a request, and return (status, JSON of the answer)."""
     status, text = request(method, url, None if value is None else json.dumps(value).encode())
     return status, json.loads(text) if text else None
 
@@ -142,7 +142,7 @@ def test_policies_outlast_the_broker(start_broker):
 
 
 def test_an_owner_that_dies_meanwhile_is_told_when_it_is_back(start_broker):
-    """A policy's answer waits for all owners, those that are being started too."""
+    """A change of a policy is answered after all owners have applied it, also an owner that was being restarted."""
     broker = start_broker("--owners", "2")
     old = broker.kill("owner", 1)
     assert sent("POST", namespace_url(broker, "public/default", "messageTTL"), 60) == (204, None)
@@ -158,7 +158,7 @@ def set_quota(broker, topic, policy, size=10_000):
 
 
 def test_producers_wait_for_room_and_go_on_when_there_is(broker, client):
-    """Nothing is lost, and nothing is refused: clients keep what they could not send."""
+    """Under a quota that holds producers nothing is lost or refused: clients keep messages until there is room."""
     topic = unique_topic("held")
     producer, consumer = client.create_producer(topic, max_pending_messages=2_000), client.subscribe(topic, "sub")
     publish(producer, [b"first"])

@@ -37,7 +37,7 @@ def bodies_of(count: int, hint: str = "message") -> list[bytes]:
 
 
 def publish(producer: pulsar.Producer, bodies: list[bytes], **metadata: object) -> list[pulsar.MessageId]:
-    """Publishes without waiting in between, so that batches form; returns the ids of the receipts in the order of
+    """Publish without waiting in between, so that batches form; return the ids of the receipts in the order of
     `bodies`.
     """
     receipts: list[Future] = [Future() for _ in bodies]
@@ -58,7 +58,7 @@ def receive(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
 
 
 def assert_silent(consumer: pulsar.Consumer) -> None:
-    """Nothing more arrives."""
+    """Assert that no further message arrives."""
     with pytest.raises(pulsar.Timeout):
         unexpected = consumer.receive(timeout_millis=SILENCE_MS)
         pytest.fail(f"received {unexpected.data()[:100]!r} {unexpected.message_id()}")
@@ -78,7 +78,7 @@ def data_of(messages: list[pulsar.Message]) -> list[bytes]:
 @publishing
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_plain_topic_delivers_every_message_unchanged_and_in_order(client, compression, batching):
-    """Order of arrival is order of publishing, whatever the payload went through."""
+    """Messages arrive unchanged in the order of publishing, for every compression and batching."""
     topic = unique_topic("plain")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic, compression_type=COMPRESSIONS[compression], batching_enabled=batching)
@@ -97,7 +97,7 @@ def test_a_plain_topic_delivers_every_message_unchanged_and_in_order(client, com
 @publishing
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_partitioned_topic_delivers_every_message_and_each_partition_in_order(broker, client, compression, batching):
-    """Three partitions are used, each keeps the order it was given, and an id says which partition it is of."""
+    """All three partitions are used, each keeps its order, and a message id names its partition."""
     topic = partitioned_topic(broker.http_url, 3)
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(
@@ -123,7 +123,7 @@ def test_a_partitioned_topic_delivers_every_message_and_each_partition_in_order(
 
 
 def test_messages_of_one_key_stay_together_and_in_order(broker, client):
-    """The client hashes a key to a partition; there the messages of the key keep their order."""
+    """All messages of a key go to one partition and keep their order."""
     topic = partitioned_topic(broker.http_url, 3)
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic, batching_enabled=True)
@@ -143,7 +143,7 @@ def test_messages_of_one_key_stay_together_and_in_order(broker, client):
 
 @publishing
 def test_everything_said_about_a_message_arrives_with_it(client, batching):
-    """Key, ordering key, properties, event time and publish time are the producer's business and pass unchanged."""
+    """Key, ordering key, properties, event time and publish time arrive unchanged."""
     topic = unique_topic("metadata")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic, producer_name=f"author-of-{topic}", batching_enabled=batching)
@@ -164,7 +164,10 @@ def test_everything_said_about_a_message_arrives_with_it(client, batching):
 
 @pytest.mark.parametrize("size", [0, 1, MESSAGE_SIZE_MAX - 1200])
 def test_any_size_up_to_the_greatest_arrives_unchanged(client, size):
-    """Nothing at all is a message too; this client counts what it says about a message as part of the greatest size."""
+    """Messages of every size from 0 to the maximum arrive unchanged.
+
+    The client counts a message's metadata as part of the maximum size.
+    """
     topic = unique_topic("size")
     consumer = client.subscribe(topic, "sub")
     body = random.Random(size).randbytes(size)
@@ -173,7 +176,7 @@ def test_any_size_up_to_the_greatest_arrives_unchanged(client, size):
 
 
 def test_a_greater_message_is_refused_and_the_producer_goes_on(client):
-    """The client knows the limit from the broker's greeting."""
+    """The client refuses a message above the limit that CONNECTED announced, and its producer goes on."""
     topic = unique_topic("size")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic)
@@ -184,7 +187,7 @@ def test_a_greater_message_is_refused_and_the_producer_goes_on(client):
 
 
 def test_a_message_of_twenty_thousand_properties_arrives(client):
-    """Metadata of hundreds of kilobytes is slow to parse, not forbidden."""
+    """A message with hundreds of kilobytes of properties arrives."""
     topic = unique_topic("properties")
     consumer = client.subscribe(topic, "sub")
     properties = {f"key-{n}": f"value-{n}" for n in range(20_000)}
@@ -194,7 +197,7 @@ def test_a_message_of_twenty_thousand_properties_arrives(client):
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_message_in_chunks_arrives_as_one_and_is_acknowledged_as_one(client, compression):
-    """12 MiB and its acknowledgement: afterwards nothing of it is left to deliver."""
+    """After a message of 12 MiB in chunks is acknowledged, nothing is left to deliver."""
     topic = unique_topic("chunks")
     consumer = client.subscribe(topic, "sub")
     body = random.Random(12).randbytes(12 * 1024 * 1024)
@@ -213,7 +216,7 @@ def test_a_message_in_chunks_arrives_as_one_and_is_acknowledged_as_one(client, c
 
 
 def test_chunks_of_two_producers_do_not_mix(broker, client):
-    """Chunks of a topic interleave as they come; each message is put together from its own."""
+    """Chunks of two producers interleave in a topic, and each message is joined from its own chunks."""
     topic = partitioned_topic(broker.http_url, 2)
     consumer = client.subscribe(topic, "sub")
     bodies = [random.Random(seed).randbytes(6 * 1024 * 1024) for seed in range(4)]
@@ -228,7 +231,7 @@ def test_chunks_of_two_producers_do_not_mix(broker, client):
 
 
 def test_a_small_receiver_queue_gets_everything_in_order(client):
-    """The broker sends what it was permitted to and no more, and goes on with every permit."""
+    """A consumer with few permits gets no more than it permits, and everything in order in the end."""
     topic = unique_topic("permits")
     consumer = client.subscribe(topic, "sub", receiver_queue_size=3)
     bodies = bodies_of(2000)
@@ -237,7 +240,7 @@ def test_a_small_receiver_queue_gets_everything_in_order(client):
 
 
 def test_no_receiver_queue_at_all_gets_one_message_a_time(client):
-    """A queue of 0 asks for one message whenever the application does."""
+    """A consumer with a queue of 0 gets one message for each receive call."""
     topic = unique_topic("permits")
     consumer = client.subscribe(topic, "sub", receiver_queue_size=0)
     publish(client.create_producer(topic), bodies_of(5))
@@ -269,7 +272,7 @@ def test_a_short_name_is_a_topic_of_the_default_namespace(client):
 
 
 def test_lookup_over_http_finds_plain_and_partitioned_topics(broker, connect):
-    """A client may be given the address of the HTTP port and asks there who serves a topic."""
+    """A client with the address of the HTTP port finds topics by lookups over HTTP."""
     client = connect(broker.http_url)
     for topic in (unique_topic("http"), partitioned_topic(broker.http_url, 3)):
         consumer = client.subscribe(topic, "sub")
@@ -287,7 +290,7 @@ def test_the_partitions_of_a_topic_are_created_once_and_can_be_asked_for(broker,
 
 
 def test_the_broker_says_it_is_well(broker):
-    """A real message goes round inside for this answer."""
+    """The health check publishes a message and reads it back before it answers 200."""
     assert request("GET", f"{broker.http_url}/admin/v2/brokers/health") == (200, "ok")
 
 
@@ -301,7 +304,7 @@ def test_a_namespace_that_is_not_there_is_refused(broker, connect):
 
 
 def test_individually_acknowledged_messages_do_not_come_again(client):
-    """Holes in any pattern: the next consumer of the subscription gets exactly what is missing."""
+    """After acknowledgements in any pattern the next consumer gets exactly the other messages."""
     topic = unique_topic("holes")
     consumer = client.subscribe(topic, "sub")
     publish(client.create_producer(topic), bodies_of(100))
@@ -328,7 +331,7 @@ def test_a_cumulative_acknowledgement_covers_everything_before_it(client):
 
 
 def test_a_batch_is_acknowledged_when_all_of_it_is(client):
-    """Without batch index acknowledgement an entry comes again whole, or not at all."""
+    """Without batch index acknowledgement a batch is redelivered whole until all of its messages are acknowledged."""
     topic = unique_topic("batch")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000)
@@ -377,7 +380,7 @@ def test_a_subscription_keeps_what_is_published_while_nobody_listens(client):
 
 
 def test_an_unsubscribed_name_starts_anew(client):
-    """Nothing is kept for it any more: neither its backlog nor what it had acknowledged."""
+    """After an unsubscribe the same name has neither the old backlog nor the old acknowledgements."""
     topic = unique_topic("unsubscribe")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic)
@@ -392,7 +395,7 @@ def test_an_unsubscribed_name_starts_anew(client):
 
 
 def test_an_exclusive_subscription_has_one_consumer(client, connect, broker):
-    """A second one is refused for as long as the first is there, from this client or another."""
+    """A second consumer of an Exclusive subscription is refused as long as the first one is connected."""
     topic = unique_topic("exclusive")
     first = client.subscribe(topic, "sub")
     for other in (client, connect(broker.service_url)):
@@ -405,7 +408,7 @@ def test_an_exclusive_subscription_has_one_consumer(client, connect, broker):
 
 
 def test_a_vanished_client_makes_room_for_the_next(client, connect, broker):
-    """The end of a connection is the end of its consumers and producers."""
+    """The end of a connection ends its consumers and producers."""
     topic = unique_topic("vanished")
     other = connect(broker.service_url)
     other.subscribe(topic, "sub")
@@ -427,8 +430,7 @@ def test_a_vanished_client_makes_room_for_the_next(client, connect, broker):
 
 
 def test_a_consumer_can_go_back_and_forth_by_id(client):
-    """Seeking to an id goes on with what follows it, to the earliest with all there is, to the latest with what comes.
-    """
+    """A seek continues behind a given id, with the first message at "earliest", and with new ones at "latest"."""
     topic = unique_topic("seek")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic)
@@ -446,7 +448,7 @@ def test_a_consumer_can_go_back_and_forth_by_id(client):
 
 
 def test_a_consumer_can_go_back_into_a_batch(client):
-    """Of a batch that is delivered again the client shows what follows the index that was asked for."""
+    """After a seek into a batch the client shows only the messages behind that batch index."""
     topic = unique_topic("seek")
     consumer = client.subscribe(topic, "sub")
     ids = publish(client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000),
@@ -459,7 +461,7 @@ def test_a_consumer_can_go_back_into_a_batch(client):
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
 def test_what_lies_before_the_message_of_a_batch_that_a_cursor_was_reset_to_does_not_come_again(broker, client, kind):
-    """F201: all behind it is acknowledged, and the next consumer is given nothing."""
+    """After a cursor is reset into a batch (F201) and the rest is acknowledged, the next consumer gets nothing."""
     topic = unique_topic("seek")
     options = {"consumer_type": kind, "batch_index_ack_enabled": True, "start_message_id_inclusive": True}
     consumer = client.subscribe(topic, "sub", **options)
@@ -486,7 +488,7 @@ def test_what_lies_before_the_message_of_a_batch_that_a_cursor_was_reset_to_does
 
 
 def test_a_consumer_can_go_back_to_a_time(client):
-    """What was published at that time or later comes again, acknowledged or not."""
+    """After a seek to a time, messages published since then come again, acknowledged or not."""
     topic = unique_topic("seek")
     consumer = client.subscribe(topic, "sub")
     producer = client.create_producer(topic)
@@ -527,7 +529,7 @@ def read_all(reader: pulsar.Reader) -> list[bytes]:
 
 @publishing
 def test_a_reader_reads_from_the_start_and_knows_the_end(client, batching):
-    """has_message_available is true until the newest message was read, and again when there is a newer one."""
+    """has_message_available is true until the newest message is read, and again after a newer one is published."""
     topic = unique_topic("reader")
     producer = client.create_producer(topic, batching_enabled=batching)
     publish(producer, bodies_of(25))
@@ -550,7 +552,7 @@ def test_a_reader_from_the_end_reads_what_comes(client):
 
 @pytest.mark.parametrize("inclusive", [False, True])
 def test_a_reader_can_start_anywhere(client, inclusive):
-    """At a message or behind it, as it was asked to; also from an id that was kept as bytes."""
+    """A reader starts at a message or behind it, also with an id that was stored as bytes."""
     topic = unique_topic("reader")
     ids = publish(client.create_producer(topic), bodies_of(10))
     start = pulsar.MessageId.deserialize(ids[4].serialize())
@@ -582,7 +584,7 @@ def test_readers_do_not_disturb_each_other_or_a_subscription(client):
 
 
 def test_the_earliest_message_is_there_for_a_new_subscription(client):
-    """A subscription made after the first messages gets them if it asks for the earliest position, else not."""
+    """A new subscription gets earlier messages only if it asks for the earliest position."""
     topic = unique_topic("position")
     producer = client.create_producer(topic)
     client.subscribe(topic, "keeper").close()  # its backlog keeps what was published
@@ -621,7 +623,8 @@ def test_a_producer_counts_its_messages(client):
 
 
 def test_an_exclusive_producer_is_the_only_one(client):
-    """Whoever comes later is refused at once, whatever mode it asks for short of fencing; and so is who finds others.
+    """While an exclusive producer exists, others are refused in every mode but fencing, and it is refused beside
+    others.
     """
     topic = unique_topic("exclusive")
     first = client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
@@ -657,7 +660,7 @@ def test_a_fencing_producer_takes_the_place_of_all_others(client):
 
 
 def test_a_waiting_producer_follows_the_one_before_it(client):
-    """It is neither refused nor let in while another is there."""
+    """A producer in mode WaitForExclusive is neither refused nor ready while another producer exists."""
     topic = unique_topic("waiting")
     consumer = client.subscribe(topic, "sub")
     first = client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
@@ -682,7 +685,7 @@ def test_a_waiting_producer_follows_the_one_before_it(client):
 
 @publishing
 def test_a_restart_keeps_the_backlog_and_what_was_acknowledged(fresh_broker, connect, batching):
-    """A producer and a consumer that were there before go on after it, and so does one that comes new."""
+    """After a restart, old and new producers and consumers go on with the same backlog."""
     client = connect(fresh_broker.service_url)
     topic = unique_topic("restart")
     consumer = client.subscribe(topic, "holes")

@@ -28,7 +28,7 @@ def sets(broker, topic, policy, value):
 
 
 def send_all(producer, bodies):
-    """Futures of their receipts."""
+    """Send messages, and return the futures of their receipts."""
     receipts = [Future() for _ in bodies]
     for body, receipt in zip(bodies, receipts, strict=True):
         producer.send_async(body, functools.partial(lambda receipt, result, _: receipt.set_result(result), receipt))
@@ -44,7 +44,7 @@ def shown(broker, topic):
 
 
 def test_who_publishes_too_much_waits_and_loses_nothing(broker, client, topic):
-    """The rule is told; others publish meanwhile; when the rate goes everything is stored, in order."""
+    """A producer above its rate is throttled and loses nothing; producers of other topics are not affected."""
     consumer, producer, bodies = (
         earliest(client, topic),
         client.create_producer(topic, batching_enabled=False),
@@ -67,7 +67,7 @@ def test_who_publishes_too_much_waits_and_loses_nothing(broker, client, topic):
 
 
 def test_a_client_that_is_not_read_from_is_not_taken_for_dead(start_broker, tmp_path: Path, topic):
-    """It cannot answer the broker's PING then."""
+    """A throttled client is not disconnected although its PONGs are not read."""
     (tmp_path / "geminga.toml").write_text("[network]\nkeep_alive_interval_ms = 200\n")
     broker = start_broker("--config", str(tmp_path / "geminga.toml"))
     client = pulsar.Client(broker.service_url)
@@ -86,7 +86,7 @@ def test_a_client_that_is_not_read_from_is_not_taken_for_dead(start_broker, tmp_
 
 
 def test_a_client_that_is_not_read_from_keeps_its_producers_name(broker, client, topic):
-    """Another that wants the name has it asked whether it lives; that is heard."""
+    """A throttled client keeps its producer's name when another client wants it, because its sign of life is read."""
     producer = client.create_producer(topic, producer_name="mine", batching_enabled=False)
     sets(broker, topic, "publishRate", ONE_A_SECOND)
     receipts = send_all(producer, bodies_of(100))

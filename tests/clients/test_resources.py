@@ -35,14 +35,14 @@ def got(url):
 
 
 def shown(url):
-    """(payload, headers)"""
+    """Return (payload, headers) of a peeked message."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.read(), answer.headers
 
 
 @pytest.fixture
 def namespace(broker):
-    """One of the test's own, made by the calls that operators make."""
+    """A namespace for this test alone, made by an operator's REST calls."""
     tenant = f"tenant-{uuid.uuid4().hex[:8]}"
     assert (
         put(f"{broker.http_url}/admin/v2/tenants/{tenant}", {"adminRoles": [], "allowedClusters": ["standalone"]})
@@ -102,7 +102,7 @@ def test_new_partitions_have_the_subscriptions_of_the_old_ones(broker, connect):
 
 @pytest.fixture
 def by_force(broker):
-    """Namespaces and tenants may be deleted by force, as long as the test takes."""
+    """Allow forced deletion of namespaces and tenants during the test."""
     url = f"{broker.http_url}/admin/v2/brokers/configuration/forceDelete"
     for what in ("Namespace", "Tenant"):
         assert request("POST", f"{url}{what}Allowed/true")[0] == 200
@@ -210,7 +210,7 @@ def test_f148_partitions_of_system_topics_do_not_come_to_be(broker, namespace):
 
 
 def test_a_name_that_only_begins_like_a_system_topics_is_a_users(broker, namespace):
-    """It is listed, and counts."""
+    """A topic whose name only begins like a system topic's is listed and counted as a user's topic."""
     base = f"{broker.http_url}/admin/v2/persistent/{namespace}"
     for name in ("__change_events2", "my__change_events", "__transaction_pending_ack_of_mine"):
         assert put(f"{base}/{name}") == 204
@@ -302,7 +302,7 @@ def test_what_only_several_brokers_or_groups_of_resources_could_do_is_refused(br
 
 @pytest.mark.parametrize("path", ["", "/partitions"])
 def test_a_shadow_topic_is_refused(broker, namespace, path):
-    """It would be an ordinary one, and empty."""
+    """Creating a shadow topic is refused: it would be an ordinary, empty topic."""
     url = f"{broker.http_url}/admin/v2/persistent/{namespace}/shadow"
     shadow = {"PULSAR.SHADOW_SOURCE": f"persistent://{namespace}/t"}
     assert put(url + path, {"partitions": 2, "properties": shadow} if path else shadow) == 405
@@ -313,7 +313,7 @@ def test_a_shadow_topic_is_refused(broker, namespace, path):
 # -- subscriptions
 
 def test_what_is_said_of_a_subscription_s_replication_is_kept(broker, client):
-    """On each partition, also on one that comes later, and shown; nothing comes of it."""
+    """The replicated flag of a subscription is stored and shown for each partition, also for partitions added later."""
     topic = unique_topic("replicated")
     assert put(partitions_url(broker.http_url, topic), 2) == 204
     base, status = topic_url(broker, topic, "subscription/"), "/replicatedSubscriptionStatus"
@@ -348,7 +348,7 @@ def test_what_is_said_of_a_subscription_s_replication_is_kept(broker, client):
 
 @pytest.mark.parametrize("name", ["excluded", "isExcluded"])
 def test_a_message_can_be_excluded_as_java_and_as_the_pages_write_it(broker, client, name):
-    """Resetting and making begin with the next; expiry goes as far as that; and not behind what there is."""
+    """With `excluded` a reset or a new subscription begins behind the message, and expiry ends before it."""
     topic = unique_topic("excluded")
     producer = client.create_producer(topic)
     ids = [producer.send(body) for body in bodies_of(4)]
@@ -395,7 +395,7 @@ def test_a_subscription_is_made_where_the_operator_says(broker, client):
 
 
 def test_a_name_with_strange_characters_is_one_name(broker, client):
-    """As Pulsar's clients write it into a path."""
+    """A subscription name with special characters, encoded as Pulsar's clients encode it, is one path element."""
     topic, name = unique_topic("names ä+b%"), "a+b c/d%e"
     client.subscribe(topic, name).close()
     path = topic.replace("://", "/").replace("%", "%25").replace("+", "%2B").replace(" ", "+").replace("ä", "%C3%A4")

@@ -19,7 +19,7 @@ class Order(Record):
 
 
 class Priced(Record):
-    """An Order later on."""
+    """A later version of Order, with one more field."""
 
     item = String()
     count = Integer()
@@ -31,7 +31,7 @@ class Other(Record):
 
 
 def versions_of(broker, topic: str) -> list[dict]:
-    """What an operator is shown."""
+    """Return the topic's schema versions as REST shows them."""
     path = topic.partition("://")[2]
     return json.loads(request("GET", f"{broker.http_url}/admin/v2/schemas/{path}/schemas")[1])["getSchemaResponses"]
 

@@ -27,7 +27,7 @@ GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 
 class Authority:
-    """Signs certificates, and puts the broker's in its place."""
+    """A certificate authority that signs certificates and installs the broker's."""
 
     def __init__(self, folder: Path):
         self.folder, self._signs = folder, trustme.CA()
@@ -42,7 +42,7 @@ class Authority:
         return f"{self.folder}/trusted"
 
     def renew(self) -> int:
-        """The serial of the certificate that is in force from now on."""
+        """Install a new certificate for the broker, and return its serial number."""
         issued = self._signs.issue_cert("localhost", "127.0.0.1")
         for name, content in (("cert", issued.cert_chain_pems[0]), ("key", issued.private_key_pem)):
             content.write_to_path(f"{self.folder}/new")
@@ -74,7 +74,7 @@ def authority(tmp_path_factory) -> Authority:
 
 @pytest.fixture(scope="module")
 def served(authority):
-    """A broker that asks for certificates, and takes those who show none for nobody in particular."""
+    """A broker that asks for client certificates and admits clients without one anonymously."""
     asks = '[authentication]\nmethods = ["tls"]\nanonymous_role = "anonymous"\n[authorization]\nenabled = true\n' \
            'super_user_roles = ["joe", "anonymous"]\n'
     own = Broker(authority.folder / "data", "--config", authority.configuration(asks))
@@ -85,7 +85,7 @@ def served(authority):
 
 
 class SecurePeer(Peer):
-    """A client of raw bytes behind TLS."""
+    """A client of raw bytes over TLS."""
 
     def __init__(self, authority: Authority, url: str, **options):
         self._context = authority.context()
@@ -101,7 +101,7 @@ def ask(authority: Authority, url: str, path: str) -> str:
 
 
 def counted(authority: Authority, broker: Broker, name: str) -> float:
-    """Over all processes."""
+    """Return the sum of a counter over all processes."""
     lines = ask(authority, broker.https_url, "/metrics").splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
@@ -115,7 +115,7 @@ def serial_at(authority: Authority, url: str) -> int:
 
 @pytest.mark.parametrize("shown", ["", "joe"])
 def test_a_client_publishes_and_consumes(authority, served, connect, shown):
-    """With a certificate of its own and without, to partitions too: it is told where they are by addresses of TLS."""
+    """Clients with and without a certificate use plain and partitioned topics, and lookups answer TLS addresses."""
     identity = (
         pulsar.AuthenticationTLS(f"{authority.folder}/{shown}", f"{authority.folder}/{shown}-key") if shown else None
     )
@@ -147,7 +147,7 @@ def test_a_client_that_trusts_others_does_not_connect(authority, served, connect
 
 
 def test_a_lookup_has_addresses_of_both_kinds(authority, served):
-    """Over both protocols, with TLS and without."""
+    """A lookup answers the addresses with and without TLS, over both protocols."""
     topic = unique_topic("where")
     for peer in (Peer(served.service_url), SecurePeer(authority, served.tls_url)):
         with peer:
@@ -165,9 +165,7 @@ def test_expiry_is_a_metric(authority, served):
 
 
 def test_who_speaks_otherwise_is_sent_away(authority, served):
-    """Plain text where TLS is spoken, TLS where it is not, nothing at all: each is closed or waits alone, and harms
-    nobody.
-    """
+    """Plain text to the TLS port, TLS to the plain port, and silence each end or block only their own connection."""
     bystander = Bystander(served.service_url, unique_topic("bystander"))
     failed = counted(authority, served, "geminga_tls_handshakes_failed_total")
     idle = [socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), 60)
@@ -192,7 +190,7 @@ def test_who_speaks_otherwise_is_sent_away(authority, served):
 
 
 def test_a_certificate_changes_under_load(authority, served, connect):
-    """Connections go on, and whoever comes sees the new one; also over HTTP."""
+    """When the certificate file changes, connections go on and new ones see the new certificate, also over HTTP."""
     ended, rounds, trouble = threading.Event(), [], []
     with contextlib.ExitStack() as stack:
         bystander = Bystander.__new__(Bystander)
@@ -227,7 +225,7 @@ def test_a_certificate_changes_under_load(authority, served, connect):
 
 
 def test_a_start_with_bad_certificates_is_refused(authority, tmp_path):
-    """One line that names the key, exit status 2, and nothing is made."""
+    """A start with unusable certificates prints one line that names the key, exits with 2 and creates nothing."""
     config = authority.configuration().removesuffix("/geminga.toml") + "/bad.toml"
     Path(config).write_text(f'[tls]\ncertificate = "{authority.folder}/cert"\nkey = "{authority.folder}/joe-key"\n')
     command = [*COMMAND, "--config", config, "--data-dir", tmp_path / "data"]
@@ -238,7 +236,7 @@ def test_a_start_with_bad_certificates_is_refused(authority, tmp_path):
 
 
 def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
-    """It says where it is, finds itself healthy, and our own commands reach it, if they know whom to trust."""
+    """A broker with TLS ports only prints them, passes its own health check, and is reached by the command."""
     own = Broker(tmp_path / "data", "--config", authority.configuration("workers = 1\nowners = 1\n"), "--port", "-1",
                  "--http-port", "-1")
     try:

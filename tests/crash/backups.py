@@ -33,7 +33,7 @@ discovery_grace_s = 0
 
 
 class Topic:
-    """What was answered of one, by a thread that publishes and acknowledges."""
+    """The answered messages and acknowledgements of one topic, written by the thread that uses it."""
 
     def __init__(self, client: pulsar.Client, number: int, seed: int):
         self.name, self.published, self.tried = f"persistent://public/default/kept-{number}", [], set()
@@ -80,7 +80,7 @@ def number_of(message: pulsar.Message) -> int:
 
 
 class Backups:
-    """A broker in a folder, its topics, and the backups that were made of it."""
+    """A broker on a folder, its topics, and the backups that were made of it."""
 
     def __init__(self, folder: Path, seed: int):
         self.folder, self.chance, self.failed = folder, random.Random(seed), 0
@@ -119,9 +119,7 @@ class Backups:
             killer.join()
 
     def check(self) -> None:
-        """Each can be put in place, nothing of it is damaged, and a broker on it gives out what was receipted and not
-        acknowledged.
-        """
+        """Restore each backup, and assert that it is undamaged and delivers every message with a receipt and no ack."""
         for topic in self.topics:
             topic.stop()
         self._client.close()
@@ -134,7 +132,7 @@ class Backups:
                 broker.close()
 
     def put(self, made: Path, name: str) -> Broker:
-        """In place, with whatever number of owners."""
+        """Restore a backup, and start a broker on it with a random number of owners."""
         broker = self._broker(name)
         done = subprocess.run([COMMAND[0], "restore", made, broker.data_dir], capture_output=True, text=True,
                               check=False)

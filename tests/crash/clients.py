@@ -35,7 +35,7 @@ KINDS: list[dict] = [
 
 
 class Client:
-    """One topic, its producer and its subscription."""
+    """One topic with its producer and its subscription."""
 
     def __init__(self, broker: Broker, log: Path, seed: int, epoch: Callable[[], int], *, kind: pulsar.ConsumerType,
                  consumers: int = 1,
@@ -106,7 +106,7 @@ class Client:
                 self.refused[f"consumer: {refused}"] += 1
 
     def _stay(self) -> None:
-        """Consumers come, take some messages, acknowledge most of them, and go."""
+        """Connect consumers that take some messages, acknowledge most of them, and leave."""
         epoch, asked = self._epoch(), {}
         consumers = [self._client.subscribe(self.topic, "sub", self._kind,
                                             initial_position=pulsar.InitialPosition.Earliest,
@@ -150,7 +150,7 @@ class Client:
     # -- the end
 
     def stop(self) -> None:
-        """When everything that was sent is receipted."""
+        """Stop publishing, and wait until every message has a receipt."""
         self._is_publishing = False
         self._threads[0].join()
         eventually(lambda: not self._sent_in, 3 * SECONDS, f"receipts for {self.topic}")
@@ -165,7 +165,7 @@ class Client:
             thread.join()
 
     def faults(self) -> Counter[str]:
-        """When it was stopped."""
+        """Count broken promises, after the client was stopped."""
         url = self._broker.service_url
         try:
             found = self.promises.kept(*([found for part in self.parts for found in read(url, part, name)]

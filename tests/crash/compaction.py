@@ -42,7 +42,7 @@ engine.close()
 
 
 class Kills:
-    """Topics in a folder, and what their views have."""
+    """Topics in a folder, and the contents that their compacted views should have."""
 
     def __init__(self, folder: Path, seed: int, *, with_spark: bool = False):
         self.folder, self.chance, self.with_spark = folder, random.Random(seed), with_spark
@@ -67,7 +67,7 @@ class Kills:
                 topic.roll()
 
     def start(self) -> subprocess.Popen:
-        """A job that is about to do its work; what it says of errors goes to a file."""
+        """Start a job and wait until it is about to work; its errors go to a file."""
         command = [sys.executable, "-c", _JOB, str(self.data_dir), str(self.folder / "scratch"),
                    *(["spark"] if self.with_spark else [])]
         with open(self.folder / "stderr", "w") as told:
@@ -77,13 +77,13 @@ class Kills:
         return job
 
     def ended(self, job: subprocess.Popen) -> str:
-        """How it has ended."""
+        """Return how the job has ended."""
         return (
             f"the job ended with status {job.wait()} (of a signal, if negative): {(self.folder / 'stderr').read_text()}"
         )
 
     def kill_one(self) -> None:
-        """Kill a job at a random moment, and see that nothing is lost by it."""
+        """Kill a job at a random moment, and assert that nothing is lost."""
         self.publish()
         with self.start() as job:
             time.sleep(self.chance.random() * 1.1 * self.seconds)
@@ -98,7 +98,7 @@ class Kills:
         self.check()
 
     def check(self) -> None:
-        """Each view is the one that was there, or the one that was to be."""
+        """Assert that each view is either the old one or the finished new one."""
         for topic in self.topics:
             if confirmed.current_view(self.data_dir, topic.partition_id):
                 found = topic.contents()
@@ -106,7 +106,7 @@ class Kills:
                 self.held[topic] = found
 
     def finish(self) -> None:
-        """The next run goes on, and leaves nothing begun."""
+        """Run a job to its end, and assert that it leaves nothing unfinished."""
         with self.start() as job:
             begun = time.monotonic()
             said = job.stdout.read()

@@ -30,7 +30,7 @@ PATIENCE = 120                     # seconds for what takes a few
 
 
 class Delays(Promises):
-    """What was promised of so many messages, each with its time."""
+    """The promises about a number of delayed messages, each with its delivery time."""
 
     def __init__(self, topic: str, count: int):
         super().__init__(topic)
@@ -51,18 +51,16 @@ class Delays(Promises):
         self.has_come[number] = True
 
     def missing(self, until_ms: float) -> list[int]:
-        """What was receipted, was to have come by then, and has not."""
+        """Return the messages with a receipt that were due by `until_ms` and have not come."""
         receipted = np.fromiter(self.receipted, np.int64)
         return receipted[~self.has_come[receipted] & (self.due_ms[receipted] <= until_ms)].tolist()
 
     def last_due_ms(self) -> int:
-        """Without those of next month."""
+        """Return the last delivery time, without those of next month."""
         return int(self.due_ms[self.due_ms < time.time() * 1000 + MONTH_MS / 2].max())
 
     def check(self, left: list[tuple[Place, int]]) -> Counter[str]:
-        """The faults, when everything but what is for next month has had the time to come; left: what is not
-        acknowledged.
-        """
+        """Count broken promises after everything that is not for next month was due.  left: unacknowledged messages."""
         numbers, places = {number for _, number in left}, {place for place, _ in left}
         asked = set(self.asked.values())
         faults = Counter(self.found)
@@ -75,7 +73,7 @@ class Delays(Promises):
 
 
 class DelayedPublisher(Publisher):
-    """Publishes each number of its promises once, with a time by chance, until there are no more."""
+    """Publishes each number of its promises once, with a random delivery time."""
 
     def __init__(self, url: str, promises: Delays, chance: random.Random, spread_s: float):
         super().__init__(url, promises.topic, promises)
@@ -141,7 +139,7 @@ class Kills:
         )
 
     def finish(self) -> Counter[str]:
-        """When all that was to come in the next minutes has had its time; the faults."""
+        """Wait until everything of the next minutes was due, and count broken promises."""
         promises = self.promises
         eventually(lambda: promises.sent == len(promises.due_ms), 100 * PATIENCE, "the last message published")
         soon_ms = promises.last_due_ms()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 class NotBack(Exception):
-    """The broker did not start again: the end of a round."""
+    """The broker did not start again, so the round ends."""
 
 
 @dataclass
@@ -51,7 +51,9 @@ class Figures:
 
 
 def configuration(chance: random.Random, *, workers: int, owners: int, sync: str = "group") -> str:
-    """Mostly small files, so that journals roll and ledgers end many times in a round; or the defaults."""
+    """Return a configuration: mostly with small files, so that journals and ledgers roll often; sometimes the
+    defaults.
+    """
     lines = [f"workers = {workers}", f"owners = {owners}", "[storage]", f'sync = "{sync}"']
     if chance.random() < 0.8:
         lines += [f"roll_over_entries = {chance.choice([100, 1_000, 10_000])}", f"pass_bytes_max = {1 << 16}",

@@ -46,7 +46,7 @@ CAREFUL = [api.KeyValue(key=QUARANTINE, value="2")]
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes of a file that mean something."""
+    """A range of bytes of a file that has a meaning."""
 
     kind: str
     path: Path            # below the data folder
@@ -57,7 +57,7 @@ class Place:
 # -- the history --------------------------------------------------------------------------------------------------
 
 def make(folder: Path) -> dict[str, Path]:
-    """{what ended the process: the data folder it left}"""
+    """Make data folders: {what ended the process: the folder that it left}."""
     rig = Rig(folder / "made", **OPTIONS)
     _go_on(rig, 40)
     rig.close()
@@ -100,9 +100,7 @@ def _go_on(rig: Rig, count: int) -> None:
 # -- what is there ------------------------------------------------------------------------------------------------
 
 def look(rig: Rig) -> dict:
-    """All that clients can know of: entries with what the index says of them, and what each subscription's next
-    consumer is given.
-    """
+    """Return all that clients can observe: entries with their index rows, and each subscription's next deliveries."""
     found: dict = {}
     for topic, names in TOPICS.items():
         partition = rig.owner.partition(rig.topic(topic))
@@ -128,7 +126,7 @@ def look(rig: Rig) -> dict:
 
 
 def places_of(data_dir: Path) -> list[Place]:
-    """All that a bit can be turned over in."""
+    """Return all ranges of bytes in which a bit can be flipped."""
     found = [Place(CATALOGUE, Path("catalogue.sqlite"), 0, (data_dir / "catalogue.sqlite").stat().st_size)]
     found += [Place("state", path.relative_to(data_dir), 0, path.stat().st_size)
               for path in data_dir.glob("partitions/*/state")]
@@ -171,7 +169,7 @@ def _of_segment(path: Path, name: Path) -> list[Place]:
 # -- flips --------------------------------------------------------------------------------------------------------
 
 class Flips:
-    """Turns bits over, one at a time; `faults` says what was not as promised, `figures` counts the rest."""
+    """Flips one bit at a time; `faults` counts broken promises, `figures` everything else."""
 
     def __init__(self, folder: Path, seed: int):
         self.folder, self.chance = folder, random.Random(seed)
@@ -190,7 +188,7 @@ class Flips:
             self.places[how] = by_kind
 
     def turn_one(self) -> None:
-        """In a folder by chance a kind by chance, so that each has its share, and in that any bit."""
+        """Flip a random bit: a random folder, then a random kind of place, so that each kind gets its share."""
         how = self.chance.choice(sorted(self.left))
         kind = self.chance.choice(sorted(self.places[how]))
         places = self.places[how][kind]
@@ -219,7 +217,7 @@ class Flips:
         shutil.rmtree(data_dir)
 
     def _open(self, how: str, place: Place, data_dir: Path, findings: list[str]) -> str:
-        """What became of it."""
+        """Open the folder with the flipped bit, and return what became of it."""
         rig = Rig(data_dir, **OPTIONS)
         try:
             found, expected = look(rig), self.expected[how]

@@ -56,9 +56,7 @@ def _must(result: int) -> None:
 # -- what is kept
 
 class File:
-    """Its bytes as programs see them, and beside them what the disk certainly has of the pages that were written since
-    the last sync.
-    """
+    """A file as programs see it, and the content that the disk certainly has of pages written since the last sync."""
 
     def __init__(self, mode: int):
         self.mode = mode
@@ -71,7 +69,7 @@ class File:
         os.close(self.live)
 
     def before(self, offset: int, size: int, chance: random.Random) -> None:
-        """Its bytes there are going to change."""
+        """Keep the old content of a range that is about to change."""
         first, last = offset // PAGE, -(-(offset + size) // PAGE)
         old = os.pread(self.live, (last - first) * PAGE, first * PAGE)
         for page in range(first, last):
@@ -102,7 +100,7 @@ class File:
         self.synced_size = self.size
 
     def cut(self, chance: random.Random, kept: float) -> None:
-        """What a disk may have; `kept` is how likely it is that a page was written."""
+        """Cut the power: choose for each page the old or the new content.  kept: probability of the new one."""
         sizes = [self.synced_size, self.size]
         if self.size > self.synced_size and self.grew_by_writing:
             sizes.append(max(self.synced_size, chance.randrange(self.synced_size, self.size) // PAGE * PAGE))
@@ -130,7 +128,7 @@ Change = tuple[int, bytes, int | None, int | None]       # folder, name, what it
 
 
 class Tree:
-    """All files and folders by their number, and what happened to names since their folder was synced."""
+    """All files and folders by number, and the changes of names since their folder was synced."""
 
     ROOT = 1
 
@@ -141,7 +139,7 @@ class Tree:
         self.unsynced: list[list[Change]] = []
 
     def change(self, *changes: tuple[int, bytes, int | None]) -> None:
-        """Names get another meaning, all at once."""
+        """Change what several names mean, in one step."""
         whole = []
         for folder, name, after in changes:
             names = self.nodes[folder].names
@@ -210,7 +208,7 @@ _FOREVER = 1 << 30               # seconds for which the kernel may remember: no
 
 
 class Server:
-    """Answers the kernel, and the line of commands that stdin is."""
+    """Answers the kernel's requests, and commands on standard input."""
 
     def __init__(self, mountpoint: str, seed: int):
         self.mountpoint = mountpoint
@@ -232,7 +230,7 @@ class Server:
         _must(_libc.mount(b"forgetful", self.mountpoint.encode(), b"fuse", 0, options))
 
     def serve(self) -> None:
-        """Until the line ends."""
+        """Serve until standard input ends."""
         while True:
             watched = [0] if self.device < 0 else [0, self.device]
             ready = select.select(watched, [], [])[0]
@@ -407,7 +405,7 @@ def _name(body: memoryview) -> bytes:
 # -- for tests
 
 class Disk:
-    """The file system, mounted at a folder, and its server."""
+    """The mounted file system and the process that serves it."""
 
     def __init__(self, folder: Path, seed: int = 0):
         self.folder = folder
@@ -430,11 +428,11 @@ class Disk:
         self._say("freeze")
 
     def thaw(self) -> None:
-        """Syncs that were waited for have failed."""
+        """Let syncs that were waiting fail."""
         self._say("thaw")
 
     def write_back(self) -> None:
-        """The kernel writes what is dirty, as it does now and then; nothing is synced by that."""
+        """Write dirty pages back, as the kernel does now and then, without a sync."""
         fd = os.open(self.folder, os.O_RDONLY)
         try:
             _must(_libc.syncfs(fd))
@@ -442,7 +440,7 @@ class Disk:
             os.close(fd)
 
     def cut(self, seed: int) -> None:
-        """When nothing runs on it any more."""
+        """Cut the power; no process may use the disk any more."""
         deadline = time.monotonic() + SECONDS
         while _libc.umount2(os.fsencode(self.folder), 0):
             if ctypes.get_errno() != errno.EBUSY or time.monotonic() > deadline:
@@ -458,7 +456,7 @@ class Disk:
 
 
 def why_not(folder: Path) -> str:
-    """Why there can be no such file system here; empty when there can."""
+    """Return the reason why such a file system cannot be mounted here, or ""."""
     try:
         disk = Disk(folder)
         try:

@@ -51,7 +51,7 @@ max_message_size = 1048576
 
 
 def why_not(kind: str) -> str:
-    """What is missing here to make such a file system; "" if nothing is."""
+    """Return what is missing here to make such a file system, or ""."""
     if os.geteuid() != 0:
         return "only root mounts file systems"
     if kind != "tmpfs" and shutil.which(MAKERS[kind][0]) is None:
@@ -66,7 +66,7 @@ def why_not(kind: str) -> str:
 
 @contextmanager
 def disk(folder: Path, kind: str) -> Iterator[Path]:
-    """A new file system of that kind, mounted for as long."""
+    """Mount a new file system of that kind during the block."""
     place, image = folder / "disk", folder / "image"
     place.mkdir()
     if kind == "tmpfs":
@@ -139,7 +139,7 @@ class Lane:
             self.errors.append(str(result))
 
     def consume(self, count: int, patience_ms: int = 5_000) -> bool:
-        """Whether so many messages came, each in good time; they are acknowledged."""
+        """Receive and acknowledge `count` messages; return False if one does not come in time."""
         for _ in range(count):
             try:
                 message = self.consumer.receive(patience_ms)
@@ -160,7 +160,7 @@ class Lane:
 
 
 class Greedy:
-    """Somebody else's file that takes every byte there is, for as long as this runs."""
+    """A foreign file that takes every free byte of the disk during the block."""
 
     def __init__(self, folder: Path):
         self.path = folder / "greedy"
@@ -270,7 +270,7 @@ def _exercise(figures: Figures, broker: Broker, client: pulsar.Client, place: Pa
 
 
 def _fill(figures: Figures, broker: Broker, lanes: list[Lane]) -> None:
-    """Publish until that is refused."""
+    """Publish until publishing stops."""
     began = time.monotonic()
     for lane in lanes:
         lane.publish(True)
@@ -280,7 +280,7 @@ def _fill(figures: Figures, broker: Broker, lanes: list[Lane]) -> None:
 
 
 def _go_on(figures: Figures, broker: Broker, lanes: list[Lane], spare: str, *more: tuple[str, str, int]) -> None:
-    """What has to work on a disk that is full."""
+    """Assert that consuming, acknowledging and administration work on the full disk."""
     name = spare.removeprefix("persistent://")
     for lane in lanes:
         if not lane.consume(5):

@@ -23,7 +23,7 @@ LOAD_SECONDS = 0.5            # at most, between a start and a cut
 
 
 class Round(rounds.Round):
-    """One disk and its broker."""
+    """One disk and its broker, whose power is cut."""
 
     def __init__(self, folder: Path, seed: int, sync: str = "group"):
         chance = random.Random(seed)
@@ -43,7 +43,7 @@ class Round(rounds.Round):
         self.start()
 
     def finish(self) -> None:
-        """It has just been started."""
+        """Check all promises, after the broker was started again."""
 
     def close(self) -> None:
         super().close()

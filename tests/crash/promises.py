@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 Place = tuple[int, int, int]
 
 def body(number: int) -> bytes:
-    """Of many lengths, and no two alike; int() reads it."""
+    """Return the body of message `number`: lengths vary, and int() reads it."""
     return b"%d" % number + b" " * (number * 7919 % 997)
 
 
 def number_of(data: bytes) -> int:
-    """The message that has this body; -1 for none."""
+    """Return the number of the message with this body; -1 for none."""
     try:
         return int(data)
     except ValueError:
@@ -23,7 +23,7 @@ def number_of(data: bytes) -> int:
 
 @dataclass
 class Promises:
-    """One topic's; written by its clients' threads, each part by one of them."""
+    """The promises made to clients of one topic; each part is written by one client's thread."""
 
     topic: str
     # nothing of it is deleted: a subscription of that name takes nothing
@@ -50,10 +50,11 @@ class Promises:
     def kept(
         self, stored: list[tuple[Place, int]], left: list[tuple[Place, int]], parted: bool = False
     ) -> Counter[str]:
-        """The faults: `stored` is all that the topic holds, `left` what its subscription has not acknowledged, each as
-        it came.
+        """Count broken promises.  stored: all messages of the topic; left: those that the subscription has not
+        acknowledged.
 
-        parted: on several partitions, or with keys that a client's batches take apart, so that numbers are in no order.
+        parted: messages went to several partitions, or client batches by key changed their order, so no order is
+        checked.
         """
         numbers = Counter(number for _, number in stored)
         places, rest = {place for place, _ in stored}, {place for place, _ in left}
@@ -75,7 +76,7 @@ class Promises:
 
 
 def descents(values: list) -> list[tuple]:
-    """Neighbours of which the second is not larger."""
+    """Return the neighbours of which the second is not larger."""
     return [(one, other) for one, other in zip(values, values[1:], strict=False) if not one < other]
 
 

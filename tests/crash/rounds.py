@@ -14,7 +14,7 @@ from .traffic import LANES, Lane
 
 
 class Round(ABC):
-    """One folder, its broker and its load; in the end all is held against what clients were promised."""
+    """One folder with a broker and a load; at the end everything is compared with what clients were promised."""
 
     def __init__(self, broker: Broker, chance: random.Random):
         self.broker, self.chance, self.figures = broker, chance, Figures()
@@ -23,15 +23,15 @@ class Round(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """The broker runs: what is to use it."""
+        """Start the clients, after the broker was started."""
 
     @abstractmethod
     def end(self) -> None:
-        """End the broker, and start it again."""
+        """End the broker in this run's way, and start it again."""
 
     @abstractmethod
     def finish(self) -> None:
-        """The broker runs, and nothing comes any more."""
+        """Check all promises, after the clients were stopped."""
 
     def close(self) -> None:
         self.broker.close()
@@ -84,7 +84,9 @@ def broker_of(folder: Path, data_dir: Path, configuration: str) -> Broker:
 
 
 def main(what: str, documentation: str, make: Callable[[Path, int], Round], ends: int) -> int:
-    """The command of such a run.  what: its ends, and the option that says how many; ends: of a round."""
+    """Run the command of a crash test.  what: how the broker ends, and the option for how often; ends: in each
+    round.
+    """
     parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(f"--{what}", dest="ends", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
@@ -94,9 +96,7 @@ def main(what: str, documentation: str, make: Callable[[Path, int], Round], ends
 
 
 def many(make: Callable[[Path, int], Round], wanted: int, ends: int, seed: int, place: Path) -> int:
-    """Rounds of so many ends, until there were as many as wanted; what came of them is printed.  Returns the exit
-    status.
-    """
+    """Run rounds until the broker has ended as often as wanted, print the outcome, and return the exit status."""
     all_of_them = Figures()
     while all_of_them.ends.total() < wanted:
         with tempfile.TemporaryDirectory(dir=place, prefix="crash-") as folder:

@@ -23,7 +23,7 @@ VICTIMS = {"worker": 3, "owner": 4, "admin": 1, "supervisor": 3}
 
 
 class Round(rounds.Round):
-    """One folder and its broker."""
+    """One folder and its broker, whose processes are killed."""
 
     def __init__(self, folder: Path, seed: int):
         chance = random.Random(seed)

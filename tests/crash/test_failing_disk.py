@@ -20,7 +20,7 @@ def ready(broker):
 
 
 def test_a_data_folder_that_was_removed_ends_the_broker_and_is_not_made_anew(fresh_broker, connect):
-    """An empty one in its place would be taken for a broker that has nothing."""
+    """When the data folder is removed, the broker ends; a new, empty folder would look like a broker without data."""
     connect(fresh_broker.service_url).create_producer(unique_topic()).send(b"1")
     shutil.rmtree(fresh_broker.data_dir)
     assert fresh_broker._process.wait(SECONDS) == 1
@@ -29,7 +29,7 @@ def test_a_data_folder_that_was_removed_ends_the_broker_and_is_not_made_anew(fre
 
 
 def test_a_file_system_that_became_read_only_is_waited_for(tmp_path):
-    """Its owners say so once and try again; the broker is alive, and not ready."""
+    """On a read-only file system owners log once and retry; the broker stays alive and is not ready."""
     if reason := full.why_not("ext4"):
         pytest.skip(reason)
     with full.disk(tmp_path, "ext4") as place:
@@ -59,7 +59,7 @@ def test_a_file_system_that_became_read_only_is_waited_for(tmp_path):
 
 
 def test_more_topics_than_descriptors_are_served(fresh_broker, connect):
-    """Published to and read, while no process may open more files than a third of what that would take."""
+    """A broker serves three times as many topics as it may open files for."""
     eventually(lambda: ready(fresh_broker)[0] == 200, SECONDS, "the broker to be ready")
     children = fresh_broker.children()
     for pid in children.values():

@@ -19,7 +19,7 @@ def test_one_wrong_bit_costs_nothing_or_its_entry_and_is_told(tmp_path, seed):
 
 
 def turned(flips, how, kind):
-    """One of each sort of place, in its middle."""
+    """A flipped bit in the middle of one place of each kind."""
     for place in flips.places[how][kind][:3]:
         flips.turn(how, place, place.offset + place.size // 2, 3)
     return flips.faults

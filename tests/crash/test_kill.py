@@ -28,7 +28,7 @@ RECOVERED = "of its journal in place"          # what an owner that had somethin
 
 
 def test_a_killed_supervisor_leaves_free_ports_and_everything_that_was_receipted(start_broker, connect):
-    """Children die with it; the next start on the folder has all of it, in order, and nothing twice."""
+    """A killed supervisor's processes end; the next start has all messages with a receipt, in order and once."""
     broker = start_broker(*TWO_OF_EACH)
     topic = unique_topic("crash")
     with Publisher(broker.service_url, topic) as publisher:
@@ -57,7 +57,7 @@ def not_any(number):
 
 @pytest.mark.usefixtures("start_broker")        # skipped where no broker may be killed
 def test_what_was_promised_holds_over_many_kills_at_random_moments(tmp_path, seed):
-    """Real clients and raw ones at full speed, everything killed again and again: run.py, in small."""
+    """Real and raw clients at full speed lose nothing over repeated kills of every process (run.py in small)."""
     figures = Figures()
     for number in range(KILLS // run.KILLS):
         figures.add(run.Round(tmp_path / f"round-{number}", seed + number).run(run.KILLS))
@@ -68,12 +68,12 @@ def test_what_was_promised_holds_over_many_kills_at_random_moments(tmp_path, see
 
 
 def left_to_replay(broker):
-    """The records of each owner's journal."""
+    """Return the records in each owner's journal."""
     return [replay(folder).records for folder in sorted((broker.data_dir / "journal").glob("[0-9]*"))]
 
 
 def test_a_stop_under_load_leaves_nothing_to_replay(start_broker, connect):
-    """Status 0 in less than five seconds, and everything that was receipted is where it belongs."""
+    """A stop under load ends with status 0 within five seconds and leaves nothing to replay."""
     broker = start_broker(*TWO_OF_EACH)
     topics = [topic_of_owner(0), topic_of_owner(1)]
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def test_a_stop_under_load_leaves_nothing_to_replay(start_broker, connect):
 
 @contextmanager
 def no_supervision(broker):
-    """Nobody starts anything again meanwhile."""
+    """Keep the supervisor from restarting processes during the block."""
     os.kill(broker.pid, signal.SIGSTOP)
     try:
         yield
@@ -108,7 +108,9 @@ def no_supervision(broker):
 
 
 def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_is_turned_away(start_broker):
-    """Connections go to either worker: those of the other are served, those of the dead one wait for its successor."""
+    """While a worker is dead, connections to the other one are served and those to the dead one wait for its
+    successor.
+    """
     broker = start_broker(*TWO_OF_EACH)
     with ExitStack() as stack:
         with no_supervision(broker):
@@ -130,9 +132,7 @@ def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_i
 
 
 def test_clients_of_an_owner_notice_nothing_of_the_other_ones_deaths(start_broker):
-    """At full speed, over three deaths: no connection ends, and nothing is heard but receipts and messages, in order.
-    The dead one is back each time, and serves.
-    """
+    """Clients of one owner see only receipts and messages, in order, while the other owner is killed three times."""
     broker = start_broker(*TWO_OF_EACH)
     topic = topic_of_owner(1)
     with (
@@ -163,7 +163,7 @@ def serves(broker) -> bool:
 
 @pytest.mark.parametrize("role", ["worker", "owner", "admin"])
 def test_a_process_that_stands_still_and_is_killed_is_replaced(start_broker, role):
-    """As somebody does who finds it hanging; the broker serves as before."""
+    """A process that was stopped and then killed by hand is replaced, and the broker serves as before."""
     broker = start_broker("--workers", "1", "--owners", "1")
     assert eventually(lambda: serves(broker), SECONDS, "health")
     stopped = broker.pause(role)
@@ -174,7 +174,7 @@ def test_a_process_that_stands_still_and_is_killed_is_replaced(start_broker, rol
 
 @pytest.mark.parametrize("role", ["worker", "owner"])
 def test_a_process_that_stands_still_does_not_hold_up_a_stop(start_broker, connect, role):
-    """It is killed in time; what was receipted is there at the next start."""
+    """A stop kills a process that hangs, and everything with a receipt is there at the next start."""
     assert STOP_SECONDS == 5
     broker = start_broker("--workers", "1", "--owners", "1")
     topic = unique_topic("crash")

@@ -50,7 +50,7 @@ def test_what_was_promised_holds_over_power_cuts(tmp_path, mountable, seed):
 
 
 def test_a_broker_that_syncs_nothing_is_caught(tmp_path, mountable, seed):
-    """The canary: with sync = "none" receipted messages are lost, or files are found damaged."""
+    """The checker finds losses or damage when a broker with sync = "none" loses power."""
     for number in range(3):
         figures = power.Round(tmp_path / f"round-{number}", seed + number, sync="none").run(3)
         if not figures.is_good:

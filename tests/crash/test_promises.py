@@ -9,7 +9,7 @@ LEFT = [STORED[4], *STORED[6:]]
 
 @pytest.fixture
 def promises():
-    """Numbers 0 .. 8 of 10 were receipted; 0 .. 3 acknowledged and answered, 5 acknowledged."""
+    """Promises of 10 messages: 0 to 8 have receipts, acks of 0 to 3 were answered, 5 was acknowledged."""
     made = Promises("topic", sent=10, receipted=set(range(9)), acked={place for place, _ in STORED[:4]})
     made.asked = dict([*STORED[:4], STORED[5]])
     return made

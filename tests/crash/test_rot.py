@@ -19,7 +19,7 @@ ONE_OF_EACH = ("--workers", "1", "--owners", "1")
 
 @pytest.fixture
 def filled(start_broker, connect):
-    """A broker with messages 0 .. 9 in two topics, and the index of the first one's ledger."""
+    """A broker with messages 0 to 9 in two topics, and the index file of the first topic's ledger."""
     broker = start_broker(*ONE_OF_EACH)
     client, topics = connect(broker.service_url), [unique_topic("rot"), unique_topic("rot")]
     indexes = []
@@ -34,7 +34,7 @@ def filled(start_broker, connect):
 
 
 def test_a_topic_whose_file_is_corrupt_is_refused_and_others_are_served(filled, connect):
-    """As often as somebody asks, with one line in the log; repaired, it is served without a restart."""
+    """Only the topic of a corrupt file is refused, with one log line; after a repair it is served without a restart."""
     broker, (bad, good), index = filled
     assert broker.stop() == 0
     kept = index.read_bytes()
@@ -54,7 +54,7 @@ def test_a_topic_whose_file_is_corrupt_is_refused_and_others_are_served(filled, 
 
 
 def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothing(filled, connect):
-    """It does not start: what only the journal has would be lost.  With the file repaired it goes on."""
+    """A broker does not start if its journal has entries for a corrupt file, and goes on after the file is repaired."""
     broker, topics, index = filled
     broker.kill_supervisor()
     kept = index.read_bytes()
@@ -76,7 +76,7 @@ def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothin
                          [(".index", 0), (".index", format.HEADER_SIZE + 3), (".ledger", 0), ("", 0)],
                          ids=["header of the index", "row of the index", "header of the ledger", "state"])
 def test_a_flipped_bit_costs_nothing_and_is_told(filled, connect, suffix, offset):
-    """In a line of the log, and a number of /metrics."""
+    """A flipped bit costs nothing, and is reported by a log line and a metric."""
     broker, topics, index = filled
     assert broker.stop() == 0
     path = index.with_suffix(suffix) if suffix else index.with_name("state")

@@ -39,9 +39,7 @@ def broker(start_broker, tmp_path):
 
 @contextmanager
 def traffic(client, topics, seed):
-    """Messages of all sizes are published, and acknowledged in random order, a tenth of them never; yields {topic: how
-    many so far}.
-    """
+    """Publish messages of all sizes and acknowledge nine tenths in random order; yield {topic: messages so far}."""
     chance, is_over, counts = random.Random(seed), threading.Event(), dict.fromkeys(topics, 0)
     failures = []
 
@@ -77,7 +75,7 @@ def traffic(client, topics, seed):
 
 
 def test_a_folder_that_is_served_under_load_is_silent(broker, connect, seed):
-    """However often one looks; and so it is after a kill, and after a clean stop."""
+    """`geminga verify` finds nothing under load, after a kill, and after a clean stop."""
     topics = [unique_topic("verified") for _ in range(3)]
     with traffic(connect(broker.service_url), topics, seed) as counts:
         for number in range(1, 11):

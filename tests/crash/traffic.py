@@ -31,13 +31,13 @@ PAUSE_SECONDS = 0.04
 
 
 def is_end(error: Exception) -> bool:
-    """How a client learns of a kill, which may cut a frame."""
+    """Whether the error is the end of a connection by a kill, which may cut a frame."""
     return isinstance(error, (Closed, OSError)) or str(error).startswith("the connection ended inside a frame")
 
 
 class Running:
-    """One connection with a thread; over when `stop` is called or the connection ends, and then nothing about it
-    changes.
+    """A connection with a thread, which ends with `stop` or with the connection; its state does not change
+    afterwards.
     """
 
     def __init__(self, service_url: str, promises: Promises) -> None:
@@ -59,7 +59,7 @@ class Running:
         return self
 
     def begin(self) -> None:
-        """What is asked before anything runs."""
+        """Send the requests that come before the thread runs."""
 
     def __exit__(self, *_) -> None:
         self.stop()
@@ -89,9 +89,7 @@ class Running:
 
 
 class Publisher(Running):
-    """Publishes numbers from promises.sent on, none of them twice, in batches of that many; with a pause, not as fast
-    as it can.
-    """
+    """Publishes the numbers from promises.sent on, each once, in batches; with a pause, not at full speed."""
 
     def __init__(
         self, service_url: str, topic: str, promises: Promises | None = None, *, batch: int = 1, pause: float = 0
@@ -135,7 +133,9 @@ class Publisher(Running):
 
 
 def messages_of(heard: api.CommandMessage, entry: bytes) -> list[tuple[Place, int, bytes]]:
-    """What is delivered: (place, number, body) of each message; of a batch those that are not acknowledged."""
+    """Return [(place, number, body)] of a delivered entry's messages, without those of a batch that are
+    acknowledged.
+    """
     at = 10 + int.from_bytes(entry[6:10])
     metadata, identity = api.MessageMetadata.FromString(entry[10:at]), heard.message_id
     if not metadata.HasField("num_messages_in_batch"):
@@ -151,11 +151,10 @@ def messages_of(heard: api.CommandMessage, entry: bytes) -> list[tuple[Place, in
 
 
 class Subscriber(Running):
-    """Receives everything, by one or more consumers of a subscription, and acknowledges what `wants`, asking for
-    receipts.
+    """Receives everything by one or more consumers, and acknowledges with receipts the messages that `wants` names.
 
-    One by one and at once; with a source of chance in random order, and some are given back first.  Cumulative: all up
-    to one.
+    Messages are acknowledged one by one at once; with a source of chance in random order, and some are given back
+    first; in cumulative mode all up to one.
     """
 
     def __init__(self, service_url: str, topic: str, wants: Callable[[int], bool], promises: Promises | None = None, *,
@@ -252,9 +251,7 @@ class Subscriber(Running):
 
 
 class GoingOn:
-    """A client that is there for good: made anew whenever its connection has ended.  Its peers' addresses may change
-    meanwhile.
-    """
+    """A client that reconnects whenever its connection has ended; the broker's addresses may change meanwhile."""
 
     def __init__(self, begin: Callable[[], Running]) -> None:
         self._begin = begin
@@ -296,7 +293,7 @@ LANES: list[dict] = [
 
 
 class Lane:
-    """A publisher and a subscriber of one topic that are there for good, and what they were promised."""
+    """A publisher and a subscriber of one topic that reconnect, and what they were promised."""
 
     def __init__(self, broker: Broker, topic: str, seed: int, *, is_audited: bool, **how) -> None:
         self.promises = Promises(topic, is_audited)
@@ -322,7 +319,7 @@ class Lane:
             client.stop()
 
     def faults(self) -> Counter[str]:
-        """When it was stopped."""
+        """Count broken promises, after the lane was stopped."""
         url, promises = self._broker.service_url, self.promises
         unexpected = [said for client in self.clients for said in client.unexpected]
         try:
@@ -337,7 +334,7 @@ class Lane:
 
 
 def read(service_url: str, topic: str, name: str) -> list[tuple[Place, int]]:
-    """What a subscription has left: all that comes before a last message published now, and that is left there."""
+    """Return (place, number) of all messages that a subscription has left, up to a marker published now."""
     with Peer(service_url) as peer:
         peer.open_producer(topic)
         peer.say(send(entry_of(message_metadata(), LAST)))
@@ -358,9 +355,7 @@ def read(service_url: str, topic: str, name: str) -> list[tuple[Place, int]]:
 
 
 def left_in(client: pulsar.Client, topic: str, name: str = "") -> list[int]:
-    """What a subscription has left, or with no name what the topic holds: all that comes before a last message
-    published now.
-    """
+    """Return the numbers that a subscription has left, or without a name all that the topic holds, up to a marker."""
     producer = client.create_producer(topic)
     last = producer.send(LAST)
     producer.close()
@@ -379,5 +374,5 @@ def left_in(client: pulsar.Client, topic: str, name: str = "") -> list[int]:
 
 
 def topic_of_owner(owner: int) -> str:
-    """A topic that this one of two owners has."""
+    """Return a topic that belongs to this one of two owners."""
     return next(topic for topic in iter(lambda: unique_topic("crash"), "") if owner_of(topic, 2) == owner)
