@@ -5,6 +5,7 @@ import numpy as np
 
 from geminga.proto import names
 from geminga.storage import format
+from geminga.storage.dispatch.ranges import hashes_of
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import SubType
 
@@ -88,7 +89,7 @@ def _owners(subscription: Subscription, partition: Partition) -> tuple[dict, dic
     by_handle = {consumer.handle: consumer for consumer in subscription.consumers}
     for ledger in partition.ledgers:
         if ledger.entries:
-            found = dispatcher._hashes(ledger, np.arange(ledger.entries))
+            found = hashes_of(ledger, np.arange(ledger.entries))
             for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(),
                                                          strict=True)):
                 hashes[ledger.ledger_id, entry_id] = hash_
