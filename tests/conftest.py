@@ -1,8 +1,8 @@
-"""What tests share: a broker that many use, brokers that one test may kill, and a refusal to test some other checkout.
+"""Fixtures that all tests share: one broker for many tests, brokers that a test may kill, and a check of the checkout.
 
-GEMINGA_TEST_SERVICE_URL and GEMINGA_TEST_HTTP_URL (both or none) name a broker that already runs.  The tests of clients
-then talk to it, and those that need a broker to kill are skipped: so they can be tried on another implementation of the
-protocol.
+GEMINGA_TEST_SERVICE_URL and GEMINGA_TEST_HTTP_URL (both or none) name a broker that already runs.  Then the tests of
+clients talk to that broker, and tests that need a broker to kill are skipped.  In this way another implementation of
+the protocol can be tested.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from .fast import pytest_collection_modifyitems, pytest_ignore_collect  # noqa: 
 from .harness import Broker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-FOLDER = pytest.StashKey[Path]()      # made for this run
+FOLDER = pytest.StashKey[Path]()      # the folder that was made for this run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,18 +30,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="only tests of some milliseconds; all packages are covered in under a minute")
 
 
-@pytest.hookimpl(tryfirst=True)      # before pytest chooses its folder
+@pytest.hookimpl(tryfirst=True)      # pytest must see the option basetemp before it chooses its own folder
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_another_checkout()
     fast.configure(config)
     if fast.is_started_by_xdist(config):
-        # Beside the folder of the process that started this one, and not in it as xdist would have it: sockets' paths
-        # stay short.
+        # xdist would choose a folder inside that of the process that started this one.  A folder beside it keeps the
+        # paths of sockets short.
         config.option.basetemp = Path(config.option.basetemp).parent.parent / config.workerinput["workerid"]
     elif config.option.basetemp is None:
         place = machine.place_for_tests(machine.SPACE_OF_FAST if config.option.fast else machine.SPACE)
         made = Path(tempfile.mkdtemp(prefix="geminga-tests-", dir=place))
-        made.chmod(0o711)      # some tests look at folders of theirs as another user
+        made.chmod(0o711)      # some tests look at their folders as another user
         os.environ["TMPDIR"], tempfile.tempdir = str(made), None
         config.option.basetemp = made / "t"      # short: a Unix socket's path has to fit into 107 bytes
         config.stash[FOLDER] = made
@@ -67,7 +67,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _refuse_another_checkout() -> None:
-    """An editable install points at one clone: in a second one pytest would test the first one's code, and pass."""
+    """Refuse to run if `geminga` is imported from another clone.
+
+    An editable install points at one clone.  In a second clone pytest would test the code of the first one, and pass.
+    """
     try:
         found = importlib.import_module("geminga.proto").__path__[0]
     except ModuleNotFoundError:
@@ -79,7 +82,7 @@ def _refuse_another_checkout() -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A broker that somebody else started, and that is not ours to kill."""
+    """A broker that was started outside of the tests; no test may kill it."""
 
     service_url: str
     http_url: str
@@ -97,7 +100,7 @@ def _running_broker() -> RunningBroker | None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | RunningBroker]:
-    """One broker for all tests that leave it as it was: they take topics of their own and kill nothing."""
+    """One broker for all tests that leave it as it was: they use topics of their own and kill nothing."""
     running = _running_broker()
     if running is not None:
         yield running
@@ -111,7 +114,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | Runnin
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for the tests of a module, which look at all that it has, or into its folder."""
+    """One broker for the tests of a module, which look at everything the broker has or into its folder."""
     made = Broker(tmp_path_factory.mktemp("own") / "data")
     try:
         yield made.start()
@@ -121,7 +124,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def client(own: Broker) -> Iterator[pulsar.Client]:
-    """Of that one."""
+    """A client of the module's own broker."""
     made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     yield made
     made.close()
@@ -150,7 +153,9 @@ def fresh_broker(start_broker: Callable[..., Broker]) -> Broker:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """One SparkSession for all tests that want one: a Spark takes seconds to start, and a process has one at a time."""
+    """One SparkSession for all tests that want one.  Starting Spark takes seconds, and a process has one session at a
+    time.
+    """
     engines = importlib.import_module("geminga.storage.jobs.engines")
     try:
         engine = engines.Spark(tmp_path_factory.mktemp("spark") / "scratch", "local[2]", "512m")
@@ -163,7 +168,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 
 @pytest.fixture
 def seed():
-    """Printed with a failure; GEMINGA_TEST_SEED replays it."""
+    """A seed for a test that uses chance; it is printed with a failure, and GEMINGA_TEST_SEED replays it."""
     found = int(os.environ.get("GEMINGA_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"GEMINGA_TEST_SEED={found}")
     return found

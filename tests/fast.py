@@ -1,13 +1,13 @@
-"""The fast tests: those that take next to no time, of every package, in under a minute on two cores.
+"""The fast tests: tests of every package that take next to no time, together less than a minute on two cores.
 
 `--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a
 mark.
 
 A fast run ends with the names of tests that took more than CPU_MAX seconds of the processor, so that somebody marks
-them slow. The run does not fail for such tests: machines differ in how much a second of the processor does.
+them slow.  The run does not fail for such tests, because machines differ in how much a second of the processor does.
 
-`bootstrap.py test --fast` has pytest-xdist run one process per core.  Each of them sends what it counted to the process
-that started it, which prints the summary.
+`bootstrap.py test --fast` has pytest-xdist run one process per core.  Each of these processes sends what it counted to
+the process that started it, which prints the summary.
 """
 import gc
 import os
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# tests of whole brokers by their clients, and of their death
+# folders whose tests talk to whole brokers as clients do, or kill them
 WHOLE = [HERE / name for name in ("clients", "crash")]
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each starts processes that take a second or more
             "filled_broker", "guarded", "package", "several", "two"}
@@ -79,14 +79,14 @@ class Budget:
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         yield
         took = cpu_seconds() - self._before
-        if took > CPU_MAX and nextitem is not None:      # the last one ends the broker that all share
+        if took > CPU_MAX and nextitem is not None:      # the last test also pays for ending the broker that all share
             self._slow.append((took, item.nodeid))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if is_started_by_xdist(session.config):
             session.config.workeroutput[SLOW_TESTS] = self._slow
 
-    @pytest.hookimpl(optionalhook=True)      # xdist's
+    @pytest.hookimpl(optionalhook=True)      # a hook of xdist, which only fast runs load
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Take over the list of a process that has ended; a process that crashed has sent none."""
         self._slow += map(tuple, getattr(node, "workeroutput", {}).get(SLOW_TESTS, ()))

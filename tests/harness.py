@@ -1,4 +1,4 @@
-"""A whole broker as its user runs it: the console script, real processes, a real folder, found by what it prints.
+"""A whole broker as its user runs it: the console script, real processes, a real folder, addresses from its output.
 
     broker = Broker(data_dir)
     broker.start()                  # geminga serve --data-dir D --bind 127.0.0.1 --port 0 --http-port 0
@@ -6,13 +6,12 @@
     broker.kill("owner", 1)         # SIGKILL, as the kernel would
     broker.stop()                   # SIGTERM, and it must be gone in STOP_SECONDS
 
-Nothing here reaches into the broker: it is watched by what it prints, by /proc, and by its answers.  A child is known
-by the name the kernel has for it (/proc/PID/comm), so that what `ps` and `top` show an operator is what the tests rely
-on.
+Nothing here reaches into the broker.  Tests watch its output, /proc and its answers.  A child is known by the name that
+the kernel has for it (/proc/PID/comm), so tests rely on the same names that `ps` and `top` show an operator.
 
-No sleeps: a test that waits names a condition and a deadline (eventually).  Deadlines count seconds of a machine that
-is not overloaded (Stopwatch), so that a promise of three seconds is held to three seconds, and still kept beside other
-work.
+Tests do not sleep: a test that waits names a condition and a deadline (eventually).  Deadlines count only seconds in
+which the machine is not overloaded (Stopwatch).  A promise of three seconds is held to three seconds on a quiet
+machine, and can still be kept on a busy one.
 """
 
 import os
@@ -36,19 +35,18 @@ T = TypeVar("T")
 COMMAND = [str(Path(sys.executable).with_name("geminga")), "serve"]
 
 START_SECONDS = 60
-STOP_SECONDS = 5           # promised
-GRACE_SECONDS = 60         # at most so much is added to a deadline on an overloaded machine
+STOP_SECONDS = 5           # as the documents promise
+GRACE_SECONDS = 60         # the most that an overloaded machine adds to a deadline
 POLL_SECONDS = 0.01
 
 COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin"}
 
 
 class Stopwatch:
-    """Seconds since it was made, less those in which the machine was overloaded: something waited for a processor or
-    the disk.
+    """Seconds since it was made, less those in which something waited for a processor or the disk.
 
-    The kernel counts the latter (/proc/pressure).  At most GRACE_SECONDS of them are left out, so that a watch always
-    goes on; where the kernel does not count, as many as have passed are.
+    The kernel counts the time of waiting (/proc/pressure).  At most GRACE_SECONDS of waiting are left out, so that a
+    watch always goes on.  Where the kernel does not count, the first GRACE_SECONDS are left out.
     """
 
     def __init__(self) -> None:
@@ -64,7 +62,7 @@ class Stopwatch:
 
 
 def _stalled_seconds() -> float | None:
-    """Time in which some task waited for a processor or for the disk, since the machine was started; None if it is not
+    """Return for how long some task has waited for a processor or the disk since the machine started; None if not
     known.
     """
     try:
@@ -75,7 +73,8 @@ def _stalled_seconds() -> float | None:
 
 
 def eventually(predicate: Callable[[], T], seconds: float, what: str = "") -> T:
-    """Returns the first true answer of `predicate`; TimeoutError when there was none within `seconds` of a Stopwatch.
+    """Return the first true answer of `predicate`.  Raises TimeoutError if there is none within `seconds` of a
+    Stopwatch.
     """
     never, watch = threading.Event(), Stopwatch()
     while not (answer := predicate()):
@@ -86,12 +85,12 @@ def eventually(predicate: Callable[[], T], seconds: float, what: str = "") -> T:
 
 
 def unique_topic(hint: str = "topic") -> str:
-    """A topic's full name that nobody used before, so that tests share a broker without meeting."""
+    """Return a topic's full name that nobody used before, so that tests share a broker without meeting."""
     return f"persistent://public/default/{hint}-{uuid.uuid4().hex[:12]}"
 
 
 def request(method: str, url: str, body: bytes | None = None) -> tuple[int, str]:
-    """Status and text of one HTTP exchange.  An error status is an answer like any other."""
+    """Return status and text of one HTTP exchange; an error status is an answer like any other."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
     asked = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
@@ -107,7 +106,7 @@ def partitions_url(http_url: str, topic: str) -> str:
 
 
 def partitioned_topic(http_url: str, partitions: int, hint: str = "parted") -> str:
-    """Creates a partitioned topic the way an operator does; returns its full name."""
+    """Create a partitioned topic as an operator does, and return its full name."""
     topic = unique_topic(hint)
     status, text = request("PUT", partitions_url(http_url, topic), str(partitions).encode())
     assert status == 204, (status, text)
@@ -115,9 +114,9 @@ def partitioned_topic(http_url: str, partitions: int, hint: str = "parted") -> s
 
 
 class Broker:
-    """One `geminga serve` on one data folder; can be started again on it after it stopped or was killed.
+    """One `geminga serve` on one data folder, which can be started again after it stopped or was killed.
 
-    The ports are free ones chosen by the first start; later starts ask for the same, as clients remember them.
+    The first start chooses free ports.  Later starts ask for the same ports, as clients remember them.
     """
 
     def __init__(self, data_dir: Path, *options: str) -> None:
@@ -139,7 +138,7 @@ class Broker:
 
     @property
     def is_there(self) -> bool:
-        """Its process was made, and its end not noticed yet."""
+        """Whether a process was started whose end has not been noticed yet."""
         return self._process is not None
 
     @property
@@ -148,7 +147,10 @@ class Broker:
         return self._process.pid
 
     def start(self) -> "Broker":
-        """Serving when this returns: both addresses were printed.  What it says goes to log_path, over restarts too."""
+        """Start the broker, and return when it serves: both addresses were printed.
+
+        All output goes to log_path, over restarts too.  Raises RuntimeError if the broker ends or prints no addresses.
+        """
         assert self._process is None, "already started"
         command = [*COMMAND, "--data-dir", str(self.data_dir), "--bind", "127.0.0.1"]
         command += ["--port", _port_of(self.service_url), "--http-port", _port_of(self.http_url), *self.options]
@@ -156,7 +158,7 @@ class Broker:
         self._printed = []
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        # A thread, and for as long as it lives: a broker whose pipe is full would stand still.
+        # A broker whose pipe is full would stand still, so a thread reads the pipe for as long as the broker lives.
         self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
         self._reader.start()
         known = self._addresses_known.wait(START_SECONDS)
@@ -175,22 +177,24 @@ class Broker:
                 log.flush()
                 for url in re.findall(r"(?:pulsar|http)(?:\+ssl|s)?://127\.0\.0\.1:\d+", line):
                     found.setdefault(url.partition(":")[0], url)
-                if line.startswith("Publish"):      # behind all addresses
+                if line.startswith("Publish"):      # this line comes behind all addresses
                     self.service_url, self.tls_url = found.get("pulsar", ""), found.get("pulsar+ssl", "")
                     self.http_url, self.https_url = found.get("http", ""), found.get("https", "")
                     self._addresses_known.set()
-        self._addresses_known.set()  # the end of its output: whoever waits for addresses need not wait longer
+        self._addresses_known.set()  # the output has ended: whoever waits for addresses need not wait longer
 
     def printed(self) -> str:
-        """What it wrote to standard output since its last start."""
+        """Return what the broker wrote to standard output since its last start."""
         return "".join(self._printed)
 
     def log(self) -> str:
-        """Everything it wrote, to both outputs, over all starts."""
+        """Return everything that the broker wrote to both outputs, over all starts."""
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def children(self) -> dict[str, int]:
-        """Process ids of what the supervisor runs, by the kernel's name: geminga-w0, geminga-o0, geminga-admin."""
+        """Return the process ids of the supervisor's children by the kernel's names: geminga-w0, geminga-o0,
+        geminga-admin.
+        """
         found = {}
         for child in _descendants(self.pid):
             comm = _comm(child.pid)
@@ -199,35 +203,36 @@ class Broker:
         return found
 
     def child(self, role: str, index: int = 0) -> int | None:
-        """Process id of one child; None while there is none."""
+        """Return the process id of one child; None while there is none."""
         return self.children().get(COMM_OF_ROLE[role].format(index))
 
     def kill(self, role: str, index: int = 0) -> int:
-        """Kills one child as the kernel would, without notice; returns the process id it had."""
+        """Kill one child without notice, as the kernel would, and return the process id it had."""
         pid = eventually(lambda: self.child(role, index), 30, f"a {role} {index} to kill")
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def pause(self, role: str, index: int = 0) -> int:
-        """Stops one child where it is (SIGSTOP): alive, and silent; returns its process id.  A kill ends it all the
-        same.
-        """
+        """Stop one child where it is (SIGSTOP), and return its process id; a stopped child can still be killed."""
         pid = eventually(lambda: self.child(role, index), 30, f"a {role} {index} to pause")
         os.kill(pid, signal.SIGSTOP)
         return pid
 
     def wait_replaced(self, role: str, index: int, old_pid: int, seconds: float) -> int:
-        """Returns the process id of the child that took the place of `old_pid`."""
+        """Return the process id of the child that took the place of `old_pid`."""
         return eventually(lambda: (pid := self.child(role, index)) != old_pid and pid, seconds, f"a new {role} {index}")
 
     def kill_supervisor(self, seconds: float = 2) -> None:
-        """Kills the supervisor without notice; none of its children may outlive it by more than `seconds`."""
+        """Kill the supervisor without notice; none of its children may outlive it by more than `seconds`."""
         children = self.children()
         self._end(signal.SIGKILL, seconds)
         eventually(lambda: not _alive(children), seconds, f"the end of {children} after their supervisor's")
 
     def stop(self) -> int:
-        """Asks it to stop; returns its exit status.  TimeoutError if it or a child is there after STOP_SECONDS."""
+        """Ask the broker to stop, and return its exit status.
+
+        Raises TimeoutError if the supervisor or a child is there after STOP_SECONDS.
+        """
         children, watch = self.children(), Stopwatch()
         status = self._end(signal.SIGTERM, STOP_SECONDS)
         eventually(lambda: not _alive(children), STOP_SECONDS - watch.seconds(),
@@ -240,7 +245,7 @@ class Broker:
         return self.ended(seconds)
 
     def ended(self, seconds: float) -> int:
-        """Its exit status, when it has ended by itself, or because somebody else has asked for it."""
+        """Return the broker's exit status when it has ended by itself, or because somebody else asked it to."""
         assert self._process is not None, "not started"
         process = self._process
         try:
@@ -256,7 +261,7 @@ class Broker:
         self._reader.join(START_SECONDS)
 
     def close(self) -> None:
-        """Nothing of it is left, whatever state it was in.  For the end of a test: says nothing about how it ends."""
+        """End the broker and all its children in whatever state they are, without a look at how they end."""
         if self._process is None:
             return
         children = self.children() if self._process.poll() is None else {}
@@ -281,7 +286,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _comm(pid: int) -> str | None:
-    """The kernel's name of a process; None when it is gone."""
+    """Return the kernel's name of a process; None when it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -289,7 +294,7 @@ def _comm(pid: int) -> str | None:
 
 
 def _alive(children: dict[str, int]) -> dict[str, int]:
-    """Those of `children` that still run.  One that nobody has reaped yet is dead all the same."""
+    """Return the children that still run; a process that is dead and not reaped yet does not."""
     return {comm: pid for comm, pid in children.items() if _comm(pid) == comm and not _is_zombie(pid)}
 
 

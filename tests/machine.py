@@ -1,5 +1,4 @@
-"""What tests need of the machine: a folder on a disk, and programs.  It is said before the first test, and what is
-missing with it.
+"""The folder and the programs that tests need of a machine; a run begins by naming those that are missing.
 
 Nothing is installed here.  Tests whose program is missing are skipped, and pytest's summary names each of them.
 """
@@ -10,16 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 GIB = 1 << 30
-SPACE = 4 * GIB            # what a whole run has on disk at a time, brokers' journals most of it, with room to spare
+# the most that a whole run has on disk at a time, mostly journals of brokers, with room to spare
+SPACE = 4 * GIB
 SPACE_OF_FAST = GIB // 2
-MEMORY = 4 * GIB           # brokers, and a Spark beside them
+MEMORY = 4 * GIB           # for brokers and a Spark beside them
 IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on, as the kernel names it ("ext4"); "" where the kernel does not
-    say.
-    """
+    """Return the type of a folder's file system as the kernel names it ("ext4"); "" where the kernel does not say."""
     device = folder.stat().st_dev
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
@@ -29,11 +27,11 @@ def file_system(folder: Path) -> str:
 
 
 def place_for_tests(space: int) -> Path:
-    """Return the folder to work in: TMPDIR where it is set, else the first of /tmp and /var/tmp that is on a disk with
-    `space` bytes.
+    """Return the folder to work in: TMPDIR if it is set, else the first of /tmp and /var/tmp on a disk with `space`
+    bytes.
 
-    If neither is, the one with the most space.  A /tmp in memory is passed over: journals of brokers fill it, and take
-    the memory that the brokers need.
+    If neither has that much, take the one with the most space.  A /tmp in memory is passed over: journals of brokers
+    fill it, and take the memory that the brokers need.
     """
     if os.environ.get("TMPDIR"):
         return Path(os.environ["TMPDIR"])
@@ -51,10 +49,9 @@ def _free(folder: Path) -> int:
 
 
 def missing(folder: Path) -> list[str]:
-    """Return a line for each thing that a whole run needs and this machine lacks: what it is, and what becomes of the
-    tests.
+    """Return a line for each thing that a whole run needs and this machine lacks, with the consequence for the tests.
     """
-    from geminga.supervisor import bootstrap  # not before it is known that it is this checkout's
+    from geminga.supervisor import bootstrap  # only now is it known that this checkout's geminga is imported
 
     needs: list[tuple[str, Callable[[], bool], str]] = [
         (f"{SPACE / GIB:.0f} GiB of disk", lambda: _free(folder) >= SPACE,

@@ -36,7 +36,7 @@ REFERENCE = runpy.run_path(str(ROOT / "systemd/reference.py"))
 
 @pytest.mark.parametrize("page", REFERENCE["PAGES"], ids=lambda page: page.name)
 def test_generated_parts_of_a_page_are_those_that_the_code_gives(page):
-    """Made anew by `python systemd/reference.py`."""
+    """Generated parts are what `python systemd/reference.py` writes now."""
     assert page.read_text() == REFERENCE["rewritten"](page.read_text())
 
 
@@ -53,7 +53,7 @@ def test_the_page_of_the_configuration_has_every_key_and_every_key_of_pulsars_th
 
 
 def test_the_page_of_policies_has_every_policy():
-    """With what it is, each of its fields and its verbs; or with why it has no effect."""
+    """Each policy is listed with a description, its fields and its verbs, or with a reason why it has no effect."""
     text = (ROOT / "docs/policies.md").read_text()
     assert TABLE
     for policy in TABLE.values():
@@ -71,19 +71,20 @@ def test_the_page_of_policies_has_every_policy():
 # -- files and functions
 
 def files_named(text):
-    """Paths from the checkout's root, such as storage/format.py, storage/dispatch/ or tests/crash/*.py."""
+    """Return the paths from the checkout's root that a text names, such as storage/format.py or tests/crash/*.py."""
     return re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w*./-]*[\w*/]", text)
 
 
 def names_beside_files(text):
-    """(file, name) of names that stand behind a file: `storage/owner/owner.py` `Owner.receive`, `Owner.end_pass`."""
+    """Return (file, name) for names behind a file in code: `storage/owner/owner.py` `Owner.receive`, `Owner.end_pass`.
+    """
     for path, names in re.findall(rf"`((?:{FOLDERS})/[\w/]+\.py)`((?:,? `[A-Za-z_][\w.]*`)+)", " ".join(text.split())):
         yield from ((path, name) for name in re.findall(r"`([\w.]+)`", names))
 
 
 @cache
 def names_defined(path):
-    """Functions, classes and constants of a file; of classes also `Class.method` and `Class.field`."""
+    """Return the functions, classes and constants of a file, and each `Class.method` and `Class.field`."""
     names = set()
 
     def add(node, prefix):
@@ -114,7 +115,9 @@ def test_every_function_named_beside_its_file_exists(page):
 
 
 def test_the_check_of_pages_sees_files_and_names():
-    """A canary: paths in code and in sentences, globs and folders, names behind a file over a line's end."""
+    """A canary: the check sees paths in code and in sentences, globs and folders, and names behind a file over two
+    lines.
+    """
     text = ("See `storage/a.py` `Owner.receive`,\n`plan` and `storage/b/`. "
             "Run tests/crash/*.py, not http://host/docs/x.md")
     assert files_named(text) == ["storage/a.py", "storage/b/", "tests/crash/*.py"]
@@ -124,7 +127,8 @@ def test_the_check_of_pages_sees_files_and_names():
 # -- links
 
 def links_of(text):
-    """(path, anchor) of links to other pages and places; either may be empty.  Code is no link."""
+    """Return (path, anchor) of links to other pages and places; either may be empty.  Links inside code do not count.
+    """
     for target in re.findall(r"\]\(([^()\s]+)\)", without_code(text)):
         if "://" not in target:
             path, _, anchor = target.partition("#")
@@ -136,7 +140,7 @@ def without_code(text):
 
 
 def anchors_of(text):
-    """Names by which headings are linked to: small letters, digits, `_`, and `-` for each blank."""
+    """Return the names by which headings are linked to: small letters, digits, `_`, and `-` for each blank."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -159,12 +163,12 @@ def test_every_page_is_linked_from_the_index():
 
 
 def test_readme_is_short():
-    """At most 150 lines: a page of its own has what does not fit."""
+    """README has at most 150 lines; longer explanations have pages of their own."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_the_check_of_links_sees_links_and_headings():
-    """A canary: links in sentences and tables, none in code; anchors of headings with code and punctuation."""
+    """A canary: the check sees links in sentences and tables, none in code, and headings with code and punctuation."""
     text = ("# The `x` page, now\n[a](b.md#c) | [d](#e) `[f](g)` [h](https://i/j)\n"
             "    [k](l)\n```text\n# m\n[n](o)\n```\n")
     assert list(links_of(text)) == [("b.md", "c"), ("", "e")]
@@ -174,7 +178,7 @@ def test_the_check_of_links_sees_links_and_headings():
 # -- programs and configurations that pages show
 
 def blocks_of(language):
-    """(page's name, text) of each block of a language, in all pages."""
+    """Return (page's name, text) of each code block in a language, over all pages."""
     blocks = [(page.name, text) for page in PAGES
               for text in re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)]
     assert blocks
@@ -207,7 +211,7 @@ def scripts_of(text):
 
 
 def options_of(script):
-    """Options that a script may take, by the quoted words of its folder's files: scripts share declarations."""
+    """Return the options that a script may take: quoted words of its folder's files, as scripts share declarations."""
     texts = [path.read_text() for path in script.parent.glob(f"*{script.suffix}")]
     return {f"--{word}" for text in texts for word in re.findall(r"(?:--|[\"'])([a-z][a-z-]*)", text)}
 

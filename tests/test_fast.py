@@ -1,4 +1,4 @@
-"""The fast tests cover every package, and what tests need of the machine is said."""
+"""The fast tests cover every package, and missing things of the machine are named before the first test."""
 import sys
 import tomllib
 from pathlib import Path
@@ -16,7 +16,7 @@ PACKAGES = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.to
 
 
 def used_by(module: ModuleType, seen: set[str]) -> set[str]:
-    """Names of the broker's modules that a test module has in its hands, by itself or through modules of tests."""
+    """Return the broker's modules that a test module uses, by itself or through other modules of tests."""
     seen.add(module.__name__)
     found = set()
     for value in vars(module).values():
@@ -42,7 +42,8 @@ def test_fast_tests_cover_every_package(request):
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """folders(type, free bytes, ...): /tmp and /var/tmp are such, and the place for tests that take 100 bytes is told.
+    """folders(kind, kind): /tmp and /var/tmp are (type, free bytes) like these; returns the place for tests of 100
+    bytes.
     """
     monkeypatch.delenv("TMPDIR", raising=False)
 

@@ -1,4 +1,4 @@
-"""The arrows between the layers, read from the sources: supervisor -> workers -> storage -> proto, and never back."""
+"""Layers and rooms import only what is below them: supervisor -> workers -> storage -> proto, and never back."""
 import ast
 import functools
 import sys
@@ -43,7 +43,7 @@ def test_a_layer_uses_only_those_below_it(source):
 
 @each_source
 def test_a_layer_is_imported_by_its_installed_name(source):
-    """`import proto` finds our folder from the checkout and another project's package elsewhere."""
+    """No file says `import proto`: this finds our folder from the checkout, and another project's package elsewhere."""
     assert [name for name in imported(source) if name.split(".")[0] in LAYERS] == []
 
 
@@ -59,7 +59,7 @@ ROOMS = {
 
 
 def room_of(name):
-    """The room of a file, given as the parts of its path below the layer.
+    """Return the room of a file, given as the parts of its path below the layer.
 
     The command's main.py stands in the supervisor's folder and uses all its rooms, so it counts as one above them.
     """
@@ -80,8 +80,9 @@ def test_a_room_uses_only_those_below_it(source):
 
 
 def files_used(source):
-    """Files of ours that a file imports from, for types too; an __init__.py, which holds a caption only, does not
-    count.
+    """Return our files that a file imports from, for types too.
+
+    An __init__.py does not count, as it holds a caption only.
     """
     found = set()
     for name in imported(source):
@@ -95,7 +96,7 @@ def files_used(source):
 
 
 def circles(uses):
-    """Sets of files that reach each other by imports, given as file -> files it uses."""
+    """Return the sets of files that reach each other by imports, given as file -> files it uses."""
     reached = {}
     for start in uses:
         seen, ahead = set(), [start]
@@ -109,7 +110,7 @@ def circles(uses):
 
 
 def test_no_two_files_import_each_other():
-    """Types count too: a circle is opened by a Protocol, or by a file for what both sides need."""
+    """Imports for types count too: a circle is opened by a Protocol, or by a file for what both sides need."""
     assert circles({source: files_used(source) for source in SOURCES}) == set()
 
 
@@ -140,14 +141,15 @@ def test_the_check_of_arrows_sees_every_way_to_import(tmp_path, monkeypatch):
 
 
 def test_the_bootstrap_needs_only_the_standard_library():
-    """It runs before anything is installed, on the interpreter the user happens to have."""
+    """The bootstrap runs before anything is installed, on the interpreter that the user happens to have."""
     assert [
         name for name in imported(Path("supervisor/bootstrap.py")) if name.split(".")[0] not in sys.stdlib_module_names
     ] == []
 
 
 def test_no_neighbour_of_the_bootstrap_hides_the_standard_library():
-    """Run as a script it sees its own folder first: supervisor/signal.py would become everybody's `signal`."""
+    """A script's own folder comes first on its path: supervisor/signal.py would replace the standard `signal` for it.
+    """
     neighbours = {path.stem for path in (ROOT / "supervisor").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert neighbours & sys.stdlib_module_names == set()
 

@@ -1,4 +1,4 @@
-"""The list of bugs fits the sources as they are: each can be put in, and has tests that concern it."""
+"""Each bug of the list can be put into the sources as they are, and names tests that exist."""
 import ast
 from collections import Counter
 from functools import cache
@@ -14,7 +14,7 @@ FILES = sorted({bug.file for bug in BUGS})
 
 @cache
 def functions_of(file):
-    """Names of the test functions of a file."""
+    """Return the names of a file's test functions."""
     found = ast.walk(ast.parse((ROOT / file).read_text()))
     return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.name.startswith("test_")}
@@ -23,7 +23,7 @@ def functions_of(file):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_each_bug_can_be_put_in(file):
-    """Its text stands there once, and what takes its place is Python."""
+    """A bug's old text stands in its file exactly once, and the file with its new text is still Python."""
     source = (ROOT / file).read_text()
     wrong = []
     for bug in [bug for bug in BUGS if bug.file == file]:
@@ -52,7 +52,7 @@ def test_no_bug_is_there_twice():
 
 @pytest.mark.slow
 def test_a_copy_is_tested_for_what_it_is(tmp_path):
-    """Its tests import geminga from it: a bug there is caught, and those that it had before leave no trace."""
+    """Tests of a copy import geminga from the copy: its bug is caught, and former bugs leave no trace."""
     checkout, tests = Checkout(tmp_path), ("tests/proto/test_varints.py",)
     right = checkout.text("proto/varints.py")
     assert right == (ROOT / "proto" / "varints.py").read_text()

@@ -1,4 +1,4 @@
-"""What a wheel and a Debian package hold is what the checkout holds, and what a fresh machine installs is what was
+"""A wheel and a Debian package hold what the checkout holds, and a fresh machine installs the versions that were
 tested.
 """
 import gzip
@@ -33,10 +33,10 @@ from .test_documents import links_of
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-# without the namespace, which has no folder of its own
+# the namespace `geminga` has no folder of its own
 PACKAGES = [name for name in SETUPTOOLS["packages"] if name != "geminga"]
 LAYERS = ("proto", "storage", "workers", "supervisor")
-NOT_SHIPPED = {".py", ".pyc"}  # the first is taken as code, the second made where it runs
+NOT_SHIPPED = {".py", ".pyc"}  # .py files are packaged as code, .pyc files are made where the code runs
 
 
 def packages_on_disk():
@@ -100,7 +100,7 @@ def test_every_data_file_of_a_package_is_packaged():
 
 
 def data_files(folder):
-    """Files of this package but its code: those in its folder and in subfolders that are no packages themselves."""
+    """Return the files beside a package's code: those in its folder, and in subfolders that are not packages."""
     for path in folder.iterdir():
         if path.is_dir() and not (path / "__init__.py").exists() and path.name != "__pycache__":
             yield from data_files(path)
@@ -109,12 +109,12 @@ def data_files(folder):
 
 
 def test_each_layer_says_that_it_is_typed():
-    """Type checkers of those who import geminga read our annotations only where py.typed says so."""
+    """Type checkers of other projects read our annotations only if py.typed is there."""
     assert [layer for layer in LAYERS if not (ROOT / layer / "py.typed").exists()] == []
 
 
 def test_every_dependency_is_pinned():
-    """An appliance is run as it was tested: no requirement, not even the build's, leaves the version open."""
+    """Every requirement is pinned, even the build's: an appliance is run as it was tested."""
     requirements = PROJECT["project"]["dependencies"] + PROJECT["build-system"]["requires"]
     for extra in PROJECT["project"]["optional-dependencies"].values():
         requirements += extra
@@ -136,15 +136,15 @@ def test_the_bootstrap_installs_extras_and_starts_programs_that_exist():
 
 
 def test_the_extra_for_spark_brings_what_spark_asks_for():
-    """It asks when a query runs, not when it is installed; and here everything is there, for the tests."""
-    # as pip has made it
+    """pyspark does not require pandas when it is installed, but asks for it when a query runs."""
+    # the metadata of the installed pyspark
     asked = [text for text in importlib.metadata.requires("pyspark") if re.search("extra == ['\"]sql['\"]", text)]
     pins = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["nightly"]
     assert asked and {re.split(r"[^\w-]", text)[0] for text in asked} <= {pin.partition("==")[0] for pin in pins}
 
 
 def java(folder, said):
-    """A JAVA_HOME whose java says that."""
+    """Make a JAVA_HOME whose java prints this text as its version, and return its path."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "java").write_text(f"#!/bin/sh\necho '{said}' >&2\n")
     (folder / "bin" / "java").chmod(0o755)
@@ -169,7 +169,7 @@ def test_a_missing_java_is_one_line(monkeypatch):
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """A finished environment as `serve` leaves it, of a checkout that is only a pyproject.toml."""
+    """A finished environment as `serve` leaves it, for a checkout that is only a pyproject.toml."""
     monkeypatch.setattr(bootstrap, "CHECKOUT", tmp_path)
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     scripts = tmp_path / ".venv" / "bin"
@@ -183,7 +183,7 @@ def environment(tmp_path, monkeypatch):
 
 
 def test_a_second_start_finds_nothing_to_do(environment):
-    """What was finished stays ready, and what has the tests' extra is ready for serving too."""
+    """A finished environment stays ready, and one with the tests' extra is ready for serving too."""
     assert bootstrap.is_ready(environment, "geminga", "")
     assert not bootstrap.is_ready(environment, "pytest", "dev")
     bootstrap.write_stamp(environment, "nightly")
@@ -204,7 +204,7 @@ def test_a_changed_project_is_installed_again_in_place(environment):
 
 @pytest.mark.parametrize("key", ["checkout", "interpreter"])
 def test_an_environment_of_another_place_is_made_anew(environment, key):
-    """Its scripts hold the path of the checkout, its packages sit under the version of the interpreter."""
+    """Scripts hold the path of the checkout, and packages lie under the interpreter's version: neither can be moved."""
     stamp = bootstrap.read_stamp(environment) | {key: "/elsewhere"}
     (environment / bootstrap.STAMP).write_text(json.dumps(stamp))
     assert not bootstrap.is_ready(environment, "geminga", "")
@@ -213,14 +213,14 @@ def test_an_environment_of_another_place_is_made_anew(environment, key):
 
 @pytest.mark.parametrize("content", [bootstrap.UNFINISHED, "", '{"checkout": "/'])
 def test_an_interrupted_set_up_is_made_anew(environment, content):
-    """Neither what says so itself nor a stamp cut off by a crash is taken for finished or built upon."""
+    """A stamp that says UNFINISHED, or that a crash cut off, is never taken for finished or built upon."""
     (environment / bootstrap.STAMP).write_text(content)
     assert not bootstrap.is_ready(environment, "geminga", "")
     assert not bootstrap.can_be_kept(environment, bootstrap.read_stamp(environment))
 
 
 def test_clearing_leaves_only_the_mark_that_it_is_unfinished(environment):
-    """Whatever was in the environment is gone, links are not followed, and the mark was there throughout."""
+    """Clearing removes everything else from the environment, follows no links, and keeps the mark throughout."""
     outside = environment.parent / "outside"
     outside.mkdir()
     (outside / "kept").touch()
@@ -231,7 +231,7 @@ def test_clearing_leaves_only_the_mark_that_it_is_unfinished(environment):
 
 
 def test_an_environment_of_somebody_else_is_never_removed(environment):
-    """Without our stamp and without pip there is nothing to build on and nothing we may delete."""
+    """An environment without our stamp and without pip can neither be built upon nor be removed."""
     (environment / bootstrap.STAMP).unlink()
     (environment / "bin" / "python").unlink()
     with pytest.raises(bootstrap.SetUpError, match="remove it"):
@@ -243,7 +243,7 @@ def test_an_environment_of_somebody_else_is_never_removed(environment):
 
 @pytest.mark.slow
 def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
-    """Built as on any other machine, from a copy, as setuptools leaves folders behind."""
+    """The wheel is built from a copy of the checkout, as setuptools leaves folders behind."""
     for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
         copy(name, tmp_path)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir",
@@ -281,7 +281,7 @@ SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """One that was made with few dependencies: what its manual and its completion are made with."""
+    """A package built with the few dependencies that make its manual and its completion."""
     folder = tmp_path_factory.mktemp("package")
     (folder / "site").mkdir()
     for name in ("click", "jwt", "cryptography", "cffi", "_cffi_backend*", "google"):
@@ -302,7 +302,7 @@ def architecture():
 
 @pytest.fixture(scope="module")
 def unpacked(package, tmp_path_factory):
-    """Its files; DEBIAN has what it tells dpkg."""
+    """The package's files, unpacked; DEBIAN has the scripts and lists for dpkg."""
     folder = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["dpkg-deb", "--raw-extract", package, folder], check=True)
     return folder
@@ -357,7 +357,7 @@ def test_every_page_that_a_unit_names_is_installed(unpacked):
 
 @on_debian
 def test_nobody_but_root_may_change_what_a_package_brings(package, tmp_path):
-    """Although it was made by somebody whose umask shuts others out: whoever runs the command can read it."""
+    """A package that was built with a strict umask can still be read by everybody on the host."""
     archive = tmp_path / "data.tar"
     with archive.open("wb") as file:
         subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=True, stdout=file)
@@ -391,7 +391,7 @@ def test_a_packages_configuration_is_the_defaults_with_the_data_folder_of_its_un
 
 @on_debian
 def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
-    """Neither the caller's folder nor an environment nor a home can put others in their place."""
+    """Modules in the caller's folder, environment or home do not replace those of the package."""
     home = tmp_path / ".local/lib" / DEBIAN_PYTHON / "site-packages"
     for folder in (tmp_path, home):
         folder.mkdir(parents=True, exist_ok=True)
@@ -407,19 +407,20 @@ def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
 
 @on_debian
 def test_the_packaged_program_knows_its_version(unpacked):
-    """A bundle for whoever looks into a problem begins with it."""
-    # dependencies that this package was made without
+    """The program tells its version, with which a debug bundle begins."""
+    # dependencies that this package was built without
     script = (f"import site; site.addsitedir({sysconfig.get_path('platlib')!r})\n"
               "from pathlib import Path\nfrom geminga.supervisor.tasks import "
               "bundle\nprint(bundle._versions(Path('/none')))")
     program = [unpacked / "usr/lib/geminga/bin/python3", "-I"]
     said = subprocess.run([*program, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said.startswith("geminga 1.2.3\n") and "click " in said
-    assert "geminga 1.2.3" not in (unpacked / "usr/share/doc/geminga/copyright").read_text()      # of others' licences
+    # no version stands in the file of others' licences
+    assert "geminga 1.2.3" not in (unpacked / "usr/share/doc/geminga/copyright").read_text()
 
 
 def commands(context):
-    """Each command that people are shown, but groups of others."""
+    """Yield each command that help texts show; groups of commands are not yielded themselves."""
     if not isinstance(context.command, click.Group):
         yield context
         return
@@ -471,7 +472,7 @@ def test_a_package_is_for_one_release_of_debian_and_its_python(unpacked):
 @on_debian
 @pytest.mark.parametrize("there, is_taken", [(None, True), (0, True), (1, False), ("1\n", False)])
 def test_a_package_leaves_a_folder_of_a_newer_format_alone(unpacked, tmp_path, there, is_taken):
-    """Before anything of the program that serves it is replaced."""
+    """Installation fails before it replaces any part of the program that serves the newer folder."""
     if there is not None:
         (tmp_path / "format").write_text(str(format.FOLDER_VERSION + int(there))
                                          + ("\n" if isinstance(there, str) else ""))

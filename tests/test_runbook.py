@@ -1,4 +1,4 @@
-"""Command lines that the runbook, the documents and the units tell operators to type are known to the command."""
+"""Command lines that the runbook, the documents and the units tell operators to type are valid for the command."""
 import os
 import re
 import shlex
@@ -19,31 +19,31 @@ PAGES = sorted((ROOT / "systemd/runbook").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# what an installed broker has
+# commands that look for the installed broker's folder
 FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "tune")
 
 
 def lines_of(page):
-    """Words behind `geminga` of each line to be typed as it stands, without what the shell makes of it."""
+    """Return the words behind `geminga` of each line that is to be typed, without the shell's own parts."""
     for line in page.read_text().replace(synopsis(), "").replace("\\\n", " ").splitlines():
         if found := re.match(r" {4,7}(?:runuser -u geminga -- )?geminga ((?!\[).*)", line):
             yield shlex.split(re.sub(r"\$\(.*?\)", "1", found[1].partition(" > ")[0]), comments=True)
 
 
 def synopsis():
-    """Lines of docs/command.md that list the commands, with brackets around what may be left out."""
+    """Return the lines of docs/command.md that list the commands, with brackets around optional words."""
     return re.search(r"(?:^    geminga .*\n){10,}", (ROOT / "docs/command.md").read_text(), re.MULTILINE)[0]
 
 
 def inline_of(page):
-    """Likewise of what stands within sentences."""
+    """Return the words behind `geminga` of each command line that stands within a sentence."""
     for code in re.findall(r"[`;] ?(geminga [^`;]+|runuser [^`;]+)", page.read_text()):
         if found := re.match(r"(?:runuser -u geminga -- )?geminga ([a-z].*)", code, re.DOTALL):
             yield [word for word in found[1].replace("|", " ").split() if word != "..."]
 
 
 def found(words):
-    """(the command's context, the words behind its name).  Raises UsageError."""
+    """Return (the command's context, the words behind its name).  Raises UsageError."""
     context, words = click.Context(geminga, info_name="geminga"), list(words)
     while isinstance(context.command, click.Group) and words and not words[0].startswith("-"):
         name = words.pop(0)
@@ -54,11 +54,11 @@ def found(words):
 
 
 def parsed(words):
-    """Whether the command takes them as they are.  Raises UsageError."""
+    """Parse a command line as the command itself would.  Raises UsageError."""
     context, rest = found(words)
     files = [one for one in context.command.params if isinstance(one.type, click.Path | click.File)]
     for one in files:
-        one.type = click.STRING      # FILE is not there
+        one.type = click.STRING      # the page's FILE does not exist here
     context.command.make_context(context.info_name, rest, parent=context.parent)
 
 
@@ -82,7 +82,7 @@ def test_every_command_and_option_that_a_page_names_is_there(page):
 
 
 def test_commands_are_found_in_the_pages():
-    """Or the looks at each of them would be at nothing."""
+    """Many commands are found in the pages: were none found, the other tests here would check nothing."""
     assert len([words for page in PAGES for words in lines_of(page)]) > 10
     assert len([words for page in DOCUMENTS for words in lines_of(page)]) > 40
     assert len([words for page in PAGES for words in inline_of(page)]) > 10
@@ -109,7 +109,7 @@ def test_the_synopsis_has_each_command_that_the_command_lists_and_no_other():
 
 
 def options_of(context):
-    """Every option of a command and of those below."""
+    """Return every option of a command and of its subcommands."""
     yield from (name for one in context.command.get_params(context) for name in (*one.opts, *one.secondary_opts))
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
@@ -118,7 +118,7 @@ def options_of(context):
 
 
 def test_every_option_that_a_sentence_names_is_one_of_the_command_or_of_a_script():
-    known = {*options_of(click.Context(geminga, info_name="geminga")), "--since"}      # journalctl's
+    known = {*options_of(click.Context(geminga, info_name="geminga")), "--since"}      # an option of journalctl
     scripts = [ROOT / "systemd/install.sh", ROOT / "supervisor/bootstrap.py", *(ROOT / "tests/bench").glob("*.py")]
     known |= {f"--{word}" for path in scripts
               for word in re.findall(r"""(?:--|["'])([a-z][a-z-]+)""", path.read_text())}
@@ -130,7 +130,9 @@ def test_every_option_that_a_sentence_names_is_one_of_the_command_or_of_a_script
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_writes_into_the_data_folder_is_started_as_its_user(page):
-    """Root would be refused, or leave files there that the broker cannot write to."""
+    """Commands that write into the data folder run as its user: root is refused, or leaves files the broker cannot
+    write.
+    """
     named = re.findall(r"(runuser -u geminga -- )?(geminga (?:backup|nightly|verify)\b[^`\n]*)", page.read_text())
     reads = re.compile(r"geminga nightly (report|plan)\b|geminga verify\b(?!.*--repair)")
     assert [command for user, command in named if not (user or reads.match(command))] == []
@@ -148,9 +150,7 @@ def test_every_line_of_a_unit_is_one_that_the_command_takes(unit):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """installed(words...): the command of a package that was put below a folder, whose configuration names a data
-    folder.
-    """
+    """installed(words...): runs the packaged command below a folder whose configuration names a data folder."""
     root = tmp_path_factory.mktemp("installed")
     program, site = root / "usr/lib/geminga", root / f"usr/lib/geminga/lib/{PYTHON}/site-packages"
     (program / "bin").mkdir(parents=True)
@@ -172,7 +172,7 @@ def installed(tmp_path_factory):
 
 
 def takes_a_folder(context):
-    """Each command with --data-dir."""
+    """Yield each command that has --data-dir."""
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
             yield from takes_a_folder(click.Context(context.command.get_command(context, name), info_name=name,
@@ -183,10 +183,10 @@ def takes_a_folder(context):
 
 @pytest.mark.slow
 def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(installed, tmp_path):
-    """But serve, which makes one."""
+    """Every command but `serve` takes the data folder that the installed configuration names."""
     assert set(takes_a_folder(click.Context(geminga, info_name="geminga"))) == {*FINDS, "serve"}
     broker = Broker(installed.root / "var")
-    (tmp_path / "data").mkdir()      # not this one, where it is run
+    (tmp_path / "data").mkdir()      # a folder `data` where the command is run is not taken
     try:
         broker.start()
         for line in ("config check", "config show", "tune", f"backup {tmp_path}/backups", "nightly --engine here",

@@ -1,9 +1,10 @@
-"""What tests assert is looked at: an assertion in a loop that goes round nothing is none.
+"""Every test has an assertion that is sure to run, and waits long enough for a busy machine.
 
-A test has to assert something in its own body where it is sure to be reached: outside of loops, or in one over what it
-says itself. Where the loop is over something that was made or found, `assert found` before it is enough.
+An assertion in a loop over nothing never runs.  So a test has to assert something in its own body outside of loops, or
+in a loop over values that the test itself writes down.  Where a loop goes over something made or found, an `assert
+found` before the loop is enough.
 
-A test waits for what has to come at least WAIT_MIN seconds, as machines that run tests are busy.
+A test waits at least WAIT_MIN seconds for whatever has to come, as machines that run tests are busy.
 """
 import ast
 import textwrap
@@ -15,21 +16,21 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ALL = sorted(path.relative_to(HERE) for path in HERE.rglob("*.py"))
 FILES = [path for path in ALL if path.name.startswith("test_")]
-# what fails by itself begins with one of these words
+# functions with these prefixes fail by themselves
 SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")
-# what waits, and which of its arguments is for how many seconds
+# functions that wait, and which argument of theirs is a number of seconds
 WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0}
 WAIT_MIN = 10
-# have something if their first argument has
+# calls whose result has something in it if their first argument has
 KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")
 VIEWS = ("items", "keys", "split", "values")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-Known = dict[str, list[ast.expr]]      # name: all that is assigned to it
+Known = dict[str, list[ast.expr]]      # name -> every expression that is assigned to it
 
 
 def has_something(node: ast.expr, known: Known) -> bool:
-    """Whether a loop over it is sure to go round, as the test itself says what it has."""
+    """Whether a loop over the expression is sure to go round, judged by values that the test itself writes down."""
     match node:
         case ast.Constant(value=value):
             return bool(value)
@@ -79,7 +80,7 @@ def assigned(nodes: list[ast.stmt]) -> Known:
 
 
 def parameters(test: FUNCTIONS) -> Known:
-    """What decorators give it is written down with it."""
+    """Return the parameters of a test as names with something in them: their values are written in its decorators."""
     found: Known = {}
     for decorator in test.decorator_list:
         match decorator:
@@ -89,7 +90,7 @@ def parameters(test: FUNCTIONS) -> Known:
 
 
 def assertions(nodes: list[ast.AST], known: Known, is_sure: bool = True) -> Iterator[bool]:
-    """Of each assertion: whether it is sure to be reached."""
+    """Yield for each assertion whether it is sure to be reached."""
     for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
@@ -112,7 +113,7 @@ def assertions(nodes: list[ast.AST], known: Known, is_sure: bool = True) -> Iter
 
 
 def unsure(source: str) -> list[str]:
-    """Tests that assert something, but nothing that is sure to be reached."""
+    """Return the tests that assert something, but nothing that is sure to be reached."""
     tree = ast.parse(source)
     of_module = assigned([node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)])
     found = []
@@ -131,8 +132,9 @@ def test_what_is_asserted_is_sure_to_be_reached(file):
 
 
 def hasty(source: str) -> list[str]:
-    """Calls that wait for something, in so many words for less than WAIT_MIN seconds.  A shorter time that is promised
-    has a name.
+    """Return the calls that wait less than WAIT_MIN seconds, given as a number.
+
+    A shorter time that is promised has a name, so it is not seen here.
     """
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -150,7 +152,7 @@ def test_waits_are_long_enough_for_a_busy_machine(file):
 
 
 def test_the_look_at_waits_sees_every_kind():
-    """A canary."""
+    """A canary: waits that are too short are found, with every function that waits."""
     waits = ["eventually(it, 5, 'it')", "own.wait_replaced('owner', 0, pid, 1)", "own.ended(2)"]
     assert hasty("\n".join([*waits, "eventually(it, 10)", "own.ended(30)", "own.ended(BACK_SECONDS)"])) == waits
 
@@ -208,7 +210,7 @@ def test_that_leaves_it_to_others(found):
 
 
 def test_the_look_at_loops_sees_every_kind():
-    """A canary."""
+    """A canary: tests whose assertions may never run are found, and no others."""
     assert unsure(textwrap.dedent(LOOPS)) == [
         "test_unsure", "test_unsure_in_another_loop", "test_unsure_by_a_filter", "test_unsure_by_all",
         "test_unsure_while"]

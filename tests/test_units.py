@@ -1,4 +1,4 @@
-"""systemd reads the units as they are meant, and finds that they leave a service little of the host."""
+"""systemd parses the units as they are meant, and rates the services as hardly exposed."""
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,8 +13,7 @@ EXPOSURE_MAX = {"geminga.service": 1.3, "geminga-nightly.service": 0.7, "geminga
 
 @pytest.fixture
 def analyze(tmp_path):
-    """analyze(words...): what systemd-analyze says of them, which stand in this folder with programs that any host has.
-    """
+    """analyze(words...): runs systemd-analyze on the units, whose programs are replaced by ones that any host has."""
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")
@@ -30,8 +29,6 @@ def test_units_are_what_systemd_reads(analyze, tmp_path):
 
 @pytest.mark.parametrize("unit", [path.name for path in UNITS if path.suffix == ".service"])
 def test_services_are_exposed_as_little_as_they_can_be(analyze, tmp_path, unit):
-    """By systemd's own measure: 0 is nothing, 10 everything.  What is left is what they are for: sockets, and with them
-    the network.
-    """
+    """systemd's own measure runs from 0, nothing exposed, to 10, everything.  Services keep sockets and the network."""
     rated = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX[unit] * 10:.0f}", str(tmp_path / unit))
     assert rated.returncode == 0, rated.stdout

@@ -1,11 +1,13 @@
-"""Bugs, put in one by one: who of them gets past the tests?
+"""Puts bugs into the sources one by one, and tells which of them the tests do not catch.
 
     python -m tests.mutants [--only TEXT ...] [--jobs N] [--list] [--no-baseline]
 
-A bug is put into a throwaway copy of this checkout, and the tests that concern it run there.  It is caught when they
-fail, or take several times as long as without it.  First they have to pass without any bug.  By hand and for nights:
-all of it takes hours of a core. Exit status: 0 when at least 90 % are caught, 1 when not, 2 when tests fail without a
-bug.  Those whose list says why no test can tell them from the right code are left out.
+Each bug is put into a throwaway copy of this checkout, and the tests that concern the bug run there.  The bug is caught
+if they fail, or take several times as long as without it.  First the tests have to pass without any bug.  A whole run
+takes hours of a core, so it is started by hand or at night.
+
+Exit status: 0 when at least 90 % are caught, 1 when not, 2 when tests fail without a bug.  Bugs whose row gives a
+reason why no test can tell them from the right code are left out.
 """
 import argparse
 import queue
@@ -23,8 +25,8 @@ from .checkout import LATE, SURVIVED, Checkout
 
 CAUGHT_MIN = 0.9
 NOT_TRIED = "not tried"
-SECONDS_MIN, TIMES_AS_LONG = 60, 4       # of what the tests take without a bug
-SECONDS_MAX = 900                        # without one; and with one, where that is not known
+SECONDS_MIN, TIMES_AS_LONG = 60, 4       # seconds at least, and times as long as the tests take without a bug
+SECONDS_MAX = 900                        # for tests without a bug, and with one if their usual time is not known
 
 
 class Fails(Exception):
@@ -32,7 +34,7 @@ class Fails(Exception):
 
 
 class Runs:
-    """The copies, each for one bug at a time, and how long tests take without one."""
+    """The copies of the checkout, each for one bug at a time, and how long each test takes without a bug."""
 
     def __init__(self, folder: Path, jobs: int):
         self._free: queue.SimpleQueue[Checkout] = queue.SimpleQueue()
@@ -44,7 +46,7 @@ class Runs:
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """No bug is put in any more, and what runs is over."""
+        """Stop putting in bugs, and end the tests that run."""
         self._is_over = True
         for checkout in self._all:
             checkout.end()
@@ -92,10 +94,10 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{bug}{f' [harmless: {bug.harmless}]' if bug.harmless else ''}" for bug in bugs))
         return 0
-    lines: dict[str, list[str]] = defaultdict(list)      # by outcome
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # so that brokers under test end, too
+    lines: dict[str, list[str]] = defaultdict(list)      # outcome -> lines that were printed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # a SIGTERM ends the brokers under test too
     with tempfile.TemporaryDirectory(prefix="bugs-") as folder, ThreadPoolExecutor(options.jobs) as pool:
-        Path(folder).chmod(0o755)        # tests that go on as another user find their broker's command in it
+        Path(folder).chmod(0o755)        # tests that go on as another user look for the broker's command in this folder
         runs = Runs(Path(folder), options.jobs)
 
         def tell(bug: Bug) -> tuple[Bug, str, float]:
@@ -120,7 +122,7 @@ def main() -> int:
 
 
 def _sum_up(lines: dict[str, list[str]]) -> int:
-    """Print again what needs somebody's attention, and how many there are of each outcome; return the exit status."""
+    """Print the bugs that need attention again, then the number of each outcome; return the exit status."""
     for outcome in (NOT_TRIED, SURVIVED):
         if lines[outcome]:
             print(f"\n{outcome}: {len(lines[outcome])}", *lines[outcome], sep="\n")

@@ -1,4 +1,4 @@
-"""Bugs in bounds: what one client may cost, and how it is told."""
+"""Bugs in limits on what one client may cost, and in the errors that clients get at these limits."""
 from .bugs import of
 
 BUGS = [

@@ -1,7 +1,6 @@
-"""What a bug of the list is, and where the lists are.
+"""The type of a bug, and the function that collects all lists of bugs.
 
-A list is a module beside this one with a name for its room (`proto`, `workers`, ...) and a tuple BUGS, made of
-`of(...)`.
+A list is a module beside this one, named for its room (`proto`, `workers`, ...), with a tuple BUGS made of `of(...)`.
 """
 import importlib
 from pathlib import Path
@@ -13,20 +12,20 @@ NOT_LISTS = {"__main__", "bugs", "checkout"}
 
 
 class Bug(NamedTuple):
-    """A text of a file that stands there once, and what is to stand there instead."""
+    """A text that stands exactly once in a file, and the wrong text that replaces it."""
 
     file: str
     old: str
     new: str
-    breaks: str                  # in a few words; "" where the texts say it all
-    tests: tuple[str, ...]       # files and functions that concern it, the fastest first
-    harmless: str = ""           # why no test can tell it from the right code, if none can
+    breaks: str                  # the consequence, in a few words; "" where the two texts say it all
+    tests: tuple[str, ...]       # files and functions that should catch the bug, the fastest first
+    harmless: str = ""           # why no test can tell the bug from the right code, if none can
 
     def __str__(self) -> str:
         return f"{self.file}: {self.breaks or f'{_short(self.old)} -> {_short(self.new)}'}"
 
     def put_in(self, source: str) -> str:
-        """The source with the bug; ValueError unless its text stands there once."""
+        """Return the source with the bug.  Raises ValueError unless the old text stands there exactly once."""
         if source.count(self.old) != 1:
             raise ValueError(f"{self}: its text stands there {source.count(self.old)} times: {self.old!r}")
         return source.replace(self.old, self.new)
@@ -37,7 +36,8 @@ def _short(text: str) -> str:
 
 
 def of(file: str, tests: str, *rows: tuple[str, ...]) -> list[Bug]:
-    """Bugs of one file as rows (old text, new text, what it breaks[, tests of its own[, why it is harmless]]).
+    """Return the bugs of one file, given as rows (old text, new text, what it breaks[, own tests[, why it is
+    harmless]]).
 
     Tests are separated by spaces, and relative to the folder of all tests.
     """

@@ -1,8 +1,7 @@
 """A throwaway copy of the checkout with an interpreter of its own, which imports geminga from the copy alone.
 
-The interpreter is a virtual environment that sees the packages of ours.  Brokers that tests start are those of the
-copy, as tests look for the command beside the interpreter.  The broker's processes are the supervisor's, and end with
-it.
+The interpreter is a virtual environment that sees our environment's packages.  Tests look for the broker's command
+beside the interpreter, so the brokers that they start run the copy's code.
 """
 import os
 import shutil
@@ -23,11 +22,11 @@ SURVIVED, CAUGHT, LATE = "survived", "caught", "caught by its timeout"
 
 
 class Checkout:
-    """Files change here as often as one likes, one at a time."""
+    """A copy of the checkout whose files are changed one at a time, as often as needed."""
 
     def __init__(self, folder: Path):
         self.root = folder / "checkout"
-        self._scratch = folder / "t"       # short: paths of sockets have 108 bytes
+        self._scratch = folder / "t"       # short, as a socket's path has at most 107 bytes
         self._running: subprocess.Popen | None = None
         self._writes = 0
         listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
@@ -44,13 +43,13 @@ class Checkout:
         made.create(self.root / ".venv")
         bin_folder = self.root / ".venv" / "bin"
         packages = Path(site.getsitepackages([str(self.root / ".venv")])[0])
-        # A .pth file in a folder that a .pth file names is not read: our environment's own link to geminga does not
-        # count.
+        # Python reads no .pth file in a folder that is named by another .pth file.  So our environment's own link to
+        # geminga has no effect in the copy.
         (packages / "ours.pth").write_text("\n".join([str(self.root / ".source"), *site.getsitepackages()]) + "\n")
         for name, text in (("geminga", COMMAND), ("pytest", PYTEST)):
             (bin_folder / name).write_text(text.format(python=bin_folder / "python"))
             (bin_folder / name).chmod(0o755)
-        for tool in Path(sys.executable).parent.iterdir():       # such as ruff
+        for tool in Path(sys.executable).parent.iterdir():       # ruff, for example
             if not (bin_folder / tool.name).exists() and not tool.name.startswith(("python", "pip", "activate",
                                                                                    "Activate")):
                 (bin_folder / tool.name).symlink_to(tool)
@@ -63,14 +62,16 @@ class Checkout:
         return (self.root / file).read_text()
 
     def write(self, file: str, text: str) -> None:
-        """A time of its own for each: bytecode is known by its source's size and second, and many bugs change neither.
+        """Write a file, with a time of modification that no file had before.
+
+        Python recognises bytecode by its source's size and second, and many bugs change neither.
         """
         self._writes += 1
         (self.root / file).write_text(text)
         os.utime(self.root / file, (time.time() + 10 * self._writes,) * 2)
 
     def run(self, tests: tuple[str, ...], seconds: float) -> tuple[str, str]:
-        """(what became of it, what pytest said).  Nothing that the tests have started is there afterwards."""
+        """Return (outcome, output of pytest), and leave no process of the tests running."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         command = [str(self.root / ".venv" / "bin" / "pytest"), "-x", "-q", "--no-header", "-p", "no:cacheprovider",
                    f"--basetemp={self._scratch}", *tests]
@@ -90,13 +91,13 @@ class Checkout:
 
 
     def end(self) -> None:
-        """Whatever runs is over."""
+        """End the tests that run."""
         if self._running is not None:
             _end(self._running)
 
 
 def _end(process: subprocess.Popen) -> None:
-    """All of it: children that have a group of their own too."""
+    """End a process with all its descendants, also those in process groups of their own."""
     try:
         there = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:

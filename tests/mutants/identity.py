@@ -1,4 +1,4 @@
-"""Bugs in who somebody is, what they may, and how entries leave."""
+"""Bugs in authentication, authorization and TLS, and in writing entries to clients."""
 from .bugs import of
 
 BUGS = [

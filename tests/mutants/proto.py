@@ -1,4 +1,4 @@
-"""Bugs in the wire protocol: bytes in, bytes out."""
+"""Bugs in the wire protocol: reading and writing frames, checksums, names."""
 from .bugs import of
 
 BUGS = [

@@ -1,4 +1,4 @@
-"""Bugs in compaction: views of partitions, jobs that make them, what reads ledgers from beside."""
+"""Bugs in compaction: compacted views, the jobs that make them, and reading ledgers from another process."""
 from .bugs import of
 
 BUGS = [

@@ -1,4 +1,4 @@
-"""Bugs in cursors, acknowledgements and dispatch: what is given to whom, and what need not be given any more."""
+"""Bugs in cursors, acknowledgements and dispatch: which consumer gets which entry, and what counts as acknowledged."""
 
 from .bugs import of
 

@@ -1,4 +1,4 @@
-"""Bugs in what survives: the journal, recovery, the catalogue, folders, commands of operators."""
+"""Bugs in durability: the journal, recovery, the catalogue, data folders and the commands that repair them."""
 from .bugs import of
 
 BUGS = [

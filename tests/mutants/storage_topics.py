@@ -1,6 +1,4 @@
-"""Bugs in what is known of topics: schemas, policies, producers, ledgers of a partition, topics that keep nothing, the
-owner's pass.
-"""
+"""Bugs in topics: schemas, policies, producers, ledgers, non-persistent topics, and the owner's pass."""
 from .bugs import of
 
 BUGS = [

@@ -1,4 +1,4 @@
-"""Bugs in what runs the processes, and the jobs beside them."""
+"""Bugs in the supervisor's care for processes, and in the jobs beside them."""
 from .bugs import of
 
 BUGS = [

@@ -1,5 +1,4 @@
-"""Bugs in what the broker tells of itself: stats, metrics, alarms, rates; and in what its configuration is taken for.
-"""
+"""Bugs in stats, metrics, alarms and rates, and in reading the configuration."""
 from .bugs import of
 
 KILLED = ("supervisor/test_operations.py::test_a_process_serves_when_it_has_said_so_itself "

@@ -1,4 +1,4 @@
-"""Bugs in a worker's clients, and what each may cost."""
+"""Bugs in how a worker handles its clients."""
 from .bugs import of
 
 BUGS = [
