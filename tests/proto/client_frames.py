@@ -26,12 +26,12 @@ def frame(body: bytes, entry: bytes = b"") -> bytes:
 
 
 def field_of(kind: int) -> str:
-    """The field of BaseCommand that holds a command: it has the type's number."""
+    """Return the name of the BaseCommand field that holds this type of command: field and type have one number."""
     return api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name
 
 
 def command(kind: int, **fields) -> bytes:
-    """One command; required fields that are not given stay empty."""
+    """Return the frame of one command; required fields that are not given stay empty."""
     out = api.BaseCommand(type=kind)
     inner = getattr(out, field_of(kind))
     inner.SetInParent()
@@ -72,7 +72,7 @@ def send(entry: bytes | None = None, *, producer_id: int = 1, sequence_id: int =
 
 @dataclass
 class Heard:
-    """What a connection made of some bytes, in a form that does not tell how SENDs were grouped."""
+    """The events that a connection made of some bytes, in a form that hides how SENDs were grouped."""
 
     events: list = field(default_factory=list)
     error: str = ""        # of the ProtocolError that ended it
@@ -81,10 +81,9 @@ class Heard:
 
 
 def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *, admits: bool = True) -> Heard:
-    """Feed a connection with pieces as they may come from a socket; the rest of one is kept for the next, as workers
-    do.
+    """Feed a connection with pieces as a socket gives them, keeping unread bytes for the next piece.
 
-    admits: everybody's CONNECT is a success at once.
+    admits: every CONNECT succeeds at once.
     """
     connection, heard, rest = Connection(message_size_max), Heard(), b""
     for piece in pieces:
@@ -115,7 +114,7 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *,
 
 
 def flat(event) -> list[tuple]:
-    """One tuple per SEND; ("refused", producer, sequence, code); or (type, the command's bytes)."""
+    """Return a tuple for each SEND; ("refused", producer, sequence, code); or (type, bytes of the command)."""
     if isinstance(event, Sends):
         data = event.entries.tobytes()
         assert len(data) == int(event.rows["size"].sum())
@@ -131,7 +130,7 @@ def flat(event) -> list[tuple]:
 
 
 def cut(stream: bytes, places: Iterable[int]) -> list[bytes]:
-    """The stream in pieces that end at these places (modulo its length)."""
+    """Cut the stream into pieces that end at these places (modulo its length)."""
     borders = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
     return [stream[start:end] for start, end in zip(borders, borders[1:], strict=False)]
 

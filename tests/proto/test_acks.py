@@ -49,7 +49,7 @@ def test_a_thousand_ids_in_a_row_are_read_as_arrays():
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(ids=IDS, at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 3))
 def test_damage_is_never_taken_for_something_else(ids, at, byte, cut):
-    """What the arrays read of a damaged command is what the library reads of it."""
+    """For a damaged ACK, arrays and the protobuf library read the same."""
     raw = bytearray(ack(ids, ack_type=api.CommandAck.Individual))
     raw[at % len(raw)] = byte
     damaged = bytes(raw[:len(raw) - cut])
@@ -67,7 +67,7 @@ def test_damage_is_never_taken_for_something_else(ids, at, byte, cut):
 
 
 def test_what_the_arrays_do_not_read_the_library_does():
-    """Parts of batches, cumulative ones, properties."""
+    """Arrays leave ACKs of batch indexes, cumulative ACKs and ACKs with properties to the library."""
     ids = [{"ledgerId": 1, "entryId": n} for n in range(50)]
     connection = Connection(1 << 20)
     connection.state = CONNECTED
@@ -82,7 +82,7 @@ def test_what_the_arrays_do_not_read_the_library_does():
 
 
 def test_what_stands_behind_an_ack_is_no_part_of_it():
-    """A number there looks like the ACK's request id."""
+    """A number behind an ACK is not taken for its request id."""
     whole = ack([{"ledgerId": 300, "entryId": n} for n in range(200, 240)], ack_type=api.CommandAck.Individual)
     assert acks.read(whole).request_id is None
     assert acks.read(whole + b"\x40\x05") is None

@@ -18,7 +18,7 @@ def one_by_one(bodies: np.ndarray) -> np.ndarray:
 
 
 def test_the_checksum_is_the_castagnoli_one():
-    """The check value of CRC32-C, so that nobody puts another CRC in its place."""
+    """The checksum of the standard test input is CRC32-C's check value."""
     body = np.frombuffer(b"123456789", np.uint8).reshape(1, 9)
     assert checksums.wrong_rows(body, np.array([0xE3069283], np.uint32)).tolist() == []
     assert checksums.wrong_rows(body, np.array([0xE3069282], np.uint32)).tolist() == [0]
@@ -31,7 +31,10 @@ def test_the_checksum_is_the_castagnoli_one():
        size=st.sampled_from([1, 2, 3, 8, 101, checksums.LARGE_MIN - 1, checksums.LARGE_MIN]),
        wrong=st.sets(st.integers(0, 2**16), max_size=4), seed=st.integers(0, 9))
 def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
-    """Any number, any size, on both sides of where they are combined; none, one or several wrong."""
+    """The combined check finds the same wrong rows as a check of each row.
+
+    Counts and sizes lie on both sides of the bounds from which checksums are combined.
+    """
     bodies = bodies_of(count, size, seed)
     claimed = one_by_one(bodies)
     damaged = sorted({number % count for number in wrong})
@@ -43,7 +46,7 @@ def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(number=st.integers(0, COMBINE_MIN), bit=st.integers(0, 8 * 50 - 1))
 def test_any_single_flipped_bit_is_found_and_named(number, bit):
-    """Among so many that their checksums are compared as one: in a body, and in what is claimed."""
+    """A flipped bit of a body or of a claimed checksum is found among many rows."""
     bodies = bodies_of(COMBINE_MIN + 1, 50)
     claimed = one_by_one(bodies)
     bodies[number, bit // 8] ^= 1 << bit % 8
@@ -55,7 +58,7 @@ def test_any_single_flipped_bit_is_found_and_named(number, bit):
 
 @pytest.mark.parametrize("count", [COMBINE_MIN, COMBINE_MIN + 1])
 def test_bodies_need_not_lie_side_by_side(count):
-    """They are columns of whole frames."""
+    """Bodies may be columns of whole frames."""
     frames = bodies_of(count, 40)
     claimed = one_by_one(frames[:, 12:])
     assert checksums.wrong_rows(frames[:, 12:], claimed).tolist() == []
@@ -74,7 +77,10 @@ def test_the_checksum_of_nothing_is_zero():
            min_size=1, max_size=60),
        damaged=st.lists(st.tuples(st.integers(0, 59), st.integers(0, 20_000)), max_size=3), seed=st.integers(0, 9))
 def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
-    """(bytes before it, size) of each entry; (entry, byte) of which one bit is turned over."""
+    """Damaged entries are found among whole ones of any sizes and gaps.
+
+    pieces: (bytes before it, size) of each entry.  damaged: (entry, byte) in which one bit is flipped.
+    """
     gaps, sizes = np.array(pieces).T
     ends = np.cumsum(gaps + sizes)
     begins = ends - sizes
@@ -97,7 +103,7 @@ def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
 
 @pytest.mark.parametrize("size", range(6))
 def test_what_is_too_short_to_be_an_entry_is_wrong(size):
-    """Whatever lies behind it."""
+    """An entry shorter than a head is wrong, whatever bytes follow it."""
     one = b"\x0e\x01" + crc32c(b"x").to_bytes(4, "big") + b"x"
     raw = np.frombuffer(bytearray(one + b"\x0e\x01\0\0\0\0" + bytes(checksums.BEHIND)), np.uint8)
     begins = np.array([0, len(one)])
@@ -107,7 +113,7 @@ def test_what_is_too_short_to_be_an_entry_is_wrong(size):
 
 @pytest.mark.parametrize("behind", [*range(10), 127, 128, 129, 16_383, 16_384, 70_001])
 def test_what_a_change_is_when_more_bytes_follow(behind):
-    """Of one length and of several, and of one byte alone."""
+    """A change is carried behind following bytes of one length, of several lengths, and for one byte alone."""
     chance = np.random.default_rng(behind)
     before, after, tail = chance.bytes(20), chance.bytes(20), chance.bytes(behind)
     change = np.array([crc32c(before) ^ crc32c(after)], np.uint32)

@@ -25,7 +25,7 @@ def test_another_size_than_it_says_is_refused(codec, size):
 
 @pytest.mark.parametrize("codec", CODECS, ids=api.CompressionType.Name)
 def test_no_more_is_made_of_a_payload_than_it_says(codec):
-    """However much it would come to."""
+    """Decompression makes no more bytes than the metadata claims."""
     stored = compress(codec, bytes(LARGE))
     tracemalloc.start()
     try:

@@ -35,7 +35,7 @@ LIMIT = 1_000                 # bytes of a message; small, so that the largest f
 
 
 def filled(message_class) -> dict:
-    """The least that the fields say that a command must have."""
+    """Return the smallest set of fields that a command must have."""
     return {name: _value(found) for name, found in message_class.DESCRIPTOR.fields_by_name.items() if found.is_required}
 
 
@@ -56,8 +56,8 @@ def command_class(kind: int):
 @pytest.mark.parametrize("kind", T.values(), ids=T.Name)
 @pytest.mark.parametrize("state", TRANSITIONS)
 def test_every_command_in_every_state_is_as_the_table_says(state, kind):
-    """An event and the next state where there is a cell; a ProtocolError that names command and state where it is
-    empty.
+    """A command gives an event and the next state if the table has a cell for it, else a ProtocolError that names
+    both.
     """
     said = send() if kind == T.SEND else command(kind, **filled(command_class(kind)))
     heard = listen([TO_REACH[state] + said], admits=state == CONNECTED)
@@ -71,7 +71,7 @@ def test_every_command_in_every_state_is_as_the_table_says(state, kind):
 
 
 def test_a_connection_begins_with_connect_and_has_one_only():
-    """What a broker says, and what belongs to a broker's own kind, is in no cell."""
+    """Commands that only brokers send, and a second CONNECT, break the protocol."""
     assert set(TRANSITIONS[NEW]) == {T.CONNECT}
     assert T.CONNECT not in TRANSITIONS[CONNECTED]
     ours = "RESPONSE|SUCCESS|ERROR|RECEIPT|MESSAGE$|CONNECTED|ON_PARTITION|ON_SUBSCRIPTION"
@@ -88,7 +88,7 @@ def test_an_unknown_command_breaks_the_protocol(state, number):
 
 @pytest.mark.parametrize("kind", sorted(TRANSITIONS[CONNECTED].keys() | {T.CONNECT}), ids=T.Name)
 def test_a_command_without_its_required_fields_breaks_the_protocol(kind):
-    """Neither without its own field, nor with each required one of that left out, nor without a type."""
+    """A command without its own field, one of its required fields or a type breaks the protocol."""
     before = TO_REACH[NEW if kind == T.CONNECT else CONNECTED]
     assert listen([before + frame(b"\x08" + bytes([kind]))]).error
     complete = filled(command_class(kind))
@@ -102,7 +102,9 @@ def test_a_command_without_its_required_fields_breaks_the_protocol(kind):
 
 
 def test_a_second_command_inside_is_complete_or_breaks_the_protocol():
-    """Commands are handed on as they were decoded: one that cannot be encoded again was once an exception in the
+    """An incomplete second command inside a BaseCommand breaks the protocol.
+
+    Commands are handed on as they were decoded; one that could not be encoded again once raised an exception in the
     worker.
     """
     both = api.BaseCommand(type=T.PRODUCER, producer=filled(api.CommandProducer))
@@ -115,7 +117,10 @@ def test_a_second_command_inside_is_complete_or_breaks_the_protocol():
 @pytest.mark.parametrize("kind", [
     T.PRODUCER, T.SUBSCRIBE, T.LOOKUP, T.PARTITIONED_METADATA, T.GET_TOPICS_OF_NAMESPACE, T.GET_SCHEMA], ids=T.Name)
 def test_a_string_that_is_no_text_breaks_the_protocol(kind):
-    """The library gives such a string as bytes; once that was an exception in the worker."""
+    """A string that is not UTF-8 breaks the protocol.
+
+    The library returns such a string as bytes, which once raised an exception in the worker.
+    """
     whole = command(kind, **filled(command_class(kind)))
     assert listen([CONNECT + whole]).error == ""
     assert "UTF-8" in listen([CONNECT + whole.replace(b"text", b"te\xff\xfe")]).error
@@ -138,9 +143,7 @@ def test_connect_with_a_name_that_is_no_text_breaks_the_protocol():
 ], ids=str)
 @pytest.mark.parametrize("state", [NEW, CONNECTED])
 def test_sizes_that_lie_break_the_protocol(state, sizes):
-    """A frame has room for its command's size and its command.  At once and byte by byte: only the latter sees a size
-    alone.
-    """
+    """A frame too small for its command breaks the protocol, read at once and byte by byte."""
     stream = TO_REACH[state] + struct.pack(">II", *sizes) + bytes(100)
     assert listen([stream]).error
     assert listen(byte_by_byte(stream)).error
@@ -152,7 +155,7 @@ def test_a_size_without_room_for_another_is_known_from_itself(total):
 
 
 def send_of_total(total: int) -> bytes:
-    """A SEND whose frame says that so many bytes follow."""
+    """Return the start of a SEND frame with this total size."""
     least = len(send(entry_of(message_metadata(), b""))) - 4
     found = send(entry_of(message_metadata(), b"x" * (total - least)))
     assert struct.unpack_from(">I", found)[0] == total
@@ -160,7 +163,7 @@ def send_of_total(total: int) -> bytes:
 
 
 def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not():
-    """The largest message may have 10 KiB around it."""
+    """A frame may have the size of the largest message and 10 KiB."""
     largest, too_large = (send_of_total(LIMIT + 10 * 1024 + more) for more in (0, 1))
     assert FRAME_PADDING == 10 * 1024
     assert [event[0] for event in listen([CONNECT, largest], LIMIT).events] == [T.CONNECT, "send"]
@@ -169,7 +172,7 @@ def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not():
 
 
 def test_before_it_is_known_who_that_is_a_frame_is_small():
-    """However large messages may be."""
+    """Before CONNECT a frame is limited to 256 KiB, however large messages may be."""
     assert not listen([struct.pack(">II", connections.FIRST_SIZE_MAX, 20)]).error
     assert listen([struct.pack(">II", connections.FIRST_SIZE_MAX + 1, 20)]).error
     assert not listen([CONNECT, struct.pack(">II", connections.FIRST_SIZE_MAX + 1, 20)]).error
@@ -177,7 +180,7 @@ def test_before_it_is_known_who_that_is_a_frame_is_small():
 
 @pytest.mark.parametrize("cut_at", range(1, 40))
 def test_a_frame_cut_short_is_waited_for(cut_at):
-    """Partial sizes, a partial command, half a magic: nothing has happened yet, and then all of it."""
+    """An incomplete frame gives no event until the rest has come."""
     said = send()
     assert listen([CONNECT, said[:cut_at]]).events[1:] == []
     assert listen([CONNECT, said[:cut_at], said[cut_at:]]).events == listen([CONNECT, said]).events
@@ -190,7 +193,7 @@ def test_a_frame_cut_short_is_waited_for(cut_at):
     frame(b"\x08\x06"), send(b"\0\0\0\x09abc"), frame(b"\x08\x06\x32\x02\x08\x01"),
 ], ids=repr)
 def test_what_was_said_before_a_breach_counts(breach):
-    """SENDs in whole frames are events although the bytes behind them, in the same read, end the connection."""
+    """SENDs in whole frames are events although later bytes of the same read break the protocol."""
     for count in (1, 5, 40):
         stream = CONNECT + send() * count + breach
         at_once = listen([stream])
@@ -223,7 +226,7 @@ def _tag(number: int) -> bytes:
 
 @st.composite
 def damaged(draw) -> bytes:
-    """Frames in a row, and perhaps one byte of them is another."""
+    """Draw frames in a row, perhaps with one changed byte."""
     stream = bytearray(CONNECT + b"".join(draw(st.lists(FRAMES, max_size=8))))
     if draw(st.booleans()):
         stream[draw(st.integers(0, len(stream) - 1))] = draw(st.integers(0, 255))
@@ -236,7 +239,7 @@ def damaged(draw) -> bytes:
 @example(stream=b"\0\0\0\x03", places=[])
 @example(stream=CONNECT + b"\0\0\0\x02\0\0\0\0", places=[])
 def test_any_bytes_in_any_pieces_are_the_same_events_or_the_same_breach(stream, places):
-    """No exception but a ProtocolError, and what is understood does not depend on how the network cut it."""
+    """Any bytes give the same events or the same ProtocolError, however the network cuts them."""
     at_once = listen([stream])
     for pieces in (cut(stream, places), byte_by_byte(stream)):
         heard = listen(pieces)
@@ -244,7 +247,7 @@ def test_any_bytes_in_any_pieces_are_the_same_events_or_the_same_breach(stream, 
 
 
 def test_one_read_makes_a_bounded_number_of_events():
-    """Each may be answered with a thousand times its bytes; what is left is read when those are dealt with."""
+    """One read makes a bounded number of events, because each may be answered with a thousand times its bytes."""
     stream = PING * 500
     connection = connections.Connection(LIMIT)
     connection.state = CONNECTED

@@ -22,7 +22,7 @@ IDS = st.sampled_from([0, 127, 128, 70_000, 2**35, 2**63, 2**64 - 1])
 
 
 def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
-    """(command, what follows it) of each frame; they fill the data."""
+    """Return [(command, bytes behind it)] of the frames that fill the data."""
     found, at = [], 0
     while at < len(data):
         total, size = struct.unpack_from(">II", data, at)
@@ -38,7 +38,7 @@ def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
 
 @pytest.mark.parametrize("count", [2, FEW_MAX + 2])
 def test_each_connection_has_its_own_receipts(count):
-    """Whichever has the larger number."""
+    """Receipts of two connections are kept apart, whichever has the larger number."""
     rows = np.zeros(count, RECEIPT_ROW)
     rows["connection"][0], rows["connection"][1:-1], rows["connection"][-1] = 7, 7, 5
     assert [connection for connection, _ in deliveries.receipts(rows)] == [7, 5]
@@ -49,9 +49,7 @@ def test_each_connection_has_its_own_receipts(count):
 @given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS),
                       min_size=1, max_size=30))
 def test_receipts_say_what_was_asked_in_its_order(asked):
-    """Numbers of all lengths, for two connections in turns; the highest sequence id of a batch, which is none for
-    others.
-    """
+    """Receipts carry the right ids in order, and the highest sequence id only for batches."""
     rows = np.zeros(len(asked), RECEIPT_ROW)
     names = "connection", "producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"
     for name, column in zip(names, zip(*asked, strict=True), strict=True):
@@ -69,7 +67,7 @@ def test_receipts_say_what_was_asked_in_its_order(asked):
 @pytest.mark.parametrize("count, five", [(2, "00000012 0000000e 0807 3a0a 0801 1002 1a04 0804 1005"),
                                          (FEW_MAX + 1, "00000013 0000000f 0807 3a0b 0801 1002 1a05 0804 108500")])
 def test_a_receipt_is_these_bytes(count, five):
-    """Among many, 5 takes two bytes where its neighbour needs two."""
+    """A receipt has exactly these bytes; among many receipts a varint is padded to its neighbours' length."""
     rows = np.zeros(count, RECEIPT_ROW)
     rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = (
         1,
@@ -84,7 +82,7 @@ def test_a_receipt_is_these_bytes(count, five):
 # -- messages
 
 def stored(entries: list[bytes], *, gap: int = 0, messages: int = 1) -> tuple[np.ndarray, memoryview]:
-    """(index rows, ledger) of entries that stand in a ledger behind `gap` bytes of others."""
+    """Return (index rows, ledger) of entries in a ledger with `gap` bytes between them."""
     rows = np.zeros(len(entries), INDEX_ROW)
     rows["size"] = [len(entry) for entry in entries]
     rows["offset"] = gap + np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
@@ -99,7 +97,7 @@ def written(delivery: Delivery, first: int, rows: np.ndarray, ledger: memoryview
 
 
 def unwrapped(rest: bytes) -> tuple[api.BrokerEntryMetadata | None, bytes]:
-    """(what the broker adds, the entry)."""
+    """Return (BrokerEntryMetadata, the entry)."""
     if not rest.startswith(b"\x0e\x02"):
         return None, rest
     size = struct.unpack_from(">I", rest, 2)[0]
@@ -125,9 +123,7 @@ SIZES = st.one_of(
 @example(sizes=[10] * FEW_MAX, consumer=1, ledger_id=1, first=124, partition=-1, gap=0, fields=0, messages=1)
 def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledger_id, first, partition, gap, fields,
                                                           messages):
-    """Bytes in equal bytes out; ids as asked, the partition only where there is one, what the broker adds only when
-    asked for.
-    """
+    """MESSAGE frames have the entries' bytes, their ids, the partition if there is one, and requested broker fields."""
     entries = entries_of(sizes)
     rows, ledger = stored(entries, gap=gap, messages=messages)
     found = frames_of(written(Delivery(consumer, ledger_id, partition, fields), first, rows, ledger))
@@ -165,7 +161,7 @@ PICK = st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 1, 127, 128, 65_535
        more=st.integers(0, 2))
 def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, consumer, ledger_id, first, partition,
                                                                        epoch, fields, more):
-    """Of entries that lie apart: ids, counts, sets and the epoch as asked, and nothing of what is none."""
+    """MESSAGE frames of listed entries carry ids, redelivery counts, ack sets and the epoch."""
     gaps, counts, words, sizes = zip(*picks, strict=True)
     entries = entries_of(sizes)
     rows, ledger = stored(entries, gap=7)
@@ -196,7 +192,7 @@ def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, co
 @pytest.mark.parametrize("sizes", [[10], [10] * 5, [10] * 3 * FEW_MAX, [10, 20] * FEW_MAX])
 @pytest.mark.parametrize("epoch", [0, 5, 300])
 def test_messages_in_a_row_carry_the_epoch(sizes, epoch):
-    """However they are put together."""
+    """Frames of a run carry the consumer epoch, made one by one or as arrays."""
     rows, ledger = stored(entries_of(sizes))
     found = frames_of(written(Delivery(1, 1, 3, epoch=epoch), 0, rows, ledger))
     assert [(command.message.consumer_epoch, command.message.message_id.partition) for command, _ in found] == [
@@ -213,7 +209,7 @@ def test_the_index_of_a_batch_is_that_of_its_last_message(messages, expected):
 
 
 def test_what_is_written_is_free_of_the_ledger_and_of_what_comes_next():
-    """A socket may take the bytes much later, when the ledger is no longer mapped and other runs were written."""
+    """Frames stay valid after the ledger is unmapped and other frames were made."""
     for sizes in ([10] * FEW_MAX, [10, 20]):
         entries = entries_of(sizes)
         rows, ledger = stored(entries)
@@ -225,7 +221,7 @@ def test_what_is_written_is_free_of_the_ledger_and_of_what_comes_next():
 
 
 def test_a_delivery_can_be_read_back_as_a_send():
-    """What a producer sent is what a consumer can check: magic, checksum and metadata are where they were."""
+    """The entry in a MESSAGE has the magic, checksum and metadata of its SEND."""
     entry = entry_of(message_metadata(partition_key="k"), b"payload")
     ((_, rest),) = frames_of(written(Delivery(1, 1, -1), 0, *stored([entry])))
     row = dict(zip(sends.SEND_ROW.names, sends.read_one(api.CommandSend(producer_id=1, sequence_id=1), rest),

@@ -36,14 +36,14 @@ def rows_of(entries):
 
 
 def parts(entry):
-    """(metadata, payload) of a whole entry."""
+    """Return (metadata, payload) of an entry."""
     assert entry[:2] == b"\x0e\x01" and struct.unpack_from(">I", entry, 2)[0] == crc32c(entry[6:])
     end = 10 + struct.unpack_from(">I", entry, 6)[0]
     return entry[10:end], entry[end:]
 
 
 def check(entries, times, monkeypatch):
-    """As arrays and one by one; returns the metadata that came of it."""
+    """Stamp entries as arrays and one by one, assert equal results, and return the new metadata."""
     rows, data = rows_of(entries)
     before = rows.copy(), bytes(data)
     times = np.array(times, np.int64)
@@ -82,7 +82,7 @@ def test_what_looks_alike_is_rewritten_together(asked, size, monkeypatch):
 
 
 def test_unknown_fields_stay_byte_for_byte(monkeypatch):
-    """Also those that look like the time: of another wire type, in other fields' bytes, in groups."""
+    """Unknown fields stay unchanged, also those that look like the delivery time inside other fields or groups."""
     for extra in UNKNOWN:
         plain = metadata(5)
         time = TAG + varints.encode(NOW)
@@ -94,7 +94,7 @@ def test_unknown_fields_stay_byte_for_byte(monkeypatch):
 
 
 def test_one_that_only_looks_like_the_others_is_rewritten_as_it_is(monkeypatch):
-    """Of one size with them, with a key where they have a time; and one with its fields in another order."""
+    """An entry with the size of the others but another layout is rewritten by its own layout."""
     timed = metadata(1, deliver_at_time=NOW + 9)
     head = len(timed) - len(TAG) - 6
     fake = timed[:head] + b"\xa2\x06\x05" + TAG + b"abc"
@@ -107,8 +107,7 @@ def test_one_that_only_looks_like_the_others_is_rewritten_as_it_is(monkeypatch):
 
 @pytest.mark.slow
 def test_any_entries(monkeypatch):
-    """Batches, chunks, compressed and encrypted ones, of a few sizes, with gaps between them, and times of any length.
-    """
+    """Batches, chunks, compressed and encrypted entries of several sizes, with gaps, are stamped like single ones."""
     for seed in range(60):
         random_ = random.Random(seed)
         kinds = [{}, {"deliver_at_time": NOW}, {"num_messages_in_batch": 3},
@@ -126,7 +125,7 @@ def test_any_entries(monkeypatch):
 
 
 def test_entries_that_lie_apart():
-    """Rows of one partition among those of others."""
+    """Rows of one partition among those of others are stamped right."""
     entries = [entry_of(metadata(n), b"%04d" % n) for n in range(200)]
     rows, data = rows_of(entries)
     found, out = delivery_times.stamp(rows[::2].copy(), data, np.full(100, NOW, np.int64))

@@ -22,7 +22,7 @@ def sections(draw) -> tuple[int, np.ndarray, bytes]:
 @settings(deadline=None, derandomize=True)
 @given(sealed=st.lists(sections(), max_size=6), taken=st.integers(0, 2**64 - 1))
 def test_what_was_sealed_is_unsealed(sealed, taken):
-    """Every kind, in its order, none or several times, with and without rows and bytes."""
+    """Unsealing gives back all sections in order, with and without rows and bytes."""
     found_taken, found = unseal([bytes(frame) for frame in seal(sealed, taken)])
     assert found_taken == taken
     assert [(kind, rows.tolist(), bytes(data)) for kind, rows, data in found] == [
@@ -31,9 +31,7 @@ def test_what_was_sealed_is_unsealed(sealed, taken):
 
 
 def test_an_envelope_is_these_frames():
-    """What was taken, how many sections; of each its kind, rows and bytes; then these themselves.  Many bytes have
-    frames of their own.
-    """
+    """An envelope has exactly these frames; a section with many bytes has a frame of its own."""
     flows, forgets, much = (
         np.array([(3, 5)], envelope.FLOW_ROW),
         np.array([(9, 2)], envelope.FORGET_ROW),

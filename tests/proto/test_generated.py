@@ -13,9 +13,10 @@ PROTO = Path(__file__).resolve().parents[2] / "proto"
 
 
 def serialized_file(source):
-    """The serialized FileDescriptorProto inside a generated module.
+    """Return the serialized FileDescriptorProto inside a generated module.
 
-    Read, not imported: a second definition of the same file name would clash with ours in protobuf's pool.
+    The module is read, not imported: a second definition of the same file name would clash with ours in protobuf's
+    pool.
     """
     (content,) = [
         node.args[0].value
@@ -39,7 +40,7 @@ def generate(folder):
 
 @pytest.mark.slow
 def test_the_committed_module_is_generated_from_the_definition(tmp_path):
-    """Every message, field, number, label and default is equal: nobody edited one and forgot the other.
+    """The committed module has every message, field, number, label and default of pulsar_api.proto.
 
     The text around the descriptor is not compared; it changes with each release of the generator.
     """
@@ -51,6 +52,6 @@ def test_the_committed_module_is_generated_from_the_definition(tmp_path):
 
 
 def test_the_committed_types_are_generated_from_the_definition(tmp_path):
-    """The type checker knows every message and field that the module has."""
+    """The committed stubs have every message and field of the module."""
     generate(tmp_path)
     assert (tmp_path / "pulsar_api_pb2.pyi").read_text() == (PROTO / "pulsar_api_pb2.pyi").read_text()

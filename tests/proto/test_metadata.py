@@ -11,7 +11,7 @@ FIELDS = (Field("producer", 1, is_bytes=True), SIZE, Field("deliver_at", 19))
 
 
 def read(raws: list[bytes], ends: list[int] | None = None) -> metadata.Columns:
-    """ends: where each is said to end, from its own beginning, if not where it does."""
+    """Read metadata as columns.  ends: where each message is claimed to end, if not at its true end."""
     sizes = [len(raw) for raw in raws]
     begins = np.cumsum([0, *sizes[:-1]])
     data = np.frombuffer(b"".join(raws) + bytes(metadata.PAD), np.uint8)
@@ -23,7 +23,7 @@ def said(**fields) -> bytes:
 
 
 def test_numbers_that_are_too_large_are_left_to_the_library():
-    """Among others that are not."""
+    """Messages with numbers above 64 bits are marked odd, and their neighbours are read."""
     tag = varints.encode(9 << 3)
     found = read([said(uncompressed_size=5), said() + tag + varints.encode(1 << 32),
                   said(uncompressed_size=(1 << 32) - 1)])
@@ -33,7 +33,7 @@ def test_numbers_that_are_too_large_are_left_to_the_library():
 
 @pytest.mark.parametrize("extra", [b"\x0a\x05abc", b"\x0a\x7f", b"\x12\x02a"], ids=repr)
 def test_a_field_that_ends_behind_its_message_is_left_to_the_library(extra):
-    """What follows in the buffer is another message's."""
+    """A message whose field reaches into the next message is marked odd."""
     found = read([said(), said() + extra, said(deliver_at_time=7)])
     assert found.odd.tolist() == [False, True, False]
     assert found.number("deliver_at")[2] == 7
@@ -46,5 +46,5 @@ def test_a_varint_too_long_for_a_word_is_left_to_the_library():
 
 @pytest.mark.parametrize("extra", [b"\xf8\xff\x03\x05", b"\x0b\x0c", b"\x00\x01", b"\x88\x00\x01"], ids=repr)
 def test_tags_that_no_client_writes_are_left_to_the_library(extra):
-    """Of three bytes, groups, of no field, padded."""
+    """Messages with tags of three bytes, groups, field 0 or padded tags are marked odd."""
     assert read([said(), extra + said(), said()]).odd.tolist() == [False, True, False]

@@ -34,7 +34,7 @@ def refusal_of(text: str) -> Refusal:
 
 @pytest.mark.parametrize("text, complete", COMPLETE.items())
 def test_a_name_means_a_complete_one(text, complete):
-    """A complete name means itself."""
+    """Short and complete names are parsed to the complete name."""
     assert str(names.parse(text)) == complete
     assert names.parse(complete) == names.parse(text)
 
@@ -46,12 +46,12 @@ def test_what_names_no_topic_is_refused(text):
 
 @pytest.mark.parametrize("text", ["x" * 5_000_000, "a/b/" + "\1/" * 1_000_000, "é://" + "é" * 100_000])
 def test_a_refusal_is_short_however_long_the_name(text):
-    """It has to fit into a frame that clients take."""
+    """The refusal of a very long name fits into a frame that clients accept."""
     assert len(refusal_of(text).message) < 2_000
 
 
 def test_a_name_of_pulsar_1_is_refused_with_a_hint():
-    """They have a cluster between tenant and namespace."""
+    """A name with a cluster between tenant and namespace, as in Pulsar 1, is refused with a hint."""
     refusal = refusal_of("persistent://tenant/cluster/namespace/topic")
     assert (refusal.code, "Pulsar 1" in refusal.message) == (api.InvalidTopicName, True)
     assert "domain://tenant/namespace/topic" in refusal.message
@@ -73,7 +73,7 @@ def test_the_parts_of_a_name():
     ("orders-partition-1000000000", -1), ("orders-partition-٣", -1),
 ])
 def test_a_partition_is_known_by_the_end_of_its_name(local, partition):
-    """A number as it would be written, small enough for the protocol; anything else is a topic like others."""
+    """A name is a partition's if it ends with "-partition-" and a canonical number within the protocol's range."""
     assert names.parse(f"persistent://public/default/{local}").partition == partition
 
 

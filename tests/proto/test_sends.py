@@ -19,7 +19,7 @@ FIELDS = sends.SEND_ROW.names
 
 
 def understood(frame: bytes) -> tuple:
-    """The oracle: what one SEND says, by the definition of the protocol and nothing else."""
+    """Read one SEND with the protobuf library alone, as the oracle."""
     command_size = struct.unpack_from(">I", frame, 4)[0]
     said = api.BaseCommand.FromString(frame[8:8 + command_size]).send
     entry = body = frame[8 + command_size:]
@@ -89,7 +89,7 @@ COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_M
 
 @st.composite
 def some_alike(draw) -> list[bytes]:
-    """Frames that differ in what changes from one message to the next, and some of them damaged on the way."""
+    """Draw SEND frames that differ as successive messages do, some of them damaged."""
     count, first, producer = draw(COUNTS), draw(NUMBERS), draw(NUMBERS)
     metadata, said, payload = draw(KEYS) | draw(EXTRAS), draw(COMMAND_EXTRAS), draw(PAYLOADS)
     has_checksum = draw(st.sampled_from([True, True, True, False]))
@@ -114,7 +114,7 @@ GROUPS = st.lists(some_alike(), min_size=1, max_size=5).map(lambda groups: [fram
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(frames=GROUPS, places=st.lists(st.integers(0, 2**20), max_size=12))
 def test_arrays_and_the_library_read_the_same(frames, places):
-    """Every row and every byte of every entry, refusals in their place, whether all comes at once or cut anywhere."""
+    """Arrays and the protobuf library read the same rows, entries and refusals, however the bytes are cut."""
     stream, expected = b"".join(frames), [understood(frame) for frame in frames]
     assert listen([CONNECT, stream]).events[1:] == expected
     assert listen([CONNECT, *cut(stream, places)]).events[1:] == expected
@@ -142,7 +142,7 @@ ALIKE = [send(sequence_id=1_000 + number) for number in range(64)]
 
 
 def test_frames_alike_are_read_as_a_run():
-    """The canary of this file: were runs never taken, the comparisons above would compare the library with itself."""
+    """Similar frames are read as a run; without runs the other tests would compare the library with itself."""
     heard = listen([CONNECT, b"".join(ALIKE)])
     assert heard.runs == 1
     assert heard.events[1:] == [understood(frame) for frame in ALIKE]
@@ -158,9 +158,7 @@ def test_keys_of_one_length_do_not_break_a_run(key):
 
 @pytest.mark.parametrize("damaged", [{30}, {30, 31}, {63}, {20, 40, 62}, set(range(20, 64))], ids=len)
 def test_a_wrong_checksum_refuses_its_own_entry_and_no_other(damaged):
-    """In the middle of a run, next to each other, at its end: the others are there, in order, and the refusals between
-    them.
-    """
+    """Entries with wrong checksums within a run are refused in their places, and the others are read."""
     frames = [frame[:-1] + b"?" if number in damaged else frame for number, frame in enumerate(ALIKE)]
     heard = listen([CONNECT, b"".join(frames)])
     assert heard.runs > 0
@@ -170,9 +168,7 @@ def test_a_wrong_checksum_refuses_its_own_entry_and_no_other(damaged):
 
 
 def test_many_wrong_checksums_take_no_more_than_one_look_at_each(monkeypatch):
-    """A client that damages all it sends must not keep its worker from the others: once, a megabyte of it took 90
-    seconds.
-    """
+    """A run of damaged entries costs one check of each; a megabyte of them once took 90 seconds."""
     looked_at = []
     wrong_rows = sends.checksums.wrong_rows
     monkeypatch.setattr(sends.checksums, "wrong_rows",
@@ -193,9 +189,7 @@ def test_another_command_between_two_runs_keeps_its_place():
 # -- one by one
 
 def test_clients_from_before_checksums_are_understood():
-    """Protocol versions below 6 send metadata without magic and checksum; the entry gets both, and is verified from
-    then on.
-    """
+    """Clients below protocol version 6 send no magic and checksum; the entry gets both."""
     entry = entry_of(message_metadata())
     for count in (1, 64):
         heard = listen([CONNECT, send(entry[6:]) * count])
@@ -207,7 +201,7 @@ def test_clients_from_before_checksums_are_understood():
     (0, 1, sends.IS_CHUNK | sends.IS_LAST_CHUNK), (-1, 3, sends.IS_CHUNK),
     (2**31 - 1, 0, sends.IS_CHUNK | 0xFFFFFF << 8)], ids=str)
 def test_which_chunk_of_its_message_an_entry_is(chunk_id, count, expected):
-    """And whether it is the last; what clients make up beyond that is no more than a number."""
+    """The flags of a row say whether an entry is a chunk and the last one; invalid chunk numbers are cut."""
     entry = entry_of(message_metadata(chunk_id=chunk_id, num_chunks_from_msg=count))
     for frames in (1, 64):
         rows = [row for _, row, _ in listen([CONNECT, send(entry, is_chunk=True) * frames]).events[1:]]
@@ -228,7 +222,7 @@ def test_keys_are_hashed_as_other_brokers_do():
 
 
 def test_a_key_that_is_no_text_is_the_same_key_alone_and_in_a_run():
-    """Once it ended the connection when it came alone, and was taken when it came among others."""
+    """A key that is not UTF-8 has the same hash alone and in a run; alone it once ended the connection."""
     metadata = message_metadata(partition_key="????").replace(b"????", b"\xff\xfe\x80!")
     stream = CONNECT + send(entry_of(metadata)) * 64
     at_once = listen([stream])
@@ -247,7 +241,7 @@ def test_an_ordering_key_counts_before_the_key_alone_and_in_a_run():
 
 
 def test_a_field_of_another_wire_type_is_not_taken_for_a_number():
-    """CommandSend with bytes where a second sequence id would stand: unknown to the library, and so to runs."""
+    """A field of CommandSend with another wire type is unknown, alone and in a run."""
     said = api.CommandSend(producer_id=1, sequence_id=1_000).SerializeToString() + b"\x12\x02\x05\x06"
     frame = client.frame(b"\x08\x06\x32" + bytes([len(said)]) + said, entry_of(message_metadata()))
     heard = listen([CONNECT, frame * 64])
@@ -260,7 +254,7 @@ def test_a_field_of_another_wire_type_is_not_taken_for_a_number():
     entry_of(b"\x0a\x01p"), entry_of(b""), entry_of(b"\x0b" * 40),
 ], ids=repr)
 def test_an_entry_that_cannot_be_read_breaks_the_protocol(entry):
-    """Sizes that lie, metadata that is none or lacks what consumers need; what came before it counts."""
+    """Wrong sizes, and metadata that lack required fields, break the protocol; earlier SENDs count."""
     heard = listen([CONNECT + send() + send(entry)])
     assert heard.error
     assert heard.events[1:] == [understood(send())]
@@ -274,7 +268,7 @@ def test_a_send_of_a_transaction_is_refused_and_nothing_else():
 
 
 def test_a_number_of_more_than_64_bits_is_none_alone_and_in_a_run():
-    """The tenth byte of a varint has one bit: among frames alike too, for their consumers read it by themselves."""
+    """A varint of more than 64 bits breaks the protocol, alone and in a run: consumers read it again."""
     whole = send(entry_of(message_metadata(event_time=2**64 - 1)), sequence_id=1_000)
     metadata = message_metadata(event_time=2**64 - 1).replace(b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x7f")
     stream = CONNECT + whole * 64 + send(entry_of(metadata), sequence_id=1_000)
@@ -290,7 +284,7 @@ def test_a_checksum_of_zero_is_compared_as_any_other():
 
 
 def test_metadata_that_would_end_behind_the_entry_break_the_protocol():
-    """By a byte only, and although what is there of them could be read."""
+    """Metadata that claim one byte more than the entry has break the protocol."""
     metadata = message_metadata()
     covered = struct.pack(">I", len(metadata) + 1) + metadata
     assert "announces" in listen([CONNECT, send(b"\x0e\x01" + struct.pack(">I", crc32c(covered)) + covered)]).error
@@ -308,7 +302,7 @@ def test_numbers_that_no_client_should_say_mean_the_same_alone_and_in_a_run(meta
 
 
 def test_a_run_may_end_where_the_buffer_does():
-    """Columns are loaded as words, which may reach behind the last frame."""
+    """Reading a run at the end of the buffer touches no byte behind it, although columns are loaded as words."""
     frames = [send(entry_of(message_metadata(publish_time=5 + n), b""), sequence_id=n) for n in range(64)]
     connection = client.Connection(client.MESSAGE_SIZE_MAX)
     connection.state = client.connections.CONNECTED
@@ -349,7 +343,7 @@ def test_numbers_of_a_command_that_change_their_lengths_are_read_as_what_they_ar
 
 
 def test_a_shorter_number_with_an_unknown_field_behind_it_is_no_longer_number():
-    """Bytes that may differ from frame to frame do so here; only where each number ends tells the two frames apart."""
+    """A shorter varint followed by an unknown field is not read as one longer varint."""
     before = api.MessageMetadata(producer_name="p", sequence_id=1).SerializePartialToString()
     usual, odd = (send(entry_of(before + times))
                   for times in (b"\x18\xac\x02\x60\xac\x02", b"\x18\x05\x20\x60\x60\x07"))

@@ -13,7 +13,7 @@ NUMBERS = st.one_of(st.integers(0, 2**64 - 1),
 
 
 def by_protobuf(value: int) -> bytes:
-    """The varint as the library writes it: the index of BrokerEntryMetadata is one behind a tag of one byte."""
+    """Return the varint as the protobuf library writes it, behind the one-byte tag of BrokerEntryMetadata's index."""
     return api.BrokerEntryMetadata(index=value).SerializeToString()[1:]
 
 
@@ -47,7 +47,7 @@ def test_what_is_no_varint_is_said_to_be_none(data, error):
 @settings(deadline=None, derandomize=True)
 @given(values=st.lists(NUMBERS, min_size=1, max_size=20), longer=st.integers(0, 2), column=st.integers(0, 3))
 def test_a_column_holds_each_number_in_as_many_bytes(values, longer, column):
-    """Shorter ones are padded, which protobuf reads as the same number; what stands around the column stays."""
+    """Stamping pads shorter varints, which protobuf reads as the same number, and changes no byte beside the column."""
     size = min(10, max(map(varints.length, values)) + longer)
     block = np.full((len(values), column + size + 2), 0xEE, np.uint8)
     varints.stamp(block, column, np.array(values, np.uint64), size)
@@ -59,7 +59,7 @@ def test_a_column_holds_each_number_in_as_many_bytes(values, longer, column):
 @given(size=st.integers(1, varints.WORD_MAX), values=st.lists(st.integers(0, 2**56 - 1), min_size=1, max_size=20),
        behind=st.binary(min_size=8, max_size=8))
 def test_a_column_of_words_is_read_as_it_was_stamped(size, values, behind):
-    """Whatever stands behind the varint in its word."""
+    """A column of varints is read back, whatever bytes follow in each word."""
     values = [value % (1 << 7 * size) for value in values]
     block = np.tile(np.frombuffer(behind, np.uint8), (len(values), 1))
     varints.stamp(block, 0, np.array(values, np.uint64), size)

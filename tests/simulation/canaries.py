@@ -38,7 +38,7 @@ CANARIES: dict[str, tuple[Callable, set[str]]] = {}
 
 
 def canary(*promises: str):
-    """The function returns (object, name, what stands there instead), for every one of its values."""
+    """Register a canary: the decorated function returns (object, name, replacement) for each value of its arguments."""
     def add(how):
         CANARIES[how.__name__] = lambda: patched(how()), set(promises)
         return how
@@ -57,7 +57,7 @@ def patched(patches: Iterator[tuple]) -> Iterator[None]:
 
 
 def _sometimes(where, name: str, instead: Callable, every: int) -> tuple:
-    """Each so many-th call is another one, which is given the right one."""
+    """Replace every n-th call of a function by `instead`, which is given the original function."""
     right, numbers = getattr(where, name), itertools.count(1)
 
     def call(*arguments, **more):
@@ -73,7 +73,7 @@ def _nothing(*_, **__) -> None:
 
 
 def _without(where, name: str, line: str) -> tuple:
-    """The function without its one line that begins so."""
+    """Return the function without its one line that begins with `line`."""
     right = getattr(where, name)
     lines = textwrap.dedent(inspect.getsource(right)).split("\n")
     [at] = [number for number, text in enumerate(lines) if text.strip().startswith(line)]

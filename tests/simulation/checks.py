@@ -17,7 +17,10 @@ from .model import SLACK_MS, Broken, Consumer, Position, State, Subscription, To
 def given(
     subscription: Subscription, consumer: Consumer, position: Position, redeliveries: int, words: list[int], now_ms: int
 ) -> None:
-    """It was due, is nobody else's, and what is said of it is so; the model has it with the consumer from here on."""
+    """Check a delivery: the entry was due and free, and its redelivery count and ack set are right.
+
+    The model then has the entry with this consumer.
+    """
     topic = subscription.topic
     demand(position in topic.log, "only what was published is delivered", position)
     entry, left = topic.log[position], subscription.unacknowledged(position)
@@ -52,7 +55,7 @@ def given(
 
 
 def delivered_bytes(data_dir, partition_id: int, ledger_id: int, entries: list[int], topic: Topic) -> None:
-    """What lies in the ledger is what was published."""
+    """Check that the ledger's bytes are those that were published."""
     first, last = min(entries), max(entries)
     found = read_mapped(format.partition_folder(data_dir, partition_id), ledger_id, first, last - first + 1)
     for entry_id in entries:
@@ -62,7 +65,7 @@ def delivered_bytes(data_dir, partition_id: int, ledger_id: int, entries: list[i
 
 
 def nothing_held_back(subscription: Subscription, partition: Partition, now_ms: int) -> None:
-    """What is due, and could go to a consumer with permits, has gone."""
+    """Check that every due entry that a consumer with permits could get was delivered."""
     able = [consumer for consumer in subscription.consumers if consumer.permits > 0]
     waiting = subscription.due(now_ms - SLACK_MS if subscription.is_spread else now_ms) if able else []
     if not waiting:
@@ -84,7 +87,7 @@ def nothing_held_back(subscription: Subscription, partition: Partition, now_ms: 
 
 
 def _owners(subscription: Subscription, partition: Partition) -> tuple[dict, dict]:
-    """({position: the hash of its key}, {position: the consumer it belongs to})"""
+    """Return ({position: hash of its key}, {position: consumer that may get it})."""
     dispatcher, hashes, owner = partition.subscriptions[subscription.name, subscription.is_durable].dispatcher, {}, {}
     by_handle = {consumer.handle: consumer for consumer in subscription.consumers}
     for ledger in partition.ledgers:
@@ -100,7 +103,7 @@ def _owners(subscription: Subscription, partition: Partition) -> tuple[dict, dic
 # -- what an owner holds
 
 def state_of(topic: Topic, partition: Partition, name: str, is_durable: bool) -> State | None:
-    """What it holds of a subscription, in the model's terms."""
+    """Return a subscription's state in the broker, in the model's terms; None if there is no such subscription."""
     found = partition.subscriptions.get((name, is_durable))
     if found is None:
         return None
@@ -122,7 +125,7 @@ def state_of(topic: Topic, partition: Partition, name: str, is_durable: bool) ->
 
 
 def subscription_is(subscription: Subscription, partition: Partition) -> None:
-    """While a process lives it holds exactly what it was told."""
+    """Check that a subscription holds exactly what the model says, as long as its process lives."""
     topic, mine = subscription.topic, subscription.state
     found = state_of(topic, partition, subscription.name, subscription.is_durable)
     demand(found is not None, "subscriptions stay", subscription.name)
@@ -146,7 +149,9 @@ def subscription_is(subscription: Subscription, partition: Partition) -> None:
 
 
 def totals_add_up(topic: Topic, partition: Partition) -> None:
-    """published = acknowledged + expired + skipped + evicted + backlog, by the owner's numbers and by the model's."""
+    """Check published = acknowledged + expired + skipped + evicted + backlog, by the owner's numbers and the
+    model's.
+    """
     demand(partition.next_message == topic.messages, "messages are counted",
            f"{partition.next_message} {topic.messages}")
     for subscription in partition.subscriptions.values():
@@ -159,7 +164,7 @@ def totals_add_up(topic: Topic, partition: Partition) -> None:
 
 
 def agrees_with_itself(partition: Partition) -> None:
-    """Invariants of the partition's ledgers and subscriptions hold."""
+    """Check the invariants of the partition's ledgers and subscriptions."""
     try:
         partition.check()
     except AssertionError as error:
@@ -167,7 +172,8 @@ def agrees_with_itself(partition: Partition) -> None:
 
 
 def chain(topic: Topic, partition: Partition) -> None:
-    """Ledgers go from the first on, when all durable subscriptions are done with them; what is open at the end stays.
+    """Check that ledgers are deleted from the first on, after all durable subscriptions are done, and the open one
+    stays.
     """
     first, gone = partition.ledgers[0].ledger_id, _gone(partition)
     demand(first >= topic.first_ledger, "ledgers that were deleted stay so", first)
@@ -183,7 +189,7 @@ def chain(topic: Topic, partition: Partition) -> None:
 
 
 def _gone(partition: Partition) -> set[tuple[int, int]]:
-    """Positions whose space was given back within their ledgers."""
+    """Return the positions whose space was given back within their ledgers."""
     return {
         (ledger.ledger_id, number)
         for ledger in partition.ledgers
@@ -192,7 +198,10 @@ def _gone(partition: Partition) -> set[tuple[int, int]]:
 
 
 def entries_are_there(topic: Topic, partition: Partition, data_dir) -> None:
-    """What was receipted is there once, in order, with its bytes; what else there is was in a pass that did not end."""
+    """Check that every entry with a receipt is stored once, in order, with its bytes.
+
+    Other stored entries belong to a pass that did not end.
+    """
     first, gone, found = partition.ledgers[0].ledger_id, _gone(partition), {}
     for ledger in partition.ledgers:
         entries = read_mapped(format.partition_folder(data_dir, partition.partition_id), ledger.ledger_id, 0,
@@ -214,7 +223,7 @@ def entries_are_there(topic: Topic, partition: Partition, data_dir) -> None:
 
 
 def whoever_waited_goes_on(topic: Topic, partition: Partition) -> None:
-    """After a crash every subscription is as it surely was, or as it was asked to be since."""
+    """Check after a crash that every subscription is in its last durable state, or in one that was asked for since."""
     stored = {name for name, is_durable in partition.subscriptions if is_durable}
     for subscription in [one for one in topic.subscriptions.values() if one.is_durable]:
         found = state_of(topic, partition, subscription.name, True)
@@ -245,11 +254,10 @@ def _difference(found: State | None, low: State | None, high: State | None) -> s
 
 
 def space_is_given_back(partition: Partition, *, has_failed: bool) -> None:
-    """All is acknowledged, and something was published and acknowledged since: one ledger is left, and no file of
-    another.
+    """Check that one ledger is left, after everything was acknowledged and something was published since.
 
-    has_failed: a sync did.  A deletion that was decided in what was lost then may have been cut short, and leave one of
-    two files.
+    has_failed: a sync failed.  It may have lost the record of a deletion that was under way, and one of two files may
+    be left then.
     """
     demand(len(partition.ledgers) == 1, "space is given back",
            [partition.ledgers, *(f"{one.name} {one.cursor.mark_delete}" for one in partition.subscriptions.values())])
@@ -259,7 +267,7 @@ def space_is_given_back(partition: Partition, *, has_failed: bool) -> None:
 
 
 def counters(rig, topics: list[Topic]) -> None:
-    """No number is below zero, and those of what there is now are right."""
+    """Check that no counter is below zero, and that counts of present things are right."""
     numbers = rig.counters.read()
     demand(min(numbers.values()) >= 0, "counters are not below zero", numbers)
     demand(numbers["partitions_open"] == len(rig.owner.by_name), "counters are right", numbers)
@@ -270,12 +278,12 @@ def counters(rig, topics: list[Topic]) -> None:
 
 
 def partition_of(rig, topic: Topic) -> Partition | None:
-    """When the owner has it open."""
+    """Return the topic's partition if the owner has opened it, else None."""
     return rig.owner.by_name.get(names.parse(topic.name))
 
 
 def stored_once(topic: Topic) -> None:
-    """A producer that sends again what it has sent stores it once."""
+    """Check that messages which a producer sent again are stored once."""
     seen: set[tuple[str, int, int]] = set()
     for entry in topic.log.values():
         if topic.deduplicates and entry.producer:

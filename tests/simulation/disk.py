@@ -32,11 +32,14 @@ CATALOGUE = "catalogue"
 
 
 class Killed(BaseException):
-    """Here the process was killed, or its power cut."""
+    """The process was killed, or its power cut, at this call."""
 
 
 class File:
-    """Invariant: `synced` is on disk; `changes` since are (offset, bytes, whether a failed sync has given them up)."""
+    """A file of the simulated disk.
+
+    Invariant: `synced` is on disk; `changes` since are (offset, bytes, whether a failed sync has given them up).
+    """
 
     def __init__(self, content: bytes = b""):
         self.synced = bytearray(content)
@@ -61,13 +64,12 @@ class File:
         self.sizes = [self.size]
 
     def fail(self, chance: random.Random) -> None:
-        """A sync failed: some pages were written, the others never will be unless something is written there once more.
-        """
+        """Fail a sync: some pages are written; the others stay unwritten until they are changed again."""
         self.synced = bytearray(self._content(chance.choice))
         self.changes = [(offset, data, True) for offset, data, _ in self.changes]
 
     def _given_up(self) -> list[tuple[int, bytes, bool]]:
-        """Changes that a sync does not write, as nothing in their pages has changed since they were given up."""
+        """Return the changes that no further sync writes: their pages were given up and have not changed since."""
         if not any(is_given_up for *_, is_given_up in self.changes):
             return []
         written = {page for offset, data, is_given_up in self.changes if not is_given_up
@@ -77,7 +79,7 @@ class File:
                 if page not in written]
 
     def _content(self, choose) -> bytes:
-        """What is on disk when of each page that has changed one version was chosen."""
+        """Return the content on disk if `choose` picks one version of each changed page."""
         content = bytearray(self.synced)
         content.extend(bytes(max(0, max(self.sizes) - len(content))))
         versions: dict[int, list[bytes]] = {}
@@ -115,12 +117,15 @@ def _pages(offset: int, data: bytes) -> range:
 
 
 def _cuts(offset: int, data: bytes) -> list[int]:
-    """After how many bytes a write may stop: the kernel copies page by page."""
+    """Return the numbers of bytes after which a write may be cut: the kernel copies page by page."""
     return [page * PAGE - offset for page in _pages(offset, data)[1:]]
 
 
 class Folder:
-    """Invariant: `synced` is on disk; `changes` since are {name: what it names}, one or two names each."""
+    """A folder of the simulated disk.
+
+    Invariant: `synced` is on disk; `changes` since are {name: file or None}, one or two names each.
+    """
 
     def __init__(self, names: dict | None = None):
         self.name = ""
@@ -136,7 +141,7 @@ class Folder:
         self.synced, self.changes = dict(self.names), []
 
     def cut(self, chance: random.Random, how: str) -> dict:
-        """What is named there.  Changes of the same name follow each other; others do not wait for each other."""
+        """Return the names after a power cut.  Changes of one name are applied in order, other changes in any order."""
         found, chains = dict(self.synced), []
         for change in self.changes:
             joined = [chain for chain in chains if any(change.keys() & before.keys() for before in chain)]
@@ -158,14 +163,14 @@ def _apply(names: dict, changes: dict) -> None:
 
 
 def _tree(path: Path) -> Folder:
-    """All that is there, synced."""
+    """Return the folder with everything in it, as synced."""
     return Folder({name: _tree(path / name) if (path / name).is_dir() else File((path / name).read_bytes())
                    for name in sorted(os.listdir(path)) if not name.startswith(CATALOGUE)})
 
 
 @dataclass
 class Fate:
-    """What is going to happen, in calls from now on."""
+    """The faults that are going to happen, counted in calls of the disk from now on."""
 
     kill_in: int | None = None          # the process ends at this call
     landmark: str = ""                  # one of LANDMARKS: `kill_in` counts from the next such call on
@@ -210,9 +215,9 @@ class Disk:
     # -- the end
 
     def cut(self, target: Path, how: str | None = None) -> None:
-        """Go on in target, with what a power cut leaves; the process is dead, and its catalogue closed.
+        """Continue in the folder `target` with what a power cut leaves; the process and its catalogue are dead.
 
-        how: "nothing" that was not synced is there, "everything" is, or "mixed".
+        how: "nothing" that was not synced is left, "everything" is, or "mixed".
         """
         how = how or self.chance.choice(["nothing", "everything", "mixed", "mixed", "mixed"])
         with self.aside():
@@ -235,7 +240,7 @@ class Disk:
     # -- calls
 
     def place(self, path) -> tuple[str, ...] | None:
-        """Names from the top on; None for what is none of the disk's business."""
+        """Return the path's names from the disk's root on; None for a path outside of the disk."""
         if self.is_aside or isinstance(path, int):
             return None
         path, root = os.fspath(path), str(self.root) + "/"
@@ -262,7 +267,7 @@ class Disk:
         return kind == self.fate.landmark
 
     def step(self, kind: str, what: str) -> None:
-        """A call that changes something is about to be made."""
+        """Count a call that is about to change something, and let a planned fault happen."""
         if self.is_dead:
             raise Killed
         if self.pause is not None:
@@ -280,7 +285,7 @@ class Disk:
                 self.is_dead = True
 
     def _end(self) -> None:
-        """The process was killed at this call, before it did anything, or after it did some of it."""
+        """End the process at this call, before or after the call has done a part of its work."""
         if self.is_dead:
             raise Killed
 
@@ -391,7 +396,7 @@ class Disk:
         node.sync()
 
     def sync_all(self, folder):
-        """Of a file system, with one call."""
+        """Sync a whole file system, as syncfs does."""
         if self.is_aside:
             return
         self.step("sync", "all")
@@ -466,7 +471,7 @@ class Disk:
 
 
 class Stream:
-    """A file that was opened by `open`, to write."""
+    """A file that was opened by `open` for writing."""
 
     def __init__(self, disk: Disk, descriptor: int):
         self._disk, self._descriptor, self._at = disk, descriptor, 0

@@ -36,7 +36,7 @@ class Life(World):
         action(self)
 
     def end(self) -> None:
-        """All faults are over: everything is delivered and acknowledged, space is given back, and nothing is left to
+        """End all faults, and check that everything is delivered, acknowledged and freed, and nothing is left to
         replay.
         """
         self.is_ending = True
@@ -54,7 +54,7 @@ class Life(World):
             self.stop()
 
     def _everything_is_done(self) -> bool:
-        """False when a fault of before ended the process meanwhile."""
+        """Deliver and acknowledge everything; return False if an earlier fault ended the process meanwhile."""
         self.disk.fate, self.deaf = Fate(), set()
         try:
             for topic in self.topics:
@@ -107,13 +107,13 @@ class Life(World):
         return self.chance.choice(found) if found else None
 
     def _some_subscription(self) -> Subscription | None:
-        """One that is durable."""
+        """Return a random durable subscription."""
         topic = self._topic()
         found = [one for one in topic.subscriptions.values() if one.is_durable] if topic else []
         return self.chance.choice(found) if found else None
 
     def _producer(self, topic: Topic) -> Producer | None:
-        """One that is connected; it has sent again what nobody has told it is stored."""
+        """Return a connected producer, which has sent its unconfirmed messages again."""
         connected = [producer for producer in topic.producers if producer.handle]
         if connected and self.chance.random() < 0.9:
             return self.chance.choice(connected)
@@ -142,7 +142,7 @@ class Life(World):
         return producer if producer.handle else None
 
     def _ask(self, section, action: int, asking: Producer | Consumer) -> Answers | None:
-        """A pass that makes a producer or consumer, whose handle is known then; a refusal has a cause."""
+        """Run a pass that makes a producer or consumer and learns its handle; check the cause of a refusal."""
         found = []
 
         def take(answers: Answers) -> None:
@@ -237,7 +237,7 @@ class Life(World):
         return Entry(data, batch or 1, key, deliver_at, producer.name, producer.next_sequence)
 
     def _entries(self, producer: Producer) -> list[Entry]:
-        """A message, or the chunks of one."""
+        """Return a new message as one entry, or as chunks."""
         if self.chance.random() < 0.9:
             found = [self._entry(producer)]
             producer.next_sequence += found[0].messages
@@ -252,7 +252,7 @@ class Life(World):
         return found
 
     def _sending(self, sent: list[tuple[Producer, Entry]], *, is_again: bool = False):
-        """A section of SENDs."""
+        """Return a section of SENDs."""
         rows, offset = [], 0
         for producer, entry in sent:
             highest = entry.sequence_id + entry.messages - 1 if entry.messages > 1 else 0
@@ -272,11 +272,11 @@ class Life(World):
 
     @property
     def _pass_bytes_max(self) -> int:
-        """Bytes of entries in one pass, whose record has to fit into a segment of the journal."""
+        """Return how many bytes of entries one pass may have, so that its record fits into a segment of the journal."""
         return min(9_000, self.options["journal_segment_bytes"] // 2)
 
     def _split(self, entries: list[Entry]) -> list[list[Entry]]:
-        """The same entries for as many passes as their size needs."""
+        """Distribute entries over as many passes as their size needs."""
         passes, size = [[]], 0
         for entry in entries:
             size += len(entry.data)
@@ -299,7 +299,7 @@ class Life(World):
             self._drop(connection)
 
     def _change(self, subscription: Subscription, *, is_anew: bool = False) -> State:
-        """Its state, which this pass is going to change."""
+        """Return the state of a subscription that this pass is going to change."""
         if subscription not in self.touched:
             self.touched[subscription] = (
                 (subscription.state.copy(), is_anew) if subscription.is_durable else (None, True)
@@ -307,7 +307,7 @@ class Life(World):
         return subscription.state
 
     def a_pass(self) -> None:
-        """Some of all that clients do at any time."""
+        """Run a pass with a random selection of what clients do."""
         sections, chance = [], self.chance
         producers = []
         for _ in range(chance.choice([0, 1, 1, 2])):
@@ -348,7 +348,9 @@ class Life(World):
         self._drop_the_deaf()
 
     def _positions(self, subscription: Subscription, consumer: Consumer) -> list[Position]:
-        """What the consumer has, or others of its topic; now and then some that are nobody's."""
+        """Return positions that the consumer holds, sometimes others of its topic, and sometimes ones that do not
+        exist.
+        """
         log, chance = subscription.topic.log, self.chance
         mine = (
             [position for position, holder in subscription.out.items() if holder is consumer]
@@ -455,7 +457,7 @@ class Life(World):
                                       request_id=1))
 
     def fill_segments(self) -> None:
-        """Publish large entries, so that segments of the journal end, are checkpointed and used again."""
+        """Publish large entries, so that segments of the journal are filled, checkpointed and reused."""
         topic = self._topic()
         for _ in range(self.chance.randint(1, 4)):
             if topic is None or not topic.is_known or topic.is_terminated != {False} \
@@ -469,7 +471,7 @@ class Life(World):
             self._acknowledge_some()
 
     def _acknowledge_some(self) -> None:
-        """Nobody asks whether that is stored, so it need not be synced."""
+        """Acknowledge without asking for an answer, so that no sync is needed."""
         consumer = self._some_consumer()
         if consumer is not None and consumer.subscription.topic.is_known:
             positions = [position for position in self._positions(consumer.subscription, consumer)
@@ -479,7 +481,7 @@ class Life(World):
     # -- what moves subscriptions
 
     def seek(self) -> None:
-        """By a consumer, or by administration."""
+        """Move a subscription, by a consumer's SEEK or by administration."""
         subscription = self._some_subscription()
         if subscription is None:
             return
@@ -501,7 +503,7 @@ class Life(World):
         self.run(section, first=unless_refused)
 
     def _unless_refused(self, subscription: Subscription):
-        """For `run`: it is as it is now, when what is asked is refused for want of descriptors."""
+        """Return a check for `run`: the subscription is unchanged if the request is refused for want of descriptors."""
         now = vars(subscription) | {"state": subscription.state.copy()}
 
         def look(answers) -> None:

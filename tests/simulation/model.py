@@ -68,13 +68,13 @@ class Consumer:
 
     @property
     def number(self) -> int:
-        """As the rig calls it."""
+        """The number that the rig gave the consumer."""
         return self.handle
 
 
 @dataclass
 class State:
-    """What is durable of a subscription.  An entry that `left` does not know is as it was published."""
+    """The durable state of a subscription.  An entry that `left` does not have is as it was published."""
 
     since: int = 0
     left: dict[Position, int] = field(default_factory=dict)       # bits of messages that are not acknowledged
@@ -85,7 +85,7 @@ class State:
         return State(self.since, dict(self.left), dict(self.counts), list(self.totals))
 
     def acknowledge(self, position: Position, entry: Entry, keep: int = 0, reason: int = ACKNOWLEDGED) -> None:
-        """Of its messages only those with a bit in `keep` are not acknowledged."""
+        """Acknowledge the messages of an entry that have no bit in `keep`."""
         before = self.left.get(position, entry.whole)
         if before & ~keep:
             self.left[position] = before & keep
@@ -134,7 +134,7 @@ class Subscription:
         return self.state.left.get(position, self.topic.log[position].whole)
 
     def due(self, now_ms: int) -> list[Position]:
-        """What is to be given out, in order."""
+        """Return the positions that are to be delivered, in order."""
         return [position for position, entry in self.topic.log.items()
                 if position not in self.out and self.unacknowledged(position) and position[0] >= self.topic.first_ledger
                 and (entry.deliver_at <= now_ms if self.is_spread else position > self.read)]
@@ -167,7 +167,7 @@ class Subscription:
         self.consumers, self.out, self.read = [], {}, START
 
     def give_back(self, consumer: Consumer, wanted: set[Position] | None) -> None:
-        """None: all that it has."""
+        """Take entries back from a consumer; wanted None: all that it has."""
         if not self.is_spread:
             self.read = START if consumer is self.active else self.read
             return
@@ -177,7 +177,7 @@ class Subscription:
                 self.state.counts[position] = self.state.counts.get(position, 0) + 1
 
     def begin(self, position: Position) -> State:
-        """The state of one that starts with the entry at position."""
+        """Return the state of a subscription that begins with the entry at the position."""
         before = [other for other in self.topic.log if other < position]
         return State(sum(self.topic.log[other].messages for other in before), dict.fromkeys(before, 0))
 
@@ -202,7 +202,7 @@ class Topic:
 
     @property
     def end(self) -> Position:
-        """Behind the last entry."""
+        """The position behind the last entry."""
         return (1 << 62, 0)
 
     def add(self, position: Position, entry: Entry) -> None:

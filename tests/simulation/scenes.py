@@ -46,7 +46,7 @@ class Scene(World):
     # -- the process
 
     def start(self, fate: Fate | None = None) -> None:
-        """Start a process and check all that was promised; with a fate, expect the start to end before it is done."""
+        """Start a process and check all promises; with a fate, expect the start to be cut short."""
         self.disk.begin_process()
         self.turns, self.before = Turns(self.disk, self.chance), dict(self.disk.faults)
         self.disk.fate = fate or Fate()
@@ -66,7 +66,7 @@ class Scene(World):
         self.subscriber, self.publisher = self.rig.consumer(TOPIC), self.rig.producer(TOPIC)
 
     def die(self, how: str = "") -> None:
-        """End the process without a stop; how: what a power cut leaves (Disk.cut), empty when there is none."""
+        """End the process without a stop.  how: what a power cut leaves (Disk.cut); empty: no power cut."""
         self.disk.is_dead = True
         self._bury()
         if how:
@@ -78,7 +78,7 @@ class Scene(World):
         self.die()
 
     def dies_in(self, work: Callable, *arguments, **fate) -> None:
-        """Do the work under this fate, which ends it."""
+        """Do the work, and expect this fate to end it."""
         self.disk.fate = Fate(**fate)
         with contextlib.suppress(Killed, *FAILURES):
             work(*arguments)
@@ -86,23 +86,23 @@ class Scene(World):
     # -- clients
 
     def publish(self, *payloads: bytes) -> None:
-        """Publish each in a pass of its own."""
+        """Publish each payload in a pass of its own."""
         for payload in payloads:
             self.positions += self.rig.publish(self.publisher, payload)
             self.promised.append(payload)
 
     def acknowledge(self, number: int, *, is_asked: bool = True) -> None:
-        """Acknowledge the entry of that number; without is_asked nothing is answered, and nothing is synced."""
+        """Acknowledge the entry with this number; is_asked False: without a receipt, so nothing is synced."""
         self.rig.run(self.rig.acks(self.subscriber, self.positions[number], request_id=int(is_asked)))
 
     def acknowledge_and_checkpoint(self, number: int) -> None:
-        """Acknowledge the entry, which nobody asks to be answered, and end the checkpoint that its record begins."""
+        """Acknowledge an entry without a receipt, and finish the checkpoint that its record begins."""
         self.acknowledge(number, is_asked=False)
         while self.turns.tasks:
             self.turns.some()
 
     def look(self) -> None:
-        """Check that what was promised holds; what else is there was seen from now on, so it has to stay too."""
+        """Check all promises.  Entries that were seen now must stay, also those without a receipt."""
         stored = [payload for _, payload in self.rig.everything(TOPIC)]
         kept = [payload for payload in stored if payload in self.promised]
         demand(kept == self.promised, "receipted entries are there",
@@ -117,21 +117,24 @@ class Scene(World):
 
 
 def _two_acknowledgements(scene: Scene) -> None:
-    """Only the record of the first is synced.  Its replay alone would put back the total in a state that has both."""
+    """Acknowledge twice, and sync the record of the first only.
+
+    A replay of that record alone would put an old total into a state that has both.
+    """
     _publish_and_restart(scene, b"a", b"b", b"c")
     scene.acknowledge(1)
     scene.acknowledge(2, is_asked=False)
 
 
 def _publish_and_restart(scene: Scene, *payloads: bytes) -> None:
-    """Leave the subscription to the state's file: the record that made it would begin it anew in a replay."""
+    """Restart, so that the subscription is in the state file; a replay of the record that made it would reset it."""
     scene.publish(*payloads)
     scene.stop()
     scene.start()
 
 
 def power_fails_in_a_stop(scene: Scene) -> None:
-    """States are on disk by then, and no segment is retired."""
+    """Cut the power in a stop, when states are on disk and no segment is retired."""
     _two_acknowledgements(scene)
     scene.dies_in(scene.rig.close, landmark="header of a segment", kill_in=1)
     scene.die("nothing")
@@ -139,7 +142,7 @@ def power_fails_in_a_stop(scene: Scene) -> None:
 
 
 def _killed_with_a_record(scene: Scene) -> None:
-    """Start behind a kill: the next record checkpoints the replayed segment, with states as they are then."""
+    """Start after a kill, so that the next record checkpoints the replayed segment with the states of that moment."""
     _publish_and_restart(scene, b"a", b"b", b"c", b"d")
     scene.acknowledge(1)
     scene.die()
@@ -147,7 +150,9 @@ def _killed_with_a_record(scene: Scene) -> None:
 
 
 def power_fails_in_a_checkpoint(scene: Scene) -> None:
-    """The state on disk has the acknowledgement whose record began the checkpoint, and no segment is retired."""
+    """Cut the power when the state on disk has the acknowledgement that began the checkpoint, and no segment is
+    retired.
+    """
     _killed_with_a_record(scene)
     scene.dies_in(scene.acknowledge_and_checkpoint, 2, landmark="header of a segment", kill_in=1)
     scene.die("nothing")
@@ -155,7 +160,7 @@ def power_fails_in_a_checkpoint(scene: Scene) -> None:
 
 
 def power_fails_after_a_stop_behind_a_checkpoint(scene: Scene) -> None:
-    """The segment that the checkpoint retired is free, so the stop does not retire it once more."""
+    """Cut the power after a stop that does not retire the segment which a checkpoint has already retired."""
     _killed_with_a_record(scene)
     scene.acknowledge_and_checkpoint(2)
     scene.acknowledge(3)
@@ -165,14 +170,16 @@ def power_fails_after_a_stop_behind_a_checkpoint(scene: Scene) -> None:
 
 
 def power_fails_when_owners_move(scene: Scene) -> None:
-    """Another number of owners puts the records of a killed one in place; power fails before they are retired."""
+    """Cut the power when another number of owners has applied the records of a killed one and not yet retired them."""
     _two_acknowledgements(scene)
     scene.die()
     _move(scene)
 
 
 def power_fails_when_owners_move_after_a_failed_sync(scene: Scene) -> None:
-    """The owner is killed before it can set aside the segment, so the records of the failed sync are in memory only."""
+    """Cut the power when records of a failed sync are in memory only: the owner died before it set the segment
+    aside.
+    """
     _publish_and_restart(scene, b"a", b"b", b"c")
     scene.acknowledge(1)
     scene.dies_in(scene.acknowledge, 2, fail_sync_in=1, landmark="rename", kill_in=1)
@@ -188,7 +195,7 @@ def _move(scene: Scene) -> None:
 
 
 def power_fails_after_a_start_behind_a_failed_sync(scene: Scene) -> None:
-    """Records of the failed sync are replayed from memory, and more is stored behind them."""
+    """Cut the power after records of a failed sync were replayed from memory and more was stored behind them."""
     scene.publish(b"a")
     scene.dies_in(scene.publish, b"b", fail_sync_in=1, landmark="rename", kill_in=1)
     scene.die()
@@ -199,7 +206,7 @@ def power_fails_after_a_start_behind_a_failed_sync(scene: Scene) -> None:
 
 
 def power_fails_after_a_start_without_room(scene: Scene) -> None:
-    """There is no room for a new segment, so those that were replayed are used again at once."""
+    """Cut the power after a start that reuses replayed segments at once, because a new segment has no room."""
     scene.publish(b"a")
     scene.die()
     scene.start(Fate(room=0))
@@ -208,7 +215,7 @@ def power_fails_after_a_start_without_room(scene: Scene) -> None:
 
 
 def power_fails_in_a_rescue(scene: Scene) -> None:
-    """A segment whose sync failed is being copied."""
+    """Cut the power while a segment whose sync failed is being copied."""
     scene.publish(b"a")
     scene.dies_in(scene.publish, b"b", fail_sync_in=1)
     scene.die("nothing")
@@ -218,7 +225,7 @@ def power_fails_in_a_rescue(scene: Scene) -> None:
 
 
 def an_older_segment_is_not_retired_when_one_is_rescued(scene: Scene) -> None:
-    """A segment and its copy would both be the newest, and end the chain before the older one."""
+    """Rescue a segment without losing older ones: segment and copy would both be the newest and end the chain."""
     scene.publish(b"a" * BIG, b"b" * BIG)
     scene.dies_in(scene.publish, b"c", fail_sync_in=1)
     scene.die("nothing")
@@ -226,7 +233,7 @@ def an_older_segment_is_not_retired_when_one_is_rescued(scene: Scene) -> None:
 
 
 def power_fails_in_a_start_when_a_rescued_segment_was_removed(scene: Scene) -> None:
-    """There are fewer segments than before, and the copy goes; the original must not come back and be copied again."""
+    """Start with fewer segments, which removes a rescued copy; the original must not come back and be copied again."""
     for number in range(6):
         scene.publish(b"%d" % number + b"x" * BIG)
     scene.stop()
@@ -245,7 +252,7 @@ def power_fails_in_a_start_when_a_rescued_segment_was_removed(scene: Scene) -> N
 
 
 def power_fails_while_a_journal_is_removed(scene: Scene) -> None:
-    """One owner less: the oldest of its segments alone would bring back what was acknowledged since."""
+    """Remove the journal of an owner; its oldest segment alone would bring back what was acknowledged since."""
     scene.stop()
     scene.owners = 2
     scene.start()

@@ -28,7 +28,7 @@ MEMORY = Path("/dev/shm")
 
 
 def make_template() -> None:
-    """A catalogue to begin with: making one anew costs more than a short life."""
+    """Make an empty catalogue to copy, because making one anew costs more than a short life."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "catalogue.sqlite"
         made = catalogue.open_catalogue(path, lambda: 0)
@@ -39,7 +39,7 @@ def make_template() -> None:
 def simulate(
     seed: int, steps: int = STEPS, *, canary: str = "", is_verbose: bool = False
 ) -> tuple[str, dict[str, int]]:
-    """(what identifies everything that happened, how often what happened); raises model.Broken."""
+    """Run one life; return (digest of everything that happened, {event: how often}).  Raises model.Broken."""
     if not world.TEMPLATE:
         make_template()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:

@@ -138,12 +138,12 @@ FOLDERS_OUT_OF_REACH = {"jobs": "Jobs are processes of their own; an owner takes
 
 
 def add_canaries() -> None:
-    """Add NOTICED to CANARIES."""
+    """Add a canary for each step of NOTICED to CANARIES."""
     for name, step in NOTICED.items():
         CANARIES[name] = lambda step=step: patched(iter(left_out(step))), PROMISES
 
 
 def is_about(step: Step, module: str, function: str, call: str, number: int) -> bool:
-    """Whether the step is that call, as `calls` tells it."""
+    """Whether the step is this call, as `calls` yields it."""
     return (step.function.__module__, step.function.__qualname__) == (module, function) and call.startswith(step.call) \
         and step.number == number

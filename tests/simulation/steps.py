@@ -28,7 +28,10 @@ class Step(NamedTuple):
 
 
 def _is_step(node: ast.AST) -> bool:
-    """Whether the node is such a call; `replace` only with one argument, as of a path."""
+    """Whether the syntax node is a call that syncs, renames, retires or removes.
+
+    `replace` counts only with one argument, as the method of a path.
+    """
     if not isinstance(node, ast.Call):
         return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -38,7 +41,7 @@ def _is_step(node: ast.AST) -> bool:
 
 
 def _steps_in(function: ast.AST) -> list[ast.Call]:
-    """The calls in the function, in the order of its lines."""
+    """Return the steps in the function, in the order of its lines."""
     found = [node for node in ast.walk(function) if _is_step(node)]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
@@ -52,7 +55,7 @@ def _functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]
 
 
 def calls() -> Iterator[tuple[str, str, str, int]]:
-    """(module, function, text of the call, number among equal ones) of each in storage/."""
+    """Yield (module, function, text of the call, number among equal calls) for each step in storage/."""
     for path in sorted(STORAGE.rglob("*.py")):
         names = path.relative_to(STORAGE).with_suffix("").parts
         module = ".".join(("geminga", "storage", *names)).removesuffix(".__init__")
@@ -75,7 +78,7 @@ class _LeaveOut(ast.NodeTransformer):
 
 
 def left_out(step: Step) -> list[tuple[object, str, Callable]]:
-    """[(where the function is, its name, the function without that call)] for every module that has imported it."""
+    """Return [(holder of the function, its name, the function without that call)] for every module that imported it."""
     module = sys.modules[step.function.__module__]
     *classes, name = step.function.__qualname__.split(".")
     where = functools.reduce(getattr, classes, module)

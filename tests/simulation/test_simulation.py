@@ -91,7 +91,7 @@ def test_a_step_left_out_is_found_in_its_scene(scene, step):
 
 @pytest.mark.slow
 def test_each_step_has_a_canary_or_a_reason():
-    """A new call that syncs, retires, renames or removes needs one of them."""
+    """Every call that syncs, retires, renames or removes has a canary or a written reason for none."""
     modules = {module.__name__ for module in OUT_OF_REACH}
     known = [*NOTICED.values(), *itertools.chain(*SCENES.values()), *UNNOTICED]
     missing = [call for call in calls() if call[0] not in modules and call[0].split(".")[2] not in FOLDERS_OUT_OF_REACH

@@ -18,7 +18,7 @@ class Task(Future):
         self._thread: threading.Thread | None = None
 
     def go_on(self) -> None:
-        """To the next call, or the end."""
+        """Run the task to its next call of the disk, or to its end."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
@@ -58,7 +58,7 @@ class Task(Future):
 
 
 class Turns:
-    """Of one process."""
+    """The simulated threads of one process, which take turns."""
 
     def __init__(self, disk: Disk, chance: random.Random):
         self.disk, self.chance = disk, chance
@@ -69,7 +69,7 @@ class Turns:
         disk.pause, disk.is_owner = self.pause, lambda: self.running is None
 
     def submit(self, work, *arguments) -> Task:
-        """It runs at once for a while, or later."""
+        """Start a task; it runs for a while at once, or later."""
         self.tasks.append(task := Task(self, work, arguments))
         if self.running is None and self.chance.random() < 0.3:
             for _ in range(self.chance.randint(1, 30)):
@@ -78,7 +78,7 @@ class Turns:
         return task
 
     def pause(self) -> None:
-        """Before a call of the disk."""
+        """Let other tasks run before a call of the disk."""
         if self.running is not None:
             if self.chance.random() < self._task_yields:
                 self.running.wait()
@@ -86,7 +86,7 @@ class Turns:
             self.some()
 
     def some(self) -> None:
-        """One of those that have not ended goes on."""
+        """Let one unfinished task go on."""
         self.tasks = [task for task in self.tasks if not task.done()]
         if self.tasks:
             self.chance.choice(self.tasks).go_on()
@@ -96,7 +96,7 @@ class Turns:
             self.some()
 
     def end(self) -> None:
-        """The process is dead: so are its threads."""
+        """Drop all tasks: the process is dead."""
         assert self.disk.is_dead
         for task in self.tasks:
             while task._thread is not None and not task.done():

@@ -44,7 +44,7 @@ FAILURES = OSError, StorageFull, NotDurable
 
 
 class Again(Exception):
-    """The process ended while the world was about to."""
+    """The process ended while the world was about to do something."""
 
 
 class World:
@@ -101,7 +101,7 @@ class World:
 
     @contextlib.contextmanager
     def _patched(self):
-        """Threads take turns, time is the world's, and sets are in the same order whenever a seed is run."""
+        """Make threads take turns, time the world's, and sets ordered, so that a seed always runs alike."""
         with contextlib.ExitStack() as stack:
             def put(*where) -> None:
                 stack.enter_context(mock.patch.object(*where))
@@ -122,7 +122,7 @@ class World:
             yield
 
     def _sleep(self, seconds: float) -> None:
-        """The owner waits for room."""
+        """Let time pass while an owner waits for room on the disk."""
         self.count("waits for room")
         if self.chance.random() < 0.3:
             self.disk.fate.room = None
@@ -131,7 +131,7 @@ class World:
             raise Killed
 
     def _open_catalogue(self, path: Path, *more):
-        """What is committed counts as safe, so it need not be synced."""
+        """Open the catalogue without syncs: what it commits counts as safe here."""
         if not path.exists() and TEMPLATE.get("bytes"):
             with self.disk.aside():
                 path.write_bytes(TEMPLATE["bytes"])
@@ -155,7 +155,7 @@ class World:
                 self._bury()
 
     def begin(self) -> None:
-        """A process, whatever it takes."""
+        """Start a process, again after each fault that ends the start."""
         for attempt in itertools.count():
             self.disk.begin_process()
             self.turns = Turns(self.disk, self.chance)
@@ -186,7 +186,7 @@ class World:
         self.say("process", self.disk.calls)
 
     def _start(self) -> Rig:
-        """Start the last of the owners, which has all partitions; if there were more or fewer, the others start before
+        """Start the last owner, which has all partitions; if the number of owners changed, the others start before
         it.
         """
         if self.chance.random() < self.move_chance:
@@ -222,12 +222,12 @@ class World:
             fate.room = self.chance.choice([0, 0, 1, 2, 3])
 
     def _check_injected(self, error: Exception) -> None:
-        """It is because of something that the disk was told to do."""
+        """Check that the error comes from a fault that the disk was told to make."""
         if self.disk.faults == self.before:
             raise Broken("nothing but the disk's own failures ends an owner", repr(error)) from error
 
     def _bury(self) -> None:
-        """Nothing is left of the process but its files."""
+        """Drop everything of the process but its files."""
         self.turns.end()
         for found in self.catalogues:
             found.close()
@@ -243,7 +243,7 @@ class World:
         self.say("power cut")
 
     def restart(self) -> None:
-        """The process has ended, or does now; another one begins."""
+        """End the process if it has not ended, and begin another one."""
         self.disk.is_dead = True
         self._bury()
         is_cut = self.disk.fate.power_fails or self.chance.random() < 0.5
@@ -282,7 +282,7 @@ class World:
                 self.know(topic)
 
     def _sure(self, subscription: Subscription, topic: Topic) -> None:
-        """A kill loses nothing of the passes that have ended."""
+        """Take the state after the last finished pass for durable: a kill loses nothing of it."""
         if topic.is_known:
             found = self.touched[subscription][0] if subscription in self.touched else subscription.state
             subscription.candidates = [(found, found)]
@@ -292,7 +292,7 @@ class World:
         return [(before, before), (after, after)] if is_anew else [(before, after)]
 
     def _vacate(self, topic: Topic) -> None:
-        """Nobody is connected any more."""
+        """Disconnect all producers and consumers of the topic in the model."""
         for key, subscription in list(topic.subscriptions.items()):
             subscription.vacate()
             if not subscription.is_durable:
@@ -302,7 +302,7 @@ class World:
         topic.producers = [producer for producer in topic.producers if topic.deduplicates]
 
     def stop(self) -> None:
-        """A clean end: there is nothing to replay, whatever happens to the power."""
+        """Stop cleanly; afterwards nothing is left to replay, even if the power is cut."""
         self.say("stop")
         if self.guard(self.rig.close, is_last=True) is None:
             return
@@ -331,9 +331,7 @@ class World:
     # -- passes
 
     def guard(self, work, *, is_last: bool = False):
-        """What work returns, (True if that is nothing); None when the process ended meanwhile, and another one is
-        there.
-        """
+        """Return the result of work(), True instead of None; None if the process ended meanwhile and was replaced."""
         try:
             found = work()
         except Killed:
@@ -355,7 +353,8 @@ class World:
         return None
 
     def run(self, *sections, after_ms: int = 0, first=None) -> Answers | None:
-        """One pass, checked; None when the process ended in it.  first: is given the answers before they are checked.
+        """Run one pass and check it; None if the process ended in it.  first: called with the answers before the
+        checks.
         """
         self.now_ms += after_ms
         self.rig.now_ms = self.now_ms
@@ -377,7 +376,7 @@ class World:
         return answers
 
     def _settle(self, answers: Answers) -> None:
-        """What of it is on disk now, because somebody was told."""
+        """Note what is durable now because a client was told so."""
         is_told = bool(answers.answered) or any(position[0] != NOWHERE for position in answers.positions) \
             or any(command is not None and command.type in ANSWERS and action != envelope.CONSUMER_READY
                    for _, action, _, _, command in answers.replies) \
@@ -397,7 +396,7 @@ class World:
             self._is_on_disk({})
 
     def _is_on_disk(self, before: dict[Subscription, State | None]) -> None:
-        """Each subscription, as it was before or else as it is."""
+        """Note that each subscription is durable in its former or its present state."""
         self.unsynced_since = None
         for topic in self.topics:
             for key, subscription in list(topic.subscriptions.items()) if topic.is_known else ():
@@ -409,7 +408,7 @@ class World:
                     del topic.subscriptions[key]
 
     def _receive(self, answers: Answers) -> None:
-        """Receipts and deliveries are what they should be."""
+        """Check receipts and deliveries against the model."""
         waiting: dict[tuple[int, int], list[Entry]] = {}
         by_id = {}
         for producer, entry in self.sending:
@@ -482,7 +481,7 @@ class World:
         checks.agrees_with_itself(partition)
 
     def know(self, topic: Topic) -> bool:
-        """See what a crash has left of the topic; False when that cannot be seen now."""
+        """Learn what a crash has left of the topic; return False if that cannot be seen now."""
         if topic.is_known:
             return True
         name = names.parse(topic.name)
