@@ -1,11 +1,13 @@
-"""What policies and limits demand of partitions, once a second or at each pass.
+"""Enforcement of policies and limits on partitions, in each pass or once a second.
 
-    publish_gate.py            why publishing to a partition is refused now
-    rate_limiter.py            publish and dispatch rates; throttle_log.py, what the log says of them
+    publish_gate.py            causes that close a partition to producers, and producers that wait
+    rate_limiter.py            publish and dispatch rates
+    held_sends.py              entries that publish rates hold back, and connections that are not read meanwhile
+    throttle_log.py            log lines about throttling
     backlog_quota.py           bounds of a backlog, by size and by age
-    message_ttl.py             expiry of messages that nobody acknowledges in time
+    message_ttl.py             expiry of messages that are not acknowledged in time
     retention.py               how long acknowledged messages are kept
-    inactive_topics.py         deletion of topics and subscriptions that nobody uses
+    inactive_topics.py         deletion of unused topics and subscriptions
     delay_policy.py            how long messages may or must be delayed
     unacknowledged_limit.py    the bound of unacknowledged messages of all shared subscriptions
     closed_partition_scan.py   the same policies for partitions that are not open

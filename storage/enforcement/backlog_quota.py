@@ -1,8 +1,8 @@
-"""Backlog quotas: how much, and how old, what a durable subscription has not acknowledged may be.
+"""Backlog quotas: bounds of size and age for what a durable subscription has not acknowledged.
 
-Judged whenever somebody publishes, by what is there: bytes are those of entries that the slowest durable subscription has not
-acknowledged, age that of the oldest whose time has come.  To count bytes costs time where acknowledgements left holes, so they
-are counted anew only when the last count and what was published since reach the limit: acknowledgements only make it less.
+Each publish checks them against the slowest durable subscription: the bytes of its unacknowledged entries, and the age
+of the oldest one whose delivery time has come. Counting bytes is slow where acknowledgements left holes. So they are
+counted anew only when the last count and what was published since reach the limit: acknowledgements only lower it.
 """
 from dataclasses import dataclass
 
@@ -16,12 +16,13 @@ from geminga.storage.enforcement.publish_gate import Barrier
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
 
-_SPARE = 64          # eviction makes room for this part of the limit, so that not every entry has to make its own
-_AGAIN_MS = 1_000    # between two attempts to evict what cannot be
+_SPARE = 64          # eviction makes room for this part of the limit, so that not every publish evicts
+_AGAIN_MS = 1_000    # between two attempts to evict entries that cannot be evicted yet
 _TEXT = "Cannot create producer on topic with backlog quota exceeded"
 _BARRIERS = {HOLD: Barrier(api.ProducerBlockedQuotaExceededError, _TEXT, is_waited_for=True),
              EXCEPTION: Barrier(api.ProducerBlockedQuotaExceededException, _TEXT, is_waited_for=False)}
@@ -29,38 +30,44 @@ _BARRIERS = {HOLD: Barrier(api.ProducerBlockedQuotaExceededError, _TEXT, is_wait
 
 @dataclass(slots=True)
 class _Count:
-    """Bytes that the slowest subscription had not acknowledged, when they were counted."""
+    """A partition's backlog when it was last counted."""
 
-    size: int = 0
+    size: int = 0             # bytes that the slowest subscription had not acknowledged
     ledger_id: int = -1       # the open ledger then, ...
     ledger_size: int = 0      # ... and its size
-    begun: int = 0            # Partition.cursor_resets, then
-    next_ms: int = 0          # when it is worth to try and evict something again
+    resets: int = 0           # Partition.cursor_resets then
+    next_ms: int = 0          # when the next attempt to evict entries is worth it
 
 
-class Quotas(Watcher):
-    """Of the partitions of one owner that have any."""
+class BacklogQuotas(Watcher):
+    """Quotas of one owner's partitions.  A cause of the publish gate."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self._counts: dict[Partition, _Count] = {}
+        self._counts: dict[Partition, _Count] = {}      # partitions with a quota
+
+    def __repr__(self) -> str:
+        return f"<BacklogQuotas of {len(self._counts)} partitions>"
 
     @property
     def is_possible(self) -> bool:
+        """Whether any partition has a quota; each pass asks."""
         return bool(self._counts)
 
     def watch(self, partition: Partition) -> None:
-        """Its policies are new."""
+        """Apply the partition's policies, which are new."""
         self._counts.pop(partition, None)
         if partition.policies.has_quota and self._owner.options.backlog_quota_check:
             self._counts[partition] = _Count()
 
     def release(self, partition: Partition) -> None:
+        """Forget a partition that the owner gives up."""
         self._counts.pop(partition, None)
 
-    # -- who publishes
+    # -- publishing
 
     def barrier(self, partition: Partition) -> Barrier | None:
+        """Return the barrier of an exceeded quota whose action is to hold producers, or to refuse them."""
         policies = partition.policies
         if partition not in self._counts:
             return None
@@ -71,11 +78,11 @@ class Quotas(Watcher):
         return None
 
     def _is_too_large(self, partition: Partition) -> bool:
-        """As large as the limit; nothing at all is never too large."""
+        """Whether the backlog has reached the limit; an empty one never has."""
         limit, count, last = partition.policies.quota_bytes, self._counts[partition], partition.open_ledger
         if limit < 0:
             return False
-        has_changed = (count.ledger_id, count.begun) != (last.ledger_id, partition.cursor_resets)
+        has_changed = (count.ledger_id, count.resets) != (last.ledger_id, partition.cursor_resets)
         if has_changed or count.size + last.size - count.ledger_size >= limit:
             self._count(partition)
         return count.size + last.size - count.ledger_size >= max(limit, 1)
@@ -83,41 +90,43 @@ class Quotas(Watcher):
     def _count(self, partition: Partition) -> None:
         count, last = self._counts[partition], partition.open_ledger
         count.size = max((backlog_bytes(one.cursor, partition) for one in _durable(partition)), default=0)
-        count.ledger_id, count.ledger_size, count.begun = last.ledger_id, last.size, partition.cursor_resets
+        count.ledger_id, count.ledger_size, count.resets = last.ledger_id, last.size, partition.cursor_resets
 
     def _is_too_old(self, partition: Partition) -> bool:
         limit_ms = partition.policies.quota_age_s * 1000
-        return limit_ms > 0 and any(_is_behind(one.cursor, partition, self._owner.now_ms - limit_ms) for one in _durable(partition))
+        came_ms = self._owner.now_ms - limit_ms
+        return limit_ms > 0 and any(_is_behind(one.cursor, partition, came_ms) for one in _durable(partition))
 
     # -- eviction
 
     def published(self, partition: Partition) -> None:
-        """The slowest subscriptions lose their oldest entries if that made the backlog too large and its quota says so."""
+        """Evict the oldest entries of subscriptions whose backlog is too large, if that is the quota's action."""
         policies, count, now_ms = partition.policies, self._counts.get(partition), self._owner.now_ms
-        if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms or not self._is_too_large(partition):
+        if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms:
+            return
+        if not self._is_too_large(partition):
             return
         for subscription in _durable(partition):
             excess = backlog_bytes(subscription.cursor, partition) - policies.quota_bytes
             if excess > 0:
-                self._evict(subscription, excess + policies.quota_bytes // _SPARE, now_ms)
+                self._evict(partition, subscription, excess + policies.quota_bytes // _SPARE, now_ms)
         self._count(partition)
-        if count.size > policies.quota_bytes:      # what is left is to come later
+        if count.size > policies.quota_bytes:      # delayed entries stay, which are not due yet
             count.next_ms = now_ms + _AGAIN_MS
 
     def tick(self, now_ms: int) -> None:
-        """Entries get old although nobody publishes."""
+        """Evict entries that are too old, also where nothing is published."""
         with self._owner.counters.timed("quota_check"):
             for partition in self._counts:
                 policies, came_ms = partition.policies, now_ms - partition.policies.quota_age_s * 1000
                 if policies.quota_age_action == EVICTION and policies.quota_age_s > 0:
                     for subscription in _durable(partition):
                         if _is_behind(subscription.cursor, partition, came_ms):
-                            self._evict(subscription, None, came_ms)
+                            self._evict(partition, subscription, None, came_ms)
                 self.published(partition)
 
-    def _evict(self, subscription: Subscription, size: int | None, came_ms: int) -> None:
-        """The oldest entries that came, or were to come, until then go: so many bytes of them, or all."""
-        partition = subscription.partition
+    def _evict(self, partition: Partition, subscription: Subscription, size: int | None, came_ms: int) -> None:
+        """Evict the oldest entries that were published, and due, by `came_ms`: `size` bytes of them, None: all."""
         for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
             entries = _due_by(subscription.cursor, partition, ledger, _came_until(ledger, came_ms), came_ms)
             if size is not None and len(entries):
@@ -138,7 +147,7 @@ def _durable(partition: Partition) -> list[Subscription]:
 
 
 def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
-    """Of the entries that are not acknowledged."""
+    """Return the bytes of a subscription's entries that are not acknowledged."""
     total = 0
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
@@ -151,21 +160,24 @@ def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
 
 
 def _came_until(ledger: Ledger, came_ms: int) -> int:
-    """How many entries, from the first on, came until then: they come in the order of time."""
+    """Return how many entries, from the first on, were published by then: they are in the order of time."""
     return int(np.searchsorted(ledger.column("broker_time")[:ledger.entries], came_ms, side="right"))
 
 
 def _due_by(cursor: Cursor, partition: Partition, ledger: Ledger, end: int, came_ms: int) -> NDArray[np.int64]:
-    """The ledger's entries before `end` that are not acknowledged and were to come until then, ascending."""
-    found, schedule = [], partition.schedule
-    for entries in cursor.unacknowledged_batches(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+    """Return the ledger's entries before `end` that are not acknowledged and were due by `came_ms`, ascending."""
+    due, schedule = [], partition.schedule
+    if schedule is not None:
+        end = min(end, schedule.end(ledger))
+    for entries in cursor.unacknowledged_batches(ledger, 0, end):
         entries = np.asarray(entries if schedule is None else schedule.ready(ledger.ledger_id, entries))
-        found.append(entries[(ledger.deliver_at[entries] if schedule is None else schedule.times_of(ledger, entries)) <= came_ms])
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        times = ledger.deliver_at[entries] if schedule is None else schedule.times_of(ledger, entries)
+        due.append(entries[times <= came_ms])
+    return np.concatenate(due) if due else np.zeros(0, np.int64)
 
 
 def _is_behind(cursor: Cursor, partition: Partition, came_ms: int) -> bool:
-    """Whether an entry that came, or was to come, until then is not acknowledged."""
+    """Whether an entry that was published, and due, by `came_ms` is not acknowledged."""
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         end = _came_until(ledger, came_ms)
         if len(_due_by(cursor, partition, ledger, end, came_ms)):

@@ -1,6 +1,7 @@
-"""Partitions that nobody uses are not open; some have a policy that works without anybody: messages expire, ledgers get too old.
+"""The scan of closed partitions, for policies that act without clients: time to live, retention, eviction by age.
 
-They are opened one after the other, slowly, after a start and when a policy was set; then their time is watched.
+An owner opens a partition when a client uses it. After a start, and when policies or options were changed, the scan
+opens the others that have such a policy, a few each second. From then on the policies' own watchers look at them.
 """
 import itertools
 from collections.abc import Callable, Iterator
@@ -8,24 +9,27 @@ from collections.abc import Callable, Iterator
 from geminga.proto import names
 from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.watcher import Watcher
 
-_EACH_TICK = 50      # partitions looked at; to open one takes a millisecond or two
+_EACH_TICK = 50      # partitions looked at in a second; opening one takes a millisecond or two
 
 
 class ClosedPartitionScan(Watcher):
-    """Of one owner."""
+    """Opens partitions of one owner that have work to do without clients."""
 
-    def __init__(self, owner, is_mine: Callable[[str], bool]):
+    def __init__(self, owner: OwnerContext, is_mine: Callable[[str], bool]):
+        """is_mine: whether a partition of that name is this owner's."""
         self._owner, self._is_mine = owner, is_mine
         self._left: Iterator[str] = iter(())
         self.begin()
 
     def begin(self) -> None:
-        """All partitions that there are are to be looked at, again."""
+        """Begin a scan of all stored partitions; a scan under way ends."""
         self._left = filter(self._is_mine, self._owner.catalogue.partitions.names())
 
     def tick(self, now_ms: int) -> None:
+        """Look at the next partitions; called once a second."""
         owner = self._owner
         for text in itertools.islice(self._left, _EACH_TICK):
             name = names.parse(text)

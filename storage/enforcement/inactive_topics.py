@@ -1,67 +1,76 @@
-"""What nobody uses any more is deleted, where policies say so: subscriptions with their backlog, topics with all they hold.
+"""Deletion of topics and subscriptions that no client uses, where policies say so.
 
-Time counts from when it is first seen that nobody uses them, anew after each start.
+A subscription is deleted with its backlog, a topic with everything. Time counts from the first look at which it was
+unused, and anew after each start.
 """
 from geminga.proto import names
 from geminga.storage.catalogue.policy_table import DELETE_MODES
 from geminga.storage.commands import subscriptions
 from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
 
 _CAUGHT_UP = DELETE_MODES[1]
-_EACH_TICK = 1_000      # partitions looked at
+_EACH_TICK = 1_000      # partitions looked at in a second
 
 
-class Inactive(Watcher):
-    """Of one owner."""
+class InactiveTopics(Watcher):
+    """Deletes unused topics and subscriptions of one owner."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
-        # Partition: {what of it nobody uses: since when}; that which was looked at longest ago is the first.
+        # Partition -> {unused topic or subscription: since when in ms}; the first was looked at longest ago.
         self._watched: dict[Partition, dict[Partition | Subscription, int]] = {}
 
+    def __repr__(self) -> str:
+        return f"<InactiveTopics: {len(self._watched)} partitions watched>"
+
     def watch(self, partition: Partition) -> None:
-        """Its policies are new."""
+        """Apply the partition's policies, which are new."""
         policies = partition.policies
-        if (policies.delete_inactive_topics or policies.subscription_expiration_s) and not names.is_system(str(partition.name)):
+        can_delete = policies.delete_inactive_topics or policies.subscription_expiration_s
+        if can_delete and not names.is_system(str(partition.name)):
             self._watched.setdefault(partition, {})
         else:
             self.release(partition)
 
     def release(self, partition: Partition) -> None:
+        """Forget a partition that the owner gives up."""
         self._watched.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        """Those whose time has come are gone."""
+        """Look at some partitions, and delete what was unused for long enough; called once a second."""
         for partition in list(self._watched)[:_EACH_TICK]:
             before = self._watched.pop(partition)
-            since = self._watched[partition] = {what: before.get(what, now_ms) for what in self._unused(partition, now_ms)}
+            unused = self._unused(partition, now_ms)
+            since = self._watched[partition] = {what: before.get(what, now_ms) for what in unused}
             try:
                 self._delete([what for what, since_ms in since.items() if now_ms - since_ms >= _seconds(what) * 1000])
-            except (StorageFull, NotDurable) as error:      # later then
+            except (StorageFull, NotDurable) as error:      # the next look tries again
                 self._owner.complain(f"{error}; what nobody uses of {partition.name} is not deleted", code="G103",
                                      topic=str(partition.name))
 
     def _unused(self, partition: Partition, now_ms: int) -> list[Partition | Subscription]:
-        """What of it may be deleted, and nobody uses."""
-        policies, found = partition.policies, []
+        """Return what of the partition is unused now, and may be deleted: subscriptions, then the topic."""
+        policies = partition.policies
+        unused: list[Partition | Subscription] = []
         if policies.subscription_expiration_s:
-            found += [one for one in partition.subscriptions.values() if one.is_durable and not one.consumers]
+            unused += [one for one in partition.subscriptions.values() if one.is_durable and not one.consumers]
         if policies.delete_inactive_topics and not self._is_used(partition, now_ms):
-            found.append(partition)
-        return found
+            unused.append(partition)
+        return unused
 
     def _is_used(self, partition: Partition, now_ms: int) -> bool:
-        """... or it is kept for other reasons."""
+        """Whether the topic is used, or has to be kept for another reason."""
         policies, producers = partition.policies, partition.producers
         if producers.live or producers.waiting or partition.attached or self._owner.discovery.holds(partition, now_ms):
             return True
         if policies.retains and policies.retention_s < 0:
             return True
         if policies.inactive_topic_mode == _CAUGHT_UP:
-            return any(subscription.cursor.backlog(partition.ledgers) for subscription in partition.subscriptions.values())
+            return any(one.cursor.backlog(partition.ledgers) for one in partition.subscriptions.values())
         return bool(partition.subscriptions)
 
     def _delete(self, overdue: list[Partition | Subscription]) -> None:
@@ -73,7 +82,7 @@ class Inactive(Watcher):
 
 
 def _seconds(what: Partition | Subscription) -> int:
-    """So long it stays unused; what a topic retains is kept."""
+    """Return after how many unused seconds it is deleted; a topic not before its retention time is over."""
     if isinstance(what, Subscription):
         return what.partition.policies.subscription_expiration_s
     policies = what.policies

@@ -1,7 +1,8 @@
-"""Messages that nobody acknowledges in time expire: `message_ttl_s` after they came, or after their own time when they are delayed.
+"""Message time to live: entries expire `message_ttl_s` after they were published, or after their delivery time.
 
-Of each ledger the entries before `done` came so long ago, and have expired but for those whose own time has not come as long ago:
-what waits is not even looked at.  What expires is acknowledged for every subscription that has not acknowledged it.
+An expired entry is acknowledged for every subscription that has not acknowledged it. A watch counts the old entries of
+each ledger, from the first on: those that were published that long ago. They have expired, except delayed ones whose
+delivery time is not that long ago. Entries that still wait for their delivery time are not looked at.
 """
 from dataclasses import dataclass, field
 
@@ -12,80 +13,84 @@ from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
 
-_LOOK_AHEAD = 8_192     # rows looked at in one go
-
-
-@dataclass(slots=True)
-class _Progress:
-    """In one ledger."""
-
-    done: int = 0
+_LOOK_AHEAD = 8_192     # index rows looked at together
 
 
 @dataclass(slots=True)
 class _Watch:
-    """Over one partition."""
+    """One partition with a time to live."""
 
-    next_ms: int = 0                       # nothing expires before, unless a subscription begins anew
-    begun: int = -1                        # Partition.cursor_resets, when it was last looked at
-    ledgers: dict[int, _Progress] = field(default_factory=dict)
+    next_ms: int = 0                       # no entry expires before, unless a cursor was reset
+    resets: int = -1                       # Partition.cursor_resets at the last look
+    old: dict[int, int] = field(default_factory=dict)     # ledger's id -> its entries, from the first on, that are old
 
 
-class Expiry(Watcher):
-    """What one owner knows of it."""
+class MessageTtl(Watcher):
+    """Expires messages of one owner's partitions."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
         self._watches: dict[Partition, _Watch] = {}
 
+    def __repr__(self) -> str:
+        return f"<MessageTtl of {len(self._watches)} partitions>"
+
     def watch(self, partition: Partition) -> None:
-        """Its policies are new."""
+        """Apply the partition's policies, which are new."""
         self._watches.pop(partition, None)
         if partition.policies.message_ttl_s:
             self._watches[partition] = _Watch()
 
     def release(self, partition: Partition) -> None:
+        """Forget a partition that the owner gives up."""
         self._watches.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        """What is due by now has expired."""
+        """Expire what is due in all partitions; called once a second."""
         for partition, watch in self._watches.items():
-            if now_ms >= watch.next_ms or watch.begun != partition.cursor_resets:
+            if now_ms >= watch.next_ms or watch.resets != partition.cursor_resets:
                 self._expire(partition, watch, now_ms)
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """What is due of it has expired."""
+        """Expire what is due in one partition, now."""
         if (watch := self._watches.get(partition)) is not None:
             self._expire(partition, watch, now_ms)
 
     def _expire(self, partition: Partition, watch: _Watch, now_ms: int) -> None:
         ttl_ms = partition.policies.message_ttl_s * 1000
-        came_ms = now_ms - ttl_ms          # what came, or was to come, until then has expired
-        soonest_ms = now_ms                # when what expires next came: nothing that comes from now on is sooner
+        came_ms = now_ms - ttl_ms          # entries published, and due, by then have expired
+        # When the entry that expires next was published, or is due: the next look is a time to live after that.
+        soonest_ms = now_ms
         subscriptions = list(partition.subscriptions.values())
-        first = min((subscription.cursor.mark_delete for subscription in subscriptions), default=partition.last_confirmed)
-        watch.begun, watch.ledgers = partition.cursor_resets, {id_: one for id_, one in watch.ledgers.items() if id_ >= first[0]}
+        first = min((one.cursor.mark_delete for one in subscriptions), default=partition.last_confirmed)
+        watch.resets = partition.cursor_resets
+        watch.old = {ledger_id: count for ledger_id, count in watch.old.items() if ledger_id >= first[0]}
         for ledger in partition.ledgers_from(first[0]):
             if ledger.has_lost:
                 partition.give_up_lost(ledger)
                 self._owner.wake(partition)
-            progress = watch.ledgers.setdefault(ledger.ledger_id, _Progress())
-            _advance(progress, ledger, came_ms)
+            old = watch.old[ledger.ledger_id] = _old_entries(ledger, watch.old.get(ledger.ledger_id, 0), came_ms)
             for subscription in subscriptions:
-                soonest_ms = min(soonest_ms, self._acknowledge(subscription, ledger, progress.done, came_ms))
-            if progress.done < ledger.entries:
-                soonest_ms = min(soonest_ms, int(ledger.column("broker_time")[progress.done]))
+                soonest_ms = min(soonest_ms, self._acknowledge(subscription, ledger, old, came_ms))
+            if old < ledger.entries:
+                soonest_ms = min(soonest_ms, int(ledger.column("broker_time")[old]))
                 break
         watch.next_ms = soonest_ms + ttl_ms
 
     def _acknowledge(self, subscription: Subscription, ledger: Ledger, end: int, came_ms: int) -> int:
-        """Of its entries before `end` what has expired is acknowledged; returns when the first of the others was to come."""
+        """Acknowledge what has expired of the ledger's entries before `end`.
+
+        Returns the delivery time in ms of the first entry that has not expired, NEVER_MS if all have.
+        """
         schedule, expired, late_ms = subscription.partition.schedule, [], NEVER_MS
-        for entries in subscription.cursor.unacknowledged_batches(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+        if schedule is not None:
+            end = min(end, schedule.end(ledger))
+        for entries in subscription.cursor.unacknowledged_batches(ledger, 0, end):
             if schedule is not None:
                 entries = schedule.ready(ledger.ledger_id, entries)
                 times = schedule.times_of(ledger, entries)
@@ -93,7 +98,7 @@ class Expiry(Watcher):
                     late_ms, entries = min(late_ms, int(late.min())), np.asarray(entries)[times <= came_ms]
             expired.append(np.asarray(entries))
         entries = np.concatenate(expired) if expired else np.zeros(0, np.int64)
-        if subscription.view is not None:      # what a compacted view keeps does not expire while it is read
+        if subscription.view is not None:      # entries of a compacted view do not expire while it is read
             entries = entries[subscription.view.count_before(ledger.ledger_id, entries):]
         if len(entries):
             acknowledge.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
@@ -101,12 +106,12 @@ class Expiry(Watcher):
         return late_ms
 
 
-def _advance(progress: _Progress, ledger: Ledger, came_ms: int) -> None:
-    """See how far what came so long ago reaches by now."""
-    while progress.done < ledger.entries:
-        first, end = progress.done, min(ledger.entries, progress.done + _LOOK_AHEAD)
-        young = ledger.column("broker_time")[first:end] > came_ms
+def _old_entries(ledger: Ledger, known: int, came_ms: int) -> int:
+    """Return how many entries, from the first on, were published by `came_ms`; `known`: so many at least."""
+    while known < ledger.entries:
+        end = min(ledger.entries, known + _LOOK_AHEAD)
+        young = ledger.column("broker_time")[known:end] > came_ms
         if young.any():
-            progress.done = first + int(young.argmax())
-            return
-        progress.done = end
+            return known + int(young.argmax())
+        known = end
+    return known

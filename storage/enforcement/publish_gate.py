@@ -1,7 +1,7 @@
-"""Why nobody may publish to a partition now, and which producers wait until it is possible again.
+"""The publish gate: causes that close a partition to producers, and producers that wait until it opens again.
 
-A cause says what is in the way.  As soon as one does, the partition's producers are told to go, and what they sent and got no
-answer to is dropped: their clients keep it, come back, and send it again when they are let in.
+When a cause has a barrier, the partition's producers are closed, and what they sent and got no answer to is dropped.
+Their clients keep it, come back, and send it again when they are let in.
 """
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,20 +9,22 @@ from typing import Protocol
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.commands import requests
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.session import Session
 from geminga.storage.topics.watcher import Watcher
 
-_WAIT_MS = 10_000       # for a producer that has come back: less than its client waits for an answer
-_LOOK_MS = 100          # between two looks whether one may go on
+_WAIT_MS = 10_000       # that a producer waits at most: clients wait longer for an answer
+_LOOK_MS = 100          # between two looks at the producers that wait for one partition
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """What is in the way, as those who come are told."""
+    """The reason why nothing may be published, and the error that producers get."""
 
-    code: int              # api.ServerError
+    code: api.ServerError.ValueType
     text: str
-    is_waited_for: bool    # by producers that were there before: they get an answer when it is gone, or later
+    is_waited_for: bool    # producers that were there before get no error at once, but wait for the barrier's end
 
     @property
     def refusal(self) -> Refusal:
@@ -30,76 +32,89 @@ class Barrier:
 
 
 class Cause(Protocol):
-    """Something that can be in the way."""
+    """Something that can close partitions to producers: a full disk, a quota."""
 
     @property
     def is_possible(self) -> bool:
-        """Whether it is worth to ask for any partition: this is asked in each pass."""
+        """Whether any partition can have a barrier; each pass asks."""
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """What is in the way of those who publish there."""
+        """Return the barrier that closes the partition to producers now."""
 
 
 @dataclass(slots=True)
 class _Waiting:
+    """PRODUCER commands that wait for one partition."""
+
     looked_ms: int
-    commands: dict[tuple, tuple]        # (session, producer's id) -> (session, command, since when)
+    commands: dict[tuple[Session, int], tuple[api.BaseCommand, int]]     # by session and producer: since when too
 
 
-class Gate(Watcher):
-    """Of one owner."""
+class PublishGate(Watcher):
+    """One owner's gate: lets producers in, has them wait, or refuses them."""
 
-    def __init__(self, owner, *causes: Cause):
+    def __init__(self, owner: OwnerContext, *causes: Cause):
         self._owner, self._causes = owner, causes
         self._waiting: dict[Partition, _Waiting] = {}
 
+    def __repr__(self) -> str:
+        return f"<PublishGate {sum(len(one.commands) for one in self._waiting.values())} producers wait>"
+
     @property
     def is_watched(self) -> bool:
+        """Whether any partition can have a barrier; each pass asks."""
         return any(cause.is_possible for cause in self._causes)
 
     def barrier(self, partition: Partition) -> Barrier | None:
+        """Return the first barrier that closes the partition to producers now."""
         for cause in self._causes:
-            if cause.is_possible and (found := cause.barrier(partition)) is not None:
-                return found
+            if cause.is_possible and (barrier := cause.barrier(partition)) is not None:
+                return barrier
         return None
 
-    def enter(self, session, command: api.BaseCommand, partition: Partition) -> bool:
-        """Whether the producer may go on; else it waits.  Raises Refusal."""
-        found = self.barrier(partition)
-        if found is None:
+    def enter(self, session: Session, command: api.BaseCommand, partition: Partition) -> bool:
+        """Whether the producer of a PRODUCER command may go on; else it waits.  Raises Refusal."""
+        barrier = self.barrier(partition)
+        if barrier is None:
             return True
-        if not (found.is_waited_for and command.producer.epoch):
-            raise found.refusal
-        waiting, producer_id = self._waiting.setdefault(partition, _Waiting(self._owner.now_ms, {})), command.producer.producer_id
-        waiting.commands[session, producer_id] = session, command, self._owner.now_ms
+        if not (barrier.is_waited_for and command.producer.epoch):
+            raise barrier.refusal
+        waiting = self._waiting.setdefault(partition, _Waiting(self._owner.now_ms, {}))
+        producer_id = command.producer.producer_id
+        waiting.commands[session, producer_id] = command, self._owner.now_ms
         session.waiting[command.type, producer_id] = partition
         return False
 
-    def withdraw(self, session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
-        """The producer that waits is not wanted any more; returns its command."""
+    def withdraw(self, session: Session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
+        """Withdraw a producer that its client has closed; returns its command, None if it does not wait."""
         waiting = self._waiting.get(partition)
-        return waiting and waiting.commands.pop((session, producer_id), (None, None))[1]
+        found = waiting.commands.pop((session, producer_id), None) if waiting is not None else None
+        return found[0] if found is not None else None
 
     def release(self, partition: Partition) -> None:
-        """It is given up: those that wait for it are to look it up again."""
+        """Refuse the producers that wait for a partition that is unloaded: their clients look it up again."""
         waiting = self._waiting.pop(partition, None)
-        for session, command, _ in waiting.commands.values() if waiting else ():
-            session.waiting.pop((command.type, command.producer.producer_id), None)
-            requests.refuse(self._owner, session, command, Refusal(api.ServiceNotReady, "The topic was unloaded; try again"))
+        for (session, producer_id), (command, _) in waiting.commands.items() if waiting is not None else ():
+            session.waiting.pop((command.type, producer_id), None)
+            refusal = Refusal(api.ServiceNotReady, "The topic was unloaded; try again")
+            requests.refuse(self._owner, session, command, refusal)
 
     def look(self, now_ms: int) -> None:
-        """Let in those whose way is free, and refuse those that have waited for too long."""
+        """Let in producers whose barrier is gone, and refuse those that have waited for too long."""
         for partition, waiting in list(self._waiting.items()):
             if now_ms - waiting.looked_ms < _LOOK_MS:
                 continue
-            waiting.looked_ms, found = now_ms, self.barrier(partition)
-            over = [key for key, (_, _, since_ms) in waiting.commands.items() if found is None or now_ms - since_ms >= _WAIT_MS]
-            for session, command, _ in [waiting.commands.pop(key) for key in over]:
-                session.waiting.pop((command.type, command.producer.producer_id), None)
+            waiting.looked_ms, barrier = now_ms, self.barrier(partition)
+            over = {key: command for key, (command, since_ms) in waiting.commands.items()
+                    if barrier is None or now_ms - since_ms >= _WAIT_MS}
+            for key in over:
+                del waiting.commands[key]
+            for (session, producer_id), command in over.items():
+                session.waiting.pop((command.type, producer_id), None)
                 if not self._owner.has(session):
                     continue
-                if found is None:
+                if barrier is None:
                     self._owner.carry_out(session, command)
                 else:
-                    requests.refuse(self._owner, session, command, found.refusal)
+                    requests.refuse(self._owner, session, command, barrier.refusal)
         self._waiting = {partition: waiting for partition, waiting in self._waiting.items() if waiting.commands}

@@ -1,34 +1,36 @@
-"""Rates: how much may be published to a topic, and given out from it, in a time; how often a consumer may subscribe.
+"""Rate limits: of publishing to a topic, of dispatching from it, and of subscribing.
 
-A rate is a bucket of tokens that come evenly and of which only 150 ms' worth is saved up, so that over ten seconds nobody gets more than
-1.5 % above it, and who is a little late gets no less.  What is taken may exceed the bucket once, by the rest of a batch: that is a debt,
-which is paid before anything else goes.
+A rate is a bucket of tokens that come evenly; `storage/topics/rate_limits.py` has the buckets. What is taken may exceed
+the bucket once, by the rest of a batch. This debt is paid before anything else passes.
 
-    published    what exceeds the rate is held back here, in order, without a receipt, and its connections are not read from until half of
-                 that is gone; nothing is refused, nothing is lost
-    given out    a subscription's dispatcher has an `Allowance` as it has permits; what is left waits where it lies
-    subscribed   who comes too often is refused
+    publish      entries above the rate are held back in order, without a receipt (held_sends.py): none is refused
+    dispatch     a dispatcher has an `Allowance` beside its consumers' permits; the other entries wait in their ledgers
+    subscribe    a consumer that subscribes too often is refused
 
-Topics without a rate do not get here.
+Passes of topics without a rate do not enter this file.
 """
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import envelope
+from geminga.proto.rows import Rows
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.enforcement.throttle_log import Slowed, Throttling
+from geminga.storage.enforcement.held_sends import HeldSends, packed
+from geminga.storage.enforcement.throttle_log import Throttled, ThrottleLog
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.permits import UNBOUNDED, Allowance, within_permits
 from geminga.storage.topics.publish_plan import Group, Sends
 from geminga.storage.topics.rate_limits import (
     Limit,
     Limited,
     Limits,
+    Rate,
     SharedLimit,
     Subscribed,
     next_step,
@@ -37,55 +39,43 @@ from geminga.storage.topics.rate_limits import (
 from geminga.storage.topics.subscription import Batch, Producer, Subscription, Topic
 from geminga.storage.topics.watcher import TopicWatcher
 
-_HELD_MAX = 64 << 20        # bytes that an owner holds back; above it, a topic's SENDs are published and overdraw its rate
+# Bytes that an owner holds back. Above it, all that is held back of a topic is published, and overdraws its rate.
+_HELD_MAX = 64 << 20
 _BACKLOG_MIN = 1_000        # entries that a subscription may be behind and still count as one without a backlog
 
 
-# -- what is published
-
-@dataclass(slots=True)
-class _Held:
-    """Of one topic, in order: (worker, rows, their entries without gaps)."""
-
-    since_ms: int
-    pieces: deque[tuple[int, NDArray, memoryview]] = field(default_factory=deque)
-
-    def entries(self) -> int:
-        return sum(len(rows) for _, rows, _ in self.pieces)
-
-
-@dataclass(slots=True)
-class _Connection:
-    entries: int = 0          # that are held back
-    enough: int = -1          # it is read from again when there are no more than that; -1: it is
-
-
-class Rates(TopicWatcher):
+class RateLimiter(TopicWatcher):
     """Rate limits of one owner's topics."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self.due_ms = NEVER_MS                            # when something that is held back may go
-        self._held: dict[Topic, _Held] = {}
-        self._size = 0                                    # bytes of it
-        self._connections: dict[tuple[int, int], _Connection] = {}      # by worker and number: those of which something is held back
+        self.due_ms = NEVER_MS                            # when entries that are held back may pass
+        self.held = HeldSends(owner)
         self._limited: set[Topic] = set()                 # topics with a publish rate of their own
-        self._throttling = Throttling(self._is_waiting)
-        self.is_relative = False                          # one of the dispatch rates has been, to what is published
+        self._log = ThrottleLog(self._is_throttled)
+        self.is_relative = False                          # a dispatch rate is, or was, relative to the publish rate
         self._publish: SharedLimit | None = None          # of all topics of the broker together
         self._dispatch: SharedLimit | None = None
         self.configure()
 
+    def __repr__(self) -> str:
+        return f"<RateLimiter {len(self._limited)} topics with a publish rate, {self.held.size} bytes held back>"
+
+    # -- watching topics
+
     def configure(self) -> None:
-        """The owner's options are new; `watch` is to follow for each topic."""
+        """Apply the owner's options; the caller calls `watch` for each topic afterwards."""
         options = self._owner.options
-        self._publish = self._of_broker(self._publish, "in", options.publish_messages_per_broker, options.publish_bytes_per_broker)
-        self._dispatch = self._of_broker(self._dispatch, "out", options.dispatch_messages_per_broker, options.dispatch_bytes_per_broker)
-        if self._held:
+        self._publish = self._shared_limit(
+            self._publish, "in", options.publish_messages_per_broker, options.publish_bytes_per_broker)
+        self._dispatch = self._shared_limit(
+            self._dispatch, "out", options.dispatch_messages_per_broker, options.dispatch_bytes_per_broker)
+        if self.held.by_topic:
             self.due_ms = self._owner.now_ms
 
-    def _of_broker(self, before: SharedLimit | None, which: str, messages: int, size: int) -> SharedLimit | None:
-        rates = messages, size, 1, False
+    def _shared_limit(self, before: SharedLimit | None, which: str, messages: int, size: int) -> SharedLimit | None:
+        """Return the broker's limit for messages and bytes a second: `before` if that has these rates."""
+        rates: Rate = messages, size, 1, False
         if before is not None and before.rates == rates:
             return before
         names = f"limited_messages_{which}", f"limited_bytes_{which}"
@@ -93,19 +83,21 @@ class Rates(TopicWatcher):
 
     @property
     def is_possible(self) -> bool:
-        """Whether publishing to any topic has a rate: this is asked in each pass."""
-        return bool(self._limited or self._held) or self._publish is not None
+        """Whether publishing to any topic has a rate; each pass asks."""
+        return bool(self._limited or self.held.by_topic) or self._publish is not None
 
     def watch(self, topic: Topic) -> None:
-        """Its policies are new."""
+        """Apply the topic's policies, which are new."""
         policies, now_ms, limits = topic.policies, self._owner.now_ms, topic.rate_limits
         if limits is None:
             if self._dispatch is None and not policies.has_rates:
                 return
             limits = topic.rate_limits = Limits()
         options, limits.broker = self._owner.options, self._dispatch
-        limits.counts_entries, limits.spares_keen = options.dispatch_limits_entries, not options.dispatch_limits_without_backlog
-        limits.publish = renew_limit(limits.publish, "Topic", (policies.publish_messages, policies.publish_bytes, 1, False), now_ms)
+        limits.counts_entries = options.dispatch_limits_entries
+        limits.spares_keen = not options.dispatch_limits_without_backlog
+        publish = policies.publish_messages, policies.publish_bytes, 1, False
+        limits.publish = renew_limit(limits.publish, "Topic", publish, now_ms)
         limits.dispatch = renew_limit(limits.dispatch, "Topic", policies.dispatch_rate, now_ms)
         for subscription in topic.subscriptions.values():
             watch_subscription(subscription, now_ms)
@@ -115,33 +107,46 @@ class Rates(TopicWatcher):
         if limits.subscribed is None or limits.subscribed.limit != limit:
             limits.subscribed = Subscribed(limit) if limit[0] > 0 else None
         (self._limited.discard if limits.publish is None else self._limited.add)(topic)
-        if topic in self._held:
+        if topic in self.held.by_topic:
             self.due_ms = now_ms
         self._owner.wake(topic)
 
     def release(self, topic: Topic) -> None:
-        """It is given up."""
+        """Forget a topic that the owner gives up, with the entries that are held back of it."""
         self._limited.discard(topic)
-        self._let_go(topic)
+        self._drop(topic)
+
+    def tick(self, now_ms: int) -> None:
+        """Log the ends of throttling."""
+        self._log.tick(now_ms)
+
+    # -- publishing
 
     def admit(self, sends: Sends) -> list[Sends]:
-        """What may be stored now of what was held back, and of what came, as much at a time as a pass takes in; the rest is held back."""
-        out = self._fallen_due() if self.due_ms <= self._owner.now_ms else []
+        """Return the SENDs that may be stored now, and hold back the others.
+
+        Entries held back earlier come first.  Each list of the result has at most as many bytes as a pass takes in.
+        """
+        out = self._admit_held() if self.due_ms <= self._owner.now_ms else []
         for worker, rows, data in sends:
-            is_held = self._hold(worker, rows, data, out)
+            is_held = self._hold_back(worker, rows, data, out)
             if is_held is None:
                 out.append((worker, rows, data))
             elif not is_held.all():
-                out.append((worker, *_packed(rows[~is_held], data)))
-        self.due_ms = min(map(self._ready_ms, self._held), default=NEVER_MS)
+                out.append((worker, *packed(rows[~is_held], data)))
+        self.due_ms = min(map(self._ready_ms, self.held.by_topic), default=NEVER_MS)
         return self._in_parts(out)
 
     def take_all(self, topic: Topic) -> list[Sends]:
-        """What is held back of it, likewise; whoever comes next pays for it."""
-        return self._in_parts(self._all_of(topic))
+        """Take all entries held back of the topic, which are charged: later entries wait longer.
+
+        Each list of the result has at most as many bytes as a pass takes in.
+        """
+        return self._in_parts(self._take_all(topic))
 
     def _in_parts(self, sends: Sends) -> list[Sends]:
-        parts, size = [], 0
+        parts: list[Sends] = []
+        size = 0
         for one in sends:
             size += len(one[2])
             if not parts or size > self._owner.options.pass_bytes_max:
@@ -150,43 +155,170 @@ class Rates(TopicWatcher):
             parts[-1].append(one)
         return parts
 
-    def _all_of(self, topic: Topic) -> Sends:
-        found = list(self._held[topic].pieces) if topic in self._held else []
-        for _, rows, _ in found:
-            self._take(self._limits(topic), rows)
-        self._let_go(topic)
-        return found
+    def _take_all(self, topic: Topic) -> Sends:
+        held = self.held.by_topic.get(topic)
+        pieces = list(held.pieces) if held is not None else []
+        for _, rows, _ in pieces:
+            self._charge(self._limits(topic), rows)
+        self._drop(topic)
+        return pieces
 
     def left(self, producer: Producer) -> None:
-        """The producer may not publish any more; what it has sent and got no receipt for its client sends again, or gives up."""
-        held = self._held.get(producer.partition)
+        """Drop what is held back of a producer that has gone: its client had no receipt, and sends it again."""
+        self.held.drop_producer(producer.partition, producer.handle)
+        if not self.held.by_topic:
+            self.due_ms = NEVER_MS
+
+    def _drop(self, topic: Topic) -> None:
+        self.held.drop(topic)
+        if not self.held.by_topic:
+            self.due_ms = NEVER_MS
+
+    def _admit_held(self) -> Sends:
+        """Take entries held back, as far as rates let them pass.
+
+        Topics that get something go to the end of the queue, so that topics with a shared rate take turns.
+        """
+        out: Sends = []
+        by_topic = self.held.by_topic
+        for topic in list(by_topic):
+            some = self._admit_some(topic)
+            out += some
+            held = by_topic.pop(topic) if some else by_topic[topic]
+            if held.pieces:
+                by_topic[topic] = held
+                self._count_time(topic)
+        return out
+
+    def _admit_some(self, topic: Topic) -> Sends:
+        """Take entries held back of one topic, as many as its limits let pass."""
+        held, limits = self.held.by_topic[topic], self._limits(topic)
+        out: Sends = []
+        while held.pieces and (count := self._reach(limits, rows := held.pieces[0][1])):
+            self._charge(limits, rows[:count])
+            out.append(self.held.take_first(held, count))
+            if count < len(rows):
+                break
+        return out
+
+    def _hold_back(self, worker: int, rows: Rows, data: memoryview, out: Sends) -> NDArray[np.bool_] | None:
+        """Hold back those of the rows (n,) SEND_ROW that exceed a rate; returns which (n,), None when all may pass.
+
+        When too much is held back in memory, all that is held back of the topic is added to `out` instead.
+        """
+        # 1. Number the topics that have a rate, and give each row its topic's number: -1 without a rate.
+        handles, inverse = np.unique(rows["producer"], return_inverse=True)
+        topics: dict[Topic, int] = {}
+        numbers = [-1 if (topic := self._limited_topic(handle)) is None else topics.setdefault(topic, len(topics))
+                   for handle in handles.tolist()]
+        if not topics:
+            return None
+        # 2. Sort rows with a rate by topic, in the order in which they came: topic k has order[starts[k]:ends[k]].
+        number_of = np.array(numbers)[inverse]
+        order = np.argsort(number_of, kind="stable")
+        order = order[np.searchsorted(number_of[order], 0):]
+        starts = np.searchsorted(number_of[order], np.arange(len(topics)))
+        ends = [*starts[1:].tolist(), len(order)]
+        # 3. Let each topic's rows pass up to the first that exceeds its rate, and hold back the others.
+        messages, sizes = (np.add.reduceat(rows[name][order], starts, dtype=np.int64).tolist()
+                           for name in ("messages", "size"))
+        is_held: NDArray[np.bool_] | None = None
+        for topic, start, end, many, size in zip(topics, starts.tolist(), ends, messages, sizes, strict=True):
+            count = self._pass_some(topic, rows, order[start:end], many, size)
+            if start + count == end:
+                continue
+            exceeding = order[start + count:end]
+            is_held = np.zeros(len(rows), bool) if is_held is None else is_held
+            is_held[exceeding] = True
+            self.held.add(topic, worker, rows[exceeding], data)
+            self._log.happened(topic, len(exceeding), self._owner.now_ms, partial(self._publish_rules, topic))
+            if self.held.size > _HELD_MAX:
+                out += self._take_all(topic)
+        return is_held
+
+    def _pass_some(self, topic: Topic, rows: Rows, which: NDArray[np.intp], messages: int, size: int) -> int:
+        """Return how many of a topic's rows pass, from the first on, and charge them to its limits.
+
+        which: (m,) the topic's rows.  messages, size: the sums of all these rows.
+        """
+        if topic in self.held.by_topic:      # no entry may overtake those that are held back
+            return 0
+        limits, now_ms = self._limits(topic), self._owner.now_ms
+        if all(messages <= room[0] and size <= room[1] for room in [limit.room(now_ms) for limit in limits]):
+            for limit in limits:
+                limit.take(messages, size)
+            return len(which)
+        count = self._reach(limits, rows[which])
+        self._charge(limits, rows[which[:count]])
+        if count < len(which):
+            self._count_time(topic)
+        return count
+
+    def _limited_topic(self, handle: int) -> Topic | None:
+        """Return a producer's topic if publishing there has a rate, or if entries of it are held back."""
+        producer = self._owner.producers.get(handle)
+        if producer is None:
+            return None
+        topic = producer.partition
+        is_limited = self._publish is not None or topic in self._limited or topic in self.held.by_topic
+        return topic if is_limited else None
+
+    def _limits(self, topic: Topic) -> list[Limit]:
+        """Return the limits of publishing to a topic."""
+        limits = topic.rate_limits
+        own = limits.publish if limits is not None else None
+        return [limit for limit in (own, self._publish) if limit is not None]
+
+    def _ready_ms(self, topic: Topic) -> int:
+        """Return when the next entry that is held back of a topic may pass."""
+        return next_step(max((limit.ready_ms() for limit in self._limits(topic)), default=0))
+
+    def _count_time(self, topic: Topic) -> None:
+        if topic.rate_limits is None:
+            topic.rate_limits = Limits()
+        topic.rate_limits.publish_limited_times += 1
+
+    def _reach(self, limits: Iterable[Limit], rows: Rows) -> int:
+        """Return how many of the rows (n,) SEND_ROW the limits let pass, from the first on."""
+        count = len(rows)
+        for limit in limits:
+            for column, room in zip(("messages", "size"), limit.room(self._owner.now_ms), strict=True):
+                if room < UNBOUNDED:
+                    count = within_permits(rows[column][:count], room)[0] if room > 0 and count else 0
+        return count
+
+    @staticmethod
+    def _charge(limits: Iterable[Limit], rows: Rows) -> None:
+        """Take the tokens of rows (n,) SEND_ROW from the limits."""
+        for limit in limits if len(rows) else ():
+            limit.take(int(rows["messages"].sum(dtype=np.int64)), int(rows["size"].sum(dtype=np.int64)))
+
+    def causes(self, topic: Topic) -> list[dict[str, Any]]:
+        """Return what throttles the topic's producers now, as JSON."""
+        held = self.held.by_topic.get(topic)
         if held is None:
-            return
-        pieces, held.pieces = held.pieces, deque()
-        for worker, rows, data in pieces:
-            is_its = rows["producer"] == producer.handle
-            if is_its.any():
-                self._uncount(worker, rows[is_its])
-                rows, data = _packed(rows[~is_its], data)
-            if len(rows):
-                held.pieces.append((worker, rows, data))
-        if not held.pieces:
-            self._let_go(producer.partition)
+            return []
+        return [{"cause": "publish rate", "rule": _rule(self._owner, topic, limit, "publishRate"),
+                 "held_back": held.entries(), "since_ms": held.since_ms, "until_ms": next_step(limit.ready_ms())}
+                for limit in self._limits(topic) if limit.ready_ms() > self._owner.now_ms]
+
+    def _publish_rules(self, topic: Topic) -> str:
+        return _rules(self.causes(topic))
+
+    # -- dispatching
 
     def in_turn(self, topics: Iterable[Topic]) -> Iterable[Topic]:
-        """Those first that have waited longest since they last got anything, where all share a rate."""
+        """Return the topics, those first that have waited longest since they got anything, if they share a rate."""
         return topics if self._dispatch is None else sorted(topics, key=_topic_served_ms)
 
-    def tick(self, now_ms: int) -> None:
-        self._throttling.tick(now_ms)
-
     def next_batches(self, subscription: Subscription, ledgers: list[Ledger]) -> list[Batch]:
-        """Batches of the subscription's dispatcher, as many as its rates allow; see Dispatcher.next_batches."""
-        found, dispatcher = subscription.partition, subscription.dispatcher
-        now_ms, of_topic = found.now_ms, found.rate_limits
+        """Return batches of the subscription's dispatcher, as many as rates allow; see Dispatcher.next_batches."""
+        topic, dispatcher = subscription.partition, subscription.dispatcher
+        now_ms, of_topic = topic.now_ms, topic.rate_limits
         if subscription.limited is None:
             watch_subscription(subscription, now_ms)
         limited = subscription.limited
+        assert limited is not None and of_topic is not None and dispatcher is not None, subscription
         limits = [limit for limit in (limited.limit, of_topic.dispatch, of_topic.broker) if limit is not None]
         limited.until_ms, limited.by = NEVER_MS, []
         if not limits or (of_topic.spares_keen and not _is_behind(subscription)):
@@ -201,14 +333,14 @@ class Rates(TopicWatcher):
             for limit in limits:
                 limit.take(messages - allowance.messages, size - allowance.size)
         if not allowance.room and dispatcher.has_demand(ledgers):
-            self._note(subscription, [(limit, limit.room(now_ms)) for limit in limits], now_ms)
+            self._note(subscription, limited, [(limit, limit.room(now_ms)) for limit in limits], now_ms)
         else:
             limited.since_ms = 0
         return batches
 
-    def _note(self, subscription: Subscription, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: int) -> None:
+    def _note(self, subscription: Subscription, limited: Limited, rooms: list[tuple[Limit, tuple[int, int]]],
+              now_ms: int) -> None:
         """Note that limits throttle the subscription: entries are left, and some limit has no room."""
-        limited = subscription.limited
         limited.by = [limit for limit, room in rooms if min(room) <= 0]
         limited.until_ms = next_step(max([now_ms + 1, *[limit.ready_ms() for limit in limited.by]]))
         limited.since_ms = limited.since_ms or now_ms
@@ -217,176 +349,21 @@ class Rates(TopicWatcher):
                 if left <= 0:
                     name = f"dispatchThrottled{what}EventsBy{limit.level}Limit"
                     limited.times[name] = limited.times.get(name, 0) + 1
-        self._throttling.happened(subscription, 1, now_ms, lambda: _rules(causes(self._owner, subscription)))
+        self._log.happened(subscription, 1, now_ms, lambda: _rules(causes(self._owner, subscription)))
 
-    def _is_waiting(self, slowed: Slowed) -> bool:
-        if not isinstance(slowed, Subscription):
-            return slowed in self._held
-        found = slowed.partition
-        return found.is_persistent and not found.is_released and slowed in found.attached and slowed.limited.since_ms > 0
-
-    def causes(self, topic: Topic) -> list[dict]:
-        """What keeps its producers waiting."""
-        held = self._held.get(topic)
-        return [{"cause": "publish rate", "rule": _rule(self._owner, topic, limit, "publishRate"), "held_back": held.entries(),
-                 "since_ms": held.since_ms, "until_ms": next_step(limit.ready_ms())}
-                for limit in self._limits(topic) if held is not None and limit.ready_ms() > self._owner.now_ms]
-
-    # -- how
-
-    def _limits(self, topic: Topic) -> list[Limit]:
-        return [limit for limit in (topic.rate_limits and topic.rate_limits.publish, self._publish) if limit is not None]
-
-    def _ready_ms(self, topic: Topic) -> int:
-        return next_step(max((limit.ready_ms() for limit in self._limits(topic)), default=0))
-
-    def _fallen_due(self) -> Sends:
-        """Those first that have waited longest since they last got anything."""
-        out: Sends = []
-        for topic in list(self._held):
-            some = self._some_of(topic)
-            out += some
-            held = self._held.pop(topic) if some else self._held[topic]
-            if held.pieces:
-                self._held[topic] = held
-                self._count_time(topic)
-        return out
-
-    def _some_of(self, topic: Topic) -> Sends:
-        """As much as its limits let go."""
-        pieces, limits, out = self._held[topic].pieces, self._limits(topic), []
-        while pieces and (count := self._reach(limits, pieces[0][1])):
-            worker, rows, data = pieces.popleft()
-            self._take(limits, rows[:count])
-            self._uncount(worker, rows[:count])
-            end = int(rows["size"][:count].sum(dtype=np.int64))
-            out.append((worker, rows[:count], data[:end]))
-            if count < len(rows):
-                rest = rows[count:].copy()
-                rest["offset"] -= np.uint64(end)
-                pieces.appendleft((worker, rest, data[end:]))
-                break
-        return out
-
-    def _hold(self, worker: int, rows: NDArray, data: memoryview, out: Sends) -> NDArray[np.bool_] | None:
-        """Which of these exceed a rate, and are held back; None when nothing is."""
-        handles, inverse = np.unique(rows["producer"], return_inverse=True)
-        topics: dict[Topic, int] = {}
-        numbers = [-1 if (topic := self._slowed(handle)) is None else topics.setdefault(topic, len(topics)) for handle in handles.tolist()]
-        if not topics:
-            return None
-        of_rows = np.array(numbers)[inverse]
-        order = np.argsort(of_rows, kind="stable")
-        order = order[np.searchsorted(of_rows[order], 0):]
-        starts = np.searchsorted(of_rows[order], np.arange(len(topics)))
-        messages, sizes = (np.add.reduceat(rows[name][order], starts, dtype=np.int64).tolist() for name in ("messages", "size"))
-        is_held = None
-        for topic, start, end, many, size in zip(topics, starts.tolist(), [*starts[1:].tolist(), len(order)], messages, sizes, strict=True):
-            limits, count = self._limits(topic), 0
-            if topic not in self._held:
-                if all(many <= room[0] and size <= room[1] for room in [limit.room(self._owner.now_ms) for limit in limits]):
-                    for limit in limits:
-                        limit.take(many, size)
-                    continue
-                count = self._reach(limits, rows[order[start:end]])
-                self._take(limits, rows[order[start:start + count]])
-                if start + count == end:
-                    continue
-                self._count_time(topic)
-            is_held = np.zeros(len(rows), bool) if is_held is None else is_held
-            is_held[order[start + count:end]] = True
-            piece = _packed(rows[order[start + count:end]], data)
-            self._held.setdefault(topic, _Held(self._owner.now_ms)).pieces.append((worker, *piece))
-            self._count(worker, *piece)
-            self._throttling.happened(topic, len(piece[0]), self._owner.now_ms, lambda topic=topic: _rules(self.causes(topic)))
-            if self._size > _HELD_MAX:
-                out += self._all_of(topic)
-        return is_held
-
-    def _slowed(self, handle: int) -> Topic | None:
-        """The producer's topic, if publishing there has a rate, or had one a moment ago."""
-        producer = self._owner.producers.get(handle)
-        if producer is None:
-            return None
-        topic = producer.partition
-        return topic if self._publish is not None or topic in self._limited or topic in self._held else None
-
-    def _count_time(self, topic: Topic) -> None:
-        if topic.rate_limits is None:
-            topic.rate_limits = Limits()
-        topic.rate_limits.publish_limited_times += 1
-
-    def _reach(self, limits: Iterable[Limit], rows: NDArray) -> int:
-        """How many of them may go."""
-        count = len(rows)
-        for limit in limits:
-            for column, room in zip(("messages", "size"), limit.room(self._owner.now_ms), strict=True):
-                if room < UNBOUNDED:
-                    count = within_permits(rows[column][:count], room)[0] if room > 0 and count else 0
-        return count
-
-    @staticmethod
-    def _take(limits: Iterable[Limit], rows: NDArray) -> None:
-        for limit in limits if len(rows) else ():
-            limit.take(int(rows["messages"].sum(dtype=np.int64)), int(rows["size"].sum(dtype=np.int64)))
-
-    def _count(self, worker: int, rows: NDArray, data: memoryview) -> None:
-        """They are held back: their connections are not read from."""
-        self._size += len(data)
-        for number, count in _by_connection(rows):
-            connection = self._connections.setdefault((worker, number), _Connection())
-            connection.entries += count
-            connection.enough = connection.entries // 2
-            self._owner.outbox(worker).reply(number, b"", action=envelope.PAUSE_READING)
-
-    def _uncount(self, worker: int, rows: NDArray) -> None:
-        self._size -= int(rows["size"].sum(dtype=np.int64))
-        for number, count in _by_connection(rows):
-            connection = self._connections[worker, number]
-            connection.entries -= count
-            if connection.entries <= connection.enough:
-                connection.enough = -1
-                self._owner.outbox(worker).reply(number, b"", action=envelope.RESUME_READING)
-            if not connection.entries:
-                del self._connections[worker, number]
-
-    def _let_go(self, topic: Topic) -> None:
-        held = self._held.pop(topic, None)
-        for worker, rows, _ in held.pieces if held is not None else ():
-            self._uncount(worker, rows)
-        if not self._held:
-            self.due_ms = NEVER_MS
+    def _is_throttled(self, throttled: Throttled) -> bool:
+        """Whether a topic's producers, or a subscription's consumers, still wait; see ThrottleLog."""
+        if not isinstance(throttled, Subscription):
+            return throttled in self.held.by_topic
+        topic, limited = throttled.partition, throttled.limited
+        return (isinstance(topic, Partition) and not topic.is_released and throttled in topic.attached
+                and limited is not None and limited.since_ms > 0)
 
 
-def _rules(causes: list[dict]) -> str:
-    return " and ".join(cause["rule"] for cause in causes)
-
-
-def _by_connection(rows: NDArray) -> list[tuple[int, int]]:
-    """(its number, its rows)"""
-    numbers, counts = np.unique(rows["connection"], return_counts=True)
-    return list(zip(numbers.tolist(), counts.tolist(), strict=True))
-
-
-def _topic_served_ms(topic: Topic) -> int:
-    return topic.rate_limits.served_ms
-
-
-def _packed(rows: NDArray, data: memoryview) -> tuple[NDArray, memoryview]:
-    """Copies of these rows and of their entries, without gaps: what came with them is not kept in memory."""
-    rows = rows.copy()
-    ends = np.cumsum(rows["size"], dtype=np.uint64)
-    offsets, starts = rows["offset"].copy(), ends - rows["size"]
-    rows["offset"] = starts
-    if len(rows) and (offsets - offsets[0] == starts).all():
-        return rows, memoryview(bytes(data[int(offsets[0]):int(offsets[0] + ends[-1])]))
-    return rows, memoryview(b"".join([data[at:at + size] for at, size in zip(offsets.tolist(), rows["size"].tolist(), strict=True)]))
-
-
-# -- what is given out
+# -- rates of subscriptions
 
 def watch_subscription(subscription: Subscription, now_ms: int) -> None:
-    """Its topic's policies are new, or it is."""
+    """Apply the dispatch rate of a subscription that is new, or whose topic's policies are."""
     limited = subscription.limited = subscription.limited or Limited()
     policies = subscription.partition.policies
     rate = dict(policies.dispatch_rates_of).get(subscription.name, policies.subscription_dispatch_rate)
@@ -399,19 +376,20 @@ def _is_behind(subscription: Subscription) -> bool:
 
 
 def published(groups: list[Group], now_ms: int) -> None:
-    """These are about to be stored; rates may be relative to that."""
+    """Return tokens to dispatch rates that are relative to the publish rate; called before entries are appended."""
     for group in groups:
         topic = group.partition
         if topic.rate_limits is None:
             continue
         messages = group.count if topic.rate_limits.counts_entries else group.next_message - topic.next_message
-        for limit in (topic.rate_limits.dispatch, *(one.limited.limit for one in topic.attached if one.limited is not None)):
+        of_subscriptions = (one.limited.limit for one in topic.attached if one.limited is not None)
+        for limit in (topic.rate_limits.dispatch, *of_subscriptions):
             if limit is not None:
                 limit.published(messages, group.size - group.ledger.size, now_ms)
 
 
 def in_turn(topic: Topic) -> list[Subscription]:
-    """Those first that have waited longest since they last got anything: they share a rate."""
+    """Return subscriptions with consumers, those first that have waited longest since they got anything."""
     return sorted(topic.attached, key=_served_ms)
 
 
@@ -419,26 +397,41 @@ def _served_ms(subscription: Subscription) -> int:
     return subscription.limited.served_ms if subscription.limited is not None else 0
 
 
+def _topic_served_ms(topic: Topic) -> int:
+    limits = topic.rate_limits
+    assert limits is not None, topic      # a shared dispatch rate gives every topic its limits
+    return limits.served_ms
+
+
 def due_ms(topic: Topic) -> int:
-    """When one of them may get more."""
+    """Return when a throttled subscription of the topic may get more, NEVER_MS if none is throttled."""
     return min((one.limited.until_ms for one in topic.attached if one.limited is not None), default=NEVER_MS)
 
 
-def causes(owner, subscription: Subscription) -> list[dict]:
-    """What of this keeps its consumers waiting."""
-    limited, found = subscription.limited, subscription.partition
+# -- causes, as operators are told them
+
+def causes(owner: OwnerContext, subscription: Subscription) -> list[dict[str, Any]]:
+    """Return which rates throttle the subscription's consumers now, as JSON."""
+    limited, topic = subscription.limited, subscription.partition
+    if limited is None:
+        return []
     names = _POLICIES
-    if any(name == subscription.name for name, _ in found.policies.dispatch_rates_of):
+    if any(name == subscription.name for name, _ in topic.policies.dispatch_rates_of):
         names = _POLICIES | {"Subscription": DISPATCH_RATE_OF + subscription.name}
-    return [{"cause": "dispatch rate", "rule": _rule(owner, found, limit, names[limit.level]),
-             "since_ms": limited.since_ms, "until_ms": limited.until_ms} for limit in (limited.by if limited is not None else ())]
+    return [{"cause": "dispatch rate", "rule": _rule(owner, topic, limit, names[limit.level]),
+             "since_ms": limited.since_ms, "until_ms": limited.until_ms} for limit in limited.by]
 
 
 _POLICIES = {"Subscription": "subscriptionDispatchRate", "Topic": "dispatchRate", "Broker": "dispatchRate"}
 
 
-def _rule(owner, topic: Topic, limit: Limit, policy: str) -> str:
-    """Its name, whom it was set for, and what it says."""
-    scopes = [f"{kind} {scope}" for kind, scope in (("topic", str(topic.name.base)), ("namespace", topic.name.namespace))
+def _rules(causes: list[dict[str, Any]]) -> str:
+    return " and ".join(cause["rule"] for cause in causes)
+
+
+def _rule(owner: OwnerContext, topic: Topic, limit: Limit, policy: str) -> str:
+    """Return the policy's name, the topic or namespace for which it is set, and its bounds."""
+    levels = ("topic", str(topic.name.base)), ("namespace", topic.name.namespace)
+    scopes = [f"{kind} {scope}" for kind, scope in levels
               if limit.level != "Broker" and policy in owner.catalogue.policies.of(scope)]
     return f"{policy} of {scopes[0] if scopes else 'the broker'}: {limit}"

@@ -1,7 +1,8 @@
-"""What everybody has acknowledged is kept while it is young and there is room for it: `retention_s` and `retention_bytes`.
+"""Retention: how long, and up to what size, acknowledged entries are kept (`retention_s`, `retention_bytes`).
 
-Space is given back ledger by ledger, the oldest first: one that everybody has acknowledged goes when its newest entry is too
-old, or when the partition without it is as large as was asked for.  The first that is neither keeps those behind it.
+Ledgers are deleted whole, the oldest first. A ledger that all subscriptions have acknowledged is deleted when its
+newest entry is too old, or when the partition without it still has the size asked for. The first ledger that must stay
+keeps those behind it.
 """
 import contextlib
 
@@ -9,38 +10,44 @@ from geminga.storage import format
 from geminga.storage.catalogue.policies import NO_LIMIT
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
 
-_LOOK_MS = 10_000       # between two looks at a partition whose first ledger is old, and needed by somebody
+_LOOK_MS = 10_000       # between two looks at a partition whose first ledger is old, but not yet acknowledged
 
 
 class Retention(Watcher):
-    """When one owner has to look whether ledgers have become too old."""
+    """Wakes trimming of one owner's partitions when ledgers become too old."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self._next_ms: dict[Partition, int] = {}
+        self._next_ms: dict[Partition, int] = {}      # when to look at a partition again
+
+    def __repr__(self) -> str:
+        return f"<Retention of {len(self._next_ms)} partitions>"
 
     def watch(self, partition: Partition) -> None:
-        """Its policies are new."""
+        """Apply the partition's policies, which are new."""
         self._next_ms.pop(partition, None)
         if partition.policies.retains:
             self._next_ms[partition] = 0
         self._owner.wake_trimming(partition)
 
     def release(self, partition: Partition) -> None:
+        """Forget a partition that the owner gives up."""
         self._next_ms.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
+        """Look at the partitions whose time has come; called once a second."""
         for partition, next_ms in self._next_ms.items():
             if now_ms >= next_ms:
                 self.look(partition, now_ms)
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """What need not be kept of it may go."""
+        """Close an open ledger that is too old, and have trimming delete what need not be kept."""
         if should_roll(partition, now_ms):
-            with contextlib.suppress(StorageFull):      # another time
+            with contextlib.suppress(StorageFull):      # a later look tries again
                 self._owner.roll(partition)
         self._owner.wake_trimming(partition)
         limit_s, due_ms = partition.policies.retention_s, now_ms
@@ -50,7 +57,7 @@ class Retention(Watcher):
 
 
 def disposable(partition: Partition, now_ms: int) -> int:
-    """How many of its ledgers, from the first on, need not be kept as far as the retention is concerned."""
+    """Return how many ledgers of the partition, from the first on, retention does not keep."""
     if not partition.policies.retains:
         return len(partition.ledgers)
     left, count = sum(map(_size, partition.ledgers)), 0
@@ -63,7 +70,7 @@ def disposable(partition: Partition, now_ms: int) -> int:
 
 
 def should_roll(partition: Partition, now_ms: int) -> bool:
-    """Whether all of the open ledger is acknowledged, and too old to be kept."""
+    """Whether the open ledger has entries, and all are acknowledged and too old to be kept."""
     last, policies = partition.open_ledger, partition.policies
     return policies.retains and bool(last.entries) and _is_old(partition, last, now_ms) and partition.is_drained
 
@@ -83,5 +90,5 @@ def _newest_ms(ledger: Ledger) -> int:
 
 
 def _size(ledger: Ledger) -> int:
-    """Of its entries."""
+    """Return the bytes of a ledger's entries."""
     return ledger.size - format.HEADER_SIZE

@@ -1,7 +1,7 @@
-"""What an owner says in the log of those whom a rate keeps waiting: a line when it begins and one when it is over.
+"""Log lines about throttling: one when a rate begins to throttle a topic or subscription, one when that is over.
 
-It is over when nobody has waited for QUIET_MS, not whenever there are tokens again.  Where very many wait, lines are about the first of
-them; of the others there is a number, once in a while.
+Throttling is over when it has not happened for QUIET_MS, not whenever there are tokens again. Of very many beginnings
+in a period only the first have lines; the number of the others is logged at its end.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,67 +10,74 @@ from geminga.storage.runtime.log import log
 from geminga.storage.topics.subscription import Subscription, Topic
 
 QUIET_MS = 10_000
-LINES_MAX = 20               # beginnings that an owner prints in a PERIOD_MS
+LINES_MAX = 20               # beginnings that an owner logs in a PERIOD_MS
 PERIOD_MS = 60_000
 
-Slowed = Topic | Subscription      # a topic's producers, or a subscription's consumers
+Throttled = Topic | Subscription      # a topic's producers, or a subscription's consumers
 
 
 @dataclass(slots=True)
 class _Episode:
+    """Throttling of one topic or subscription, from its beginning to its end."""
+
     began_ms: int
-    last_ms: int
-    count: int
-    is_told: bool
+    last_ms: int              # when it happened last
+    count: int                # entries held back, or times that a subscription was throttled
+    is_logged: bool           # so that the end is logged too
 
 
-class Throttling:
-    """Of one owner's topics and subscriptions."""
+class ThrottleLog:
+    """Throttling of one owner's topics and subscriptions, as its log shows it."""
 
-    def __init__(self, is_waiting: Callable[[Slowed], bool]):
-        """is_waiting: whether somebody still waits, although nothing has happened for long."""
+    def __init__(self, is_waiting: Callable[[Throttled], bool]):
+        """is_waiting: whether a client is still throttled, although `happened` was not called for long."""
         self._is_waiting = is_waiting
-        self._episodes: dict[Slowed, _Episode] = {}
-        self._since_ms, self._begun = 0, 0      # the period, and episodes that have begun in it
+        self._episodes: dict[Throttled, _Episode] = {}
+        self._since_ms, self._begun = 0, 0      # when the period began, and episodes that have begun in it
 
-    def happened(self, slowed: Slowed, count: int, now_ms: int, why: Callable[[], str]) -> None:
-        """So many have to wait, because of a rule that why() names."""
-        episode = self._episodes.get(slowed)
+    def __repr__(self) -> str:
+        return f"<ThrottleLog {len(self._episodes)} topics and subscriptions throttled>"
+
+    def happened(self, throttled: Throttled, count: int, now_ms: int, why: Callable[[], str]) -> None:
+        """Note `count` throttled entries, or times, because of a rule that why() names."""
+        episode = self._episodes.get(throttled)
         if episode is not None:
             episode.last_ms, episode.count = now_ms, episode.count + count
             return
         self._since_ms, self._begun = self._since_ms if self._begun else now_ms, self._begun + 1
-        is_told = self._begun <= LINES_MAX
-        self._episodes[slowed] = _Episode(now_ms, now_ms, count, is_told)
-        if is_told:
-            log.info(f"{_who(slowed)} wait because of {why()}", code="G501", **_fields(slowed))
+        is_logged = self._begun <= LINES_MAX
+        self._episodes[throttled] = _Episode(now_ms, now_ms, count, is_logged)
+        if is_logged:
+            log.info(f"{_who(throttled)} wait because of {why()}", code="G501", **_fields(throttled))
 
     def tick(self, now_ms: int) -> None:
-        for slowed, episode in list(self._episodes.items()):
-            if self._is_waiting(slowed):
+        """Log what has ended; called once a second."""
+        for throttled, episode in list(self._episodes.items()):
+            if self._is_waiting(throttled):
                 episode.last_ms = now_ms
             if now_ms - episode.last_ms < QUIET_MS:
                 continue
-            del self._episodes[slowed]
-            if episode.is_told:
+            del self._episodes[throttled]
+            if episode.is_logged:
                 seconds = (episode.last_ms - episode.began_ms) / 1000
-                what = "times" if isinstance(slowed, Subscription) else "entries"
-                log.info(f"{_who(slowed)} wait no more; a rate held up {episode.count} {what} in {seconds:.1f} s", code="G501",
-                         **_fields(slowed))
+                what = "times" if isinstance(throttled, Subscription) else "entries"
+                log.info(f"{_who(throttled)} wait no more; a rate held up {episode.count} {what} in {seconds:.1f} s",
+                         code="G501", **_fields(throttled))
         if self._begun and now_ms - self._since_ms >= PERIOD_MS:
             if self._begun > LINES_MAX:
                 more = self._begun - LINES_MAX
-                log.info(f"rates began to keep {more} more topics and subscriptions waiting, of which there are no lines", code="G501")
+                log.info(f"rates began to keep {more} more topics and subscriptions waiting, "
+                         "of which there are no lines", code="G501")
             self._begun = 0
 
 
-def _who(slowed: Slowed) -> str:
-    if isinstance(slowed, Subscription):
-        return f"{slowed.partition.name}: consumers of subscription {slowed.name!r}"
-    return f"{slowed.name}: producers"
+def _who(throttled: Throttled) -> str:
+    if isinstance(throttled, Subscription):
+        return f"{throttled.partition.name}: consumers of subscription {throttled.name!r}"
+    return f"{throttled.name}: producers"
 
 
-def _fields(slowed: Slowed) -> dict[str, str]:
-    if isinstance(slowed, Subscription):
-        return {"topic": str(slowed.partition.name), "subscription": slowed.name}
-    return {"topic": str(slowed.name)}
+def _fields(throttled: Throttled) -> dict[str, str]:
+    if isinstance(throttled, Subscription):
+        return {"topic": str(throttled.partition.name), "subscription": throttled.name}
+    return {"topic": str(throttled.name)}

@@ -1,31 +1,37 @@
-"""The bound of what consumers of all shared subscriptions of the broker may have unacknowledged, together.
+"""The bound of unacknowledged messages that consumers of all shared subscriptions of the broker may have together.
 
-Owners see each other's counts once a second.  While the bound is reached, a subscription that has more than a part of it gets nothing until
-it has half of that part; the others go on.  All go on once the broker has half of the bound.
+Owners see each other's counts once a second. While the bound is reached, a subscription with more than a certain part
+of it gets nothing until it is down to half of that part; the others go on. All go on once the broker is down to half
+of the bound.
 """
 from geminga.storage.dispatch.shared import Shared
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.watcher import Watcher
 
 
-class Crowding(Watcher):
-    """The subscriptions of one owner."""
+class UnacknowledgedLimit(Watcher):
+    """Enforces the bound on one owner's subscriptions."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self._is_reached = False
+        self._is_reached = False      # and not yet down to half
+
+    def __repr__(self) -> str:
+        return f"<UnacknowledgedLimit {'reached' if self._is_reached else 'not reached'}>"
 
     def tick(self, now_ms: int) -> None:
+        """Count what is unacknowledged, and bound subscriptions if it is too much; called once a second."""
         options = self._owner.options
         most = options.max_unacked_messages_per_broker
         if not (most or self._is_reached):
             return
-        found = [(topic, one.dispatcher) for topic in self._owner.by_name.values() for one in topic.attached
-                 if isinstance(one.dispatcher, Shared)]
+        shared = [(topic, one.dispatcher) for topic in self._owner.by_name.values() for one in topic.attached
+                  if isinstance(one.dispatcher, Shared)]
         counters = self._owner.counters
-        counters.set("unacknowledged", sum(dispatcher.unacknowledged for _, dispatcher in found) if most else 0)
+        counters.set("unacknowledged", sum(dispatcher.unacknowledged for _, dispatcher in shared) if most else 0)
         self._is_reached = bool(most) and counters.total("unacknowledged") >= (most // 2 if self._is_reached else most)
         bound = max(1, most * options.max_unacked_percent_when_blocked // 100) if self._is_reached else 0
-        for topic, dispatcher in found:
+        for topic, dispatcher in shared:
             if dispatcher.broker_bound != bound:
                 dispatcher.broker_bound = bound
                 dispatcher.bounds_changed()

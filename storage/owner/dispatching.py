@@ -11,7 +11,7 @@ from geminga.storage.commands.subscriptions import close_consumers
 from geminga.storage.cursors.batch_acks import words as words_of
 from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.enforcement import rate_limiter
-from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner.partition_table import PartitionTable
@@ -30,7 +30,7 @@ _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protoc
 class Dispatching(Watcher):
     """Deliveries of one owner."""
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: Rates, schedules: DelayedScheduler):
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: RateLimiter, schedules: DelayedScheduler):
         self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
         self._acks: list[Rows] = []
         self._partial_acks: list[tuple[Rows, memoryview]] = []      # those of them that are about parts of batches, and their words

@@ -6,7 +6,7 @@ from geminga.proto import envelope
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.rows import Rows
 from geminga.storage.cursors.producer_sequences import NOWHERE
-from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.subscription import Producer
 
@@ -16,7 +16,7 @@ _COPIED = "connection", "producer_id", "sequence_id", "highest_sequence_id"     
 class NonPersistentPublishing:
     """SENDs to one owner's non-persistent topics."""
 
-    def __init__(self, owner: OwnerContext, rates: Rates):
+    def __init__(self, owner: OwnerContext, rates: RateLimiter):
         self._owner, self._rates = owner, rates
 
     def publish(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:

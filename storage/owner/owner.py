@@ -12,15 +12,15 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
 from geminga.storage.catalogue.catalogue import Catalogue
-from geminga.storage.enforcement.backlog_quota import Quotas
+from geminga.storage.enforcement.backlog_quota import BacklogQuotas
 from geminga.storage.enforcement.closed_partition_scan import ClosedPartitionScan
-from geminga.storage.enforcement.delay_policy import Delays
-from geminga.storage.enforcement.inactive_topics import Inactive
-from geminga.storage.enforcement.message_ttl import Expiry
-from geminga.storage.enforcement.publish_gate import Gate
-from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.enforcement.delay_policy import DelayPolicy
+from geminga.storage.enforcement.inactive_topics import InactiveTopics
+from geminga.storage.enforcement.message_ttl import MessageTtl
+from geminga.storage.enforcement.publish_gate import PublishGate
+from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.enforcement.retention import Retention
-from geminga.storage.enforcement.unacknowledged_limit import Crowding
+from geminga.storage.enforcement.unacknowledged_limit import UnacknowledgedLimit
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.options import StorageOptions
@@ -87,10 +87,11 @@ class Owner(Decisions):
         self.partitions = PartitionTable(self, self._durability, self.space, self.snapshots, recovery, is_mine)
         self.by_name = self.partitions.by_name
         self.closed_scan, self.missing, self.schedules = ClosedPartitionScan(self, is_mine), MissingFiles(self), DelayedScheduler(self)
-        self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), HolePuncher(self)
-        self.inactive, self.views, self.rates, self.crowding = Inactive(self), CompactedViews(self), Rates(self), Crowding(self)
+        self.expiry, self.quotas, self.retention = MessageTtl(self), BacklogQuotas(self), Retention(self)
+        self.puncher, self.views = HolePuncher(self), CompactedViews(self)
+        self.inactive, self.rates, self.crowding = InactiveTopics(self), RateLimiter(self), UnacknowledgedLimit(self)
         self.statistics = Statistics(self, options.stats_window_s)
-        self.gate, self.delays = Gate(self, self.space, self.memory, self.quotas), Delays(self)
+        self.gate, self.delays = PublishGate(self, self.space, self.memory, self.quotas), DelayPolicy(self)
         self._trimming = Trimming(self, self.partitions, self._durability, self.space, self.discovery, self.views)
         self._publishing = Publishing(
             self, self.partitions, self._durability, self._trimming, space=self.space, gate=self.gate, rates=self.rates,

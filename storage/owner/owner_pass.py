@@ -13,7 +13,7 @@ from typing import Any
 
 from geminga.proto import envelope
 from geminga.proto.rows import Rows
-from geminga.storage.enforcement.publish_gate import Gate
+from geminga.storage.enforcement.publish_gate import PublishGate
 from geminga.storage.owner.dispatching import Dispatching
 from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.publishing import Publishing
@@ -29,7 +29,8 @@ class Pass:
     """The passes of one owner, one after the other."""
 
     def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
-                 dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: Gate, schedules: DelayedScheduler):
+                 dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: PublishGate,
+                 schedules: DelayedScheduler):
         """tick: looks at all watchers."""
         self._decisions, self._tick = decisions, tick
         self._requests, self._publishing, self._dispatching = requests, publishing, dispatching

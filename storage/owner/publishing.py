@@ -9,10 +9,10 @@ from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK, is_encrypted
 from geminga.storage.commands import producers as producer_commands
 from geminga.storage.enforcement import rate_limiter
-from geminga.storage.enforcement.backlog_quota import Quotas
-from geminga.storage.enforcement.delay_policy import Delays
-from geminga.storage.enforcement.publish_gate import Gate
-from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.enforcement.backlog_quota import BacklogQuotas
+from geminga.storage.enforcement.delay_policy import DelayPolicy
+from geminga.storage.enforcement.publish_gate import PublishGate
+from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.owner.durability import Durability
@@ -34,7 +34,8 @@ class Publishing(TopicWatcher):
     """SENDs of one owner."""
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: DiskSpace,
-                 gate: Gate, rates: Rates, delays: Delays, quotas: Quotas, schedules: DelayedScheduler, statistics: Statistics):
+                 gate: PublishGate, rates: RateLimiter, delays: DelayPolicy, quotas: BacklogQuotas,
+                 schedules: DelayedScheduler, statistics: Statistics):
         self._owner, self._partitions, self._durability, self._trimming = owner, partitions, durability, trimming
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
         self._schedules, self._statistics = schedules, statistics

@@ -328,8 +328,8 @@ BUGS = [
         "storage/enforcement/message_ttl.py",
         "storage/test_expiry.py",
         (
-            "first = min((subscription.cursor.mark_delete",
-            "first = max((subscription.cursor.mark_delete",
+            "first = min((one.cursor.mark_delete",
+            "first = max((one.cursor.mark_delete",
             "the slowest subscription keeps what is old",
         ),
     ),
@@ -346,8 +346,8 @@ BUGS = [
         "storage/enforcement/inactive_topics.py",
         "storage/test_limits.py",
         (
-            "return any(subscription.cursor.backlog",
-            "return all(subscription.cursor.backlog",
+            "return any(one.cursor.backlog",
+            "return all(one.cursor.backlog",
             "a topic is deleted while one of its subscriptions lags",
         ),
     ),

@@ -182,7 +182,7 @@ def test_nothing_is_lost_and_the_order_stays(rig):
     assert [action for _, action, *_ in answers.replies] == [envelope.PAUSE_READING]
     late = passes(rig, 4_000)
     assert [action for each in late for _, action, *_ in each.replies] == [envelope.RESUME_READING]
-    assert len(rig.owner.rates._connections) == 0
+    assert len(rig.owner.rates.held._connections) == 0
     receipts = answers.receipts + [receipt for each in late for receipt in each.receipts]
     assert [receipt[3] for receipt in receipts] == sorted(receipt[3] for receipt in receipts)
     assert [payload for _, payload in rig.everything("a")] == [b"%d" % number for number in range(300)]
