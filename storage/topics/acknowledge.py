@@ -275,11 +275,12 @@ def _acknowledge_up_to(
     if _known(partition, subscription).has(position):
         cursor = subscription.cursor
         owner.count(subscription, reason, _messages_up_to(subscription, position))
-        for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
-            cursor.forget(passed)
         cursor.mark_delete = position
         if subscription.dispatcher is not None:
             subscription.dispatcher.acknowledged_up_to(position)
+        # Only now: the dispatcher counts the messages that were left of batches, which `forget` drops.
+        for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
+            cursor.forget(passed)
         if cursor.parts:
             cursor.forget_acknowledged_parts()
 

@@ -110,6 +110,21 @@ def test_where_it_is_switched_off_parts_count_for_nothing(rigs, kind):
     assert left(rig, kind) == dict.fromkeys(expected, 0)
 
 
+def test_skipping_everything_leaves_no_message_at_a_consumer(rigs):
+    """Messages left of a batch count, not all of the batch, also if its ledger has holes and the skip goes beyond it."""
+    rig = rigs(roll_over_entries=3)
+    consumer = rig.consumer("a", subType=SubType.Shared)
+    positions = publish(rig, 1, 5, 1) + publish(rig, 1)
+    assert positions[2][0] < positions[3][0]
+    rig.run(rig.flow(consumer, MANY))
+    rig.run(rig.acks(consumer, positions[2]), rig.ack_part(consumer, positions[1], 0b00011))
+    subscription = rig.partition("a").subscriptions["sub", True]
+    assert subscription.first_consumer.unacknowledged == 1 + 2 + 1
+    rig.asked("clear", "a", subscription="sub")
+    assert subscription.first_consumer.unacknowledged == 0
+    subscription.check()
+
+
 # -- what is kept -----------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
