@@ -4,20 +4,21 @@
     python3 supervisor/bootstrap.py nightly [arguments of `geminga nightly`]
     python3 supervisor/bootstrap.py test  [--fast] [arguments of pytest]
 
-It chooses an interpreter, makes <checkout>/.venv with it, installs the project there (editable, with its pinned
-dependencies) and becomes the program asked for.  `nightly` and `test` want Spark too, and Spark a Java runtime.  `nightly`
-installs that from the distribution where it may; `test` changes nothing outside of the checkout, unless CI=true is set.
-A stamp in the environment says what it was made of, so that a start which finds it still true does nothing else:
+The bootstrap chooses an interpreter, makes <checkout>/.venv with it, installs the project there (editable, with its
+pinned dependencies) and becomes the wanted program.  `nightly` and `test` need Spark too, and Spark a Java runtime.
+`nightly` installs a Java runtime from the distribution if it runs as root.  `test` changes nothing outside of the
+checkout, unless CI=true is set.  A stamp in the environment says what the environment was made of.  While the stamp is
+true, a start does nothing else:
 
     no environment                                               -> from scratch
     stamp UNFINISHED or cut off: a run was interrupted           -> from scratch
     made elsewhere: checkout moved, interpreter gone or upgraded -> from scratch
     pyproject.toml changed, or tests asked for after serve       -> pip again, in place
-    no stamp: made by hand                                       -> pip again, in place; what its owner added stays
+    no stamp: made by hand                                       -> pip again, in place; its owner's additions stay
     no stamp and no pip                                          -> refused: not ours to remove
 
-Only the standard library is used, and this file parses on interpreters too old to run the broker: it is the one
-that has to tell their users.
+Only the standard library is used.  This file also parses on interpreters too old to run the broker, because it has to
+tell their users.
 """
 import fcntl
 import hashlib
@@ -29,20 +30,21 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 13))  # first and last; a test compares them with requires-python
-EXTRAS = ("", "nightly", "dev")  # each brings what those before it do
-PROGRAMS = {"serve": ("geminga", ""), "nightly": ("geminga", "nightly"), "test": ("pytest", "dev")}  # verb -> script, extras
+EXTRAS = ("", "nightly", "dev")  # each includes those before it
+# Verb: (script, extras).
+PROGRAMS = {"serve": ("geminga", ""), "nightly": ("geminga", "nightly"), "test": ("pytest", "dev")}
 JAVA_PACKAGE = "default-jre-headless"  # of every release of Debian: OpenJDK 17 in 12, 21 in 13
-JAVA_FIRST = 17  # what Spark asks for
+JAVA_FIRST = 17  # the oldest version that Spark runs on
 STAMP = "geminga-setup.json"
 UNFINISHED = "{}"
 
 
 class SetUpError(Exception):
-    """The set-up cannot go on; the text is the line to show."""
+    """The set-up cannot go on.  The text is one line for the user."""
 
 
 def main(arguments):
-    if arguments == ["facts"]:  # asked by interpreter_facts(), in the interpreter it is about
+    if arguments == ["facts"]:  # interpreter_facts() has started this interpreter
         print(json.dumps(own_facts()))
         return 0
     if not arguments or arguments[0] not in PROGRAMS:
@@ -69,13 +71,13 @@ def main(arguments):
         os.chdir(CHECKOUT)  # where pytest finds its configuration
         rest = [*processes_of_tests(rest), *rest]
     else:
-        rest = [verb, *rest]  # started where the user stands: --config and --data-dir are paths of theirs
+        rest = [verb, *rest]  # in the user's folder, as --config and --data-dir may be relative paths
     script = environment / "bin" / program
     os.execv(script, [str(script), *rest])
 
 
 def processes_of_tests(arguments):
-    """Return pytest's options for a process per core, as fast tests want it; more than four would only import more often.
+    """Return pytest's options for a process per core, but at most four: more would only import more often.
 
     Other tests run in one process: some of them measure times, and brokers of theirs use all cores already.
     """
@@ -89,7 +91,10 @@ def say(text):
 # --- the environment ---------------------------------------------------------------------------------------------
 
 def is_ready(environment, program, extras):
-    """Whether nothing needs doing: reads two small files and starts no process (it is on the path of every start)."""
+    """Whether the environment can be used as it is.
+
+    Every start calls this function, so it reads two small files and starts no process.
+    """
     stamp = read_stamp(environment)
     return (
         stamp is not None
@@ -103,15 +108,15 @@ def is_ready(environment, program, extras):
 def stamp_of(environment, extras):
     """Return the stamp of an environment that is finished now."""
     return {
-        "checkout": str(CHECKOUT),  # console scripts and the editable install hold this path
-        "interpreter": os.path.realpath(environment / "bin" / "python"),  # its name carries 3.N on every distribution
+        "checkout": str(CHECKOUT),  # console scripts and the editable install have this path in them
+        "interpreter": os.path.realpath(environment / "bin" / "python"),  # a path with 3.N on every distribution
         "project": hashlib.sha256((CHECKOUT / "pyproject.toml").read_bytes()).hexdigest(),
         "extras": extras,
     }
 
 
 def read_stamp(environment):
-    """The stamp, {} for an unfinished environment, None where there is no stamp."""
+    """Return the stamp, {} for an unfinished environment, None without a stamp."""
     try:
         return json.loads((environment / STAMP).read_text())
     except FileNotFoundError:
@@ -121,8 +126,8 @@ def read_stamp(environment):
 
 
 def set_up(environment, program, extras):
-    """Make the environment ready; one run at a time, and whatever interrupts it leaves it UNFINISHED."""
-    with open(CHECKOUT / "pyproject.toml", "rb") as lock:  # a lock needs some file, and this one is always there
+    """Make the environment ready, one run at a time.  An interrupted run leaves the stamp UNFINISHED."""
+    with open(CHECKOUT / "pyproject.toml", "rb") as lock:  # any file that always exists can be locked
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -133,7 +138,8 @@ def set_up(environment, program, extras):
         stamp = read_stamp(environment)
         if can_be_kept(environment, stamp):
             had = (stamp or {}).get("extras", "")
-            extras = max(extras, had if had in EXTRAS else "", key=EXTRAS.index)  # serve after test takes nothing away
+            # Extras only grow: a serve after a test keeps the test's packages.
+            extras = max(extras, had if had in EXTRAS else "", key=EXTRAS.index)
             say(f"bringing {environment} up to date")
             (environment / STAMP).write_text(UNFINISHED)
         else:
@@ -146,19 +152,20 @@ def set_up(environment, program, extras):
 
 
 def can_be_kept(environment, stamp):
-    """Whether pip may work in the environment there is, rather than in a new one; see the table at the top."""
+    """Whether pip may work in the existing environment instead of a new one (table in the module's docstring)."""
     if stamp is None:
         if not environment.exists() or not any(environment.iterdir()):
             return False
         if not interpreter_facts(environment / "bin" / "python").get("pip"):
-            raise SetUpError(f"{environment} was not made by this command and has no working pip: remove it, then try again")
+            raise SetUpError(f"{environment} was not made by this command and has no working pip: "
+                             "remove it, then try again")
         return True
     now = stamp_of(environment, "")
     return all(stamp.get(key) == now[key] for key in ("checkout", "interpreter"))
 
 
 def clear(environment):
-    """Leave an empty folder but for the stamp, which says UNFINISHED from before the first removal on."""
+    """Empty the environment's folder.  The stamp says UNFINISHED before the first file is removed."""
     environment.mkdir(exist_ok=True)
     (environment / STAMP).write_text(UNFINISHED)
     for path in environment.iterdir():
@@ -171,7 +178,7 @@ def clear(environment):
 def install(environment, extras, lock):
     project = f"{CHECKOUT}[{extras}]" if extras else str(CHECKOUT)
     pip = [str(environment / "bin" / "python"), "-I", "-m", "pip"]
-    # Quiet leaves errors and pip's own retries to see, and hides that this checkout has a folder per package.
+    # --quiet still shows errors and retries, and hides a warning about this checkout's folders.
     run([*pip, "install", "--quiet", "--disable-pip-version-check", "--editable", project], lock)
 
 
@@ -182,11 +189,11 @@ def write_stamp(environment, extras):
 
 
 def run(command, lock):
-    """Run to its end, its output shown.
+    """Run a command to its end and show its output.  Raises SetUpError.
 
-    The child inherits the lock: one that outlives a killed parent still keeps the next set-up waiting.
+    The command inherits the lock: if it outlives a killed parent, the next set-up waits for it.
     """
-    import subprocess  # costs a start that has nothing to do more than the rest of this file
+    import subprocess  # slower to import than the rest of this file, and most starts do not need it
 
     status = subprocess.run(command, pass_fds=(lock.fileno(),)).returncode
     if status:
@@ -196,34 +203,39 @@ def run(command, lock):
 # --- Java --------------------------------------------------------------------------------------------------------
 
 def has_java():
-    """Whether the java that Spark would start is new enough: the one of JAVA_HOME, or the first on the path."""
+    """Whether the java of JAVA_HOME, else the first on the path, is new enough for Spark."""
     import re
     import subprocess
 
     home = os.environ.get("JAVA_HOME")
     try:
-        said = subprocess.run([f"{home}/bin/java" if home else "java", "-version"], capture_output=True, text=True, timeout=60).stderr
+        java = f"{home}/bin/java" if home else "java"
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr
     except (OSError, subprocess.TimeoutExpired):
         return False
-    version = re.search(r'version "(\d+)', said)
+    version = re.search(r'version "(\d+)', output)
     return version is not None and int(version[1]) >= JAVA_FIRST
 
 
 def install_java(is_needed):
-    """From the distribution, by root; others are told which command does it.  Raises SetUpError where that is_needed."""
+    """Install a Java runtime from the distribution if this is root; else print the command that does it.
+
+    Raises SetUpError if it is_needed and not there in the end.
+    """
     import subprocess
 
     command = ["apt-get", "install", "--yes", "--no-install-recommends", JAVA_PACKAGE]
     if os.geteuid() == 0 and shutil.which("apt-get"):
         say(f"installing {JAVA_PACKAGE}, which Spark needs")
         for step in (["apt-get", "update"], command):
-            status = subprocess.run(["env", "DEBIAN_FRONTEND=noninteractive", *step, "-qq"], stdout=subprocess.DEVNULL).returncode
+            quiet = ["env", "DEBIAN_FRONTEND=noninteractive", *step, "-qq"]
+            status = subprocess.run(quiet, stdout=subprocess.DEVNULL).returncode
         if status == 0 and has_java():
             return
     line = f"Spark needs a Java runtime, {JAVA_FIRST} or newer: {' '.join(command[:2])} {JAVA_PACKAGE}"
     if is_needed:
         raise SetUpError(line)
-    say(line + "; what needs it is left out")
+    say(line + "; tests that need it are left out")
 
 
 # --- the interpreter ---------------------------------------------------------------------------------------------
@@ -231,8 +243,8 @@ def install_java(is_needed):
 def is_optimised():
     """Whether the running interpreter was built with profile-guided optimisation.
 
-    Debian and Ubuntu do so from a makefile of their own, which leaves no trace in the arguments of configure:
-    an interpreter that lives in /usr counts as the distribution's.
+    Debian and Ubuntu optimise in a makefile of their own, which leaves no trace in the arguments of configure.  So an
+    interpreter in /usr counts as the distribution's.
     """
     import sysconfig
 
@@ -245,7 +257,7 @@ def own_facts():
     from importlib.util import find_spec
 
     return {
-        "path": getattr(sys, "_base_executable", sys.executable),  # of an environment's python: the one it was made with
+        "path": getattr(sys, "_base_executable", sys.executable),  # in an environment: the one it was made with
         "version": sys.version_info[:2],
         "optimised": is_optimised(),
         "venv": find_spec("venv") is not None and find_spec("ensurepip") is not None,
@@ -254,18 +266,19 @@ def own_facts():
 
 
 def interpreter_facts(path):
-    """own_facts() of the interpreter at path; {} where there is none that runs."""
+    """Return own_facts() of the interpreter at path; {} if there is none that runs."""
     import subprocess
 
     try:
-        answer = subprocess.run([str(path), "-I", __file__, "facts"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
+        answer = subprocess.run([str(path), "-I", __file__, "facts"], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, timeout=30)
         return json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):  # absent; not Python, or a version manager's empty shim
         return {}
 
 
 def candidates():
-    """Interpreters in the order of preference: the caller's choice, the distribution's, then by version."""
+    """Iterate over interpreters by preference: the caller's choice, the distribution's, then by version."""
     first, last = SUPPORTED
     yield sys.executable
     yield "/usr/bin/python3"
@@ -276,11 +289,11 @@ def candidates():
 
 
 def chosen_interpreter():
-    """The path of the first optimised interpreter that is supported and can make environments, else of the first such one."""
+    """Return the path of a supported interpreter that can make environments, an optimised one if possible."""
     first, last = SUPPORTED
     named = f"Python {first[0]}.{first[1]} to {last[0]}.{last[1]}"
-    found = [facts for facts in map(interpreter_facts, candidates()) if facts]
-    supported = [facts for facts in found if first <= tuple(facts["version"]) <= last]
+    working = [facts for facts in map(interpreter_facts, candidates()) if facts]
+    supported = [facts for facts in working if first <= tuple(facts["version"]) <= last]
     if not supported:
         raise SetUpError(f"{named} is needed and none was found: apt-get install python3 python3-venv")
     usable = [facts for facts in supported if facts["venv"]]

@@ -2,6 +2,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import click
@@ -9,19 +10,32 @@ import click
 from geminga.supervisor.pulsar_client import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
-# Commands and the module of geminga.supervisor.cli that has each: one that does not run is not imported.
+# Command: its module in geminga.supervisor.cli.  Only the module of the command that runs is imported.
 _MODULES = {
-    "admin": "admin.commands", "backup": "backup", "config": "configuration", "debug": "debug", "definitions": "definitions",
-    "drain": "configuration", "export": "moving", "import": "moving", "ledger": "ledger", "log": "operations",
-    "nightly": "nightly", "reload": "configuration", "restore": "backup", "status": "operations",
-    "tune": "operations", "upgrade": "upgrade", "verify": "verify",
+    "admin": "admin.commands",
+    "backup": "backup",
+    "config": "configuration",
+    "debug": "debug",
+    "definitions": "definitions",
+    "drain": "configuration",
+    "export": "moving",
+    "import": "moving",
+    "ledger": "ledger",
+    "log": "operations",
+    "nightly": "nightly",
+    "reload": "configuration",
+    "restore": "backup",
+    "status": "operations",
+    "tune": "operations",
+    "upgrade": "upgrade",
+    "verify": "verify",
 }
-_NAMES = {"admin": "command", "import": "bring"}      # where the command's name is not the one in its module
+_NAMES = {"admin": "command", "import": "bring"}      # names in the module, where they differ from the command's
 _SHELLS = ("bash", "zsh", "fish")
 
 
 class _Command(click.Group):
-    """Commands return an exit status; what a command needs is imported when it runs."""
+    """The group of all commands.  A command returns its exit status, and is imported when it runs."""
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _MODULES:
@@ -38,16 +52,16 @@ class _Command(click.Group):
 
 
 def main(arguments: list[str] | None = None) -> int | str | None:
-    """Run the command; return what sys.exit takes (2: bad configuration or arguments)."""
-    umask = os.umask(0o077)      # what a command makes is its user's alone, whoever starts it
+    """Run the command; return a value for sys.exit (2: bad configuration or arguments)."""
+    umask = os.umask(0o077)      # files that a command makes are its user's alone, with any umask
     try:
         file = os.environ.get("PULSAR_CLIENT_CONF")
         geminga.main(arguments, prog_name="geminga", default_map=credentials.defaults(file) if file else None)
     except SystemExit as end:
         return end.code
     except Exception as error:
-        status = getattr(error, "exit_status", None)      # of what went wrong at a broker's HTTP port
-        if status is None and isinstance(error, OSError) and error.errno:      # a file, or the disk: nothing that this program could do
+        status = getattr(error, "exit_status", None)      # of errors at a broker's HTTP port
+        if status is None and isinstance(error, OSError) and error.errno:      # of a file or the disk: no bug
             from geminga.storage.errors import text_of
             print(f"geminga: {text_of(error)}", file=sys.stderr)
             return 1
@@ -96,26 +110,26 @@ def serve(config: str | None, **options: str | None) -> int:
 @credentials.options
 def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
     """Publish messages to a topic."""
-    import asyncio
-
     from geminga.supervisor.pulsar_client import client
 
     async def published() -> int:
-        shown = credentials.of(**who)
-        payloads = [os.fsencode(text) for text in messages]      # whatever bytes the shell has given
-        for message_id in await client.publish(url, topic, payloads, shown.method, shown.data, shown.context_for(url)):
+        given = credentials.of(**who)
+        payloads = [os.fsencode(text) for text in messages]      # the bytes that the shell gave, UTF-8 or not
+        for message_id in await client.publish(url, topic, payloads, given.method, given.data, given.context_for(url)):
             print("published {}:{}".format(*message_id))
         return 0
 
-    return _asked(url, asyncio.run, published)
+    return _run(url, published)
 
 
-def _asked(url: str, run: Any, what: Any) -> int:
-    """Its exit status; what goes wrong at that address is one line."""
+def _run(url: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a command that talks to a broker, and return its exit status.  An error at that address is one line."""
+    import asyncio
+
     from geminga.proto.errors import Refusal
     from geminga.supervisor.pulsar_client import client, reasons
     try:
-        return run(what())
+        return asyncio.run(command())
     except client.NoAddress as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 2
@@ -124,31 +138,33 @@ def _asked(url: str, run: Any, what: Any) -> int:
         return 1
 
 
-@geminga.command(epilog="Exit status: 0 all of it was printed; 1 not all, with a line for each entry that was not, or no such topic; 2 "
-                 "wrong usage.")
+@geminga.command(epilog="Exit status: 0 all messages were printed; 1 not all, with a line for each entry that was "
+                        "not, or no such topic; 2 wrong usage.")
 @click.argument("topic")
 @click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
 @credentials.options
 def read(topic: str, url: str, **who: Any) -> int:
-    """Print the messages that a topic holds, a line each, and leave them there; of a partitioned topic one partition after the other."""
-    import asyncio
+    """Print the messages that a topic holds, a line each, without acknowledging them.
 
+    A partitioned topic is read one partition after the other.
+    """
     from geminga.supervisor.cli.reading import Reading
     from geminga.supervisor.pulsar_client import client
 
     async def printed() -> int:
-        shown = credentials.of(**who)
-        reading, session = Reading(), await client.connect(url, shown.method, shown.data, shown.context_for(url))
+        given = credentials.of(**who)
+        reading = Reading()
+        connection = await client.connect(url, given.method, given.data, given.context_for(url))
         try:
-            async for payload in reading.messages(session, topic):
+            async for payload in reading.messages(connection, topic):
                 print(payload.decode(errors="backslashreplace"))
         finally:
-            session.close()
+            connection.close()
         for line in reading.left_out:
             print(f"geminga: {line}", file=sys.stderr)
         return int(bool(reading.left_out))
 
-    return _asked(url, asyncio.run, printed)
+    return _run(url, printed)
 
 
 @geminga.command()
@@ -157,23 +173,24 @@ def read(topic: str, url: str, **who: Any) -> int:
 @click.option("--http-url", "--admin-url", default="http://127.0.0.1:8080", show_default=True)
 @credentials.options
 def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
-    """Tell what keeps a subscription's consumers from getting more."""
+    """Tell why a subscription's consumers get no more messages."""
     from geminga.supervisor.pulsar_client.rest import Broker, quoted, topic_path
     try:
         place = f"{topic_path(topic)}/{quoted(subscription)}"
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     partitions = Broker(http_url, credentials=credentials.of(**who)).ask("GET", f"/ops/v1/why/{place}").value()
-    for found in partitions:
-        print("{topic} {subscription} ({type}): backlog {backlog}".format(**found))
-        if found["messages"]:
-            print("  messages: " + ", ".join(f"{count} {what}" for what, count in found["messages"].items()))
-        for cause in found["causes"]:
-            print("  " + ", ".join([cause["cause"], *(_said(name, value, cause) for name, value in cause.items() if name != "cause")]))
+    for partition in partitions:
+        print("{topic} {subscription} ({type}): backlog {backlog}".format(**partition))
+        if partition["messages"]:
+            print("  messages: " + ", ".join(f"{count} {what}" for what, count in partition["messages"].items()))
+        for cause in partition["causes"]:
+            details = [_detail(name, value, cause) for name, value in cause.items() if name != "cause"]
+            print("  " + ", ".join([cause["cause"], *details]))
 
 
-def _said(name: str, value: Any, cause: dict[str, Any]) -> str:
-    """A part of a cause; times as people read them."""
+def _detail(name: str, value: Any, cause: dict[str, Any]) -> str:
+    """Return one field of a cause as text, times as people read them."""
     from geminga.supervisor.configuration.units import instant
     if not name.endswith("_ms"):
         return f"{name.replace('_', ' ')} {value}"
@@ -183,7 +200,7 @@ def _said(name: str, value: Any, cause: dict[str, Any]) -> str:
 @geminga.command(epilog="\b\nExample:\n  geminga completion bash > /etc/bash_completion.d/geminga")
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, options and topics."""
+    """Print a script that makes a shell complete commands, options and topics."""
     from click.shell_completion import get_completion_class
     shell_completion = get_completion_class(shell)
     assert shell_completion is not None

@@ -1,5 +1,9 @@
-"""geminga config: what a configuration says, before a broker has to live with it; geminga reload: have a running one take it; geminga
-drain: have it stop when its consumers have acknowledged what they have."""
+"""Commands about a broker's configuration and its end.
+
+    geminga config    checks or prints a configuration before a broker uses it
+    geminga reload    has a running broker take over its changed configuration
+    geminga drain     has a running broker stop after its consumers have acknowledged their messages
+"""
 import os
 import pwd
 import sys
@@ -10,39 +14,43 @@ import click
 
 from geminga.supervisor.cli import installed
 
-_RELOAD_SECONDS = 120.0      # that a reload may take; an owner may have to be started again for it
-_SILENT_SECONDS = 10.0       # from one word of a broker that is being drained to the next, or to its end
+_RELOAD_SECONDS = 120.0      # for a reload; processes may have to be started again for it
+_SILENT_SECONDS = 10.0       # between two lines of a broker that is being drained, or until its end
 _FILE = click.option("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
-_DATA_DIR = click.option("--data-dir", metavar="DIR", help="where everything is kept")
-_OF = click.option("--data-dir", metavar="DIR", help="of the broker (default: ./data, or the installed broker's)")
+_DATA_DIR = click.option("--data-dir", metavar="DIR", help="the data folder")
+_OF = click.option("--data-dir", metavar="DIR",
+                   help="the broker's data folder (default: ./data, or the installed broker's)")
 
 
 @click.group()
 def config() -> None:
-    """Look at a configuration: FILE, the environment, the defaults."""
+    """Check or print a configuration, made of FILE, the environment and the defaults."""
 
 
-@config.command(epilog="Exit status: 0 a broker can be started, or reloaded, with it; 2 it cannot, and a line says why.")
+@config.command(epilog="Exit status: 0 a broker can be started, or reloaded, with it; 2 not, and a line says why.")
 @_FILE
 @_DATA_DIR
-@click.option("--user", metavar="NAME", help="that the broker runs as, for root (default: geminga, where the package is installed)")
+@click.option("--user", metavar="NAME",
+              help="the user that the broker runs as, for root (default: geminga, if the package is installed)")
 def check(config: str | None, data_dir: str | None, user: str | None) -> int:
-    """Tell whether a broker can use it, its keys, certificates and data folder included, and what differs from the defaults.
+    """Tell whether a broker can use a configuration, and print the keys that differ from their defaults.
 
-    Files are looked at as the broker's user, who may read less than root.
+    Keys, certificates and the data folder are checked too.  Files are read as the broker's user, who may read less
+    than root.
     """
     if (name := user or installed.user()) is None:
         return _look(config, data_dir, is_all=False)
     try:
-        found = pwd.getpwnam(name)
+        entry = pwd.getpwnam(name)
     except KeyError:
         raise click.BadParameter(f"there is no user {name}", param_hint="--user") from None
-    return _look_as(found, config, data_dir)
+    return _look_as(entry, config, data_dir)
 
 
 def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) -> int:
-    """In a process of that user's rights.  Where nobody becomes another user, a usage error says so."""
-    from geminga.supervisor.processes import serve  # noqa: F401 - all that is needed is read before the rights go
+    """Check the configuration in a process with the user's rights.  Exit status 2 if this process may not do that."""
+    # Imported before the rights go: the user may not be allowed to read the modules.
+    from geminga.supervisor.processes import serve  # noqa: F401
     sys.stdout.flush()
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -68,12 +76,15 @@ def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) 
 @_FILE
 @_DATA_DIR
 def show(config: str | None, data_dir: str | None) -> int:
-    """Print every key, what holds, and where that comes from; stars for secrets."""
+    """Print every key with its value and the value's source; stars for secrets."""
     return _look(config, data_dir, is_all=True)
 
 
 def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = "") -> int:
-    """whose: rights; for complaints."""
+    """Print the keys of a configuration, all or those that differ from their defaults.  Return the exit status.
+
+    whose: beginning of messages, such as "as user geminga: ".
+    """
     from geminga.storage.disk import data_folder
     from geminga.storage.errors import text_of
     from geminga.supervisor.configuration import config as configuration
@@ -83,13 +94,13 @@ def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = 
     from geminga.workers.identity.options import Unusable
     file, given = installed.configuration(file, data_dir), {"data_dir": data_dir}
     try:
-        found, notes = configuration.load(file, os.environ, given)
+        loaded, notes = configuration.load(file, os.environ, given)
         origins = configuration.origins(file, os.environ, given)
-        if found.tls.certificate:
-            Tls(found.tls)
-        Authenticator(found.identity)
+        if loaded.tls.certificate:
+            Tls(loaded.tls)
+        Authenticator(loaded.identity)
         if not is_all:
-            data_folder.look(found.data_dir)
+            data_folder.look(loaded.data_dir)
     except (configuration.ConfigError, Unusable) as error:
         print(f"geminga: {whose}{error}", file=sys.stderr)
         return 2
@@ -99,20 +110,25 @@ def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = 
     for note in notes:
         print(f"geminga: {note}", file=sys.stderr)
     for key, (_, default) in configuration.KEYS.items():
-        holds = value(found, key)
+        holds = value(loaded, key)
         if is_all or (key in origins and holds != default):
-            print(f"{key} = {shown(_as_text(holds))}    # {origins.get(key, 'default' if holds == default else 'worked out')}")
+            origin = origins.get(key, "default" if holds == default else "worked out")
+            print(f"{key} = {shown(_as_text(holds))}    # {origin}")
     return 0
 
 
-def _as_text(found: object) -> object:
-    return str(found) if isinstance(found, Path) else found
+def _as_text(setting: object) -> object:
+    return str(setting) if isinstance(setting, Path) else setting
 
 
-@click.command(epilog="Exit status: 0 what is written holds; 1 no broker serves the folder; 2 it cannot be used: what held before goes on.")
+@click.command(epilog="Exit status: 0 the configuration is in force; 1 no broker serves the folder; "
+                      "2 it cannot be used, and the one before stays in force.")
 @_OF
 def reload(data_dir: str | None) -> int:
-    """Have the broker of a data folder take its configuration anew, as SIGHUP does, and wait until it holds in every process."""
+    """Have the broker of a data folder reload its configuration, as SIGHUP does.
+
+    The command ends when the configuration is in force in every process.
+    """
     from geminga.supervisor.processes import control_socket
     place = _place(data_dir)
     try:
@@ -131,20 +147,22 @@ def reload(data_dir: str | None) -> int:
 
 
 def _place(data_dir: str | None) -> Path:
-    """The data folder that is meant.  Raises ConfigError."""
+    """Return the data folder: the given one, else that of the configuration.  Raises ConfigError."""
     if data_dir is not None:
         return Path(data_dir)
     from geminga.supervisor.configuration import config as configuration
     return configuration.load(installed.configuration(None, data_dir), os.environ, {})[0].data_dir
 
 
-@click.command(epilog="Exit status: 0 it has stopped; 1 no broker serves the folder.")
+@click.command(epilog="Exit status: 0 the broker has stopped; 1 no broker serves the folder.")
 @_OF
-@click.option("--seconds", type=click.FloatRange(0, 24 * 3600), default=10, show_default=True, help="that consumers have for it at most")
+@click.option("--seconds", type=click.FloatRange(0, 24 * 3600), default=10, show_default=True,
+              help="how long consumers may take at most")
 def drain(data_dir: str | None, seconds: float) -> int:
-    """Have the broker of a data folder stop once consumers have acknowledged what they have.
+    """Have the broker of a data folder stop after its consumers have acknowledged the messages that they hold.
 
-    From now on nobody may publish, subscribe or get anything; what was published is answered.
+    From now on the broker takes no messages, opens no producers and consumers, and delivers nothing.  Messages sent
+    before still get their receipts.
     """
     from geminga.supervisor.processes import control_socket
     left = None
@@ -156,5 +174,5 @@ def drain(data_dir: str | None, seconds: float) -> int:
     except control_socket.NotServed as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 1
-    print(f"stopped; {left} messages will be given out again" if left else "stopped; nothing is outstanding")
+    print(f"stopped; {left} messages will be redelivered" if left else "stopped; nothing is outstanding")
     return 0

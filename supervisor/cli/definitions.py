@@ -1,4 +1,4 @@
-"""`geminga definitions export|import`: everything but messages, as a file."""
+"""`geminga definitions export|import`: the definitions of a broker, which is everything but messages, as a file."""
 import json
 import sys
 from typing import Any
@@ -8,14 +8,17 @@ import click
 from geminga.supervisor.pulsar_client import credentials
 from geminga.supervisor.pulsar_client.rest import WRONG_USAGE, Broker
 
-_SECONDS = 600
+_SECONDS = 600      # for an answer of the broker
 _PATH = "/ops/v1/definitions"
 _url = click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True)
 
 
 @click.group()
 def definitions() -> None:
-    """Tenants, namespaces, topics, subscriptions, policies, grants, schemas and changed settings, as JSON; for super users."""
+    """Export and import all definitions as JSON; for super users.
+
+    Definitions are tenants, namespaces, topics, subscriptions, policies, grants, schemas and changed settings.
+    """
 
 
 @definitions.command("export")
@@ -23,20 +26,21 @@ def definitions() -> None:
 @_url
 @credentials.options
 def export(file: Any, admin_url: str, **who: Any) -> None:
-    """Write them to FILE, or print them."""
-    found = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("GET", _PATH).value()
-    file.write(json.dumps(found, indent=2) + "\n")
+    """Write all definitions to FILE, or print them."""
+    document = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("GET", _PATH).value()
+    file.write(json.dumps(document, indent=2) + "\n")
 
 
-@definitions.command("import", epilog="Exit status: 0 done; 1 refused by the broker, in one line; 2 wrong usage; 3 not reachable.")
+@definitions.command("import", epilog="Exit status: 0 done; 1 refused by the broker, in one line; 2 wrong usage; "
+                                      "3 not reachable.")
 @click.argument("file", type=click.File())
-@click.option("--dry-run", is_flag=True, help="only say what would change")
+@click.option("--dry-run", is_flag=True, help="only print what would change")
 @_url
 @credentials.options
 def bring(file: Any, dry_run: bool, admin_url: str, **who: Any) -> int | None:
-    """Bring about what FILE says (-: standard input), and print what changed; nothing, when all is so already.
+    """Create and change definitions as FILE has them (-: standard input), and print every change.
 
-    What the file names has what it says there; schemas, subscriptions and partitions are only added.  What it does not name stays.
+    Definitions that FILE does not name stay.  Schemas, subscriptions and partitions are only added, never removed.
     """
     try:
         wanted = json.load(file)
@@ -44,6 +48,7 @@ def bring(file: Any, dry_run: bool, admin_url: str, **who: Any) -> int | None:
         print(f"geminga: {file.name}: it is no JSON: {error}", file=sys.stderr)
         return WRONG_USAGE
     query = {"dry-run": "true"} if dry_run else None
-    for text in Broker(admin_url, _SECONDS, credentials.of(**who)).ask("POST", _PATH, query, wanted).value()["changes"]:
+    answer = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("POST", _PATH, query, wanted).value()
+    for text in answer["changes"]:
         print(text)
     return None

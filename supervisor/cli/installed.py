@@ -1,7 +1,7 @@
-"""The broker of an installed package: its own command finds it where it is told nothing else.
+"""The broker of an installed Debian package, as the default of the package's own command.
 
-The program lies in /usr/lib/geminga then, and what it serves with in /etc/geminga/geminga.toml.  A checkout, or a wheel, beside it is
-another program, and looks at ./data as ever.
+The package's program lies in /usr/lib/geminga, and its configuration is /etc/geminga/geminga.toml.  The command of a
+checkout or a wheel does not use these, and its default is ./data.
 """
 import os
 import pwd
@@ -10,17 +10,20 @@ from pathlib import Path
 
 _PROGRAM = ("usr", "lib", "geminga")
 _CONFIGURATION = Path("etc", "geminga", "geminga.toml")
-_USER = "geminga"            # as the units have it
+_USER = "geminga"            # the user in the systemd units
 
 
 def _root() -> Path | None:
-    """What the package was put into: /."""
+    """Return the folder that the package was installed into, /, or None without a package."""
     prefix = Path(sys.prefix)
     return prefix.parents[2] if prefix.parts[-3:] == _PROGRAM else None
 
 
 def configuration(named: str | None, data_dir: str | None) -> str | None:
-    """The file to read: the one that is named; the installed broker's where neither it nor a data folder is."""
+    """Return the configuration file to read: the named one, else the installed broker's.
+
+    None if there is no installed broker, or if a data folder is given.
+    """
     root = _root()
     if root is None or named is not None or data_dir is not None or os.environ.get("GEMINGA_DATA_DIR"):
         return named
@@ -28,7 +31,7 @@ def configuration(named: str | None, data_dir: str | None) -> str | None:
 
 
 def user() -> str | None:
-    """Whom the installed broker runs as, for root; None where that is nobody else."""
+    """Return the user that the installed broker runs as, if this is root; else None."""
     if _root() is None or os.geteuid():
         return None
     try:

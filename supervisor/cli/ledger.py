@@ -1,4 +1,4 @@
-"""`geminga ledger dump`: what a file of a data folder says."""
+"""`geminga ledger dump`: the content of one file of a data folder, as text or JSON."""
 import base64
 import json
 import sys
@@ -16,17 +16,20 @@ def ledger() -> None:
     """Look into the files of a data folder."""
 
 
-@ledger.command(epilog="Exit status: 0 nothing of it is damaged; 4 something is; 5 it cannot be read; 2 wrong arguments.")
+@ledger.command(epilog="Exit status: 0 nothing is damaged; 4 something is; 5 the file cannot be read; "
+                       "2 wrong arguments.")
 @click.argument("file", metavar="FILE")
-@click.option("--from", "first", type=click.IntRange(0), default=0, metavar="N", help="first entry of a ledger, or record of a journal")
-@click.option("--to", "last", type=click.IntRange(0), metavar="N", help="last one (default: all)")
-@click.option("--payload", is_flag=True, help="and the messages that entries hold, batches unpacked")
-@click.option("--json", "is_json", is_flag=True, help="print an object a line, with bytes in base64 where they are no UTF-8")
+@click.option("--from", "first", type=click.IntRange(0), default=0, metavar="N",
+              help="first entry of a ledger, or record of a journal")
+@click.option("--to", "last", type=click.IntRange(0), metavar="N", help="last entry or record (default: all)")
+@click.option("--payload", is_flag=True, help="print the messages of entries too, batches unpacked")
+@click.option("--json", "is_json", is_flag=True, help="print an object a line; bytes that are not UTF-8 are in base64")
 def dump(file: str, first: int, last: int | None, payload: bool, is_json: bool) -> int:
-    """Print what FILE says, a line for each entry, record, cursor or window; nothing is changed, and a broker may go on writing it.
+    """Print the content of FILE, a line for each entry, record, cursor or window.
 
-    FILE is N.ledger or N.index, state, or compacted/N/view of DATA_DIR/partitions/N; N.journal of DATA_DIR/journal/N; schedule, amended or
-    N-N.window of DATA_DIR/partitions/N/delayed.  geminga admin topics stats-internal names a topic's ledgers.
+    Nothing is changed, and a broker may be writing the file.  FILE is N.ledger, N.index, state or compacted/N/view of
+    DATA_DIR/partitions/N; N.journal of DATA_DIR/journal/N; schedule, amended or N-N.window of
+    DATA_DIR/partitions/N/delayed.  geminga admin topics stats-internal names a topic's ledgers.
     """
     from geminga.storage.errors import CorruptFile, text_of
     from geminga.storage.offline.dump import NotKnown
@@ -44,7 +47,7 @@ def dump(file: str, first: int, last: int | None, payload: bool, is_json: bool) 
         print(f"geminga: {error}", file=sys.stderr)
         return Severity.UNREADABLE
     except BrokenPipeError:
-        sys.stdout = None      # whoever read has enough
+        sys.stdout = None      # the reader, such as head(1), has closed its end
         return status
     except OSError as error:
         print(f"geminga: {text_of(error)}", file=sys.stderr)
@@ -65,11 +68,11 @@ def _as_json(value: Any) -> Any:
 
 def _as_text(line: dict[str, Any]) -> str:
     payloads = line.get("payloads", ())
-    said = ["  ".join(_said(name, value) for name, value in line.items() if name != "payloads")]
-    return "\n    ".join(said + ["  ".join(_said(name, value) for name, value in one.items()) for one in payloads])
+    fields = ["  ".join(_field(name, value) for name, value in line.items() if name != "payloads")]
+    return "\n    ".join(fields + ["  ".join(_field(name, value) for name, value in one.items()) for one in payloads])
 
 
-def _said(name: str, value: Any) -> str:
+def _field(name: str, value: Any) -> str:
     if name.endswith("_ms"):
         return f"{name.removesuffix('_ms')} {instant(value)}"
     return f"{name.replace('_', ' ')} {_text(value)}"

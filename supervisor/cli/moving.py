@@ -1,6 +1,6 @@
-"""`geminga import` and `geminga export`: topics, from a running Pulsar and to one.
+"""`geminga import` and `geminga export`: copies of topics from a running Pulsar, and to one.
 
-The client and numpy are imported when a command runs: help, the manual page and completion do without them.
+The client and numpy are imported when a command runs, because help, manual page and completion do not need them.
 """
 import asyncio
 import sys
@@ -19,27 +19,30 @@ from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_
 if TYPE_CHECKING:
     from geminga.supervisor.tasks import moving
 
-_TOLD_S = 2
-_EPILOG = ("Either can be repeated, also after an interruption: what is there is not copied again.  Exit status: 0 all is there; 1 not "
-           "all, with a line for each topic; 2 wrong usage; 3 not reachable.")
+_TOLD_S = 2          # between two lines of progress
+_EPILOG = ("The command can be repeated, also after an interruption: messages that are there are not copied again.  "
+           "Exit status: 0 all is copied; 1 not all, with a line for each topic; 2 wrong usage; 3 not reachable.")
 _subscriptions = click.option("--subscription", "-s", "subscriptions", multiple=True, metavar="NAME",
-                              help="make it there, before the first message; may be repeated")
+                              help="create it on the target, before the first message; may be repeated")
 
 
 def _of_side(variable: Any, side: str) -> str | None:
-    """The name of an environment variable for the other side."""
+    """Return the name of an environment variable for the other cluster."""
     return str(variable).replace("GEMINGA_", f"GEMINGA_{side.upper()}_") if variable else None
 
 
-def _other_side(side: str) -> Callable:
-    """Options of the cluster that is not ours."""
-    def add(function: Callable) -> Callable:
-        function = click.option(f"--{side}", "url_there", required=True, metavar="URL", help="its address: pulsar://HOST:PORT")(function)
+def _other_side(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for options of the other cluster.  side: "from" or "to"."""
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        function = click.option(f"--{side}", "url_there", required=True, metavar="URL",
+                                help="address of the other cluster: pulsar://HOST:PORT")(function)
         for option in credentials.parameters():
             names_there = [f"--{side}-{name.removeprefix('--')}" for name in option.opts if name.islower()]
-            function = click.option(*names_there, f"{option.name}_there", is_flag=option.is_flag, metavar=option.metavar,
-                                    envvar=_of_side(option.envvar, side),
-                                    help=f"as --{names_there[0].removeprefix(f'--{side}-')}, for the other side")(function)
+            ours = f"--{names_there[0].removeprefix(f'--{side}-')}"
+            add_option = click.option(
+                *names_there, f"{option.name}_there", is_flag=option.is_flag, metavar=option.metavar,
+                envvar=_of_side(option.envvar, side), help=f"as {ours}, for the other cluster")
+            function = add_option(function)
         return function
     return add
 
@@ -51,71 +54,83 @@ _url = click.option("--url", default="pulsar://127.0.0.1:6650", show_default=Tru
 @click.argument("topics", nargs=-1, required=True)
 @_other_side("from")
 @_url
-@click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True, help="where partitioned topics are made")
+@click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True,
+              help="to create partitioned topics at")
 @_subscriptions
 @credentials.options
-def bring(topics: tuple[str, ...], url_there: str, url: str, admin_url: str, subscriptions: tuple[str, ...], **who: Any) -> int:
-    """Copy what topics of a running Pulsar hold into this broker; TOPICS are names, or namespaces for all of theirs."""
+def bring(topics: tuple[str, ...], url_there: str, url: str, admin_url: str, subscriptions: tuple[str, ...],
+          **who: Any) -> int:
+    """Copy the messages of topics from a running Pulsar to this broker.
+
+    TOPICS are names of topics, or of namespaces for all their topics.
+    """
     theirs, ours = _credentials(who)
-    return _move(_cluster(url_there, theirs), _cluster(url, ours), topics, subscriptions, lambda: Broker(admin_url, credentials=ours))
+    return _move(_cluster(url_there, theirs), _cluster(url, ours), topics, subscriptions,
+                 lambda: Broker(admin_url, credentials=ours))
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("topics", nargs=-1, required=True)
 @_other_side("to")
-@click.option("--to-admin-url", metavar="URL", help="http://HOST:PORT of the other side, where partitioned topics are made")
+@click.option("--to-admin-url", metavar="URL",
+              help="http://HOST:PORT of the other cluster, to create partitioned topics at")
 @_url
 @_subscriptions
 @credentials.options
-def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, url: str, subscriptions: tuple[str, ...], **who: Any) -> int:
-    """Copy what topics of this broker hold into a running Pulsar; TOPICS are names, or namespaces for all of theirs."""
+def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, url: str,
+           subscriptions: tuple[str, ...], **who: Any) -> int:
+    """Copy the messages of topics from this broker to a running Pulsar.
+
+    TOPICS are names of topics, or of namespaces for all their topics.
+    """
     theirs, ours = _credentials(who)
 
     def admin() -> Broker:
         if to_admin_url is None:
-            raise click.UsageError("--to-admin-url is needed, to make partitioned topics there")
+            raise click.UsageError("--to-admin-url is needed, to create partitioned topics there")
         return Broker(to_admin_url, credentials=theirs)
 
     return _move(_cluster(url, ours), _cluster(url_there, theirs), topics, subscriptions, admin)
 
 
 def _credentials(who: dict[str, Any]) -> tuple[credentials.Credentials, credentials.Credentials]:
-    """(theirs, ours)"""
+    """Return the credentials (for the other cluster, for ours) of the options' values."""
     theirs = {name.removesuffix("_there"): value for name, value in who.items() if name.endswith("_there")}
-    return credentials.of(**theirs), credentials.of(**{name: value for name, value in who.items() if not name.endswith("_there")})
+    ours = {name: value for name, value in who.items() if not name.endswith("_there")}
+    return credentials.of(**theirs), credentials.of(**ours)
 
 
-def _cluster(url: str, shown: credentials.Credentials) -> "moving.Cluster":
+def _cluster(url: str, given: credentials.Credentials) -> "moving.Cluster":
     from geminga.supervisor.tasks import moving
     scheme, _, rest = url.partition("://")
     if scheme not in ("pulsar", "pulsar+ssl") or not rest:
         raise click.UsageError(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
-    return moving.Cluster(url, shown.method, shown.data, shown.context_for(url))
+    return moving.Cluster(url, given.method, given.data, given.context_for(url))
 
 
 def _move(source: "moving.Cluster", target: "moving.Cluster", wanted: tuple[str, ...], subscriptions: tuple[str, ...],
           admin: Callable[[], Broker]) -> int:
     try:
-        asked = [_asked(text) for text in wanted]
+        asked = [_parsed(text) for text in wanted]
     except Refusal as error:
         print(f"geminga: {error}", file=sys.stderr)
         return WRONG_USAGE
     return asyncio.run(_move_all(source, target, asked, subscriptions, admin))
 
 
-def _asked(text: str) -> names.TopicName | str:
-    """A topic, or a namespace; raises Refusal."""
+def _parsed(text: str) -> names.TopicName | str:
+    """Return a topic's name, or a namespace's as text.  Raises Refusal."""
     if "://" not in text and text.count("/") == 1:
         return names.parse_namespace(text)
-    found = names.parse(text)
-    if not found.is_persistent:
+    topic = names.parse(text)
+    if not topic.is_persistent:
         raise Refusal(api.InvalidTopicName, f"{text} is not persistent: it holds nothing")
-    return found
+    return topic
 
 
 async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: list[names.TopicName | str],
                     subscriptions: tuple[str, ...], admin: Callable[[], Broker]) -> int:
-    """The exit status."""
+    """Copy topics one after the other, print a line for each partition, and return the exit status."""
     from geminga.supervisor.pulsar_client.client import ClientError
     from geminga.supervisor.tasks import moving
     failed = 0
@@ -140,8 +155,8 @@ async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: l
             for part in await _parts(source, target, topic, admin):
                 began, progress = time.monotonic(), _Progress(str(part))
                 copied = await moving.copy_topic(source, target, str(part), subscriptions, progress)
-                print(f"{part}: {copied.messages} messages in {copied.entries} entries, {copied.bytes} bytes, copied in "
-                      f"{time.monotonic() - began:.1f} s", flush=True)
+                print(f"{part}: {copied.messages} messages in {copied.entries} entries, {copied.bytes} bytes, "
+                      f"copied in {time.monotonic() - began:.1f} s", flush=True)
         except (ClientError, Refused, OSError) as error:
             failed += 1
             print(f"geminga: {topic}: {error}", file=sys.stderr)
@@ -153,10 +168,10 @@ async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.Top
     from geminga.supervisor.pulsar_client.client import ClientError
     connection = await source.connect()
     try:
-        found = {names.parse(text).base for text in await connection.topics(namespace)}
+        all_topics = {names.parse(text).base for text in await connection.topics(namespace)}
     finally:
         connection.close()
-    topics = sorted((topic for topic in found if not topic.local_name.startswith("__")), key=str)
+    topics = sorted((topic for topic in all_topics if not topic.local_name.startswith("__")), key=str)
     if not topics:
         raise ClientError("there are no topics in it")
     return topics
@@ -164,7 +179,7 @@ async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.Top
 
 async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: names.TopicName,
                  admin: Callable[[], Broker]) -> list[names.TopicName]:
-    """Its partitions, which are on the other side too, or the topic itself."""
+    """Return the partitions of a topic, or [topic] without partitions.  Missing ones are created on the target."""
     from geminga.supervisor.pulsar_client.client import ClientError
     count = await _partitions(source, topic)
     if count is None:
@@ -186,12 +201,16 @@ async def _partitions(cluster: "moving.Cluster", topic: names.TopicName) -> int 
 
 
 class _Progress:
-    """Tells every two seconds how far it is."""
+    """Prints the progress of a copy every two seconds."""
 
     def __init__(self, topic: str) -> None:
         self._topic, self._next = topic, time.monotonic() + _TOLD_S
 
+    def __repr__(self) -> str:
+        return f"<_Progress {self._topic}>"
+
     def __call__(self, copied: "moving.Copied") -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _TOLD_S
-            print(f"{self._topic}: {copied.messages} messages, {copied.bytes} bytes so far", file=sys.stderr, flush=True)
+            print(f"{self._topic}: {copied.messages} messages, {copied.bytes} bytes so far", file=sys.stderr,
+                  flush=True)

@@ -1,6 +1,6 @@
-"""`geminga nightly`: a night by hand or by a timer, its plan, and the last one's report.
+"""`geminga nightly`: a night by hand or by a timer, its plan, and the report of the last one.
 
-What the work needs (numpy, Arrow, perhaps Spark) is imported when there is some.
+numpy, Arrow and Spark are imported only when there is something to compact.
 """
 import ctypes
 import json
@@ -19,8 +19,8 @@ from geminga.supervisor.configuration import units
 
 DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
 _PR_SET_PDEATHSIG = 1
-_LINE_SECONDS = 10           # between two status lines where there is no terminal
-_ROWS_MAX = 50               # topics that are shown; --json has all
+_LINE_SECONDS = 10           # between two lines of progress without a terminal
+_ROWS_MAX = 50               # topics in a printed report; --json has all
 
 
 class _Size(click.ParamType):
@@ -33,29 +33,34 @@ class _Size(click.ParamType):
             self.fail(str(error), parameter, context)
 
 
-@click.command(epilog="Exit status: 0 done; 1 something of it failed; 2 wrong usage; 3 it cannot run: another run is under way, the "
-                      "broker does not answer, or Spark is wanted and something of it is missing.")
+@click.command(epilog="Exit status: 0 done; 1 a part of it failed; 2 wrong usage; 3 it cannot run: another run is "
+                      "under way, the broker does not answer, or Spark is wanted and a part of it is missing.")
 @click.argument("what", type=click.Choice(["run", "plan", "report", "failed"]), default="run")
 @click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
 @click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data, or the installed broker's)")
-@click.option("--topic", "topics", metavar="NAME", multiple=True, help="compact only this topic, whatever its threshold; may be repeated")
+@click.option("--topic", "topics", metavar="NAME", multiple=True,
+              help="compact only this topic, whatever its threshold; may be repeated")
 @click.option("--pattern", metavar="REGEX", default="", help="compact only topics whose whole names match")
-@click.option("--engine", type=click.Choice(["auto", "here", "spark"]), help="where it is computed (default: auto)")
-@click.option("--master", metavar="MASTER", help="of Spark: spark://HOST:7077, local[2] (default: this host's cores)")
-@click.option("--cores", metavar="N", help="of this host, for Spark (default: all)")
-@click.option("--memory", type=_Size(), help="of Spark's process (default: 640M)")
+@click.option("--engine", type=click.Choice(["auto", "here", "spark"]),
+              help="compact in this process (here) or in Spark (default: auto)")
+@click.option("--master", metavar="MASTER",
+              help="Spark's master: spark://HOST:7077, local[2] (default: this host's cores)")
+@click.option("--cores", metavar="N", help="cores of this host for Spark (default: all)")
+@click.option("--memory", type=_Size(), help="memory of Spark's process (default: 640M)")
 @click.option("--json", "is_json", is_flag=True, help="print JSON")
-@click.option("--partitions", hidden=True)       # by the broker: these, and nothing else, ...
-@click.option("--parent", type=int, hidden=True)      # ... as long as this process of it lives
-def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str, is_json: bool, partitions: str | None,
-            parent: int | None, **options: Any) -> int:
-    """Compact topics and give back space, as a timer does every night.
+@click.option("--partitions", hidden=True)            # from the broker: compact these partitions, and nothing else
+@click.option("--parent", type=int, hidden=True)      # from the broker: end together with this process
+def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str, is_json: bool,
+            partitions: str | None, parent: int | None, **options: Any) -> int:
+    """Compact topics and give back disk space, as a timer does every night.
 
-    Topics that have a compaction threshold or were compacted before are compacted, where there is something new; then every topic gives
-    back what retention, expiry and deletions have left.  A broker may serve the data folder meanwhile, and goes on doing so.
+    First, topics with new messages are compacted if they have a compaction threshold or were compacted before.  Then
+    every topic gives back the space of messages that retention, expiry and deletions have left.  A broker may serve
+    the data folder meanwhile.
 
-    `plan` says what would be compacted, and changes nothing; `report` shows how the last night went.
-    `failed` is for the service manager, which says in MONITOR_SERVICE_RESULT how a run ended: it is told, and stands in the report.
+    `plan` prints what would be compacted and changes nothing; `report` prints the report of the last night.
+    `failed` is for the service manager, which gives the result of a run in MONITOR_SERVICE_RESULT: the result is
+    logged, and stands in the report.
     """
     if partitions is not None:
         die_with(parent)
@@ -72,9 +77,9 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
 
 
 def die_with(parent: int | None) -> None:
-    """This process does not outlive that one."""
+    """Have the kernel kill this process when its parent ends.  Exit if the parent has ended already."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)      # the broker's processes ignore them
+        signal.signal(number, signal.SIG_DFL)      # the broker's processes, which started this one, ignore them
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(REFUSED)
@@ -85,7 +90,8 @@ def _wrong(status: int, why: object) -> int:
     return status
 
 
-def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_json: bool, partitions: str | None) -> int:
+def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_json: bool,
+         partitions: str | None) -> int:
     import re
 
     from geminga.proto.errors import Refusal
@@ -99,19 +105,20 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
             return DONE if nights.on_demand(config, map(int, partitions.split(","))) else FAILED
         if what == "failed":
             log.begin(config.log)
-            log.error(f"the nightly job failed: {nights.failed(config, os.environ)}; its report: geminga nightly report", code="G514")
+            log.error(f"the nightly job failed: {nights.failed(config, os.environ)}; "
+                      "its report: geminga nightly report", code="G514")
             return DONE
         if what == "report":
             report = job_socket.last_report(config.data_dir)
             if not report:
                 return _wrong(FAILED, f"there was no night yet: {config.data_dir / job_socket.REPORT} is not there")
         else:
-            found = nights.targets(config, topics, pattern)
+            targets = nights.targets(config, topics, pattern)
             if what == "plan":
-                return _show_plan(nights.planned(config, found), is_json=is_json)
+                return _show_plan(nights.planned(config, targets), is_json=is_json)
             nights.be_polite(config.nightly.niceness)
-            with _Shown() as shown:
-                report = nights.run(config, found, shown.compaction, shown.other)
+            with _ProgressBar() as bar:
+                report = nights.run(config, targets, bar.compaction, bar.other)
     except re.error as error:
         return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
     except (LookupError, Refusal) as error:
@@ -124,15 +131,15 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
 
 # -- progress
 
-class _Shown:
-    """A bar on a terminal; elsewhere a line now and then."""
+class _ProgressBar:
+    """A progress bar on a terminal, else a line every _LINE_SECONDS."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._bar: Any = None
         self._what, self._done, self._next = "", 0, time.monotonic() + _LINE_SECONDS
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "_ProgressBar":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,6 +151,9 @@ class _Shown:
 
     def other(self, what: str, done: int, total: int) -> None:
         self._show(what, done, total, lambda: "topics")
+
+    def __repr__(self) -> str:
+        return f"<_ProgressBar {self._what!r} done={self._done}>"
 
     def _show(self, what: str, done: int, total: int, more: Callable[[], str]) -> None:
         if not self._is_terminal:
@@ -190,17 +200,22 @@ def _text(report: dict[str, Any]) -> str:
     lines = [f"{report['status']}: ended {ended:%Y-%m-%d %H:%M:%S}, after {report['seconds']:.1f} s"
              + (f"; {report['error']}" if report["error"] else "")]
     done = [{"topic": one["topic"], "outcome": one["outcome"] + (f": {one['error']}" if one["error"] else ""),
-             "messages": f"{one['messages_in']:,} -> {one['messages_out']:,}", "bytes": f"{one['bytes_in']:,} -> {one['bytes_out']:,}",
+             "messages": f"{one['messages_in']:,} -> {one['messages_out']:,}",
+             "bytes": f"{one['bytes_in']:,} -> {one['bytes_out']:,}",
              "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
             for one in report["compaction"]]
-    lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})", *_table(done)]
+    lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})",
+              *_table(done)]
     if report["retention"] is None:
-        return "\n".join([*lines, "", "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
+        return "\n".join([*lines, "",
+                          "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
     given = [{"topic": one["topic"], "messages": f"{one['messages_before']:,} -> {one['messages_after']:,}",
               "bytes": f"{one['bytes_before']:,} -> {one['bytes_after']:,}", "expired": f"{one['expired']:,}",
-              "names forgotten": one["names_forgotten"], "seconds": round(one["seconds"], 3)} for one in report["retention"]["topics"]]
+              "names forgotten": one["names_forgotten"], "seconds": round(one["seconds"], 3)}
+             for one in report["retention"]["topics"]]
     deleted, errors = report["retention"]["deleted"], report["retention"]["errors"]
-    lines += ["", f"Given back {totals['given_back']:,} bytes, by {len(given)} of {report['retention']['partitions']} partitions"
+    lines += ["", f"Given back {totals['given_back']:,} bytes, by {len(given)} of "
+              f"{report['retention']['partitions']} partitions"
               + (f" and {deleted['folders']} that were deleted" if deleted["folders"] else ""), *_table(given)]
     return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])
 

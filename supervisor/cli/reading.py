@@ -1,7 +1,7 @@
-"""`geminga read`: what a topic holds, message by message, as a consumer would be given it.
+"""`geminga read`: the messages of a topic, as a consumer would get them.
 
-Batches are unpacked, payloads decompressed, chunks put together; of a partitioned topic its partitions come one after the other.  Nothing
-is made by reading, and nothing is acknowledged.
+Batches are unpacked, payloads decompressed, chunks joined.  Partitions of a topic come one after the other.  Reading
+creates no topic and acknowledges nothing.
 """
 from collections.abc import AsyncIterator, Iterator
 
@@ -9,7 +9,9 @@ from geminga.proto import names
 from geminga.storage.jobs import one_by_one
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Entry
 
-_MESSAGE_MAX = 256 << 20     # bytes of a message, decompressed, and of all chunks that wait: the most that a broker can be told to take
+# Bytes of a decompressed message, and of all chunks that wait for others: the largest size that a broker can be
+# configured to take.
+_MESSAGE_MAX = 256 << 20
 _CHUNK = "it is a chunk of a message whose other chunks are not all there"
 
 
@@ -18,10 +20,13 @@ class Reading:
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
-        self._chunks: dict[str, list[Entry]] = {}      # of messages that are not whole yet, by uuid
+        self._chunks: dict[str, list[Entry]] = {}      # uuid of a message that is not complete yet -> its chunks
+
+    def __repr__(self) -> str:
+        return f"<Reading left_out={len(self.left_out)} incomplete={len(self._chunks)}>"
 
     async def messages(self, connection: BrokerConnection, topic: str) -> AsyncIterator[bytes]:
-        """Payloads, in their order.  Raises ClientError, Refusal."""
+        """Iterate over the payloads of a topic, in order.  Raises ClientError, Refusal."""
         name = names.parse(topic)
         if not name.is_persistent:
             raise ClientError(f"{name} is not persistent: it holds nothing")
@@ -43,7 +48,7 @@ class Reading:
         self.left_out += [f"{entry.ledger_id}:{entry.entry_id} is not shown: {why}" for entry in entries]
 
     def _of(self, entry: Entry) -> Iterator[bytes]:
-        """Payloads of the messages that are whole with the entry."""
+        """Iterate over the payloads of messages that the entry completes."""
         entries = self._with_chunks(entry) if one_by_one.is_chunk(entry.metadata) else [entry]
         if not entries:
             return
@@ -51,7 +56,7 @@ class Reading:
         if one_by_one.is_encrypted(metadata):
             return self._leave_out(entries, "it is encrypted")
         if metadata.uncompressed_size > _MESSAGE_MAX:
-            return self._leave_out(entries, f"it says that it has {metadata.uncompressed_size} bytes")
+            return self._leave_out(entries, f"it claims to have {metadata.uncompressed_size} bytes")
         stored = b"".join(one.payload for one in entries)
         try:
             yield from (message["payload"] for message in one_by_one.messages(metadata, memoryview(stored)))
@@ -59,10 +64,10 @@ class Reading:
             self._leave_out(entries, str(error))
 
     def _with_chunks(self, entry: Entry) -> list[Entry]:
-        """All chunks of the message, when this is the last; those that come twice count once."""
+        """Return all chunks of a message if this is the last one, else [].  Repeated chunks count once."""
         metadata, uuid = entry.metadata, entry.metadata.uuid
         if metadata.chunk_id == 0:
-            self._leave_out(self._chunks.pop(uuid, []), _CHUNK)      # its producer has begun anew
+            self._leave_out(self._chunks.pop(uuid, []), _CHUNK)      # the producer sends it once more
         before = self._chunks.setdefault(uuid, [])
         if metadata.chunk_id < len(before):
             return []
@@ -71,7 +76,8 @@ class Reading:
             self._leave_out(self._chunks.pop(uuid), _CHUNK)
             return []
         while sum(len(one.data) for waiting in self._chunks.values() for one in waiting) > _MESSAGE_MAX:
-            self._leave_out(self._chunks.pop(next(iter(self._chunks))), "it is a chunk, and more wait for their others than can be held")
+            self._leave_out(self._chunks.pop(next(iter(self._chunks))),
+                            "it is a chunk, and more wait for their others than can be held")
         if metadata.chunk_id + 1 < metadata.num_chunks_from_msg:
             return []
         return self._chunks.pop(uuid, [])

@@ -1,4 +1,4 @@
-"""Answers for people: a list is a line each, objects are tables or aligned names and values."""
+"""Answers as text for people: a line for each item of a list; objects as tables, or as aligned names and values."""
 from typing import Any
 
 from geminga.supervisor.pulsar_client.rest import plain
@@ -15,7 +15,7 @@ def text(value: Any) -> str:
 
 
 def _object(value: dict[str, Any]) -> list[str]:
-    """Names and plain values first, aligned, then what has parts itself, indented."""
+    """Return lines of names and plain values, aligned, then those of values with parts, indented."""
     value = {plain(name): item for name, item in value.items()}
     simple = {name: item for name, item in value.items() if not _has_parts(item)}
     width = max(map(len, simple), default=0)
@@ -28,7 +28,7 @@ def _object(value: dict[str, Any]) -> list[str]:
 
 
 def _rows(items: list[Any]) -> list[str]:
-    """A table of objects with the same few plain values, else one after the other."""
+    """Return lines of a table if the objects have few, plain values; else lines of one object after the other."""
     names = list(dict.fromkeys(name for item in items for name in item))
     if any(_has_parts(item.get(name)) for item in items for name in names) or len(names) > 8:
         return [("- " if first else "  ") + line for item in items for first, line in _marked(_object(item))]
@@ -42,7 +42,7 @@ def _marked(lines: list[str]) -> list[tuple[bool, str]]:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether it takes more than a line."""
+    """Whether a value takes more than a line."""
     if isinstance(value, list):
         return any(isinstance(item, dict) for item in value)
     return isinstance(value, dict) and bool(value)

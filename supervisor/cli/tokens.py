@@ -1,4 +1,4 @@
-"""`geminga admin tokens`: keys and tokens, as `pulsar tokens` makes them.  No broker is asked."""
+"""`geminga admin tokens`: keys and tokens, with the verbs and options of `pulsar tokens`.  No broker is asked."""
 import base64
 import json
 import os
@@ -6,6 +6,7 @@ import secrets
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,12 +32,15 @@ _RSA_BITS = {"RS256": 2048, "RS384": 3072, "RS512": 4096, "PS256": 2048, "PS384"
 _CURVES: dict[str, Any] = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
-_private_of = click.option("--private-key", "-pk", "private_key", metavar="KEY", help="A path, file:PATH or data:;base64,...")
-_secret_of = click.option("--secret-key", "-sk", "secret_key", metavar="KEY", help="Likewise.")
+_KEY_HELP = "A path, file:PATH or data:;base64,..."
+_private_of = click.option("--private-key", "-pk", "private_key", metavar="KEY", help=_KEY_HELP)
+_secret_of = click.option("--secret-key", "-sk", "secret_key", metavar="KEY", help=_KEY_HELP)
 _algorithm = click.option("--signature-algorithm", "-a", "algorithm", default="RS256", show_default=True,
-                          type=click.Choice([*_RSA_BITS, *_CURVES]), help="Of a key pair.")
-_where = (click.argument("token", required=False), click.option("--stdin", "-i", "from_stdin", is_flag=True, help="Read it from there."),
-          click.option("--token-file", "-f", type=click.Path(exists=True, dir_okay=False), help="Read it from a file."))
+                          type=click.Choice([*_RSA_BITS, *_CURVES]), help="The algorithm of the key pair.")
+_where = (click.argument("token", required=False),
+          click.option("--stdin", "-i", "from_stdin", is_flag=True, help="Read the token from standard input."),
+          click.option("--token-file", "-f", type=click.Path(exists=True, dir_okay=False),
+                       help="Read the token from a file."))
 
 
 @click.group("tokens", context_settings=_CONTEXT)
@@ -44,16 +48,18 @@ def command() -> None:
     """Make and check keys and tokens; no broker is needed."""
 
 
-def _token_options(function):
+def _token_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command's function with the ways to give a token."""
     for option in _where:
         function = option(function)
     return function
 
 
 @command.command("create-secret-key")
-@click.option("--signature-algorithm", "-a", "algorithm", default="HS256", show_default=True, type=click.Choice(list(_SECRET_BYTES)))
-@click.option("--base64", "-b", "is_base64", is_flag=True, help="As text.")
-@click.option("--output", "-o", metavar="FILE", help="Where to write it, rather than to standard output.")
+@click.option("--signature-algorithm", "-a", "algorithm", default="HS256", show_default=True,
+              type=click.Choice(list(_SECRET_BYTES)))
+@click.option("--base64", "-b", "is_base64", is_flag=True, help="Write the key as text, in base64.")
+@click.option("--output", "-o", metavar="FILE", help="Write the key to FILE instead of standard output.")
 def create_secret_key(algorithm: str, is_base64: bool, output: str | None) -> None:
     """Make a key that both signs and checks tokens."""
     key = secrets.token_bytes(_SECRET_BYTES[algorithm])
@@ -62,8 +68,8 @@ def create_secret_key(algorithm: str, is_base64: bool, output: str | None) -> No
 
 @command.command("create-key-pair")
 @_algorithm
-@click.option("--output-private-key", required=True, metavar="FILE", help="Where to write the key that signs.")
-@click.option("--output-public-key", required=True, metavar="FILE", help="Where to write the key that checks.")
+@click.option("--output-private-key", required=True, metavar="FILE", help="Write the key that signs to FILE.")
+@click.option("--output-public-key", required=True, metavar="FILE", help="Write the key that checks to FILE.")
 def create_key_pair(algorithm: str, output_private_key: str, output_public_key: str) -> None:
     """Make a key that signs tokens and one that checks them, both as DER."""
     bits = _RSA_BITS.get(algorithm)
@@ -79,7 +85,7 @@ def _write(path: str | None, data: bytes, mode: int) -> None:
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                os.fchmod(file.fileno(), mode)      # also of a file that was there before, and whatever the umask
+                os.fchmod(file.fileno(), mode)      # open() sets no mode of an existing file, and obeys the umask
             file.write(data)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from None
@@ -89,9 +95,10 @@ def _write(path: str | None, data: bytes, mode: int) -> None:
 @_algorithm
 @_private_of
 @_secret_of
-@click.option("--subject", "-s", required=True, metavar="ROLE", help="Who it is for.")
-@click.option("--expiry-time", "-e", metavar="TIME", help="How long it is good: 30m, 1h, 3d, 10y; for ever without it.")
-@click.option("--headers", "-hs", multiple=True, metavar="NAME=VALUE", help="More of its header.")
+@click.option("--subject", "-s", required=True, metavar="ROLE", help="The role that the token is for.")
+@click.option("--expiry-time", "-e", metavar="TIME", help="How long it is valid: 30m, 1h, 3d, 10y (default: for ever).")
+@click.option("--headers", "-hs", multiple=True, metavar="NAME=VALUE",
+              help="A field for the token's header; may be repeated.")
 def create(algorithm: str, private_key: str | None, secret_key: str | None, subject: str, expiry_time: str | None,
            headers: tuple[str, ...]) -> None:
     """Make a token."""
@@ -102,7 +109,7 @@ def create(algorithm: str, private_key: str | None, secret_key: str | None, subj
             claims["exp"] = int(time.time()) + units.seconds(expiry_time)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-    header: dict[str, Any] = {"typ": None}      # as `pulsar tokens` leaves it out
+    header: dict[str, Any] = {"typ": None}      # `pulsar tokens` leaves it out, too
     for text in headers:
         name, equals, value = text.partition("=")
         if not equals or name in ("alg", "typ"):
@@ -123,11 +130,11 @@ def _private_key(data: bytes, algorithm: str) -> rsa.RSAPrivateKey | ec.Elliptic
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise sources.SourceError("is no private key, neither as DER nor as PEM") from None
     tokens.public_key(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), algorithm)
-    return cast("rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey", key)      # else its public key was refused
+    return cast("rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey", key)      # public_key() above refuses other kinds
 
 
 def _strongest(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
-    """That the key is made for, as `pulsar tokens` has it."""
+    """Return the strongest algorithm for the key's size or curve, as `pulsar tokens` chooses it."""
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return next(name for name, curve in _CURVES.items() if key.curve.name == curve.name)
     return max(name for name, bits in _RSA_BITS.items() if name.startswith("RS") and key.key_size >= bits)
@@ -136,7 +143,7 @@ def _strongest(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
 @command.command("show")
 @_token_options
 def show(token: str | None, from_stdin: bool, token_file: str | None) -> None:
-    """Print what a token says, whoever has signed it."""
+    """Print the header and the claims of a token, without a check of its signature."""
     try:
         header, claims, _ = _token(token, from_stdin, token_file).split(".")
         print(base64url_decode(header).decode(), "---", base64url_decode(claims).decode(), sep="\n")
@@ -151,9 +158,12 @@ def show(token: str | None, from_stdin: bool, token_file: str | None) -> None:
 @_token_options
 def validate(algorithm: str, public_key: str | None, secret_key: str | None, token: str | None, from_stdin: bool,
              token_file: str | None) -> None:
-    """Check a token against a key, and print what it says.  Exit status 1 when it is not valid."""
+    """Check a token against a key, and print its claims.  Exit status 1 if the token is not valid."""
     _need_one(public_key, secret_key, "--public-key")
-    key = _parsed(secret_key, tokens.secret_key) if secret_key else _parsed(public_key or "", lambda data: tokens.public_key(data, algorithm))
+    if secret_key:
+        key = _parsed(secret_key, tokens.secret_key)
+    else:
+        key = _parsed(public_key or "", lambda data: tokens.public_key(data, algorithm))
     try:
         print(json.dumps(tokens.claims(_token(token, from_stdin, token_file), [key]), ensure_ascii=False))
     except (jwt.InvalidTokenError, ValueError) as error:
@@ -165,7 +175,8 @@ def _need_one(first: str | None, second: str | None, name: str) -> None:
         raise click.UsageError(f"one of --secret-key and {name} is needed")
 
 
-def _parsed(where: str, parse) -> Any:
+def _parsed(where: str, parse: Callable[[bytes], Any]) -> Any:
+    """Return the parsed key at a path, file: or data: URL."""
     try:
         return parse(sources.read(where)[1])
     except sources.SourceError as error:
@@ -179,6 +190,6 @@ def _token(given: str | None, from_stdin: bool, path: str | None) -> str:
         return sys.stdin.readline().strip()
     if path:
         return Path(path).read_text(errors="replace").strip()
-    if found := os.environ.get("TOKEN"):
-        return found
+    if token := os.environ.get("TOKEN"):
+        return token
     raise click.UsageError("a token is needed: as an argument, by --stdin, --token-file or the environment's TOKEN")

@@ -1,6 +1,6 @@
-"""Memory that the host, or the control groups of this process, give it.
+"""Memory and limits of the host, or of the control groups of this process.
 
-    root    the folder above /proc and /sys; tests have their own
+Functions take `root`, the folder with /proc and /sys; tests have their own.
 """
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _HELD = "anon", "shmem", "sock", "kernel_stack", "pagetables", "slab_unreclaimab
 
 
 class Memory(NamedTuple):
-    """Memory in use, and its limit; of several limits the one that is nearest."""
+    """Memory in use, and its limit, in bytes."""
 
     used: int
     limit: int
@@ -31,17 +31,22 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Return the memory use that is nearest to its limit.  Cached pages of files do not count as used."""
-    found = [_of_host(root)]
+    """Return the use of memory that is nearest to its limit, of the host or a control group.
+
+    Cached pages of files do not count as used.
+    """
+    uses = [_of_host(root)]
     for level in control_groups(root):
-        limits = [int(text) for name in ("memory.max", "memory.high") for text in words(level / name)[:1] if text.isdigit()]
+        limits = [int(text) for name in ("memory.max", "memory.high")
+                  for text in words(level / name)[:1] if text.isdigit()]
         if limits:
             stat = _table(level / "memory.stat")
-            found.append(Memory(sum(stat.get(name, 0) for name in _HELD), min(limits), level.name or "/"))
-    return max(found, key=lambda one: one.part)
+            uses.append(Memory(sum(stat.get(name, 0) for name in _HELD), min(limits), level.name or "/"))
+    return max(uses, key=lambda use: use.part)
 
 
 def memory_total(root: Path = Path("/")) -> int:
+    """Return the host's memory in bytes."""
     return _of_host(root).limit
 
 
@@ -55,7 +60,7 @@ _EXITING, _KILLED = 0x4, 1 << 8      # in /proc/PID/stat: the flag of an ending 
 
 
 def is_ending(pid: int, root: Path = Path("/")) -> bool:
-    """Whether the process has ended, is ending or was killed, even before its parent is told."""
+    """Whether the process has ended, is ending or was killed, even before its parent is notified."""
     try:
         fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -73,6 +78,7 @@ def _table(path: Path) -> dict[str, int]:
 
 
 def words(path: Path) -> list[str]:
+    """Return the words of a file; [] if the file cannot be read."""
     try:
         return path.read_text().split()
     except OSError:

@@ -24,14 +24,14 @@ def listen(data_dir: Path) -> BinaryIO:
 
 def processes(data_dir: Path) -> dict[int, str]:
     """Return {process id: name} of all processes that answer now."""
-    found, wanted = {}, str((data_dir / FILE).resolve())
+    answering, wanted = {}, str((data_dir / FILE).resolve())
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if any(os.readlink(fd) == wanted for fd in process.glob("fd/*")):
-                found[int(process.name)] = (process / "comm").read_text().strip()
+                answering[int(process.name)] = (process / "comm").read_text().strip()
         except OSError:      # it has ended, or is another user's
             continue
-    return found
+    return answering
 
 
 def ask(data_dir: Path, pid: int) -> str:
@@ -39,11 +39,11 @@ def ask(data_dir: Path, pid: int) -> str:
     with open(data_dir / FILE, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         os.kill(pid, signal.SIGUSR1)
-        deadline, said = time.monotonic() + _ANSWER_SECONDS, b""
+        deadline, text = time.monotonic() + _ANSWER_SECONDS, b""
         while time.monotonic() < deadline:
             time.sleep(0.02)
             file.seek(size)
-            if (now := file.read()) and now == said:
+            if (now := file.read()) and now == text:      # nothing was added since the last look
                 break
-            said = now
-    return said.decode(errors="replace")
+            text = now
+    return text.decode(errors="replace")

@@ -477,6 +477,6 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
     except OSError as error:
         log.error(f"data_dir: {text_of(error)}", code="G330")
         return 2 if is_of_place(error) else 1
-    for look in tune.at_start(config):
-        log.warning(look.text, code="G321")
+    for check in tune.at_start(config):
+        log.warning(check.text, code="G321")
     return supervisor.run()

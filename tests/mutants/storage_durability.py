@@ -115,7 +115,7 @@ BUGS = [
     *of("supervisor/cli/configuration.py",
         "supervisor/test_places.py::test_a_configuration_is_looked_at_with_the_rights_of_the_brokers_user",
         ("            os.initgroups(user.pw_name, user.pw_gid)\n            os.setgid(user.pw_gid)\n", "", ""),
-        ("            data_folder.look(found.data_dir)\n", "            pass\n", "")),
+        ("            data_folder.look(loaded.data_dir)\n", "            pass\n", "")),
     *of("supervisor/cli/reading.py",
         "supervisor/test_read.py::test_chunks_that_mix_come_twice_or_begin_anew_are_put_together",
         ("makes_topic=False", "makes_topic=True", "", "supervisor/test_read.py::test_reading_makes_no_topic"),

@@ -106,7 +106,7 @@ def test_it_waits_no_longer_than_it_may(fresh_broker):
         ids = given_out(peer, topic, 5)
         acknowledge(peer, ids[:2])
         done = run("drain", "--data-dir", fresh_broker.data_dir, "--seconds", "0.5")
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "stopped; 3 messages will be given out again")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "stopped; 3 messages will be redelivered")
         assert fresh_broker.ended(30) == 0
     fresh_broker.start()
     with Peer(fresh_broker.service_url) as peer:

@@ -16,7 +16,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.jobs import nightly as jobs
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.supervisor.cli.nightly import _Shown, _text
+from geminga.supervisor.cli.nightly import _ProgressBar, _text
 from geminga.supervisor.main import main
 from geminga.supervisor.tasks import job_socket
 
@@ -306,7 +306,7 @@ def test_without_a_terminal_there_are_lines_now_and_then(monkeypatch):
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     monkeypatch.setattr("geminga.supervisor.cli.nightly._LINE_SECONDS", 0)
-    with _Shown() as shown:
+    with _ProgressBar() as shown:
         shown.compaction(_Progress)
         shown.other("giving back space", 3, 10)
     assert told.getvalue() == ("compaction, reading: 500,000 of 2,000,000 messages, 250,000/s, 0:00:06 left\n"
@@ -338,7 +338,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
 
     told = Terminal()
     monkeypatch.setattr(sys, "stderr", told)
-    with _Shown() as shown:
+    with _ProgressBar() as shown:
         shown.compaction(_Progress)
         shown.other("giving back space", 3, 10)
     assert "25%" in told.getvalue() and "250,000/s, 0:00:06 left" in told.getvalue() and "30%" in told.getvalue()

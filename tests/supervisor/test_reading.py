@@ -53,7 +53,7 @@ def read(*partitions):
 def test_an_entry_that_says_it_is_larger_than_a_message_may_be_is_not_unpacked():
     size = reading._MESSAGE_MAX + 1
     assert read([entry_of(b"a", 0, uncompressed_size=size), entry_of(b"b", 1, uncompressed_size=1)]) == (
-        [b"b"], [f"7:0 is not shown: it says that it has {size} bytes"])
+        [b"b"], [f"7:0 is not shown: it claims to have {size} bytes"])
 
 
 def test_chunks_wait_for_no_chunk_of_another_partition():

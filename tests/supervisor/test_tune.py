@@ -49,8 +49,8 @@ class Host:
         """By name, those that are not fine, and whether they matter; of the clock and the interpreter the host is not
         asked.
         """
-        return {look.name: look.matters for look in tune.looks(self.config, self.root, self.limits)
-                if not look.is_fine and look.name not in ("clock", "interpreter")}
+        return {check.name: check.matters for check in tune.checks(self.config, self.root, self.limits)
+                if not check.is_fine and check.name not in ("clock", "interpreter")}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def host(tmp_path):
 
 def test_a_host_as_it_should_be_has_nothing_wrong(host):
     assert host.wrong() == {}
-    assert len(list(tune.looks(host.config, host.root, host.limits))) >= 10
+    assert len(list(tune.checks(host.config, host.root, host.limits))) >= 10
 
 
 GROUP = "sys/fs/cgroup/system.slice/geminga.service"
@@ -105,7 +105,7 @@ def test_few_descriptors_cost_speed_and_very_few_connections(host, hard, found):
 
 
 def test_what_cannot_be_read_is_left_out(host, tmp_path):
-    assert {look.name for look in tune.looks(host.config, tmp_path / "nothing", host.limits)} <= {
+    assert {check.name for check in tune.checks(host.config, tmp_path / "nothing", host.limits)} <= {
         "descriptors",
         "clock",
         "interpreter",
@@ -123,9 +123,9 @@ def test_a_clock_that_nobody_corrects_is_told(state, is_fine):
 # -- the command, and the start -----------------------------------------------------------------------------------
 
 def test_the_command_prints_what_it_found_and_how_to_change_it(host, monkeypatch, capsys):
-    monkeypatch.setattr(tune, "looks", lambda config, limits: iter([
-        tune.Look("a", "1", "2", True), tune.Look("b", "3", "4", False, False, "slow", "b=4"),
-        tune.Look("c", "5", "6", False, True, "bad", "c=6")]))
+    monkeypatch.setattr(tune, "checks", lambda config, limits: iter([
+        tune.HostCheck("a", "1", "2", True), tune.HostCheck("b", "3", "4", False, False, "slow", "b=4"),
+        tune.HostCheck("c", "5", "6", False, True, "bad", "c=6")]))
     assert main.main(["tune"]) == 0
     said = capsys.readouterr().out
     assert (

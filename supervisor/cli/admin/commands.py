@@ -1,6 +1,6 @@
-"""`geminga admin`: rows of the tables become commands when somebody asks for them."""
+"""`geminga admin`: click commands, made from rows of the tables of verbs when they are needed."""
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from string import Formatter
 from typing import Any
@@ -25,8 +25,10 @@ from geminga.supervisor.pulsar_client.rest import (
 
 URL = "http://127.0.0.1:8080"
 _OUTPUTS = ("table", "json")
-_POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}      # group -> whose are set there
-_ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {  # what a verb is about, in the order in which it is said -> how it stands in a path, and an example
+# Group: the level of the policies that it sets.
+_POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}
+# Arguments of verbs, in the order of the command line: (function that quotes the argument for a path, an example).
+_ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {
     "asked_role": (quoted, "alice"),
     "asked_action": (quoted, "produce"),
     "topic": (topic_path, "public/default/orders"),
@@ -40,13 +42,13 @@ _ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {  # what a verb is ab
 
 
 def verb_of(group: str, name: str) -> Verb | None:
-    """Most verbs are found without those of policies."""
+    """Return a verb of a group, None if there is none.  Policies' verbs are made only if no other verb matches."""
     return next((verb for verb in GROUPS[group][1] if verb.name == name), None) or policies_of(group).get(name)
 
 
 @cache
 def policies_of(group: str) -> dict[str, Verb]:
-    """Verbs of policies that are set there; among the topics' own they would only be in the way."""
+    """Return the verbs of policies that a group has.  In `topics` they are hidden: `topicPolicies` lists them."""
     if group not in _POLICIES:
         return {}
     from geminga.supervisor.cli.admin import policies
@@ -54,7 +56,7 @@ def policies_of(group: str) -> dict[str, Verb]:
 
 
 class Group(click.Group):
-    """Makes a command when it is asked for."""
+    """A group of verbs.  Each command is made when it is needed."""
 
     name: str
 
@@ -67,6 +69,8 @@ class Group(click.Group):
 
 
 class Admin(click.Group):
+    """`geminga admin` itself: the groups, `policies` and `tokens`."""
+
     def list_commands(self, context: click.Context) -> list[str]:
         return [*sorted(GROUPS), "policies", "tokens"]
 
@@ -90,26 +94,28 @@ def _set_output(context: click.Context, _parameter: click.Parameter, value: str 
 
 
 def _output() -> click.Option:
-    return click.Option(["output", "-o", "--output"], type=click.Choice(_OUTPUTS), expose_value=False, callback=_set_output,
-                        help="For people, or exactly what the broker answered.")
+    return click.Option(["output", "-o", "--output"], type=click.Choice(_OUTPUTS), expose_value=False,
+                        callback=_set_output, help="A table for people, or the broker's answer as it came.")
 
 
 def command() -> click.Group:
+    """Return the command `geminga admin`."""
     def admin(url: str, **who: Any) -> None:
         asked = click.get_current_context().ensure_object(dict)
         asked["url"], asked["credentials"] = url, credentials.of(**who)
 
-    url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True, help="Where the broker listens for HTTP.")
+    url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True,
+                       help="The broker's address of HTTP.")
     return Admin("admin", params=[url, *credentials.parameters(), _output()], callback=admin, no_args_is_help=True,
                  context_settings={"help_option_names": ["-h", "--help"]},
-                 help="Administer a broker, with the verbs of pulsar-admin.  Exit status: 0 done; 1 refused by the broker; 2 wrong usage; "
-                      "3 the broker cannot be reached.")
+                 help="Administer a broker, with the verbs of pulsar-admin.  Exit status: 0 done; 1 refused by the "
+                      "broker; 2 wrong usage; 3 the broker cannot be reached.")
 
 
 # -- a row as a command
 
 class _Converted(click.ParamType):
-    """A type whose function raises ValueError."""
+    """A type of values with a function that converts texts, and raises ValueError."""
 
     def __init__(self, name: str, convert: Any) -> None:
         self.name = name
@@ -130,7 +136,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 _TYPES = {
-    kinds.TEXT: click.STRING, kinds.INT: click.INT, kinds.DECIMAL: click.FLOAT, kinds.FILE: click.Path(exists=True, dir_okay=False),
+    kinds.TEXT: click.STRING, kinds.INT: click.INT, kinds.DECIMAL: click.FLOAT,
+    kinds.FILE: click.Path(exists=True, dir_okay=False),
     kinds.LIST: _Converted("a,b,...", lambda text: [part.strip() for part in text.split(",") if part.strip()]),
     kinds.MAP: _Converted("key=value", _pair),
     kinds.SECONDS: _Converted("time", units.seconds), kinds.MINUTES: _Converted("time", units.minutes),
@@ -140,14 +147,16 @@ _TYPES = {
 
 
 def _arguments(verb: Verb) -> list[str]:
-    found = {name for _, name, _, _ in Formatter().parse(verb.path)}
-    return [name for name in _ARGUMENTS if name in found]
+    """Return the names of a verb's arguments, in the order of the command line."""
+    in_path = {name for _, name, _, _ in Formatter().parse(verb.path)}
+    return [name for name in _ARGUMENTS if name in in_path]
 
 
 def _command(group: str, verb: Verb) -> click.Command:
     arguments = _arguments(verb)
-    params: list[click.Parameter] = [click.Argument([name], metavar=name.rpartition("_")[2].upper(), shell_complete=_complete)
-                                     for name in arguments]
+    params: list[click.Parameter] = [
+        click.Argument([name], metavar=name.rpartition("_")[2].upper(), shell_complete=_complete)
+        for name in arguments]
     params += [_option(option) for option in verb.options]
     samples = "".join(" " + _ARGUMENTS[name][1] for name in arguments)
     return click.Command(
@@ -161,8 +170,9 @@ def _option(option: Option) -> click.Option:
     if option.kind == kinds.FLAG:
         return click.Option(flags, is_flag=True, default=bool(option.default), help=option.help)
     given = {} if option.default is None else {"default": option.default, "show_default": option.default != ()}
-    return click.Option(flags, type=click.Choice(option.choices) if option.choices else _TYPES[option.kind], required=option.required,
-                        multiple=option.kind == kinds.MAP, help=option.help, **given)
+    kind = click.Choice(option.choices) if option.choices else _TYPES[option.kind]
+    return click.Option(flags, type=kind, required=option.required, multiple=option.kind == kinds.MAP,
+                        help=option.help, **given)
 
 
 def _run(verb: Verb, values: dict[str, Any]) -> None:
@@ -190,7 +200,7 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
 
 
 def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> Any:
-    """Return what is shown; with is_json the answer as it came."""
+    """Ask the broker, and return the answer's value; with is_json the answer's text.  Raises Refused, NotReachable."""
     if verb.run is not None:
         return verb.run(broker, values)
     query, body, fields = {}, verb.body(values) if verb.body else None, {}
@@ -204,7 +214,7 @@ def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> A
             query[option.to[1:]] = value
         else:
             fields[option.to[1:]] = value
-    arguments = _arguments(verb)        # quoted already
+    arguments = _arguments(verb)        # their values are quoted already
     placed = {name: value if name in arguments else quoted(shown(value)) for name, value in values.items()}
     path = verb.of_one[1] if verb.of_one and values[verb.of_one[0]] is not None else verb.path
     path = path.format_map(placed)
@@ -212,9 +222,9 @@ def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> A
     return (answer.body.decode(errors="replace") or None) if is_json else answer.value()
 
 
-def _show_messages(found: Any, is_json: bool) -> None:
+def _show_messages(entries: Iterator[Any], is_json: bool) -> None:
     from geminga.supervisor.cli.admin import messages
-    for number, message in enumerate(found):
+    for number, message in enumerate(entries):
         if is_json:
             print(json.dumps(messages.as_json(message), ensure_ascii=False))
         else:
@@ -224,12 +234,13 @@ def _show_messages(found: Any, is_json: bool) -> None:
 # -- completion
 
 def _complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Tenants, namespaces and topics as far as the broker tells them at once; nothing where it does not."""
-    while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
+    """Return tenants, namespaces or topics that complete the typed text; [] if the broker does not answer at once."""
+    while context.parent is not None and "url" not in context.params:       # `admin` has the options of the connection
         context = context.parent
     try:
-        shown: dict[str, Any] = {option.name or "": context.params.get(option.name or "") for option in credentials.parameters()}
-        who = credentials.of(**shown)
+        names = [option.name or "" for option in credentials.parameters()]
+        values: dict[str, Any] = {name: context.params.get(name) for name in names}
+        who = credentials.of(**values)
         broker = Broker(context.params.get("url", URL), timeout_s=0.5, credentials=who)
         if parameter.name == "cluster":
             return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
@@ -239,12 +250,15 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
 
 
 def _names(broker: Broker, typed: str, parts: int) -> list[str]:
-    """Those of so many parts that begin as typed, up to the next slash; beyond it where there is no choice."""
+    """Return names with `parts` parts that begin as typed, up to the next slash.
+
+    If only one name matches up to that slash, completion goes on behind it.
+    """
     *above, _ = typed.split("/")
     place = "/".join(map(quoted, above))
     path = ("tenants", f"namespaces/{place}", f"persistent/{place}")[min(len(above), 2)]
     names = [name.rpartition("://")[2] for name in broker.ask("GET", f"/admin/v2/{path}").value()]
-    found = [name for name in names if name.startswith(typed)]
+    matches = [name for name in names if name.startswith(typed)]
     if len(above) + 1 == parts:
-        return found
-    return _names(broker, found[0] + "/", parts) if len(found) == 1 else [name + "/" for name in found]
+        return matches
+    return _names(broker, matches[0] + "/", parts) if len(matches) == 1 else [name + "/" for name in matches]

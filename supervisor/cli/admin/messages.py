@@ -1,4 +1,4 @@
-"""The messages of an entry, from the broker's answer."""
+"""The messages of an entry, read from the broker's answer to a question for it."""
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,17 +10,19 @@ _PREFIX = "x-pulsar-"
 
 
 def read(answer: Answer) -> list[dict[str, Any]]:
-    """The messages of an entry, a batch's in its order."""
-    said = {name[len(_PREFIX):]: _text(value) for name, value in answer.headers.items() if name.startswith(_PREFIX)}
-    common = {"id": said.get("message-id"), "publishTime": said.get("publish-time"), "eventTime": said.get("event-time"),
-              "deliverAt": said.get("deliver-at-time"), "producer": said.get("producer-name"), "sequenceId": said.get("sequence-id"),
-              "key": said.get("partition-key"), "orderingKey": said.get("base64-ordering-key"),
-              "isEncrypted": True if said.get("is-encrypted") == "true" else None,
-              "properties": json.loads(said.get("property") or "{}"), "payload": answer.body}
+    """Return the messages of an entry, those of a batch in order."""
+    fields = {name[len(_PREFIX):]: _text(value) for name, value in answer.headers.items() if name.startswith(_PREFIX)}
+    common = {"id": fields.get("message-id"), "publishTime": fields.get("publish-time"),
+              "eventTime": fields.get("event-time"), "deliverAt": fields.get("deliver-at-time"),
+              "producer": fields.get("producer-name"), "sequenceId": fields.get("sequence-id"),
+              "key": fields.get("partition-key"), "orderingKey": fields.get("base64-ordering-key"),
+              "isEncrypted": True if fields.get("is-encrypted") == "true" else None,
+              "properties": json.loads(fields.get("property") or "{}"), "payload": answer.body}
     if common["sequenceId"] is not None:
         common["sequenceId"] = int(common["sequenceId"])
-    if "num-batch-message" in said and not common["isEncrypted"]:
-        return [_known(common | {"id": f"{common['id']}:{index}"} | one) for index, one in enumerate(_unpacked(answer.body))]
+    if "num-batch-message" in fields and not common["isEncrypted"]:
+        return [_known(common | {"id": f"{common['id']}:{index}"} | message)
+                for index, message in enumerate(_unpacked(answer.body))]
     return [_known(common)]
 
 
@@ -29,7 +31,7 @@ def _known(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(header: str) -> str:
-    """A header's text: UTF-8, though some write Latin-1."""
+    """Return a header's text as UTF-8, or as Latin-1 if it is not UTF-8."""
     raw = header.encode("latin-1")
     try:
         return raw.decode()
@@ -38,24 +40,25 @@ def _text(header: str) -> str:
 
 
 def _unpacked(batch: bytes) -> Iterator[dict[str, Any]]:
-    """Four bytes of length, metadata and payload, for each message."""
+    """Iterate over the messages of a batch: for each, four bytes of length, metadata and payload."""
     import base64
 
     from geminga.proto import pulsar_api_pb2 as api  # slow to import, so only for batches
     at = 0
     while at < len(batch):
         end = at + 4 + int.from_bytes(batch[at:at + 4])
-        found = api.SingleMessageMetadata.FromString(batch[at + 4:end])
-        at = end + found.payload_size
-        yield {"key": found.partition_key if found.HasField("partition_key") else None,
-               "orderingKey": base64.b64encode(found.ordering_key).decode() if found.HasField("ordering_key") else None,
-               "eventTime": units.instant(found.event_time) if found.event_time else None,
-               "sequenceId": found.sequence_id if found.HasField("sequence_id") else None,
-               "properties": {each.key: each.value for each in found.properties}, "payload": batch[end:at]}
+        single = api.SingleMessageMetadata.FromString(batch[at + 4:end])
+        at = end + single.payload_size
+        has_ordering_key = single.HasField("ordering_key")
+        yield {"key": single.partition_key if single.HasField("partition_key") else None,
+               "orderingKey": base64.b64encode(single.ordering_key).decode() if has_ordering_key else None,
+               "eventTime": units.instant(single.event_time) if single.event_time else None,
+               "sequenceId": single.sequence_id if single.HasField("sequence_id") else None,
+               "properties": {each.key: each.value for each in single.properties}, "payload": batch[end:at]}
 
 
 def as_json(message: dict[str, Any]) -> dict[str, Any]:
-    """The payload as text if it is one, else in base64."""
+    """Return a message for JSON: the payload as text if it is printable, else in base64."""
     payload = _printable(message["payload"])
     if payload is not None:
         return message | {"payload": payload}
@@ -65,7 +68,7 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(message: dict[str, Any]) -> str:
-    """For people: names and values, then the payload, as hexadecimal numbers if it is no text."""
+    """Return a message for people: names and values, then the payload, in hexadecimal if it is not printable."""
     named = {name: value for name, value in message.items() if name not in ("payload", "properties")}
     lines = [plain(f"{name:<12} {value}") for name, value in named.items()]
     lines += [plain(f"property     {name} = {value}") for name, value in message["properties"].items()]
@@ -75,10 +78,10 @@ def text(message: dict[str, Any]) -> str:
 
 def _printable(payload: bytes) -> str | None:
     try:
-        found = payload.decode()
+        decoded = payload.decode()
     except UnicodeDecodeError:
         return None
-    return found if all(char.isprintable() or char in "\n\t\r" for char in found) else None
+    return decoded if all(char.isprintable() or char in "\n\t\r" for char in decoded) else None
 
 
 def _hexadecimal(payload: bytes) -> Iterator[str]:

@@ -8,9 +8,10 @@ from geminga.supervisor.cli.admin.policy_verbs import VERBS, ValueOption, option
 from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Verb
 
 Row = tuple[Policy, Route]
-_OF_ONE = {"subscription-dispatch-rate": ("subscription", "{topic}/{subscription}/dispatchRate")}     # what one subscription may have
-_SAMPLES = {"number": "5", "decimal": "2.5", "list": "standalone", "text": "name", "seconds": "10m", "minutes": "3h", "ms": "2s",
-            "bytes": "10M", "MB": "1G"}
+# Verbs of topics that one subscription may have too: (option, path).
+_OF_ONE = {"subscription-dispatch-rate": ("subscription", "{topic}/{subscription}/dispatchRate")}
+_SAMPLES = {"number": "5", "decimal": "2.5", "list": "standalone", "text": "name", "seconds": "10m", "minutes": "3h",
+            "ms": "2s", "bytes": "10M", "MB": "1G"}
 
 
 def verbs(level: str) -> list[Verb]:
@@ -37,20 +38,25 @@ def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
     if of_one:
         kind = (Option("--subscription -s", "", "only of this subscription"),)
     doc = policy.doc if len(kinds) == 1 else " ".join(each.doc for each, _ in kinds)
-    applied = (Option("--applied -ap -a", "?applied", "what holds, wherever it was set", FLAG),) if level == TOPIC else ()
+    applied: tuple[Option, ...] = ()
+    if level == TOPIC:
+        applied = (Option("--applied -ap -a", "?applied", "the value in force, wherever it was set", FLAG),)
     options, example, body = _settable(level, policy, route)
     get = VERBS[policy.name].get if level == NAMESPACE else ""
     made = [Verb(f"set-{stem}", route.method, path, f"Set: {doc}", (*kind, *options), example, of_one, body),
-            Verb(f"get-{get or stem}", "GET", where + named, f"Show: {doc}", (*(kind if of_one else ()), *applied), "", of_one)]
+            Verb(f"get-{get or stem}", "GET", where + named, f"Show: {doc}",
+                 (*(kind if of_one else ()), *applied), "", of_one)]
     if route.removable or route.nullable:
         method, place = route.method, path
         if route.removable:
             method, place = "DELETE", where + route.remove if route.remove else path
-        made.append(Verb(f"remove-{stem}", method, place, f"Remove, so that what is set further up holds: {doc}", kind, "", of_one))
+        made.append(Verb(f"remove-{stem}", method, place,
+                         f"Remove, so that the next higher level's value is in force: {doc}", kind, "", of_one))
     return made
 
 
-def _settable(level: str, policy: Policy, route: Route) -> tuple[list[Option], str, Callable[[dict[str, Any]], Any] | None]:
+def _settable(level: str, policy: Policy,
+              route: Route) -> tuple[list[Option], str, Callable[[dict[str, Any]], Any] | None]:
     """Return options, an example, and a function that makes JSON of their values; None if there is no body."""
     options: list[Option] = []
     example: list[str] = []
@@ -68,7 +74,8 @@ def _settable(level: str, policy: Policy, route: Route) -> tuple[list[Option], s
         return [options[0]._replace(to="?" + route.query), *options[1:]], " ".join(example), None
     if not policy.is_object:
         return options, " ".join(example), makers[0][1]
-    return options, " ".join(example), lambda values: {name: value for name, make in makers if (value := make(values)) is not None}
+    return options, " ".join(example), lambda values: {
+        name: value for name, make in makers if (value := make(values)) is not None}
 
 
 def _options(part: Part, option: ValueOption, route: Route) -> list[Option]:

@@ -1,4 +1,4 @@
-"""Verbs that are more than one question, or that make what is sent of several options."""
+"""Functions of verbs that ask more than one question, or that make JSON of several options."""
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +10,11 @@ from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, quot
 _POLL_SECONDS = 0.2
 EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}
-_TIMES = ("from", "to", "deliverAt", "publishTime")      # in the rows of messages that wait
+_TIMES = ("from", "to", "deliverAt", "publishTime")      # fields of rows about delayed messages
 
 
 def position_of(text: str) -> dict[str, int]:
-    """A message id as people write it: earliest, latest, LEDGER:ENTRY[:PARTITION[:BATCH]]; raises ValueError."""
+    """Return a message id as JSON, from earliest, latest or LEDGER:ENTRY[:PARTITION[:BATCH]].  Raises ValueError."""
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     try:
@@ -27,7 +27,7 @@ def position_of(text: str) -> dict[str, int]:
 
 
 def list_topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
-    """Names of both domains, or of the one that was asked for."""
+    """Return a function that lists topics of both domains, or of the wanted one.  below: end of the path."""
     def run(broker: Broker, values: dict[str, Any]) -> list[str]:
         asked = values.get("topic_domain")
         query = {"includeSystemTopic": values["include_system_topic"]}
@@ -45,10 +45,11 @@ def lookup_partitions(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
         raise Refused(404, "The topic has no partitions")
     domain, _, rest = topic.partition("/")
     names = [f"{rest}-partition-{index}" for index in range(count)]
-    found = {f"{domain}://{name}": broker.ask("GET", f"/lookup/v2/topic/{domain}/{name}").value()["brokerUrl"] for name in names}
+    urls = {f"{domain}://{name}": broker.ask("GET", f"/lookup/v2/topic/{domain}/{name}").value()["brokerUrl"]
+            for name in names}
     if not values["sort_by_broker"]:
-        return found
-    return {url: [name for name, its in found.items() if its == url] for url in sorted(set(found.values()))}
+        return urls
+    return {url: [name for name, its in urls.items() if its == url] for url in sorted(set(urls.values()))}
 
 
 def partition_of_key(broker: Broker, values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -62,7 +63,8 @@ def partition_of_key(broker: Broker, values: dict[str, Any]) -> list[dict[str, A
 
 
 def new_subscription(values: dict[str, Any]) -> dict[str, Any]:
-    return position_of(values["messageId"]) | ({"properties": values["property"], "excluded": False} if values["property"] else {})
+    more = {"properties": values["property"], "excluded": False} if values["property"] else {}
+    return position_of(values["messageId"]) | more
 
 
 def is_enabled(values: dict[str, Any]) -> bool:
@@ -71,23 +73,25 @@ def is_enabled(values: dict[str, Any]) -> bool:
     return values["enable"]
 
 
-_PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # where nothing is set or given, as PIP-26 has it
+_PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # defaults of PIP-26
 
 
 def enable_delays(broker: Broker, values: dict[str, Any]) -> None:
     """Enable delays, and keep the other fields of the policy.  Without options the wheel is PIP-26's default."""
-    path, found = _delays_of(broker, values)
+    path, policy = _delays_of(broker, values)
     granularity, tick = values["time_partition_granularity"], values["tick_duration"]
     if granularity is None and tick is None:
         granularity, tick = _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS
-    granularity = found.get("timePartitionGranularityInMillis", _PULSARS_GRANULARITY_MS) if granularity is None else granularity
-    tick = (found.get("tickTime") or _PULSARS_TICK_MS) if tick is None else tick
-    broker.ask("POST", path, body=found | {"active": True, "tickTime": tick, "timePartitionGranularityInMillis": granularity})
+    if granularity is None:
+        granularity = policy.get("timePartitionGranularityInMillis", _PULSARS_GRANULARITY_MS)
+    tick = (policy.get("tickTime") or _PULSARS_TICK_MS) if tick is None else tick
+    changes = {"active": True, "tickTime": tick, "timePartitionGranularityInMillis": granularity}
+    broker.ask("POST", path, body=policy | changes)
 
 
 def disable_delays(broker: Broker, values: dict[str, Any]) -> None:
-    path, found = _delays_of(broker, values)
-    broker.ask("POST", path, body=found | {"active": False})
+    path, policy = _delays_of(broker, values)
+    broker.ask("POST", path, body=policy | {"active": False})
 
 
 def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -97,25 +101,31 @@ def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, A
 
 
 class CompactionFailed(Exception):
+    """The last compaction of a topic failed.  The text has its error."""
+
     exit_status = REFUSED
 
 
 def compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
-    """Raises CompactionFailed, as pulsar-admin does."""
+    """Return the state of the last compaction, and wait for its end if that is wanted.
+
+    Raises CompactionFailed, as pulsar-admin fails then too.
+    """
     while True:
-        found = broker.ask("GET", f"/admin/v2/{values['topic']}/compaction").value()
-        if found["status"] != "RUNNING" or not values["wait_complete"]:
+        state = broker.ask("GET", f"/admin/v2/{values['topic']}/compaction").value()
+        if state["status"] != "RUNNING" or not values["wait_complete"]:
             break
         time.sleep(_POLL_SECONDS)
-    if found["status"] == "ERROR":
-        raise CompactionFailed(f"The last compaction failed: {found['lastError']}")
-    return found
+    if state["status"] == "ERROR":
+        raise CompactionFailed(f"The last compaction failed: {state['lastError']}")
+    return state
 
 
 def reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
     where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/resetcursor"
     if values["messageId"]:
-        broker.ask("POST", where, body=position_of(values["messageId"]) | {"excluded": values["exclude_reset_position"]})
+        excluded = {"excluded": values["exclude_reset_position"]}
+        broker.ask("POST", where, body=position_of(values["messageId"]) | excluded)
     elif values["time"] is not None:
         broker.ask("POST", f"{where}/{int(time.time() * 1_000) - values['time']}")
     else:
@@ -125,7 +135,8 @@ def reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
 def expire(broker: Broker, values: dict[str, Any]) -> None:
     where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/expireMessages"
     if values["position"]:
-        broker.ask("POST", where, body=position_of(values["position"]) | {"excluded": values["exclude_reset_position"]})
+        excluded = {"excluded": values["exclude_reset_position"]}
+        broker.ask("POST", where, body=position_of(values["position"]) | excluded)
     elif values["expireTime"] is not None:
         broker.ask("POST", f"{where}/{values['expireTime']}")
     else:
@@ -141,11 +152,12 @@ def message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
     return broker.ask("GET", f"/admin/v2/{values['topic']}/messageid/{int(when.timestamp() * 1_000)}").value()
 
 
-def readable_times(found: dict[str, Any]) -> dict[str, Any]:
-    """With times as people read them."""
-    rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()} for row in found["rows"]]
-    due_ms = found["nextDueAt"]
-    return found | {"nextDueAt": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
+def readable_times(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer about delayed messages with its times as people read them."""
+    rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()}
+            for row in answer["rows"]]
+    due_ms = answer["nextDueAt"]
+    return answer | {"nextDueAt": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
 
 
 def new_time(values: dict[str, Any]) -> dict[str, str]:
@@ -155,9 +167,10 @@ def new_time(values: dict[str, Any]) -> dict[str, str]:
 
 
 def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
-    """A tenant may use all clusters unless some are named."""
+    """Create a tenant, which may use all clusters unless some are named."""
     clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
-    broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}", body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
+    broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}",
+               body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
 
 
 def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
@@ -170,8 +183,9 @@ def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
 
 
 def new_namespace(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in (("replication_clusters", values["clusters"]),
-                                          ("bundles", {"numBundles": values["bundles"]} if values["bundles"] else None)) if value}
+    bundles = {"numBundles": values["bundles"]} if values["bundles"] else None
+    fields = {"replication_clusters": values["clusters"], "bundles": bundles}
+    return {name: value for name, value in fields.items() if value}
 
 
 def schema_file(values: dict[str, Any]) -> dict[str, Any]:
@@ -187,15 +201,16 @@ def get_schema(broker: Broker, values: dict[str, Any]) -> Any:
 
 
 def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
-    """Entry by entry until there are enough messages, or no more."""
+    """Iterate over the next messages of a subscription.  The broker is asked for one entry at a time."""
     from geminga.supervisor.cli.admin import messages
     left = values["count"]
     for position in range(1, left + 1):
         try:
-            answer = broker.ask("GET", f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/position/{position}")
+            subscription = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}"
+            answer = broker.ask("GET", f"{subscription}/position/{position}")
         except Refused as refused:
             if position > 1 and refused.status in (404, 412):
-                return      # there are not so many
+                return      # the backlog has fewer entries
             raise
         for message in messages.read(answer)[:left]:
             yield message
@@ -205,6 +220,7 @@ def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
 
 
 def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str, Any]], Iterator[Any]]:
+    """Return a function that reads the messages of one entry.  query: (parameter, name of its value)."""
     def run(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
         from geminga.supervisor.cli.admin import messages
         yield from messages.read(broker.ask("GET", "/admin/v2/" + path.format_map(values),
@@ -212,9 +228,8 @@ def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str
     return run
 
 
-
-
 def ask_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
+    """Send a request about a namespace, or about one of its bundles if that is given."""
     bundle = f"/{quoted(values['bundle'])}" if values["bundle"] else ""
     broker.ask(method, f"/admin/v2/namespaces/{values['namespace']}{bundle}/{what}")
 

@@ -9,8 +9,10 @@ SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes",
 
 
 class Option(NamedTuple):
+    """An option of a verb."""
+
     flags: str                      # "--subscription -s", as pulsar-admin has them
-    to: str = ""
+    to: str = ""                    # where its value goes: see verbs.py
     help: str = ""
     kind: str = TEXT
     default: Any = None
@@ -19,24 +21,26 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of the value: the long option, with underscores."""
+        """Name of the value: the long option, with underscores."""
         long = [flag for flag in self.flags.split() if flag.startswith("--")]
         return long[0].removeprefix("--").replace("-", "_")
 
 
 class Verb(NamedTuple):
+    """A verb of a group: its question to the broker, its options, and how its answer is shown."""
+
     name: str
     method: str
     path: str
     help: str
     options: tuple[Option, ...] = ()
     example: str = ""
-    of_one: tuple[str, str] | None = None                            # (option, path): asked there where the option is given
+    of_one: tuple[str, str] | None = None                            # (option, path that is used if it is given)
     body: Callable[[dict[str, Any]], Any] | None = None              # values -> JSON to send
-    run: Callable[[Broker, dict[str, Any]], Any] | None = None       # instead of one question: what is shown
-    streams: bool = False                                            # `run` yields messages
-    hidden: bool = False                                             # in the list of verbs
-    table: Callable[[Any], Any] | None = None                        # the answer -> what people are shown of it
+    run: Callable[[Broker, dict[str, Any]], Any] | None = None       # asks instead, and returns the answer to show
+    streams: bool = False                                            # whether `run` yields messages
+    hidden: bool = False                                             # whether the list of verbs leaves it out
+    table: Callable[[Any], Any] | None = None                        # answer -> value that is shown to people
 
 
 def need(flags: str, to: str = "", help: str = "", kind: str = TEXT) -> Option:
