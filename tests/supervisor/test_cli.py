@@ -327,10 +327,12 @@ def test_every_policy_has_its_verbs():
     """Each row of the table of policies can be set, shown and taken away wherever it says it can be set."""
     for of in ("namespace", "topic"):
         made = {verb.name for verb in policies.verbs(of)}
-        levels = [getattr(policy, of) for policy in policies.TABLE.values() if getattr(policy, of) is not None]
-        assert {f"set-{level.verb}" for level in levels} <= made
-        assert {f"get-{level.get or level.verb}" for level in levels} <= made
-        assert {f"remove-{level.verb}" for level in levels if level.removable} <= made
+        rows = [(policy, policies.verb_of(policy, of)) for policy in policies.TABLE.values() if of in policy.levels]
+        assert {f"set-{verb}" for _, verb in rows} <= made
+        gets = {policy.name: policies.VERBS[policy.name].get if of == "namespace" else "" for policy, _ in rows}
+        assert {f"get-{gets[policy.name] or verb}" for policy, verb in rows} <= made
+        removable = [verb for policy, verb in rows if getattr(policies.ROUTES[policy.name], of).removable]
+        assert {f"remove-{verb}" for verb in removable} <= made
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
