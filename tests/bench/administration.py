@@ -1,4 +1,4 @@
-"""What administration costs where there is much of it, and what it costs messages, on a broker of its own.
+"""Measures what administration costs a broker with many topics, and what it costs message traffic meanwhile.
 
     python tests/bench/administration.py [--topics 10000] [--subscriptions 5] [--rounds 10] [--seconds 5]
 
@@ -7,15 +7,15 @@
     stats       GET .../stats of one topic, and of another
     list        GET of the namespace's topics
 
-Of each the median, least and most that it took, and what the broker's processes computed for one.  The median of
-/metrics is to be below 300 ms, that of stats below 10 ms, that of the list below 100 ms.
+Each of these is printed as median, least and most time, with the CPU time of the broker's processes for one request.
+The target for the median is 300 ms for /metrics, 10 ms for stats, 100 ms for the list.
 
     messages    published and consumed at full speed on one topic, so many seconds without administration and as many
                 with it, in turns: /metrics at the beginning, then stats of a topic and the list of topics each second,
                 over one connection
 
-Of these the median of the rounds' ratios, which is to be above 0.95, and what the processes of the broker computed for
-administration in a second: noise of the machine is in the former and not in the latter.
+This is printed as the median of the rounds' ratios, whose target is 0.95, and as the CPU time that the broker's
+processes spent on administration in a second.  The ratio has the machine's noise in it, the CPU time has not.
 """
 
 import argparse
@@ -40,7 +40,7 @@ NAMESPACE = "public/default"
 
 @contextmanager
 def broker() -> Iterator[tuple[str, tuple[str, int], int]]:
-    """(HTTP address, clients' address, pid)"""
+    """Start a broker; yield (HTTP address, clients' address, pid)."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]
         command += ["--port", "0", "--http-port", "0"]
@@ -61,7 +61,7 @@ async def _timed(session: aiohttp.ClientSession, path: str) -> tuple[float, byte
 
 
 async def _make(session: aiohttp.ClientSession, topics: int, subscriptions: int) -> float:
-    """Seconds."""
+    """Make all topics and subscriptions; return the seconds that took."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def make(number: int) -> None:
@@ -78,7 +78,7 @@ async def _make(session: aiohttp.ClientSession, topics: int, subscriptions: int)
 
 
 async def _repeated(session: aiohttp.ClientSession, paths: list[str], pid: int) -> tuple[list[float], float, bytes]:
-    """(ms of each, ms of the broker's CPU for one, the last body)"""
+    """Repeat a request; return (ms of each, ms of the broker's CPU for one, the last body)."""
     before, times = cpu_seconds(pid), []
     for path in paths:
         took, body = await _timed(session, path)
@@ -131,7 +131,8 @@ async def compare(url: str, clients: tuple[str, int], pid: int, rounds: int, sec
             running.wait(seconds)
             for number in range(rounds):
                 rates, used = {}, {}
-                for is_administered in (number % 2, 1 - number % 2):      # what drifts meanwhile favours neither
+                # the order alternates, so that slow changes of the machine favour neither
+                for is_administered in (number % 2, 1 - number % 2):
                     first, before = running.look(), cpu()
                     await (_administer(session, seconds) if is_administered else asyncio.sleep(seconds))
                     last = running.look()

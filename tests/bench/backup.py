@@ -1,16 +1,15 @@
-"""What publishing feels of a backup: latencies and the longest gap between receipts, without one and while some are
-made.
+"""Measures publishing while backups are made: latencies and the longest gap between receipts, without and with one.
 
     python tests/bench/backup.py [--topics 1000] [--megabytes 3072] [--size 8000] [--rate 2000] [--seconds 15]
                                  [--backups 3]
 
-    filled     topics with a subscription each, that nobody acknowledges to
+    filled     topics with a subscription each, whose messages are not acknowledged
     nothing    publishing `rate` messages a second over all topics: p50 and p99 of the time to the receipt, longest time
                without any receipt
-    backup     the same while `geminga backup` runs, on the file system of the data; how long an owner stood still by
-               its own account, bytes, those shared with the data folder or the backup before, and seconds.  The first
-               reads all, others what is new.
-    restored   the last of them, with every checksum looked at and all of it verified
+    backup     the same while `geminga backup` runs, on the file system of the data.  Then, from the backup's own
+               report: how long an owner stood still, bytes, bytes shared with the data folder or the backup before,
+               seconds.  The first backup reads everything, others only what is new.
+    restored   the last backup, with every checksum checked and all of it verified
 """
 
 import argparse
@@ -30,7 +29,7 @@ from harness import COMMAND, Broker
 
 
 class Publisher:
-    """Publishes at a rate, until it is told to stop."""
+    """Publishes at a rate until it is told to stop."""
 
     def __init__(self, broker: Broker, topics: list[str], size: int, rate: int):
         self._client = pulsar.Client(broker.service_url, io_threads=2,
@@ -70,7 +69,7 @@ class Publisher:
         self.take()
 
     def take(self) -> str:
-        """What there was since it was asked for last."""
+        """Return what was measured since the last call."""
         with self._lock:
             found, self._receipts = self._receipts, []
         took = sorted(came - when for came, when in found)
@@ -117,7 +116,7 @@ def main() -> None:
         print(f"restored  {_run('restore', report['folder'], Path(folder) / 'again').splitlines()[-1]}; "
               f"{time.perf_counter() - began:.1f} s", flush=True)
     sys.stdout.flush()
-    os._exit(0)      # the client's threads still look for a broker
+    os._exit(0)      # threads of the client still look for a broker
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
 
 NAP_S = 0.002
-TICK_S = 0.001              # with a rate, what is due is sent once a tick
-ACKNOWLEDGE_EVERY_S = 0.1   # what client libraries group by default
+TICK_S = 0.001              # with a rate, messages that are due are sent once in this time
+ACKNOWLEDGE_EVERY_S = 0.1   # client libraries group acknowledgements for this long by default
 ACKNOWLEDGE_IDS_MAX = 1000
 BLOCK_ROWS_MAX, BLOCK_SIZE_MAX = 4096, 1 << 21
 
@@ -37,8 +37,10 @@ class Producer:
         self.random = np.random.default_rng(index)
         self.block = self._block(name)
         self.tick_entries = max(1, round(load.rate * TICK_S / load.batch))
-        self.sent_at: list[NDArray] = []    # kept only with a rate: one array a tick, one a look at the receipts
-        self.receipts: list[tuple[bytes, int, float]] = []  # their bytes, how many, when; decoded at the end
+        # kept only with a rate: one array for each tick, and one for each look at the receipts
+        self.sent_at: list[NDArray] = []
+        # (bytes of receipts, how many, when they came); decoded at the end
+        self.receipts: list[tuple[bytes, int, float]] = []
 
     def _block(self, name: str) -> wire.SendBlock:
         load = self.load
@@ -95,7 +97,9 @@ class Producer:
         self.sent += count
 
     def _held_back(self) -> int:
-        """How many more entries keep the lead over the consumers; without consumers there is none to keep."""
+        """Return how many more entries may be sent before the lead over the consumers is used up; no consumers, no
+        lead.
+        """
         if not self.load.consumers or not self.load.lead:
             return self.load.window
         own_unconfirmed = (self.sent - self.confirmed) * self.load.batch
@@ -121,7 +125,7 @@ class Producer:
             self.receipts.append((bytes(link.inbox[starts[0] : link.taken]), len(starts), now))
 
     def _latencies(self) -> dict:
-        """sent_at and confirmed_at of every entry in the order sent; empty without a rate."""
+        """Return sent_at and confirmed_at of every entry in the order sent; empty without a rate."""
         sent_at = np.concatenate(self.sent_at) if self.sent_at else np.zeros(0)
         confirmed_at = np.full(len(sent_at), np.nan)
         data = np.frombuffer(b"".join(raw for raw, _, _ in self.receipts) or b"\0", np.uint8)
@@ -140,10 +144,11 @@ class Consumer:
         count = len(load.topics)
         self.used = [0] * count                             # messages since the last FLOW of each consumer
         self.newest = np.zeros((count, wire.MESSAGE_ID_SIZE_MAX), np.uint8)
-        self.is_owed = np.zeros(count, bool)                # has a newest id to acknowledge
+        self.is_owed = np.zeros(count, bool)                # whether a consumer has a newest id to acknowledge
         self.individual: list[list[bytes]] = [[] for _ in load.topics]
         self.individual_count = 0
-        self.arrivals: list[tuple[int, float]] = []         # entries so far, when; kept only where arrival is measured
+        # (entries so far, when); kept only where arrival is measured
+        self.arrivals: list[tuple[int, float]] = []
         self.can_nap = not load.rate or count > 1
         self.link = Link(load)
         for at, topic in enumerate(load.topics):
@@ -158,7 +163,7 @@ class Consumer:
         self.link.ask(f"{load.kind} subscription on {topic}", request, wire.SUCCESS)
 
     def run(self) -> dict:
-        """Takes messages until told to stop; says when permits were first given and when the last message came."""
+        """Take messages until told to stop; return when permits were first given and when the last message came."""
         started_at = last_at = acknowledged_at = CLOCK()
         entries = 0
         for at in range(len(self.load.topics)):
@@ -199,7 +204,7 @@ class Consumer:
         consumers = wire.ids_of(data, starts)
         if self.is_cumulative:
             last = np.full(count, -1)
-            last[consumers] = starts            # of repeated indices numpy keeps the last
+            last[consumers] = starts            # numpy keeps the last value of repeated indices
             touched = np.flatnonzero(last >= 0)
             self.newest[touched] = data[last[touched, None] + wire.MESSAGE_ID_AT + np.arange(wire.MESSAGE_ID_SIZE_MAX)]
             self.is_owed[touched] = True
@@ -212,14 +217,14 @@ class Consumer:
             self._count_used(int(at), int(counts[at]))
 
     def _count_used(self, at: int, entries: int) -> None:
-        """Permits go back when half are used, as client libraries do."""
+        """Give permits back when half of them are used, as client libraries do."""
         self.used[at] += entries * self.load.batch
         if self.used[at] >= self.load.permits // 2:
             self.link.put(wire.flow(wire.ID_FIRST + at, self.used[at]))
             self.used[at] = 0
 
     def _ids(self, starts: NDArray[np.int64]) -> list[bytes]:
-        """The message ids as fields of an ACK: the tag of field 3, then length and id as they came."""
+        """Return the message ids as fields of an ACK: the tag of field 3, then length and id as they came."""
         data, ids = self.link.data, []
         sizes = data[starts + wire.MESSAGE_ID_AT]
         for size in np.unique(sizes):
@@ -245,7 +250,7 @@ class Consumer:
         self.individual_count = 0
 
     def _leave(self) -> None:
-        """Acknowledges the rest; a lone consumer removes its subscriptions too, so that the broker can let go of the
+        """Acknowledge the rest; a lone consumer removes its subscriptions too, so that the broker can delete the
         topics.
         """
         self._acknowledge()
@@ -256,6 +261,6 @@ class Consumer:
             self.link.receive(0.1)
 
     def _arrival_times(self) -> NDArray[np.float64]:
-        """When entry n arrived, in the order they arrived; empty without a rate."""
+        """Return when each entry arrived, in the order of arrival; empty without a rate."""
         counts = np.diff(np.array([entries for entries, _ in self.arrivals], np.int64), prepend=0)
         return np.repeat(np.array([when for _, when in self.arrivals], np.float64), counts)

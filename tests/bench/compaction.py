@@ -1,11 +1,10 @@
-"""How long compaction takes, and how much memory: by Spark, in one process, and by a plain loop over the same topic.
+"""Measures time and memory of a compaction: by Spark, in one process, and by a plain loop over the same topic.
 
     python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--loop]
                                      [--here] [--pulsar http://127.0.0.1:18080 pulsar://127.0.0.1:16650]
 
-The topic is written by the storage's own code into a folder that is removed afterwards.  Memory is what all processes
-of the job have for themselves at the same moment, at most: their USS, looked at ten times a second; and their PSS,
-which has their shares of mapped files.
+The storage's own code writes the topic into a folder that is removed afterwards.  Memory is the peak of the sum over
+all processes of the job, looked at ten times a second: their USS, and their PSS, which has shares of mapped files.
 """
 
 import argparse
@@ -40,13 +39,16 @@ from link import ANSWER_MAX_S, Link, Load
 from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
 
 PAYLOAD, KEY_DIGITS = 100, 9
-_STEP = 1_000_003           # a prime: multiples of it are numbers in no order
+_STEP = 1_000_003           # a prime: its multiples come in no order
 LEDGER_BYTES, LEDGER_ENTRIES = 64 << 20, 1_000_000
 UNANSWERED_MAX = 5_000      # entries
 
 
 def write_topic(data_dir: Path, messages: int, keys: int, batch: int, codec: int) -> Topic:
-    """Keys at random, or with keys 0 each once, in no order; each a message of its own with batch 1."""
+    """Write a topic with random keys; with keys 0 each message has a key of its own, in no order.
+
+    With batch 1 each message is an entry of its own.
+    """
     topic, random = Topic(data_dir), np.random.default_rng(1)
     chunk = 100_000 // batch * batch
     for first in range(0, messages, chunk):
@@ -91,7 +93,7 @@ def _batches(digits, payloads, batch: int, codec: int) -> list[bytes]:
 
 
 def published(service_url: str, topic: Topic, name: str) -> None:
-    """The same entries to a topic of another broker, as fast as one connection goes."""
+    """Publish the same entries to a topic of another broker, as fast as one connection goes."""
     address = urlsplit(service_url)
     link = Link(Load(address.hostname, address.port, (name,)))
     link.find(name)
@@ -123,7 +125,7 @@ def _receipts(link: Link) -> int:
 
 
 def compacted_by(http_url: str, name: str) -> str:
-    """That broker's own compaction, asked for and waited for."""
+    """Ask that broker for its own compaction, and wait for the end."""
     path = f"{http_url}/admin/v2/{name.replace('://', '/')}/compaction"
     urllib.request.urlopen(urllib.request.Request(path, method="PUT")).close()
     while True:
@@ -135,7 +137,7 @@ def compacted_by(http_url: str, name: str) -> str:
 
 
 class Memory(threading.Thread):
-    """What this process and all below it have, at most."""
+    """The peak memory of this process and all below it."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -156,8 +158,7 @@ class Memory(threading.Thread):
 
 
 def plain_loop(topic: Topic) -> int:
-    """What one would write by hand: a dictionary of keys, one entry at a time, read by the library; how many keys are
-    left.
+    """Compact by hand: a dictionary of keys, one entry at a time, read by the library; return how many keys are left.
     """
     newest: dict[str, tuple[int, int, int]] = {}
     for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
@@ -183,7 +184,7 @@ def plain_loop(topic: Topic) -> int:
                     one = api.SingleMessageMetadata.FromString(body[at + 4:at + 4 + size])
                     at += 4 + size + one.payload_size
                     newest[one.partition_key] = stretch.ledger_id, entry_id, index
-    with open(topic.data_dir / "loop", "wb") as out:      # what is left, once each; entries whole
+    with open(topic.data_dir / "loop", "wb") as out:      # each remaining entry is written once, as a whole
         for (ledger_id, entry_id), _ in groupby(sorted(newest.values()), key=lambda place: place[:2]):
             row = confirmed.confirmed_rows(topic.folder, topic.partition_id, ledger_id)[entry_id]
             with open(format.ledger_path(topic.folder, ledger_id), "rb") as file:

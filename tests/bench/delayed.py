@@ -1,20 +1,20 @@
-"""What delayed messages cost: memory, disk, starts, publishing, delivery; and how late they are.
+"""Measures what delayed messages cost: memory, disk, starts, publishing and delivery; and how late they come.
 
     python -m tests.bench.delayed [hold publish together late] [--messages 10000000] [--together 1000000]
                                   [--seconds 20] [--rounds 3]
                                   [--other NAME COMMAND pulsar://HOST:PORT http://HOST:PORT]
 
-    hold       so many messages over 30 days, on one topic: what the broker's memory grows by, bytes of index on disk
-               for each, how long it takes from the start after a SIGKILL to the first message that was due meanwhile,
-               and to list what waits
-    publish    the rates of ordinary messages, of delayed ones and of such whose topic has a fixed delay, in turns
-    together   many that are due within one second, from when all are, beside as many ordinary ones that wait for a
-               consumer, on a Shared subscription
+    hold       so many messages over 30 days, on one topic: growth of the broker's memory, bytes of index on disk for
+               each, time from the start after a SIGKILL to the first message that fell due meanwhile, time to list
+               waiting messages
+    publish    the rates of ordinary messages, of delayed ones, and of messages on a topic with a fixed delay, in turns
+    together   many messages that fall due within one second, beside as many ordinary ones that wait for a consumer, on
+               a Shared subscription
     late       how late messages come that are due at random moments, while others are published
 
-Each is measured with a broker of its own.  --other names more brokers of the protocol to `hold` and be `late` with,
-beside it; COMMAND starts one in the foreground, on a folder that it keeps.  Memory is the PSS of all the broker's
-processes, and what of it is no file's.
+Each row has a broker of its own.  --other names more brokers of the protocol, for `hold` and `late`; COMMAND starts one
+in the foreground, on a folder that it keeps.  Memory is the PSS of all the broker's processes, and the part of it that
+belongs to no file.
 """
 
 import argparse
@@ -46,13 +46,13 @@ from ..harness import COMMAND, Broker
 
 MIB = 1 << 20
 HOUR_S, MONTH_S = 3_600, 30 * 24 * 3_600
-DUE, DUE_S = 1_000, 4          # messages that fall due while the broker is dead, and in so many seconds
+DUE, DUE_S = 1_000, 4          # messages that fall due while the broker is dead, and within how many seconds
 SETTLE_S, PATIENCE_S = 4, 900
 TICK_MS = 1_000
 
 
 class Ours:
-    """A broker of ours, on an empty folder."""
+    """A geminga broker on an empty folder."""
 
     name = "geminga"
 
@@ -90,7 +90,7 @@ class Other:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """(PSS, anonymous part of it) of the process and all below it, bytes."""
+    """Return (PSS, anonymous part of it) of the process and all below it, in bytes."""
     top, found = psutil.Process(pid), {"Pss:": 0, "Pss_Anon:": 0}
     for process in [top, *top.children(recursive=True)]:
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]:
@@ -110,7 +110,7 @@ def load_of(broker, **how) -> Load:
 
 
 def attached(broker, load: Load) -> Link:
-    """A consumer with permits; asked for until the broker is there and lets it in."""
+    """Attach a consumer with permits; the request is repeated until the broker is there and accepts it."""
     give_up = CLOCK() + PATIENCE_S
     while True:
         try:
@@ -128,7 +128,7 @@ def attached(broker, load: Load) -> Link:
 
 
 def publish(load: Load, pid: int, messages: int, **how) -> float:
-    """So many, and no consumers; the seconds it took."""
+    """Publish so many messages without consumers, and return the seconds that took."""
     began = CLOCK()
     with Running(replace(load, limit=messages // load.connections, consumers=0, lead=0, **how), pid) as running:
         running.start_producers()
@@ -141,7 +141,7 @@ def publish(load: Load, pid: int, messages: int, **how) -> float:
 def hold(broker, messages: int) -> None:
     load = load_of(broker)
     attached(broker, load).socket.close()
-    publish(load_of(broker), broker.pid, 200_000)      # what any load needs is there before
+    publish(load_of(broker), broker.pid, 200_000)      # memory that any load needs is there before the measurement
     time.sleep(SETTLE_S)
     before = memory(broker.pid)
     took = publish(load, broker.pid, messages, delay_s=(HOUR_S, MONTH_S))
@@ -185,7 +185,7 @@ def index_of(broker, found: dict, messages: int) -> str:
 
 
 def hear(link: Link, seconds: float) -> int:
-    """How many messages came; what else does is answered."""
+    """Return how many messages came, and answer other commands."""
     starts = link.receive(seconds)
     is_message = link.data[starts + wire.KIND_AT] == wire.MESSAGE
     for start in starts[~is_message]:
@@ -202,7 +202,7 @@ def first_message(link: Link) -> float:
 
 
 def lists(broker: Ours, topic: str) -> None:
-    """What waits, by hour."""
+    """Measure how long it takes to list waiting messages by hour."""
     by_http, by_command = [], []
     for _ in range(5):
         began = CLOCK()
@@ -240,7 +240,7 @@ def publishing(broker, seconds: float, rounds: int) -> None:
 
 
 def fix_delay(broker, topic: str) -> None:
-    """An hour, of all that is published there."""
+    """Give the topic a fixed delay of an hour."""
     policy = {"active": True, "tickTime": TICK_MS, "fixedDeliveryDelayInMillis": HOUR_S * 1_000}
     address = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/delayedDelivery"
     urllib.request.urlopen(
@@ -252,7 +252,7 @@ def fix_delay(broker, topic: str) -> None:
 
 def together(broker, messages: int, rounds: int) -> None:
     ordinary, delayed, last = [], [], []
-    rate = 50_000.0                          # of publishing: when all is published they fall due
+    rate = 50_000.0                          # the rate of publishing: all messages fall due when the last is published
     for _ in range(rounds):
         ordinary.append(measure_backlog(load_of(broker), messages, pid=broker.pid).arrived_rate)
         due_at = time.time() + 3 * SETTLE_S + 1.5 * messages / rate

@@ -1,16 +1,15 @@
-"""How a broker stops that many are connected to: nothing that was answered is lost, and nobody gets anything twice.
+"""Measures a drain with many connections: no answered message is lost, and none is delivered twice.
 
     python tests/bench/drain.py [--connections 10000] [--topics 200] [--producers 20] [--seconds 30] [--kill]
 
     connected   consumers, each on a connection of its own, of one Shared subscription of each topic; they acknowledge
-                what they get
-    drained     while producers publish to all topics: seconds until the last process has ended, messages that were out
-                then
-    after       the broker is started again, and what is left is read: messages that were answered and never came; those
+                every message
+    drained     while producers publish to all topics: seconds until the last process has ended, messages pending then
+    after       the broker is started again and the backlog is read: answered messages that never came, and messages
                 that came twice
 
---kill stops it by SIGTERM instead, which waits for nobody's acknowledgement.  Less than ten seconds for 10,000
-connections, none lost and none twice is asked for.
+--kill stops the broker by SIGTERM instead, which waits for no acknowledgements.  The target for 10,000 connections is
+less than ten seconds, none lost and none twice.
 """
 
 import argparse
@@ -32,11 +31,11 @@ from geminga.supervisor.processes import control_socket
 from tests.harness import Broker
 from tests.proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send
 
-_AT_ONCE = 200          # connections that are being made at a time
+_AT_ONCE = 200          # connections made at a time
 _PERMITS = 100
-_FLYING_MAX = 50        # messages of a producer that are not answered
+_FLYING_MAX = 50        # messages of a producer without a receipt
 _PUBLISH_SECONDS = 5.0
-_LEAVE_SECONDS = 3.0    # that what is left takes to come
+_LEAVE_SECONDS = 3.0    # in this time the rest of the backlog comes
 
 
 class Tally:
@@ -46,7 +45,7 @@ class Tally:
 
 
 class Peer(asyncio.Protocol):
-    """A correct client, as far as it is needed."""
+    """A client that follows the protocol as far as the measurement needs it."""
 
     def __init__(self, tally: Tally):
         self.tally, self._data = tally, bytearray()
@@ -129,7 +128,7 @@ async def producer(url: str, tally: Tally, topics: list[str]) -> Peer:
 
 
 async def publish(peer: Peer, number: int, topics: list[str]) -> None:
-    """Until it is closed, or the broker is gone."""
+    """Publish until the connection is closed, or the broker is gone."""
     sequence_id = 0
     while peer.is_open:
         payload = struct.pack(">IQ", number, sequence_id)

@@ -1,4 +1,4 @@
-"""What it costs to find out who somebody is, on a broker of its own.
+"""Measures what authentication costs, on a broker of its own.
 
     python tests/bench/handshakes.py [--connections 2000] [--idle 10000]
 
@@ -26,12 +26,12 @@ from usage import cpu_seconds, memory_bytes
 
 SECRET = b"a secret key of more than 32 bytes"
 SETTLE_S, IDLE_S = 2.0, 35.0
-ADDRESSES = 20            # of the loopback network, for a port of one is given away but once
+ADDRESSES = 20            # addresses of the loopback network: one address has too few ports for all connections
 
 
 @contextmanager
 def broker(**settings: str) -> Iterator[tuple[int, int]]:
-    """(process id, port)"""
+    """Start a broker; yield (process id, port)."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {f"GEMINGA_AUTHENTICATION_{name}": text for name, text in settings.items()}
         command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]

@@ -24,12 +24,12 @@ from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
 from usage import cpu_seconds
 
-LOOK_S = 0.05   # between two looks at the Board while waiting for a count
+LOOK_S = 0.05   # seconds between two looks at the Board while waiting for a count
 START_MAX_S = 300.0
 
 
 def topic_names(count: int) -> tuple[str, ...]:
-    """Topics no one has used."""
+    """Return names of topics that no one has used."""
     run = secrets.token_hex(4)
     return tuple(f"persistent://public/default/bench-{run}-{index}" for index in range(count))
 
@@ -59,7 +59,7 @@ class Child:
         theirs.close()
 
     def answer(self, timeout_s: float) -> object:
-        """What the child says next; its error is raised here."""
+        """Return the child's next answer, or raise its error."""
         if not self.said:
             mp.connection.wait([self.pipe, self.process.sentinel], timeout_s)
             self.check()
@@ -68,7 +68,7 @@ class Child:
         return self.said.pop()
 
     def check(self) -> None:
-        """Raises the error of a child that failed; what it says otherwise is kept for `answer`."""
+        """Raise the error of a child that failed; other answers are kept for `answer`."""
         try:
             said = self.pipe.recv() if self.pipe.poll() else None
         except EOFError:
@@ -131,14 +131,14 @@ class Running:
         )
 
     def wait(self, seconds: float) -> None:
-        """Lets the load run; a failure of a child ends the wait."""
+        """Let the load run; a failure of a child ends the wait."""
         end = CLOCK() + seconds
         while (left := end - CLOCK()) > 0:
             time.sleep(min(left, LOOK_S))
             self._check()
 
     def until_arrived(self, target: int) -> None:
-        """Waits for so many messages; fails when none comes for long."""
+        """Wait for so many messages; fail when none comes for long."""
         last, moved_at = sum(self.board.arrived), CLOCK()
         while last < target:
             time.sleep(LOOK_S)
@@ -154,7 +154,7 @@ class Running:
             child.check()
 
     def finish_producers(self) -> list[dict]:
-        """Sending has ended, by the limit or now, and all receipts are here."""
+        """End sending, by the limit or now, and wait for all receipts."""
         if not self.load.limit:
             self.board.producers_stop.value = 1
         results = [child.answer(24 * 3600.0) for child in self.producers]
@@ -175,15 +175,18 @@ class Running:
 class Figures:
     published_rate: float
     arrived_rate: float
-    # of the broker, a message: arrived if there are consumers, published if not; nan without a pid
+    # CPU time of the broker for a message: one that arrived if there are consumers, else a published one; nan without a
+    # pid
     cpu_us: float
-    own_cpu_us: float       # of the load's processes, likewise
-    publish_ms: NDArray = field(default_factory=lambda: np.zeros(0))    # of each entry, with a rate only
-    arrival_ms: NDArray = field(default_factory=lambda: np.zeros(0))    # likewise, with one topic and one consumer
+    own_cpu_us: float       # CPU time of the load's processes for a message
+    # ms from sending to the receipt of each entry; with a rate only
+    publish_ms: NDArray = field(default_factory=lambda: np.zeros(0))
+    # ms from sending to the arrival of each entry; with a rate, one topic and one consumer only
+    arrival_ms: NDArray = field(default_factory=lambda: np.zeros(0))
 
 
 def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> Figures:
-    """Between the warm-up and the end of the seconds, or, of a load with a limit, its last arrival."""
+    """Measure from the warm-up on for so many seconds, or, if the load has a limit, until its last arrival."""
     with Running(load, pid) as running:
         running.start_consumers()
         running.start_producers()
@@ -210,7 +213,7 @@ def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> 
 
 
 def measure_backlog(load: Load, messages: int, *, pid: int | None) -> Figures:
-    """Publishes with nobody listening, then measures one consumer from its first permits to the last message."""
+    """Publish without consumers, then measure one consumer from its first permits to the last message."""
     with Running(replace(load, limit=messages // load.batch // load.connections, lead=0), pid) as running:
         _subscribe_and_leave(load)
         running.start_producers()

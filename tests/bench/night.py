@@ -1,11 +1,11 @@
-"""What a night costs those who publish meanwhile: times of publishing before it, during it, and after.
+"""Measures what a nightly run costs publishers: times of publishing before, during and after it.
 
     python -m tests.bench.night [--messages 10000000] [--rate 2000] [--rounds 3] [--seconds 20]
 
 A broker of its own has a topic with so many messages of 100 B and a million keys, 100 to an entry.  A producer
-publishes to another topic at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark,
-as it does when it is started by hand.  Each round has a topic of its own.  The ratio is that of a round's 99th
-percentile during the night to the mean of those before it and after.
+publishes to another topic at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark.
+Each round has a topic of its own.  The ratio compares a round's 99th percentile during the night with the mean of those
+before and after.
 """
 import argparse
 import os
@@ -28,7 +28,7 @@ KEYS, BATCH, WARMUP_S = 1_000_000, 100, 3.0
 
 
 def times(broker: Broker, rate: float, seconds: float) -> tuple[float, float]:
-    """(median, 99th percentile) of publishing, ms"""
+    """Return (median, 99th percentile) of publishing, in ms."""
     address = urlsplit(broker.service_url)
     load = Load(address.hostname, address.port, topic_names(1), rate=rate)
     found = measure(load, pid=broker.pid, warmup_s=WARMUP_S, seconds=seconds).publish_ms

@@ -1,15 +1,14 @@
-"""What a broker takes, on one of its own: idle, for each connection, topic, producer and consumer; and how evenly
-workers share clients.
+"""Measures memory: of an idle broker, of each connection, topic, producer and consumer; and how evenly workers share.
 
     python tests/bench/resources.py [--connections 1000 9000] [--topics 5000] [--workers 4]
 
     idle          PSS of all processes, nobody connected
-    connections   so many that have said CONNECT: PSS that each adds, how far the fullest and the emptiest worker are
-                  from the mean
-    topics        so many topics with a producer each, on one connection: PSS that each adds; then a message on each;
-                  then a Shared subscription with a consumer on each
+    connections   PSS that each connection adds after CONNECT, how far the fullest and the emptiest worker are from the
+                  mean
+    topics        PSS that each topic with a producer adds, all on one connection; then a message on each; then a Shared
+                  subscription with a consumer on each
 
-Less than 200 MB idle, and less than 20 % between a worker and the mean, is asked for.
+The targets are less than 200 MB for an idle broker, and less than 20 % between a worker and the mean.
 """
 
 import argparse
@@ -30,12 +29,12 @@ from geminga.proto import pulsar_api_pb2 as api
 from tests.harness import Broker
 from tests.proto.client_frames import T, command, entry_of, message_metadata, send
 
-_AT_ONCE = 100          # connections that are being made at a time
+_AT_ONCE = 100          # connections made at a time
 _SETTLE_SECONDS = 3.0
 
 
 class Grown:
-    """The broker's memory, and what it has grown by since one asked last."""
+    """The broker's memory, and its growth since the last question."""
 
     def __init__(self, pid: int):
         self.pid, self.now = pid, memory_bytes(pid, "pss")
@@ -47,7 +46,7 @@ class Grown:
 
 
 def held(pid: int) -> dict[int, int]:
-    """Descriptors of each worker."""
+    """Return the number of open descriptors of each worker."""
     return {child.pid: child.num_fds() for child in psutil.Process(pid).children()
             if child.name().startswith("geminga-w")}
 

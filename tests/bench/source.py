@@ -1,5 +1,4 @@
-"""Messages a second that are read from ledgers: by reading.batches in this process, and by Spark's data source on one
-core.
+"""Measures how many messages a second are read from ledgers: by reading.batches in this process, and by Spark.
 
     python tests/bench/source.py [--messages 2000000] [--size 100] [--keep FOLDER] [--kinds "unbatched;..."]
 
@@ -7,13 +6,13 @@ Messages have a key out of a million and a payload of `size` bytes: each by itse
 compressed.
 
     all         every column; CPU seconds of this process, so that other work on the machine matters less
-    scan        the columns that compaction looks at, likewise
+    scan        the columns that compaction reads, in CPU seconds too
     Spark       every column to the JVM, and a sum over two; by the clock, with local[1], where the JVM and Python's
                 worker overlap
-    few         likewise, of four columns: key, payload, its size, message index
+    few         four columns to the JVM: key, payload, its size, message index
 
-Behind each of the latter two, microseconds of CPU a message: of Python's processes + of the JVM's.  What a query costs
-that reads nothing is told first, and taken off both, as it is the same for any number of messages.  Medians of three
+The rows of Spark also give microseconds of CPU a message: of Python's processes + of the JVM's.  A query that reads
+nothing is measured first and subtracted, as it costs the same for any number of messages.  Figures are medians of three
 rounds.
 """
 
@@ -79,7 +78,7 @@ def fill(data_dir: Path, number: int, together: int, codec: int, messages: int, 
 
 
 def read(topic: Topic, columns) -> float:
-    """Nanoseconds of CPU a message."""
+    """Return the nanoseconds of CPU for a message."""
     def once() -> float:
         began, count = time.process_time(), 0
         for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
@@ -92,7 +91,7 @@ def read(topic: Topic, columns) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds, or those a message."""
+    """Seconds of CPU in all, or for a message."""
 
     clock: float
     python: float
@@ -155,7 +154,7 @@ def main() -> None:
                 continue
             topic = fill(data_dir, number, together, codec, options.messages, options.size)
             if nothing is None:
-                by_spark(spark, topic, number)      # until the JVM has compiled itself
+                by_spark(spark, topic, number)      # the first run lets the JVM compile its code
                 nothing = by_spark(spark, topic, number, from_position=f"{topic.next_ledger}:0")
                 print(f"a query of nothing: {nothing.clock:.2f} s, {nothing.python:.2f} + {nothing.java:.2f} s of "
                       "CPU\n\n"

@@ -1,14 +1,12 @@
-"""How long a start takes after a SIGKILL, with much on disk and journals full.
+"""Measures how long a start takes after a SIGKILL, with much on disk and journals full.
 
     python tests/bench/start.py [--topics 1000] [--megabytes 10240] [--size 8000] [--starts 5] [--keep FOLDER]
 
-    filled      topics with a subscription each, that nobody acknowledges to: messages, seconds
+    filled      topics with a subscription each, whose messages are not acknowledged: messages, seconds
     killed      while every topic is published to
-    ready       seconds from the start until the broker serves, the first line that it took from its journals, and
-                memory then (PSS)
+    ready       seconds from the start until the broker serves, its log line about journals, and memory then (PSS)
 
-Each start is killed as soon as it is ready, so all of them have the same to do.  Ready after less than two seconds is
-asked for.
+Each start is killed as soon as it is ready, so all starts have the same to do.  The target is less than two seconds.
 """
 
 import argparse
@@ -25,11 +23,11 @@ from usage import memory_bytes
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Broker
 
-_ROUND = 20     # messages to each topic that are not answered yet when the broker is killed
+_ROUND = 20     # messages to each topic without a receipt when the broker is killed
 
 
 def _fill(broker: Broker, topics: int, rounds: int, payload: bytes) -> int:
-    """Messages that were receipted."""
+    """Publish, and return the number of messages with a receipt."""
     receipted = 0
 
     def answered(result: pulsar.Result, _) -> None:
@@ -79,7 +77,7 @@ def main() -> None:
             memory = memory_bytes(broker.pid, "pss") / (1 << 20)
             broker.kill_supervisor()
             print(f"ready   after {ready} s, {put:,} entries put in place, {memory:.0f} MiB", flush=True)
-    os._exit(0)      # the client's threads still look for a broker
+    os._exit(0)      # threads of the client still look for a broker
 
 
 if __name__ == "__main__":

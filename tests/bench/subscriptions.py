@@ -1,17 +1,17 @@
-"""What subscriptions cost, on a broker of its own: acknowledgements in random order, many subscriptions, idle ones.
+"""Measures what subscriptions cost: acknowledgements in random order, many subscriptions, idle ones.
 
     python tests/bench/subscriptions.py [--entries 1000000] [--idle 10000] [--crowd 10000] [--only crowd]
 
     random    all entries are given to one consumer, then acknowledged in random order, a thousand to a command: the
-              rate, and the owner's private memory per entry while all are out, and when half of them are holes and
-              nobody is there
+              rate, and the owner's private memory per entry while all are pending, and when half of them are
+              acknowledged and the consumer is gone
     many      one topic at 20,000 messages a second with one subscription and with ten: CPU of the broker per message
               and subscription
     idle      so many durable subscriptions of one topic without consumers: private memory, and CPU while nothing
               happens
-    crowd     so many Key_Shared consumers of one subscription, on a hundred connections: until all are there, until all
-              are back when their owner was killed, and the longest time without a receipt for somebody who publishes to
-              the topic meanwhile
+    crowd     so many Key_Shared consumers of one subscription, on a hundred connections: time until all are attached,
+              time until all are back after their owner was killed, and the longest time that a publisher to the topic
+              waits for a receipt meanwhile
 """
 
 import argparse
@@ -34,7 +34,7 @@ from load import Running, measure, topic_names
 from usage import cpu_seconds, memory_bytes
 
 MANY, RATE, ROUNDS, SECONDS, SETTLE_S = 10, 20_000, 3, 5.0, 3.0
-IDS_EACH = 1_000        # of one ACK
+IDS_EACH = 1_000        # ids in one ACK
 CROWD_CONNECTIONS = 100
 CROWD_PATIENCE_S = 300
 MIB = 1 << 20
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 @contextmanager
 def broker() -> Iterator[tuple[str, int, int]]:
-    """(host, port, pid) of one that lets a consumer have any number of messages."""
+    """Start a broker without a limit of unacknowledged messages; yield (host, port, pid)."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {f"GEMINGA_STORAGE_MAX_UNACKED_MESSAGES_PER_{who}": "0"
                                     for who in ("CONSUMER", "SUBSCRIPTION")}
@@ -57,17 +57,17 @@ def broker() -> Iterator[tuple[str, int, int]]:
 
 
 def owners_of(pid: int) -> list[psutil.Process]:
-    """The processes that keep partitions."""
+    """Return the owner processes of a broker."""
     return [child for child in psutil.Process(pid).children() if child.name().startswith("geminga-o")]
 
 
 def owners_memory(pid: int) -> int:
-    """Their private bytes."""
+    """Return the private bytes of the owners."""
     return sum(memory_bytes(owner.pid, "uss") for owner in owners_of(pid))
 
 
 def _collected(link: Link, entries: int) -> list[np.ndarray]:
-    """The ids of so many messages as fields of an ACK, arrays (n, size) of those of one size."""
+    """Take so many messages; return their ids as fields of an ACK, in arrays (n, size) for ids of one size."""
     found: dict[int, list[np.ndarray]] = {}
     while entries:
         starts = link.receive(1.0)
@@ -108,7 +108,7 @@ def random_order(host: str, port: int, pid: int, entries: int) -> None:
             link.receive(0.01)
     link.ask("statistics",
              wire.frame(wire.CONSUMER_STATS, wire.number(1, link.request_id()) + wire.number(4, wire.ID_FIRST)),
-             wire.CONSUMER_STATS_RESPONSE)      # answered behind them
+             wire.CONSUMER_STATS_RESPONSE)      # this answer comes behind all acknowledgements
     seconds, busy = CLOCK() - began, cpu_seconds(pid) - busy
     link.ask("end", wire.close_consumer(wire.ID_FIRST, link.request_id()), wire.SUCCESS)
     time.sleep(SETTLE_S)
@@ -126,9 +126,9 @@ def many(host: str, port: int, pid: int) -> None:
     for _ in range(ROUNDS):
         for count, mine in taken.items():
             load = Load(host, port, topic_names(1), rate=RATE, consumers=count, subscriptions=count)
-            # it is given per arrival
+            # the CPU time is given per arrival
             mine.append(measure(load, pid=pid, warmup_s=2.0, seconds=SECONDS).cpu_us * count)
-    costs = [min(mine) for mine in taken.values()]      # what others do on the machine only adds
+    costs = [min(mine) for mine in taken.values()]      # other work on the machine can only add to the least
     print(f"many     {costs[0]:.2f} us of broker CPU a message with one subscription, {costs[1]:.2f} with {MANY}: "
           f"{(costs[1] - costs[0]) / (MANY - 1):.2f} for each more")
 
@@ -152,7 +152,7 @@ def idle(host: str, port: int, pid: int, count: int) -> None:
 
 
 class Crowd:
-    """Consumers of one subscription, and a producer; whoever is closed or refused asks again."""
+    """Consumers of one subscription, and a producer; each asks again when it is closed or refused."""
 
     def __init__(self, host: str, port: int, topic: str, count: int):
         self.topic, self.there, self.count = topic, set(), count
@@ -173,14 +173,14 @@ class Crowd:
         return wire.subscribe(self.topic, "crowd", "key_shared", consumer, consumer, f"consumer-{consumer}")
 
     def until_there(self) -> float:
-        """Seconds."""
+        """Wait until all consumers are attached, and return the seconds."""
         began = CLOCK()
         while len(self.there) < self.count:
             if CLOCK() - began > CROWD_PATIENCE_S:
                 raise SystemExit(f"crowd    only {len(self.there)} of {self.count} consumers are there after "
                                  f"{CROWD_PATIENCE_S} s")
             self._listen()
-        self.longest_s = max(self.longest_s, CLOCK() - self._sent)      # of what is not answered yet
+        self.longest_s = max(self.longest_s, CLOCK() - self._sent)      # the message without a receipt waits too
         return CLOCK() - began
 
     def _listen(self) -> None:
@@ -228,7 +228,7 @@ def crowd(host: str, port: int, pid: int, count: int) -> None:
     first, waited, owners = found.until_there(), found.longest_s, owners_of(pid)
     found.longest_s = 0.0
     found.there.clear()
-    for owner in owners:      # of one of them the topic is; CLOSE_CONSUMER tells everybody
+    for owner in owners:      # one of the owners has the topic; its CLOSE_CONSUMER reaches every consumer
         os.kill(owner.pid, signal.SIGKILL)
     back = found.until_there()
     print(f"crowd    {count} consumers: there after {first:.1f} s, longest without a receipt {waited:.2f} s; back "

@@ -30,7 +30,7 @@ from wire import WireError
 BATCH = {"batch": 100, "window": 5000, "lead": 1_000_000}
 TOPICS, TOPICS_PERMITS, TOPICS_RATE = 500, 1000, 10_000
 PACED_RATE = 2000
-# of rest before memory is read; arbitrary, long against the times after which brokers drop cached entries
+# seconds of rest before memory is read; long against the times after which brokers drop cached entries
 SETTLE_S = 5.0
 REFUSED = "refused"
 
@@ -79,7 +79,7 @@ def e2e(broker: Broker, settings: Settings, **changes: object) -> Cells:
 
 
 def backlog(broker: Broker, settings: Settings) -> Cells:
-    """The warm-up reads a backlog too, a tenth as long."""
+    """Measure reading a backlog; the warm-up reads one too, a tenth as long."""
     measure_backlog(_load(broker), settings.backlog // 10, pid=None)
     return {"messages/s": measure_backlog(_load(broker), settings.backlog, pid=broker.pid).arrived_rate}
 
@@ -101,7 +101,7 @@ def paced(broker: Broker, settings: Settings) -> Cells:
 
 
 def soak(broker: Broker, settings: Settings) -> Cells:
-    """Private memory after a warm-up and after the messages, both at rest."""
+    """Measure private memory after a warm-up and after the messages, both at rest."""
     if not broker.pid:
         return {"private memory growth MiB": math.nan}
     _run(broker, replace(settings, seconds=1.0))
@@ -131,7 +131,7 @@ def _percentile(times_ms: np.ndarray, part: float) -> float:
     return float(np.percentile(times_ms, part)) if len(times_ms) else math.nan
 
 
-# Memory at rest comes first: it is that of a broker nobody has used yet.
+# Memory at rest is measured first, as it is that of a broker nobody has used yet.
 ROWS: dict[str, tuple[str, Callable[[Broker, Settings], Cells]]] = {
     "idle": ("idle memory", idle),
     "publish": ("publish, one connection", publish),
@@ -155,7 +155,7 @@ def _say(text: str) -> None:
 
 
 def measure_row(row: str, brokers: list[Broker], settings: Settings, rounds: int) -> list[Cells]:
-    """One Cells a broker: medians over the rounds, in which the brokers take turns."""
+    """Return one Cells for each broker: medians over the rounds, in which the brokers take turns."""
     taken: list[list[Cells]] = [[] for _ in brokers]
     for round_ in range(1 if row == "idle" else rounds):
         for broker, mine in zip(brokers, taken, strict=True):
@@ -177,7 +177,7 @@ def _medians(rounds: list[Cells]) -> Cells:
 
 
 def lines_of(row: str, measured: list[Cells]) -> list[list[str]]:
-    """Table lines: what was measured, the figure, each broker's value and, of two, the ratio."""
+    """Return table lines: what was measured, the figure, each broker's value and, of two, the ratio."""
     figures = dict.fromkeys(figure for cells in measured for figure in cells
                             if not figure.endswith("own CPU us/message"))
     lines = []

@@ -18,7 +18,7 @@ BATCHED_PAYLOAD = b"p" * 100
 
 
 def command(frame: bytes) -> tuple[pb.BaseCommand, bytes]:
-    """The command of exactly one frame, and what follows it."""
+    """Return the command of exactly one frame, and the bytes behind it."""
     total, size = struct.unpack_from(">II", frame)
     assert total == len(frame) - 4
     decoded = pb.BaseCommand.FromString(frame[8 : 8 + size])

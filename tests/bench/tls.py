@@ -1,4 +1,4 @@
-"""What TLS costs, on a broker of its own: messages of 1 KiB, and connections that do nothing.
+"""Measures what TLS costs, on a broker of its own: messages of 1 KiB, and idle connections.
 
     python tests/bench/tls.py [--rounds 3] [--seconds 5] [--idle 10000]
 
@@ -30,16 +30,16 @@ from load import measure, topic_names
 from usage import cpu_seconds, memory_bytes
 
 SECRET = b"a secret key of more than 32 bytes"
-SIZE, WARMUP_S, SETTLE_S, IDLE_S = 1024, 2.0, 3.0, 35.0      # the last: longer than from PING to PING
+SIZE, WARMUP_S, SETTLE_S, IDLE_S = 1024, 2.0, 3.0, 35.0      # the last is longer than the time between two PINGs
 AT_ONCE = 100             # handshakes
-ADDRESSES = 20            # of the loopback network, for a port of one is given away but once
+ADDRESSES = 20            # addresses of the loopback network: one address has too few ports for all connections
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
     pid: int
-    ports: dict[str, int]       # by scheme
+    ports: dict[str, int]       # scheme -> port
     trusted: str
 
 
@@ -90,7 +90,7 @@ def rate(broker: Broker, rounds: int, seconds: float) -> None:
 
 
 class Idle(asyncio.Protocol):
-    """Shows a token, and answers PING."""
+    """A connection that shows a token, and answers PING."""
 
     def __init__(self, is_there: asyncio.Future):
         self._is_there = is_there

@@ -18,7 +18,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_bytes(pid: int, which: str) -> int:
-    """which: "pss", shared pages in parts, or "uss", private pages only; of the process and all below it."""
+    """Return memory of the process and all below it; which: "pss" shares out common pages, "uss" has private ones only.
+    """
     try:
         return sum(getattr(process.memory_full_info(), which) for process in _tree(pid))
     except psutil.AccessDenied:

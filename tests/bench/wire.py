@@ -64,9 +64,9 @@ SEQUENCE_AT = 16        # SEND and SEND_RECEIPT: after the tag of field 2, a var
 MESSAGE_ID_AT = 16      # MESSAGE: after the tag of field 2, the length byte and then a MessageIdData
 MESSAGE_ID_SIZE_MAX = 40
 
-# field of MessageMetadata; bytes of such times; the least of those
+# the field of MessageMetadata; the bytes of such times; the least of such times
 DELIVER_AT, DELIVER_AT_WIDTH, DELIVER_AT_MIN = 19, 6, 1 << 35
-_CHECKED = 6            # of an entry, where that begins which its checksum is of
+_CHECKED = 6            # the checksum of an entry covers the bytes from here on
 
 _U32 = struct.Struct(">I")
 _RUN_MIN = 8        # shorter runs of equal frames than this cost more by numpy than one by one
@@ -75,7 +75,7 @@ _WALK = 256         # frames walked one by one before looking for a run again; a
 
 
 class WireError(Exception):
-    """The broker said something that is no answer to what it was asked."""
+    """The broker's answer does not fit to the request."""
 
 
 def varint(value: int) -> bytes:
@@ -101,8 +101,8 @@ def frame(kind: int, body: bytes, entry: bytes = b"") -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of one protobuf message in the order of its bytes; numbers as int, anything of a length as
-    bytes.
+    """Yield (field number, value) of a protobuf message in the order of its bytes, as int, or bytes if a length is
+    given.
     """
     at = 0
 
@@ -130,7 +130,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def command_of(data: bytes | bytearray, start: int) -> tuple[int, dict[int, int | bytes]]:
-    """The kind of the frame at start, and the fields of its command (of a repeated one the last)."""
+    """Return the kind of the frame at `start`, and the fields of its command (of a repeated field the last)."""
     size = _U32.unpack_from(data, start + 4)[0]
     outer = dict(fields(bytes(data[start + 8 : start + 8 + size])))
     kind = outer[1]
@@ -167,7 +167,7 @@ def flow(consumer_id: int, permits: int) -> bytes:
 
 
 def acknowledge(consumer_id: int, ack_type: int, message_ids: bytes) -> bytes:
-    """message_ids: fields of an ACK, each the tag of field 3, a length byte and a MessageIdData."""
+    """Return an ACK; message_ids: its fields, each the tag of field 3, a length byte and a MessageIdData."""
     return frame(ACK, number(1, consumer_id) + number(2, ack_type) + message_ids)
 
 
@@ -187,11 +187,10 @@ def pong() -> bytes:
 
 
 def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = None, deliver_at: int = 0) -> bytes:
-    """One entry: its metadata and payload with their checksum; with batch > 1 so many messages of the payload, as a
-    client packs them. deliver_at: ms, 0 for at once.
+    """Return one entry: metadata and payload with their checksum; with batch > 1 the payload so many times, packed.
 
-    The sequence id in the metadata stays 0: to change it would cost a checksum per entry, and brokers go by the one in
-    SEND.
+    deliver_at: ms, 0 for at once.  The sequence id in the metadata stays 0: to change it would cost a checksum per
+    entry, and brokers go by the one in SEND.
     """
     metadata = string(1, producer_name) + number(2, 0) + number(3, int(time.time() * 1000))
     if key is not None:
@@ -207,8 +206,7 @@ def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = 
 
 
 class SendBlock:
-    """SEND frames as the rows of one array, for entries of one length; row n of a block goes to producer n modulo the
-    producers.
+    """SEND frames as the rows of one array, for entries of one length; row n goes to producer n modulo the producers.
     """
 
     def __init__(self, entries: list[bytes], *, batch: int, producers: int):
@@ -220,7 +218,7 @@ class SendBlock:
         self.producers = producers
 
     def stamped(self, first: int, count: int) -> bytes:
-        """Frames number first to first + count of this connection; count <= the rows."""
+        """Return the connection's frames number first to first + count; count is at most the number of rows."""
         rows = self.rows[:count]
         index = np.arange(first, first + count, dtype=np.int64)
         _write_varints(rows, SEQUENCE_AT, SEQUENCE_FIRST + index, width=5)
@@ -230,17 +228,17 @@ class SendBlock:
 
 
 class DelayedBlock(SendBlock):
-    """Entries whose deliver-at times, and so their checksums, are each their own."""
+    """SEND frames of delayed messages, whose entries differ in delivery time and checksum."""
 
     def __init__(self, producer_name: str, payload: bytes, rows: int, times: Callable[[int, int], NDArray[np.int64]], *,
                  producers: int):
-        """times: of the entries number first to first + count of this connection, ms of this century's."""
+        """times: ms of this century, for the connection's entries number first to first + count."""
         one = entry(producer_name, payload, deliver_at=DELIVER_AT_MIN)
         super().__init__([one] * rows, batch=1, producers=producers)
         self.times, start = times, self.rows.shape[1] - len(one)
         at = one.index(number(DELIVER_AT, DELIVER_AT_MIN)) + 2
         self._checksum_at, self._time_at = start + _CHECKED - 4, start + at
-        # A checksum of this kind is linear: a byte that changes changes it alike whatever the others are.
+        # CRC32-C is linear: a byte that changes has the same effect on the checksum whatever the other bytes are.
         same = bytes(len(one) - _CHECKED)
         self._changes = np.array(
             [
@@ -267,7 +265,7 @@ class DelayedBlock(SendBlock):
 
 
 def deliver_at_of(data: Bytes, ends: NDArray[np.int64], payload_size: int) -> NDArray[np.int64]:
-    """Of each MESSAGE that ends there, with an entry of a DelayedBlock: its time stands before the payload."""
+    """Return the delivery time of each MESSAGE that ends at these places; it stands before the payload."""
     return _read_varints(data, ends - payload_size - DELIVER_AT_WIDTH, width=DELIVER_AT_WIDTH)
 
 
@@ -281,7 +279,7 @@ def _write_varints(rows: Bytes, column: int, values: NDArray[np.int64], *, width
 
 
 def frame_starts(data: Bytes, end: int) -> tuple[NDArray[np.int64], int]:
-    """Where each whole frame in data[:end] begins, and where the last of them ends."""
+    """Return where each whole frame in data[:end] begins, and where the last of them ends."""
     parts: list[NDArray[np.int64]] = []
     offset = 0
     while end - offset >= 4:
@@ -299,7 +297,7 @@ def frame_starts(data: Bytes, end: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _equal_frames(data: Bytes, offset: int, end: int, size: int) -> int:
-    """How many frames of this size follow each other from offset on: each begins where the one before says it ends."""
+    """Return how many frames of this size follow each other: each begins where the one before says it ends."""
     heads = np.ndarray((min(_RUN_MAX, (end - offset) // size),), "<u4", data, offset, (size,))
     same = heads == heads[0]
     return len(same) if same.all() else int(same.argmin())
@@ -326,14 +324,14 @@ def _read_varints(data: Bytes, at: NDArray[np.int64], *, width: int) -> NDArray[
 
 
 def ids_of(data: Bytes, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Producer or consumer number (from 0) of each SEND_RECEIPT or MESSAGE."""
+    """Return the producer's or consumer's number (from 0) of each SEND_RECEIPT or MESSAGE."""
     if (data[starts + ID_AT - 1] != 0x08).any():
         raise WireError("the first field of a SEND_RECEIPT or MESSAGE is not the id: this reader knows no other order")
     return _read_varints(data, starts + ID_AT, width=2) - ID_FIRST
 
 
 def sequences_of(data: Bytes, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number of the entry (from 0, on its connection) that each SEND_RECEIPT is for."""
+    """Return the number of the entry (from 0, on its connection) that each SEND_RECEIPT is for."""
     if (data[starts + SEQUENCE_AT - 1] != 2 << 3).any():
         raise WireError("the second field of a SEND_RECEIPT is not the sequence id: this reader knows no other order")
     return _read_varints(data, starts + SEQUENCE_AT, width=5) - SEQUENCE_FIRST
