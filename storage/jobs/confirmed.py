@@ -20,7 +20,8 @@ from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
 from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import View
-from geminga.storage.ledgers.ledger import Ledger, take_bounds
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.ledger_files import take_bounds
 from geminga.storage.ledgers.position import NOWHERE, Position
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch

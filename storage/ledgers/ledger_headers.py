@@ -1,4 +1,5 @@
 """Headers of a ledger's two files, and which ledgers a partition's folder has."""
+import os
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,15 @@ def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_serve
                 raise CorruptFile(path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
             return head
     return None
+
+
+def write_into_index(path: Path, offset: int, data: bytes) -> None:
+    """Overwrite bytes of an index; its length stays.  Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, data, offset)
+    finally:
+        os.close(fd)
 
 
 def exists(folder: Path, ledger_id: int) -> bool:

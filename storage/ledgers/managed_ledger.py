@@ -3,6 +3,7 @@
 Ledgers ascend by id.  The last one is open, all others are sealed.  Callers tell the journal of changes; nothing here syncs.
 """
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from geminga.proto.names import TopicName
 from geminga.proto.sends import IS_BATCH
 from geminga.storage import format
-from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers import ledger_files
 from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import NOWHERE, Position
@@ -135,7 +136,7 @@ class ManagedLedger:
         extent = 0
         if self.ledgers:
             extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)    # the next one fills up as fast as this one did
-        fresh = ledger.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
+        fresh = ledger_files.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
         if self.ledgers:
             self.open_ledger.seal()
         self.ledgers.append(fresh)
@@ -164,13 +165,24 @@ class ManagedLedger:
         return found.first_message + found.messages_in(0, position[1] + 1)
 
     def check(self) -> None:
-        """Assert the chain's invariants: ids ascend, and exactly the last ledger is open."""
-        for before, behind in zip(self.ledgers, self.ledgers[1:], strict=False):
+        """Assert what is true of the chain between passes.
+
+        Ids ascend, exactly the last ledger is open, and each begins with the message behind the one before.  That last
+        is only looked at where both indexes are mapped.
+        """
+        for before, behind in itertools.pairwise(self.ledgers):
             assert before.ledger_id < behind.ledger_id, (before, behind)
             assert before.is_sealed, before
+            assert before.first_message <= behind.first_message, (before, behind)
+            assert not before.is_mapped or before.lost or before.next_message <= behind.first_message, (before, behind)
+        for each in self.ledgers:
+            each.check()
         if self.ledgers:
-            assert not self.open_ledger.is_sealed, self.open_ledger
-            assert self.open_ledger.first_message <= self.next_message, self
+            last = self.open_ledger
+            assert not last.is_sealed and not last.is_unlinked, last
+            assert last.first_message <= self.next_message, (self, last)
+            assert not last.is_mapped or last.next_message == self.next_message, (self, last)
+        assert self.view is None or self.view.number == self.view_number, (self, self.view)
 
 
 def _ledger_id(found: Ledger) -> int:

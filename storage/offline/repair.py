@@ -19,7 +19,7 @@ from geminga.storage import format
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.state_file import Snapshot, StateFile
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers import ledger_files
 from geminga.storage.offline.findings import Finding, Severity
 
 
@@ -70,9 +70,9 @@ def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
             return _make_state(folder, int(partition_id))
         if path.suffix == ".ledger" and all(finding.offset for finding in findings):
             return False                                           # entries
-        found = ledger.open_ledger(folder, int(partition_id), int(path.stem))
+        found = ledger_files.open_ledger(folder, int(partition_id), int(path.stem))
         if path.suffix == ".ledger":
-            found.write_ledger_header()
+            ledger_files.write_ledger_header(found)
         if found.entries:
             _ = found.index                                        # looks at the rows, and makes them anew
         found.close()

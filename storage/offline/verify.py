@@ -240,7 +240,7 @@ class _Walk:
             self.seen.ledgers += 1
             self.seen.entries += report.ledger.entries
             if report.index is not None:
-                report.ledger._index = report.index
+                report.ledger.use_index(report.index)
             ledgers.append(report.ledger)
         has_entries = any(found.entries for found in ledgers)
         if partition_id not in names.partitions:

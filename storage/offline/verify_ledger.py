@@ -20,7 +20,8 @@ from geminga.storage import format
 from geminga.storage.cursors.cursor import NOBODY, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger_headers
-from geminga.storage.ledgers.ledger import Ledger, take_bounds, take_end
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.ledger_files import take_bounds, take_end
 from geminga.storage.ledgers.position import NOWHERE
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 

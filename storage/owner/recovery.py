@@ -27,7 +27,7 @@ from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import checkpoints, journal_reader, ledger, ledger_headers
+from geminga.storage.ledgers import checkpoints, journal_reader, ledger_files, ledger_headers
 from geminga.storage.ledgers.journal_reader import Replay, StoredRecord, Told
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner import replayed_ops
@@ -190,15 +190,15 @@ class Recovery:
         key = partition_id, ledger_id
         if key not in self._ledgers:
             folder, is_there = self.folder(partition_id), ledger_headers.exists(self.folder(partition_id), ledger_id)
-            self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if is_there else None
+            self._ledgers[key] = ledger_files.open_ledger(folder, partition_id, ledger_id) if is_there else None
         return self._ledgers[key]
 
     def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
         """Make the ledger, unless it is there.  Raises StorageFull."""
         if (known := self.ledger(partition_id, ledger_id)) is not None:
-            known.write_ledger_header()      # its index may have reached the disk alone
+            ledger_files.write_ledger_header(known)      # its index may have reached the disk alone
         else:
-            self._ledgers[partition_id, ledger_id] = ledger.create(
+            self._ledgers[partition_id, ledger_id] = ledger_files.create(
                 self.folder(partition_id), partition_id, ledger_id, first_message=first_message,
                 created_ms=created_ms)
 

@@ -19,7 +19,7 @@ from geminga.storage.cursors.state_file import Snapshot, State, StateFile
 from geminga.storage.delayed import persistence
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.ledgers import compacted_ledgers, ledger, ledger_headers
+from geminga.storage.ledgers import compacted_ledgers, ledger_files, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
 from geminga.storage.ledgers.position import Position
@@ -227,7 +227,7 @@ def open_partition(
         sequences=stored.sequences)
     ledger_headers.remove_unmade(folder)
     partition.ledgers = [
-        ledger.open_ledger(folder, partition_id, ledger_id) for ledger_id in ledger_headers.ledger_ids(folder)]
+        ledger_files.open_ledger(folder, partition_id, ledger_id) for ledger_id in ledger_headers.ledger_ids(folder)]
     _check_chain(partition)
     for each in partition.ledgers[:-1]:
         if not each.is_sealed:
@@ -293,7 +293,7 @@ def _set_bits(bitmap: NDArray[np.uint8]) -> NDArray[np.int64]:
 def _check_chain(partition: Partition) -> None:
     """Check that the ledgers are as long as their headers say, and take over their damage.  Raises CorruptFile."""
     for before, each in zip([None, *partition.ledgers], partition.ledgers, strict=False):
-        each.check_lengths()
+        ledger_files.check_lengths(each)
         each.is_discarded = partial(partition.discarded.acknowledged, each.ledger_id)
         if each.is_header_lost and before is not None:
             each.first_message = before.next_message

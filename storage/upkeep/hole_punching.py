@@ -20,7 +20,7 @@ from geminga.storage import format
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.disk import syscalls
 from geminga.storage.errors import is_full
-from geminga.storage.ledgers import journal_ops
+from geminga.storage.ledgers import journal_ops, ledger_files
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
@@ -196,7 +196,7 @@ class HolePuncher(Watcher):
                 if holes := _plan_index(partition, ledger, now_ms):
                     made_anew += 1
                     try:
-                        ledger.give_back_rows(holes)
+                        ledger_files.give_back_rows(ledger, holes)
                     except OSError as error:
                         if not is_full(error):
                             raise

@@ -9,7 +9,14 @@ from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.delayed import amendments
 from geminga.storage.delayed.window_files import WindowFiles
 from geminga.storage.disk import data_folder, files
-from geminga.storage.ledgers import checkpoints, compacted_ledgers, journal, journal_reader, ledger, ledger_headers
+from geminga.storage.ledgers import (
+    checkpoints,
+    compacted_ledgers,
+    journal,
+    journal_reader,
+    ledger_files,
+    ledger_headers,
+)
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import backup, repair, restore
@@ -95,7 +102,7 @@ UNNOTICED = {
     Step(Journal._free_segment, "segment.path.unlink("): _SPACE,
     Step(journal.open_journal, "path.unlink("): _SPACE,
     Step(files.allocate, "path.unlink("): _SPACE,
-    Step(ledger.create, "ledger.unlink("): _SPACE,
+    Step(ledger_files.create, "ledger.unlink("): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 0): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 1): _SPACE,
     Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
@@ -115,9 +122,9 @@ UNNOTICED = {
     Step(PartitionTable.delete, "owner.journal.sync("): "The simulation deletes no topic.",
     Step(PartitionTable.delete, "file.remove("): "The simulation deletes no topic.",
     Step(StateFile.remove, "shutil.rmtree("): "The simulation deletes no topic.",
-    Step(Ledger.give_back_rows, "os.fsync("): "No ledger of the simulation is large enough.",
-    Step(Ledger.give_back_rows, "fresh.replace("): "No ledger of the simulation is large enough.",
-    Step(Ledger.give_back_rows, "fresh.unlink("): "No ledger of the simulation is large enough.",
+    Step(ledger_files.give_back_rows, "os.fsync("): "No ledger of the simulation is large enough.",
+    Step(ledger_files.give_back_rows, "fresh.replace("): "No ledger of the simulation is large enough.",
+    Step(ledger_files.give_back_rows, "fresh.unlink("): "No ledger of the simulation is large enough.",
 }
 
 OUT_OF_REACH = {

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format
 from geminga.storage.disk.files import map_file
-from geminga.storage.ledgers import journal_ops, ledger
+from geminga.storage.ledgers import journal_ops, ledger_files
 from geminga.storage.ledgers.journal import Record
 from geminga.storage.ledgers.journal_reader import StoredRecord
 from geminga.storage.ledgers.ledger import Ledger
@@ -46,7 +46,7 @@ def append(target: Ledger, bodies: list[bytes]) -> None:
 
 
 def make_ledger(folder: Path, ledger_id: int = 1, entries: int = 0, *, first_message: int = 0, is_sealed: bool = False) -> Ledger:
-    made = ledger.create(folder, PARTITION, ledger_id, first_message=first_message, created_ms=CREATED_MS)
+    made = ledger_files.create(folder, PARTITION, ledger_id, first_message=first_message, created_ms=CREATED_MS)
     if entries:
         append(made, [body(number) for number in range(entries)])
     if is_sealed:

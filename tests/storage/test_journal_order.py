@@ -7,7 +7,7 @@ import pytest
 from geminga.storage import format
 from geminga.storage.errors import NotDurable
 from geminga.storage.ledgers import journal, journal_reader
-from geminga.storage.ledgers.ledger import open_ledger
+from geminga.storage.ledgers.ledger_files import open_ledger
 from geminga.storage.owner import recovery
 from geminga.storage.owner.recovery import has_moved, settle
 from geminga.storage.topics.subscription import SubType

@@ -9,8 +9,8 @@ import pytest
 from geminga.storage import format
 from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, StorageFull
-from geminga.storage.ledgers import ledger, ledger_headers
-from geminga.storage.ledgers.ledger import open_ledger
+from geminga.storage.ledgers import ledger_files, ledger_headers
+from geminga.storage.ledgers.ledger_files import check_lengths, open_ledger
 
 from .files import CREATED_MS, PARTITION, append, body, cut, flip, make_ledger, make_newer, overwrite, read_mapped
 
@@ -63,14 +63,14 @@ def test_an_index_that_is_cut_short_is_refused_by_name(made, size):
     """Nothing is written over what is left."""
     cut(made.index_path, size)
     with pytest.raises(CorruptFile, match=f"{made.index_path}"):
-        open_ledger(made.folder, PARTITION, 1).check_lengths()
+        check_lengths(open_ledger(made.folder, PARTITION, 1))
     assert made.index_path.stat().st_size == size
 
 
 def test_a_ledger_that_is_cut_short_is_refused_by_name(made):
     cut(made.ledger_path, made.size - 1)
     with pytest.raises(CorruptFile, match=f"{made.ledger_path}: at byte {made.size - 1}"):
-        open_ledger(made.folder, PARTITION, 1).check_lengths()
+        check_lengths(open_ledger(made.folder, PARTITION, 1))
 
 
 def test_junk_behind_the_last_row_is_no_entry(made):
@@ -212,7 +212,7 @@ def test_what_a_full_disk_had_left_is_given_back_when_it_was_not_enough(tmp_path
         with pytest.raises(StorageFull):
             made.reserve(count, size)
     with pytest.raises(StorageFull):
-        ledger.create(tmp_path, PARTITION, 2, first_message=0, created_ms=0)
+        ledger_files.create(tmp_path, PARTITION, 2, first_message=0, created_ms=0)
     assert [path.stat().st_size for path in made.files()] == before
     assert {path.stem for path in tmp_path.iterdir()} == {"1"}
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geminga.storage import format
-from geminga.storage.ledgers import ledger
-from geminga.storage.ledgers.ledger import open_ledger
+from geminga.storage.ledgers import ledger_headers
+from geminga.storage.ledgers.ledger_files import open_ledger
 
 from .files import flip, overwrite
 from .rig import START_MS, Rig
@@ -194,5 +194,5 @@ def test_a_payload_that_looks_like_entries_does_not_mislead(tmp_path):
 
 def test_looking_at_whole_rows_writes_nothing(index, monkeypatch):
     _path, opened, rows = index
-    monkeypatch.setattr(ledger, "_write_index", None)
+    monkeypatch.setattr(ledger_headers, "write_into_index", None)
     compare(opened(), rows)

@@ -11,7 +11,7 @@ from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers import ledger, ledger_files
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.journal_reader import replay
 from geminga.storage.owner.owner_pass import TICK_MS
@@ -170,7 +170,7 @@ def test_a_kill_while_a_ledger_is_made_leaves_a_partition_that_opens(rig, rigs, 
     rig.publish(producer, b"1")
     rig.now_ms += rig.options.roll_over_age_s * 1000 + 1
     if name == "_EXTENT_MIN":
-        real = ledger.allocate
+        real = ledger_files.allocate
 
         def allocate(path, size):
             if path.suffix == ".index":
@@ -178,9 +178,9 @@ def test_a_kill_while_a_ledger_is_made_leaves_a_partition_that_opens(rig, rigs, 
                 raise Died
             real(path, size)
 
-        monkeypatch.setattr(ledger, "allocate", allocate)
+        monkeypatch.setattr(ledger_files, "allocate", allocate)
     else:
-        dies(ledger, name)
+        dies(ledger_files if name == "allocate" else ledger, name)
     with pytest.raises(Died):
         rig.run(rig.sends((producer, b"2")))
     monkeypatch.undo()

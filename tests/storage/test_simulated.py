@@ -4,7 +4,7 @@ import random
 import pytest
 
 from geminga.storage.errors import NotDurable
-from geminga.storage.ledgers.ledger import open_ledger
+from geminga.storage.ledgers.ledger_files import open_ledger
 
 from ..simulation.disk import Disk, Fate, Killed
 from .rig import Rig

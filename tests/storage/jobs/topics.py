@@ -10,7 +10,7 @@ from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.jobs import confirmed, nightly, reading
-from geminga.storage.ledgers import compacted_ledgers, ledger
+from geminga.storage.ledgers import compacted_ledgers, ledger_files
 
 PARTITION = 7
 NOW_MS = 1_700_000_000_000
@@ -87,7 +87,7 @@ class Topic:
         """The next entry goes to a new ledger."""
         if self.ledger is not None:
             self.ledger.seal()
-        self.ledger = ledger.create(self.folder, self.partition_id, self.next_ledger, first_message=self.next_message,
+        self.ledger = ledger_files.create(self.folder, self.partition_id, self.next_ledger, first_message=self.next_message,
                                     created_ms=self.now_ms)
         self.next_ledger += 1
 
