@@ -1,13 +1,13 @@
 """Repair of a ledger's index.
 
-A row says where its entry lies, and so do the rows around it; what a row says of an entry stands in the entry, too.  So one
-damaged row costs nothing.  Entries of several damaged rows in succession are told apart by their checksums.  The time at which
-such an entry arrived is taken from its neighbour.
+A row says where its entry lies, and so do the rows around it.  Everything else in a row stands in the entry, too.  So
+one damaged row costs nothing.  Entries of several damaged rows in succession are told apart by their checksums.  Only
+the time at which such an entry arrived is taken from a neighbour.
 
     rows       0 1 ? ? 4       entries 2 and 3 lie between the end of 1 and the beginning of 4
 
-Rows of zeros whose entries are zeros too are not damaged: their blocks were given back (hole_punching.py).  They stay zeros in
-the file.  In memory they are filled in: the messages and bytes between their neighbours are shared out evenly.
+Rows of zeros whose entries are zeros too are not damaged: their blocks were given back (hole_punching.py).  They stay
+zeros in the file.  In memory they are filled in: the messages and bytes between their neighbours are shared out evenly.
 """
 import errno
 import os
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC
+from geminga.proto.rows import Rows
 from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, is_chunk, read_one
 from geminga.storage import format
 
@@ -31,7 +32,7 @@ _CHUNK = 1 << 20          # bytes read at once
 
 
 class Bounds(NamedTuple):
-    """What an index's header says of its ledger."""
+    """Fields of an index's header that can be computed from rows."""
 
     entries: int
     size: int                 # bytes of the ledger's file up to the end of the last entry
@@ -41,121 +42,168 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What rows are repaired from."""
+    """The ledger whose rows are repaired."""
 
     path: Path                # of the ledger's file
     ledger_id: int
     size: int                 # bytes of the ledger's file up to the end of the last entry
     first_message: int
     created_ms: int
-    is_discarded: Callable[[int, int], NDArray[np.bool_]] | None      # (first, end) -> needed by no subscription; None: unknown
+    # (first, end) -> which of these entries no subscription needs; None: unknown
+    is_discarded: Callable[[int, int], NDArray[np.bool_]] | None
 
 
 class Repaired(NamedTuple):
     """Rows of a ledger as they should be."""
 
-    rows: NDArray             # INDEX_ROW (n,)
+    rows: Rows                # (n,) INDEX_ROW
     wrong: NDArray[np.int64]  # entries whose rows were damaged
-    lost: list[int]           # those of them that cannot be brought back
+    lost: list[int]           # those of them that cannot be rebuilt
     has_holes: bool           # whether rows of zeros were filled in
 
 
-def bounds_of(rows: NDArray, ledger_id: int) -> Bounds | None:
-    """Bounds by INDEX_ROWs (n,), some of which may be damaged; None when no row is valid."""
+def bounds_of(rows: Rows, ledger_id: int) -> Bounds | None:
+    """Compute bounds from INDEX_ROWs (n,), some of which may be damaged; None when no row is valid."""
     valid = np.flatnonzero(format.is_valid(rows, ledger_id)).tolist()
     if not valid:
         return None
     first, last = rows[valid[0]], rows[valid[-1]]
-    return Bounds(valid[-1] + 1, int(last["offset"]) + int(last["size"]), max(0, int(first["message_index"]) - valid[0]),
-                  int(first["broker_time"]))
+    # Entries before the first valid one have a message each at least.
+    first_message = max(0, int(first["message_index"]) - valid[0])
+    return Bounds(valid[-1] + 1, int(last["offset"]) + int(last["size"]), first_message, int(first["broker_time"]))
 
 
-def repair(rows: NDArray, source: Source) -> Repaired:
-    """Check INDEX_ROWs (n,) and make the damaged ones anew.  Raises OSError."""
+def repair(rows: Rows, source: Source) -> Repaired:
+    """Check INDEX_ROWs (n,) and rebuild the damaged ones, in a copy.  Raises OSError."""
     wrong = np.flatnonzero(~format.is_valid(rows, source.ledger_id))
     if not len(wrong):
         return Repaired(rows, wrong, [], has_holes=False)
-    fresh, is_damaged, lost = rows.copy(), np.ones(len(wrong), bool), []
+    lost: list[int] = []
+    fresh, is_damaged = rows.copy(), np.ones(len(wrong), bool)
     for run in np.split(np.arange(len(wrong)), np.flatnonzero(np.diff(wrong) > 1) + 1):
         first, end = int(wrong[run[0]]), int(wrong[run[-1]]) + 1
         if _is_given_back(source, rows, first, end):
             _share_out(fresh, first, end)
             is_damaged[run] = False
         else:
-            lost += _remake(source, fresh, first, end)
+            lost += _rebuild(source, fresh, first, end)
     fresh["checksum"][wrong] = 0
     fresh["checksum"][wrong] = format.row_checksums(fresh[wrong], source.ledger_id, wrong.astype(np.uint64))
     return Repaired(fresh, wrong[is_damaged], lost, has_holes=not is_damaged.all())
 
 
-def fill_holes(rows: NDArray) -> int:
-    """Fill in rows of zeros, in place, as `repair` does; return their number.  All other rows must be valid."""
+def fill_holes(rows: Rows) -> int:
+    """Fill in rows of zeros (n,), in place, as `repair` does; return their number.  All other rows must be valid."""
     empty = np.flatnonzero(rows["size"] == 0)
     for run in np.split(empty, np.flatnonzero(np.diff(empty) > 1) + 1) if len(empty) else ():
         _share_out(rows, int(run[0]), int(run[-1]) + 1)
     return len(empty)
 
 
-def _is_given_back(source: Source, rows: NDArray, first: int, end: int) -> bool:
-    """Whether the blocks of rows first .. end - 1 were given back: rows and entries are zeros, and the rows around are whole."""
+def _is_given_back(source: Source, rows: Rows, first: int, end: int) -> bool:
+    """Whether the blocks of rows first .. end - 1 were given back.
+
+    Their rows and entries are zeros then, no subscription needs them, and there are whole rows on both sides.
+    Raises OSError.
+    """
     if first == 0 or end == len(rows) or np.ascontiguousarray(rows[first:end]).view(np.uint8).any():
         return False
     if source.is_discarded is not None and not source.is_discarded(first, end).all():
         return False
-    start, stop = int(rows["offset"][first - 1]) + int(rows["size"][first - 1]), int(rows["offset"][end])
+    before, behind = rows[first - 1], rows[end]
+    start, stop = int(before["offset"]) + int(before["size"]), int(behind["offset"])
     return stop - start >= end - first and _is_zero(source.path, start, stop)
 
 
-def _share_out(rows: NDArray, first: int, end: int) -> None:
+def _share_out(rows: Rows, first: int, end: int) -> None:
     """Fill in rows first .. end - 1, which are zeros, from the rows around them."""
     before, behind, part = rows[first - 1], rows[end], rows[first:end]
     shares = np.arange(end - first + 1)
-    start, message = int(before["offset"]) + int(before["size"]), int(before["message_index"]) + int(before["messages"])
+    start = int(before["offset"]) + int(before["size"])
+    message = int(before["message_index"]) + int(before["messages"])
     offsets = start + (int(behind["offset"]) - start) * shares // (end - first)
     messages = message + (int(behind["message_index"]) - message) * shares // (end - first)
     part["offset"], part["size"] = offsets[:-1], np.diff(offsets)
     part["message_index"], part["messages"] = messages[:-1], np.diff(messages)
     part["publish_time"], part["broker_time"] = before["publish_time"], before["broker_time"]
-    part["deliver_at"] = min(before["deliver_at"], behind["deliver_at"])      # keeps rows sorted by due time if they were
+    # The earlier delivery time keeps rows sorted by delivery time, if they were.
+    part["deliver_at"] = min(before["deliver_at"], behind["deliver_at"])
     part["flags"] = KEPT_CHECKSUM
 
 
-def _remake(source: Source, rows: NDArray, first: int, end: int) -> list[int]:
-    """Make rows first .. end - 1 anew, in place; return the entries that are lost."""
-    before = rows[first - 1] if first else None
-    start = int(before["offset"]) + int(before["size"]) if first else format.HEADER_SIZE
-    message = int(before["message_index"]) + int(before["messages"]) if first else source.first_message
-    behind = rows[end] if end < len(rows) else None
-    stop = int(behind["offset"]) if behind is not None else source.size
-    time = int((before if before is not None else behind if behind is not None else {"broker_time": source.created_ms})["broker_time"])
-    data = _read(source.path, start, stop)
-    pieces = [(start, stop)] if end - first == 1 else _split(data, start, end - first)
-    count = int(behind["message_index"]) - message if behind is not None else 0
-    for number, (at, until) in enumerate(pieces or [(start, start + 1)] * (end - first)):
-        row = rows[first + number:first + number + 1]
-        described = _describe(data[at - start:until - start]) if pieces else None
+class _Gap(NamedTuple):
+    """What the whole rows around a run of damaged rows say of the run's entries."""
+
+    start: int                # offset of the first entry
+    stop: int                 # offset behind the last one
+    message: int              # messages of the partition before the first entry
+    messages: int | None      # of all entries together; None: the run is at the end, and nothing says
+    time: int                 # broker time for all of them, of a neighbour
+
+
+def _gap(source: Source, rows: Rows, first: int, end: int) -> _Gap:
+    """Return the gap of rows first .. end - 1."""
+    start, message, time = format.HEADER_SIZE, source.first_message, source.created_ms
+    stop, messages = source.size, None
+    if end < len(rows):
+        behind = rows[end]
+        stop, time = int(behind["offset"]), int(behind["broker_time"])
+    if first:
+        before = rows[first - 1]
+        start = int(before["offset"]) + int(before["size"])
+        message = int(before["message_index"]) + int(before["messages"])
+        time = int(before["broker_time"])
+    if end < len(rows):
+        messages = int(rows[end]["message_index"]) - message
+    return _Gap(start, stop, message, messages, time)
+
+
+def _rebuild(source: Source, rows: Rows, first: int, end: int) -> list[int]:
+    """Rebuild rows first .. end - 1, in place; return the entries that are lost.  Raises OSError.
+
+    1. The rows around give the stretch of the file in which the entries lie (`_gap`).
+    2. A single damaged row has the stretch for itself.  Several entries are told apart by their checksums (`_split`).
+       If that fails, all of them are lost, and their rows become placeholders of a byte at the stretch's begin.
+    3. Each entry says the rest of its row itself (`_describe`).  If the entry is damaged too, its row has the checksum
+       that the entry claims, so readers see the entry fail.
+    """
+    gap = _gap(source, rows, first, end)
+    count, message = end - first, gap.message
+    data = _read(source.path, gap.start, gap.stop)
+    pieces = [(gap.start, gap.stop)] if count == 1 else _split(data, gap.start, count)
+    messages = max(1, gap.messages or 1) if count == 1 else 1      # of an entry that does not say it
+    for number, (at, until) in enumerate(pieces or [(gap.start, gap.start + 1)] * count):
+        row, time = rows[first + number:first + number + 1], gap.time
+        entry = data[at - gap.start:until - gap.start]
+        described = _describe(entry) if pieces else None
         row[:] = np.zeros(1, format.INDEX_ROW)
-        row["offset"], row["size"], row["publish_time"], row["broker_time"], row["message_index"] = at, until - at, time, time, message
-        row["messages"], row["flags"] = max(1, count if end - first == 1 else 1), KEPT_CHECKSUM
+        row["offset"], row["size"], row["message_index"] = at, until - at, message
+        row["publish_time"], row["broker_time"] = time, time
+        row["messages"], row["flags"] = messages, KEPT_CHECKSUM
         if described is not None:
             for name in ("publish_time", "deliver_at", "messages", "key_hash", "flags", "crc32c"):
                 row[name] = described[name]
         elif until - at > CHECKSUM_END:
-            row["crc32c"] = int.from_bytes(data[at - start + 2:at - start + CHECKSUM_END], "big")
+            row["crc32c"] = int.from_bytes(entry[2:CHECKSUM_END], "big")
         message += int(row["messages"][0])
     return [] if pieces else list(range(first, end))
 
 
-def _describe(entry: bytes) -> dict | None:
-    """{field of INDEX_ROW: value} of an entry; None when its checksum is wrong."""
+def _describe(entry: bytes) -> dict[str, int] | None:
+    """{field of INDEX_ROW: value} as the entry says; None when its checksum is wrong."""
     try:
-        return dict(zip(INDEX_FIELDS, read_one(api.CommandSend(is_chunk=is_chunk(entry)), entry)[-len(INDEX_FIELDS):], strict=True))
+        fields = read_one(api.CommandSend(is_chunk=is_chunk(entry)), entry)[-len(INDEX_FIELDS):]
     except (BadChecksum, ProtocolError):
         return None
+    return dict(zip(INDEX_FIELDS, fields, strict=True))
 
 
 def _split(data: bytes, start: int, count: int) -> list[tuple[int, int]]:
-    """[(begin, end)] of `count` entries in data, which begins at the offset `start`; [] if they cannot be told apart."""
+    """Return [(begin, end)] of `count` entries in data, as offsets; [] if they cannot be told apart.
+
+    start: offset of data.  An entry ends where the next magic number stands, provided that its checksum is right up to
+    there: a magic number may also be part of its content.
+    """
     pieces, at = [], 0
     while at < len(data) and data[at:at + 2] == _START:
         claimed = int.from_bytes(data[at + 2:at + CHECKSUM_END], "big")

@@ -59,7 +59,7 @@ class Ledger:
         self.is_released = False                         # another process may have opened it: these fields are stale
         self.is_header_lost = False                      # first_message is not known; the partition computes it
         self.damage: list[str] = []
-        self.lost: list[int] = []                        # entries that are lost and not yet skipped by the subscriptions
+        self.lost: list[int] = []                        # lost entries that subscriptions have not skipped yet
         # (first, end) -> which of these entries no subscription needs
         self.is_discarded: Callable[[int, int], NDArray[np.bool_]] | None = None
         self.has_holes = False                           # rows of zeros in the index's file: blocks were given back

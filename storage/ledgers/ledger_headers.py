@@ -13,19 +13,24 @@ _ATTEMPTS_MAX = 100             # to read a header that the broker may be writin
 
 def index_header(ledger_id: int, partition_id: int, *, first_message: int, created_ms: int, entries: int, size: int,
                  is_sealed: bool) -> bytes:
-    """An INDEX_HEADER with its checksum."""
+    """Return the bytes of an INDEX_HEADER with its checksum."""
     return format.checked_header(
-        format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED if is_sealed else format.OPEN, ledger_id=ledger_id,
-        partition_id=partition_id, first_message=first_message, created_ms=created_ms, entries=entries, size=size)
+        format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED if is_sealed else format.OPEN,
+        ledger_id=ledger_id, partition_id=partition_id, first_message=first_message, created_ms=created_ms,
+        entries=entries, size=size)
 
 
 def ledger_header(ledger_id: int, partition_id: int) -> bytes:
-    """A LEDGER_HEADER."""
-    return format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)
+    """Return the bytes of a LEDGER_HEADER."""
+    return format.header(
+        format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)
 
 
 def has_ledger_header(path: Path, ledger_id: int, partition_id: int) -> bool:
-    """Whether a ledger's file begins with its header, of any version; or with zeros, as a power cut leaves it."""
+    """Whether a ledger's file begins with its header, of any version, or with zeros, as a power cut leaves it.
+
+    Raises OSError.
+    """
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
     head = np.frombuffer(ledger_header(ledger_id, partition_id), format.LEDGER_HEADER).copy()
@@ -37,23 +42,23 @@ def has_ledger_header(path: Path, ledger_id: int, partition_id: int) -> bool:
 
 
 def read_index_header(path: Path) -> Rows | None:
-    """INDEX_HEADER (1,) of an index, unchecked; None when the file is shorter."""
+    """Read the INDEX_HEADER (1,) of an index, unchecked; None when the file is shorter.  Raises OSError."""
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
     return np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
 
 
 def is_header_of(head: Rows, ledger_id: int, partition_id: int) -> bool:
-    """Whether an INDEX_HEADER (1,) belongs to this ledger; its checksum is not looked at."""
+    """Whether an INDEX_HEADER (1,) belongs to this ledger.  Its checksum is not checked."""
     ours = format.INDEX_MAGIC, ledger_id, partition_id
     return (head["magic"][0], int(head["ledger_id"][0]), int(head["partition_id"][0])) == ours
 
 
 def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_served: bool) -> Rows | None:
-    """INDEX_HEADER (1,) of a ledger's index; None when it is damaged.
+    """Read the INDEX_HEADER (1,) of a ledger's index; None when it is damaged.
 
     is_served: a broker may be writing the header, so a torn read is tried again.
-    Raises CorruptFile for a header of a newer version.
+    Raises OSError; CorruptFile for a header of a newer version.
     """
     for _ in range(_ATTEMPTS_MAX if is_served else 1):
         head = read_index_header(path)
@@ -61,7 +66,8 @@ def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_serve
             return None
         if is_header_of(head, ledger_id, partition_id) and (head["version"][0] == 1 or format.is_whole(head)):
             if head["version"][0] > format.VERSION:
-                raise CorruptFile(path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
+                newer = f"format version {head['version'][0]}"
+                raise CorruptFile(path, 8, f"format version {format.VERSION} or older", newer)
             return head
     return None
 
@@ -78,8 +84,8 @@ def write_into_index(path: Path, offset: int, data: bytes) -> None:
 def exists(folder: Path, ledger_id: int) -> bool:
     """Whether a folder has this ledger.
 
-    A ledger whose process was killed while it created or deleted the files does not count: a file is missing, or the index
-    has no header yet.
+    A ledger does not count whose process was killed while it created or deleted the files: a file is missing, or the
+    index has no header yet.
     """
     try:
         with open(format.index_path(folder, ledger_id), "rb") as file:
@@ -89,15 +95,17 @@ def exists(folder: Path, ledger_id: int) -> bool:
 
 
 def ledger_ids(folder: Path) -> list[int]:
-    """Ids of the ledgers in a partition's folder, ascending."""
-    return sorted(int(path.stem) for path in folder.glob("*.index") if path.stem.isdigit() and exists(folder, int(path.stem)))
+    """Return the ids of the ledgers in a partition's folder, ascending."""
+    ids = [int(path.stem) for path in folder.glob("*.index") if path.stem.isdigit()]
+    return sorted(ledger_id for ledger_id in ids if exists(folder, ledger_id))
 
 
 def remove_unmade(folder: Path) -> None:
-    """Remove files that a killed process left behind: empty ledgers without a header, and copies of an index (*.new)."""
+    """Remove files that a killed process left: ledgers without header or entries, and copies of an index (*.new)."""
     for path in folder.glob("*.new"):
         if path.stem.isdigit():
             path.unlink()
     for path in [*folder.glob("*.ledger"), *folder.glob("*.index")]:
-        if path.stem.isdigit() and not exists(folder, int(path.stem)) and not any(path.read_bytes()[format.HEADER_SIZE:]):
+        if path.stem.isdigit() and not exists(folder, int(path.stem)) \
+                and not any(path.read_bytes()[format.HEADER_SIZE:]):
             path.unlink()

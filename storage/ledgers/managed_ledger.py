@@ -1,6 +1,7 @@
 """A managed ledger: the chain of ledgers that holds one partition's entries, and the compacted view over its beginning.
 
-Ledgers ascend by id.  The last one is open, all others are sealed.  Callers tell the journal of changes; nothing here syncs.
+Ledgers ascend by id.  The last one is open, all others are sealed.  Callers tell the journal of changes; nothing here
+syncs.
 """
 import bisect
 import itertools
@@ -34,12 +35,13 @@ class ManagedLedger:
     next_message: int = field(default=0, kw_only=True)             # messages ever published
     now_ms: int = field(default=0, kw_only=True)                   # time of the pass
     damage: list[str] = field(default_factory=list, kw_only=True)  # found in its files, and not reported yet
-    view: View | None = field(default=None, kw_only=True)          # the compacted view that holds
-    view_number: int = field(default=0, kw_only=True)              # of that view, or of one that cannot be used; 0: there is none
+    view: View | None = field(default=None, kw_only=True)          # the newest compacted view
+    view_number: int = field(default=0, kw_only=True)              # ... even if it cannot be used; 0: there is none
     replaced: list[View] = field(default_factory=list, kw_only=True)      # older views that consumers may still read
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.partition_id} {self.name} ledgers={len(self.ledgers)} view={self.view_number}>"
+        state = f"ledgers={len(self.ledgers)} messages={self.next_message} view={self.view_number}"
+        return f"<{type(self).__name__} {self.partition_id} {self.name} {state}>"
 
     @property
     def open_ledger(self) -> Ledger:
@@ -51,7 +53,7 @@ class ManagedLedger:
         return self.open_ledger.ledger_id, self.open_ledger.last_entry
 
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
-        """The ledger with that id, or the next there is, and all behind it."""
+        """The ledger with that id, or the next one that exists, and all behind it."""
         if ledger_id >= self.open_ledger.ledger_id:      # nearly always
             return self.ledgers[-1:]
         return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
@@ -71,12 +73,12 @@ class ManagedLedger:
         return found[0] if found and found[0].ledger_id == ledger_id else None
 
     def has(self, position: Position) -> bool:
-        """Whether there is such an entry, or it would be the one before a ledger's first."""
+        """Whether a cursor may stand there: on an entry, or at -1 before the first entry of a ledger."""
         found = self.find(position[0])
         return found is not None and -1 <= position[1] < found.entries
 
     def take_over(self, view: View) -> None:
-        """Make this the compacted view that holds; consumers of the one before keep that one."""
+        """Adopt a compacted view; consumers of the one before go on reading that one."""
         view.damage = self.damage
         for part in view.ledgers:
             part.damage = self.damage
@@ -95,7 +97,7 @@ class ManagedLedger:
         return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
 
     def mark_delete_before(self, position: Position, view: View | None = None) -> Position:
-        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists.
+        """The mark-delete position of a cursor whose next entry is the first that exists at position or behind it.
 
         view: the compacted view that the cursor reads up to its horizon.
         """
@@ -120,7 +122,7 @@ class ManagedLedger:
         return self.last_confirmed
 
     def last_message(self) -> tuple[int, int, int]:
-        """(ledger, entry, batch index) of the last message there is; -1 each when there is none."""
+        """(ledger, entry, batch index) of the last message; (-1, -1, -1) when there is none."""
         for found in reversed(self.ledgers):
             if found.entries:
                 row = found.index[found.last_entry]
@@ -135,8 +137,10 @@ class ManagedLedger:
         """
         extent = 0
         if self.ledgers:
-            extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)    # the next one fills up as fast as this one did
-        fresh = ledger_files.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
+            # The next ledger will fill up as fast as this one did.
+            extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)
+        fresh = ledger_files.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message,
+                                    created_ms=now_ms, extent=extent)
         if self.ledgers:
             self.open_ledger.seal()
         self.ledgers.append(fresh)
@@ -158,7 +162,7 @@ class ManagedLedger:
         return NOWHERE if self.view is None else self.view.horizon
 
     def since(self, position: Position) -> int:
-        """Messages published up to position, inclusive."""
+        """The number of messages published up to that position, its entry included."""
         found = self.ledgers_from(position[0])[0]
         if found.ledger_id != position[0] or not found.entries:
             return found.first_message

@@ -32,7 +32,7 @@ class ReadableLedger(Protocol):
         """Whether entries are lost that subscriptions have not skipped yet."""
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of all index rows (entries or more,), by entry id.  The name says the dtype, as in format.INDEX_ROW."""
+        """A field of format.INDEX_ROW for each entry, by entry id; there may be rows behind the last entry."""
 
 
 class StoredLedger(ReadableLedger, Protocol):

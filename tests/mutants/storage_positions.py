@@ -72,9 +72,8 @@ BUGS = [
         ("            if (begin := _round_up(end)) < allocated:\n",
          "            if (begin := _round_up(end)) > allocated:\n", "",
          "storage/test_space.py"),
-        ("            self._allocated = tuple(os.fstat(fd).st_size for fd in self._fds) if is_whole else (self.size, "
-         "self._index_size(0))\n",
-         "            self._allocated = tuple(os.fstat(fd).st_size for fd in self._fds)\n", "",
+        ("            self._allocated = (self.size, self._index_size(0)) if self.was_sealed else (data, index)\n",
+         "            self._allocated = (data, index)\n", "",
          "storage/test_space.py"),
         ("        return self.size + size <= data and self._index_size(count) <= index\n",
          "        return self.size + size <= data\n",
