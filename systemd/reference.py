@@ -130,9 +130,11 @@ def chapter(policy: Policy) -> str:
 
 def setting(policy: Policy, level: str) -> str:
     """Say how a policy is set for a namespace, or for a topic."""
-    group, route = ("topicPolicies", ROUTES[policy.name].topic) if level == TOPIC else ("namespaces", ROUTES[policy.name].namespace)
+    routes = ROUTES[policy.name]
+    group, route = ("topicPolicies", routes.topic) if level == TOPIC else ("namespaces", routes.namespace)
     assert route is not None
-    return f"- {level.title()}: `geminga admin {group} set-{verb_of(policy, level)}`, REST `{route.method} .../{route.path}`"
+    verb = f"geminga admin {group} set-{verb_of(policy, level)}"
+    return f"- {level.title()}: `{verb}`, REST `{route.method} .../{route.path}`"
 
 
 def values(policy: Policy) -> str:

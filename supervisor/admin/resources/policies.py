@@ -31,15 +31,16 @@ _CLUSTERS = ("replicationClusters", "allowedClusters")
 _QUOTAS = {routes_of.namespace.kind: TABLE[name] for name, routes_of in ROUTES.items()
            if routes_of.namespace is not None and routes_of.namespace.kind}
 
-# Of the object that a namespace is made with and shown as: a rate under its older name too, and what is left out unless it was set.
+# In a namespace's object of policies this rate has an older name too.
 _RATE, _OLD_RATE = "topicDispatchRate", "clusterDispatchRate"
+# Policies that the object lacks unless they are set.
 _SHOWN_WHEN_SET = "maxTopicsPerNamespace", "dispatcherPauseOnAckStatePersistent"
 
 
-# -- whose policies
+# -- scopes
 
 def _scope(request: web.Request) -> str:
-    """The namespace, or the topic, that the path names; it exists."""
+    """Return the scope that the path names.  Raises HTTPNotFound, HTTPPreconditionFailed, Refusal."""
     if "topic" not in request.match_info:
         return namespace_of(request)
     topic, catalogue = topic_of(request), request.app[TOPICS].catalogue
@@ -74,7 +75,7 @@ def read_value(policy: Policy, route: Route, sent: Any, cluster_name: str) -> An
 
 
 def _refuse_size(request: web.Request, value: Any) -> None:
-    """A topic's messages are not larger than the broker takes."""
+    """Raise HTTPPreconditionFailed for a topic's bound that is larger than the broker's."""
     if value > request.app[TOPICS].max_message_size:
         raise web.HTTPPreconditionFailed(text=TOO_LARGE_SIZE)
 
@@ -95,10 +96,13 @@ def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
         raise web.HTTPPreconditionFailed(text=f"{text} for {what}. Please increase retention quota and retry")
 
 
-# -- what a namespace is made with and shown as
+# -- a namespace's object of policies
 
 def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
-    """Policies of the object that a namespace is made with, {name: as it is kept}.  Raises 400, 412."""
+    """Return {policy: value to store} of the object with which a namespace is created.
+
+    Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden.
+    """
     kept = {}
     if not body.get(_RATE) and body.get(_OLD_RATE):
         body = body | {_RATE: body[_OLD_RATE]}
@@ -119,7 +123,10 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
 
 
 def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
-    """What a namespace is shown as, of its policies: those that are set, and those that have a value also when nobody set them."""
+    """Return a namespace's object of policies, with values of policies that are not set but have one.
+
+    kept: {policy: value that is set}.
+    """
     shown: dict[str, Any] = {}
     for policy_name, routes_of in ROUTES.items():
         route = routes_of.namespace
@@ -139,7 +146,7 @@ def _unset(route: Route, cluster_name: str) -> Any:
     return [cluster_name] if route.unset is OWN_CLUSTER else route.unset
 
 
-# -- what is asked
+# -- requests
 
 def _shown(request: web.Request, policy: Policy) -> Any:
     """Return the value that is set, or with applied=true the value in force; None if there is none."""
@@ -173,7 +180,7 @@ async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) ->
 
 
 async def _keep(request: web.Request, scope: str, name: str, value: Any, status: int = 204) -> web.Response:
-    """None takes it away, so that what is set further up holds."""
+    """Store a value; None removes it, so that a weaker level's is in force."""
     request.app[TOPICS].catalogue.policies.set(scope, name, value)
     return await _take_effect(request, scope, status)
 
@@ -219,10 +226,10 @@ for _name, _routes in ROUTES.items():
             _add(TABLE[_name], _route, _prefix)
 
 
-# -- backlog quotas: which one is said in the query, and all are shown in one object
+# -- backlog quotas: a parameter says which one is set, and one object shows all
 
 def _quota(request: web.Request) -> tuple[Policy, Route]:
-    """Raises 400."""
+    """Return the quota that the request is about.  Raises HTTPBadRequest."""
     kind = request.query.get("backlogQuotaType") or "destination_storage"
     if kind not in _QUOTAS:
         raise web.HTTPBadRequest(text=f"backlogQuotaType is one of {', '.join(_QUOTAS)}")
@@ -251,7 +258,7 @@ async def delete_quota(request: web.Request) -> web.Response:
     return await _keep(request, _scope(request), _quota(request)[0].name, None)
 
 
-# -- one subscription's dispatch rate: stronger than that of all its topic's subscriptions
+# -- one subscription's dispatch rate, which is stronger than the topic's rate for each subscription
 
 _EACH, _ONE = TABLE["subscriptionDispatchRate"], _TOPIC + "{subscription}/dispatchRate"
 
@@ -290,17 +297,18 @@ async def delete_all(request: web.Request) -> web.Response:
     return await _take_effect(request, scope)
 
 
-# -- what brokers that have never heard of it would not do
+# -- policies that older brokers do not know
 
 _UNHEARD = "fixedDeliveryDelayInMillis", "timePartitionGranularityInMillis"      # fields of delayedDelivery
 
 
 @routes.get("/ops/v1/downgrade-check")
 async def downgrade_check(request: web.Request) -> web.Response:
-    """A row for each namespace and topic, and one for the broker itself when its configuration has a fixed delay."""
+    """Answer with a row for each namespace and topic that has such a policy, and for the broker's configuration."""
     topics = request.app[TOPICS]
+    delays = topics.catalogue.policies.everywhere("delayedDelivery")
     found = [{"of": scope, **{name: kept[name] for name in _UNHEARD if kept.get(name)}}
-             for scope, kept in topics.catalogue.policies.everywhere("delayedDelivery").items() if any(kept.get(name) for name in _UNHEARD)]
+             for scope, kept in delays.items() if any(kept.get(name) for name in _UNHEARD)]
     if topics.storage.delayed_delivery_fixed_ms:
         found.insert(0, {"of": "broker", _UNHEARD[0]: topics.storage.delayed_delivery_fixed_ms})
     return web.json_response(found)
