@@ -1,4 +1,4 @@
-"""Whatever one client does, others go on and no process ends: seen after each test that asks for `unharmed`."""
+"""Checks after each test that asks for `unharmed`: whatever one client did, others go on and no process ended."""
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +9,7 @@ from .peer import Bystander
 
 @pytest.fixture(scope="session")
 def bystander(broker) -> Iterator[Bystander]:
-    """A client that was there before."""
+    """A client that was connected before the test."""
     found = Bystander(broker.service_url, unique_topic("bystander"))
     yield found
     found.close()
@@ -17,9 +17,7 @@ def bystander(broker) -> Iterator[Bystander]:
 
 @pytest.fixture
 def unharmed(broker, bystander: Bystander) -> Iterator[None]:
-    """Afterwards those who were connected before and those who come publish and consume, and every process is the one
-    that it was.
-    """
+    """After the test, clients from before it and new ones publish and consume, and every process is the one it was."""
     if not isinstance(broker, Broker):
         pytest.skip("needs a broker whose processes can be seen")
     before = broker.children()

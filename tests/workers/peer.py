@@ -1,4 +1,4 @@
-"""A client of raw bytes: says anything, correct or not, and sees what the broker makes of it."""
+"""A client of raw bytes, which can say anything, correct or not, and hears what the broker answers."""
 import socket
 import struct
 from contextlib import suppress
@@ -8,7 +8,7 @@ from geminga.proto import pulsar_api_pb2 as api
 
 from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 
-SECONDS = 30          # nothing takes so long; a test that waits for it has failed
+SECONDS = 30          # nothing takes so long; a test that waits until then has failed
 
 
 class Closed(Exception):
@@ -19,7 +19,7 @@ class Peer:
     """One connection, and the frames that have come on it."""
 
     def __init__(self, service_url: str, first: bytes = CONNECT, *, receive_buffer: int = 0, source: str = ""):
-        """source: the address that it comes from."""
+        """source: the address from which the client connects."""
         address = urlsplit(service_url)
         self.socket = socket.socket()
         if source:
@@ -45,17 +45,17 @@ class Peer:
         self.socket.close()
 
     def say(self, data: bytes) -> None:
-        """A broker that has closed the connection meanwhile is found out by hearing."""
+        """Send bytes; a broker that has closed the connection meanwhile is noticed by the next hearing."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)
 
     def end(self) -> None:
-        """Says that nothing more will be said."""
-        with suppress(OSError):      # the broker was faster
+        """End the client's own direction of the connection."""
+        with suppress(OSError):      # the broker closed it first
             self.socket.shutdown(socket.SHUT_WR)
 
     def hear_frame(self) -> tuple[api.BaseCommand, bytes]:
-        """(command, what follows it) of the next frame.  Raises Closed; TimeoutError when nothing comes."""
+        """Return (command, bytes behind it) of the next frame.  Raises Closed; TimeoutError when nothing comes."""
         while True:
             if len(self._data) >= 8:
                 total, size = struct.unpack_from(">II", self._data)
@@ -83,12 +83,12 @@ class Peer:
         return self.hear_frame()[0]
 
     def ask(self, kind: int, **fields) -> api.BaseCommand:
-        """Says a command and returns the next one heard."""
+        """Send a command, and return the next command that comes."""
         self.say(command(kind, **fields))
         return self.hear()
 
     def until_closed(self) -> list[api.BaseCommand]:
-        """All that is heard until the broker ends the connection."""
+        """Return every command until the broker ends the connection."""
         heard = []
         try:
             while True:
@@ -110,13 +110,13 @@ class Peer:
 
 
 def error_of(answer: api.BaseCommand) -> int:
-    """The error code of an answer of any kind."""
+    """Return the error code of an answer of any kind."""
     body = getattr(answer, field_of(answer.type))
     return body.error if hasattr(body, "error") else body.error_code
 
 
 class Bystander:
-    """A correct client beside the others: publishes to a topic of its own and consumes from it."""
+    """A correct client beside others: it publishes to a topic of its own and consumes from it."""
 
     def __init__(self, service_url: str, topic: str):
         self.peer = Peer(service_url)
@@ -125,7 +125,7 @@ class Bystander:
         self._rounds = 0
 
     def round(self) -> None:
-        """One message to the broker and back, with its receipt."""
+        """Send one message to the broker and back, with its receipt."""
         self._rounds += 1
         body = entry_of(message_metadata(sequence_id=self._rounds), b"round %d" % self._rounds)
         self.peer.say(command(T.FLOW, consumer_id=1, messagePermits=1) + send(body, sequence_id=self._rounds))

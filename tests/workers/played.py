@@ -1,4 +1,4 @@
-"""A worker whose owners and clients a test plays: what it sends them is kept, and what they say is fed to it.
+"""A real worker whose owners and clients are played by a test: it keeps what they are sent, and says what they say.
 
     worker = PlayedWorker(folder)             # the real Worker, with two owners
     client = worker.client()                  # the real Client, on a transport that keeps what is written
@@ -7,7 +7,7 @@
     owner.commands()                          # what it was asked since the last time
     owner.says(lambda outbox: outbox.reply(...))      # an envelope, as owners seal it
 
-Nothing waits: the loop turns when the test says so, and time is what the test says.
+Nothing waits: the loop turns when the test says so, and the test sets the clock.
 """
 import asyncio
 import os
@@ -41,9 +41,9 @@ OWNERS = 2
 
 
 class PlayedLink:
-    """The worker's link to an owner: what went through it, in order, and what the owner says."""
+    """The worker's link to an owner: keeps what went through it, in order, and passes on what the owner says."""
 
-    command_cost = 0      # bytes in flight that a command counts for
+    command_cost = 0      # bytes in flight that each command counts for
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         # ("sends", rows, entries), ("send", handle, connection, entry), ("acks", rows, words),
@@ -86,7 +86,7 @@ class PlayedLink:
         self.sent += self.command_cost
 
     def flush(self) -> None:
-        """All is on its way as soon as it is said."""
+        """Do nothing: everything is on its way as soon as it is said."""
 
     def seconds_taken(self) -> list[float]:
         return []
@@ -99,14 +99,14 @@ class PlayedLink:
 
 
 class PlayedOwner:
-    """One owner, over all its lives."""
+    """One owner, over all its starts and ends."""
 
     def __init__(self, worker: Worker, index: int):
         self._worker, self.index = worker, index
         self.up()
 
     def up(self) -> None:
-        """It is started, or started again."""
+        """Start the owner, for the first time or again."""
         self._worker.owner_up(self.index, 1)
         self.link = self._worker.owners._links[self.index]
 
@@ -120,14 +120,14 @@ class PlayedOwner:
         return found
 
     def commands(self) -> list:
-        """Commands of clients, and (kind, data) of what else was said of them but introductions, since this was last
-        asked.
+        """Return clients' commands since the last call, and (kind, data) of other messages about them but
+        introductions.
         """
         found = [(kind, data) for _, _, kind, data in self.heard("command") if kind != envelope.INTRODUCED]
         return [api.BaseCommand.FromString(data) if kind == envelope.COMMAND else (kind, data) for kind, data in found]
 
     def says(self, *sayings, taken: int = 0) -> None:
-        """sayings: what is put into its outbox, each a function of that."""
+        """Send an envelope to the worker; sayings: functions that each put something into the owner's outbox."""
         outbox = Outbox()
         for say in sayings:
             say(outbox)
@@ -139,7 +139,7 @@ class PlayedOwner:
 
 
 class Transport:
-    """Keeps what is written; reads as the client wants."""
+    """A transport that keeps what is written, and is read as the client wants."""
 
     def __init__(self, client: "PlayedClient"):
         self._client = client
@@ -184,7 +184,7 @@ class Transport:
 
 
 class PlayedClient:
-    """One connection."""
+    """A client's end of one connection."""
 
     def __init__(self, worker: "PlayedWorker"):
         self._turn = worker.turn
@@ -196,7 +196,7 @@ class PlayedClient:
         assert [heard.type for heard in self.hear()] == [api.BaseCommand.CONNECTED]
 
     def say(self, *frames: bytes) -> None:
-        """In one piece, as far as there is room; all of it has been dealt with then, unless the client is not read
+        """Say frames in one piece, as far as there is room; they are dealt with at once unless the client is not read
         from.
         """
         data = b"".join(frames)
@@ -210,7 +210,7 @@ class PlayedClient:
                 self._turn()
 
     def hear_frames(self) -> list[tuple]:
-        """(command, what follows it) of what was written since this was last asked."""
+        """Return (command, bytes behind it) of the frames written since the last call."""
         found, data = [], bytes(self.transport.written)
         self.transport.written.clear()
         while data:
@@ -223,7 +223,7 @@ class PlayedClient:
         return [command for command, _ in self.hear_frames()]
 
     def told(self) -> list[tuple]:
-        """(type's name, request or object id, error code) of the same."""
+        """Return (type's name, request or object id, error code) of the frames written since the last call."""
         return [_told(command) for command in self.hear()]
 
 
@@ -237,7 +237,7 @@ def _told(command: api.BaseCommand) -> tuple:
 
 
 class PlayedRights:
-    """Everybody may do everything, until the test says otherwise."""
+    """Rights by which everybody may do everything, until the test takes a topic away."""
 
     is_enabled = True
 
@@ -260,7 +260,7 @@ class PlayedRights:
 
 
 class PlayedWorker:
-    """The worker, its loop and its owners."""
+    """The real worker, with its loop and its owners."""
 
     def __init__(self, folder: Path, monkeypatch, *, rights: PlayedRights | None = None, **options):
         self.loop = asyncio.new_event_loop()
@@ -283,14 +283,14 @@ class PlayedWorker:
         self.owners = [PlayedOwner(self.worker, index) for index in range(OWNERS)]
 
     def turn(self, seconds: float = 0) -> None:
-        """The loop does what is due, and what falls due within the time."""
+        """Let the loop do what is due, and what falls due within the time."""
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def client(self) -> PlayedClient:
         return PlayedClient(self)
 
     def topic(self, index: int, which: int = 0) -> str:
-        """One that belongs to that owner."""
+        """Return the name of a topic that belongs to this owner."""
         names = (f"persistent://public/default/t{number}" for number in range(10_000))
         return [
             name

@@ -1,4 +1,4 @@
-"""Where clients are told to go."""
+"""Addresses that clients are told to connect to, by listener and scheme."""
 import pytest
 
 from geminga.workers.addresses import addresses
@@ -14,7 +14,8 @@ from geminga.workers.options import WorkerOptions
      ("pulsar://b:2", "pulsar+ssl://a:1")),
 ])
 def test_who_names_no_listener_is_told_the_first_of_each_scheme(options, ports, told):
-    """Or the broker's own address, never one that means "any"; and nothing of a port that is not there."""
+    """Without listeners it is told the broker's own address, never one that means "any", and no port that is not open.
+    """
     assert addresses(WorkerOptions(**options), *ports)[:2] == told
 
 

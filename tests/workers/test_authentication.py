@@ -50,7 +50,7 @@ def public(key, encoding: Encoding = Encoding.DER) -> bytes:
 
 
 def asking(*, authorization: AuthorizationOptions | None = None, **options) -> Authenticator:
-    """For tokens, unless the options say otherwise."""
+    """Return an authenticator for tokens, unless the options say otherwise."""
     options = {"methods": ("token",), "secret_keys": (inline(SECRET),)} | options
     authentication = AuthenticationOptions(**options)
     return Authenticator(IdentityOptions(authentication=authentication,
@@ -71,7 +71,7 @@ def role(authenticator: Authenticator, data: bytes, method: str = "token", certi
 
 
 def refused(authenticator: Authenticator, data: bytes, method: str = "token", certificate: bytes | None = None) -> str:
-    """The reason."""
+    """Return the reason for which the credentials are refused."""
     with pytest.raises(NotAuthenticated) as found:
         authenticator.identify(Credentials(method, data, certificate))
     assert found.value.code == api.AuthenticationError and found.value.text == "Failed to authenticate"
@@ -90,7 +90,7 @@ def test_a_token_signed_with_the_secret_key_is_its_subject(algorithm):
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
 @pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
 def test_a_token_signed_with_an_rsa_key(algorithm, encoding):
-    """By any algorithm that the key is good for: Apache Pulsar picks one by the key's size."""
+    """Every algorithm that the key can be used for is accepted: Apache Pulsar picks one by the key's size."""
     authenticator = asking(secret_keys=(), public_keys=(inline(public(RSA, encoding)),))
     assert role(authenticator, token({"sub": "who"}, RSA, algorithm)) == "who"
 
@@ -111,7 +111,7 @@ def test_when_a_token_expires_is_known():
 @pytest.mark.parametrize("claims, reason", [
     ({"sub": "who", "exp": 1}, "EXPIRED_TOKEN"),
     ({"sub": "who", "exp": int(time.time()) - 1}, "EXPIRED_TOKEN"),
-    # when the tests are collected, long before this one
+    # far ahead, as tests are collected long before this one runs
     ({"sub": "who", "nbf": int(time.time()) + 100_000}, "INVALID_TOKEN"),
     ({"sub": "who", "iat": int(time.time()) + 100_000}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": "never"}, "INVALID_TOKEN"), ({"sub": "who", "exp": 1e400}, "INVALID_TOKEN"),
@@ -129,13 +129,13 @@ def test_when_a_token_expires_is_known():
     ({"sub": []}, "INVALID_TOKEN"), ({"sub": [7]}, "INVALID_TOKEN"), ({"sub": {"a": 1}}, "INVALID_TOKEN"),
 ])
 def test_what_a_token_must_not_say(claims, reason):
-    """Signed as it should be."""
+    """A token with these claims is refused although its signature is right."""
     assert refused(asking(), signed(claims)) == reason
 
 
 @pytest.mark.parametrize("exp", [10**11, 9_223_372_036_854_775_807, 1e300, 10**400])
 def test_a_token_may_expire_in_any_far_future(exp):
-    """Java's largest number is in use as an expiry; a larger one was once an error of the broker's own."""
+    """Java's largest number is in use as an expiry; larger ones must not be an error of the broker."""
     expires_s = asking().identify(Credentials("token", signed({"sub": "who", "exp": exp}))).expires_s
     assert time.time() + 10**9 < expires_s <= 10**11
     counters = make_counters(1)[0]
@@ -161,7 +161,9 @@ def encoded(part: bytes) -> bytes:
     ({"alg": "HS256"}, b""),
 ], ids=lambda value: repr(value)[:30])
 def test_a_right_signature_makes_no_token_of_anything(header, payload):
-    """Compressed, nested, deep, of no object or without an algorithm, although whoever made it has the key."""
+    """Compressed or nested tokens, and those without an object or an algorithm, are refused though the signature is
+    right.
+    """
     payload = token({"sub": "who"}) if payload is None else payload
     said = encoded(json.dumps(header).encode()) + b"." + encoded(payload)
     refused(asking(), said + b"." + encoded(hmac.digest(SECRET, said, "sha256")))
@@ -193,7 +195,8 @@ def test_a_token_for_somebody_else():
     for audience in "other", ["other"], [], None, {"broker": 1}, 7, "brokers", [["broker"]]:
         assert refused(authenticator, signed({"sub": "who", "aud": audience})) == "INVALID_AUDIENCES"
     assert refused(authenticator, signed({"sub": "who"})) == "INVALID_AUDIENCES"
-    assert role(asking(), token({"sub": "who", "aud": "anybody"})) == "who"      # nobody looks
+    # no audience is configured, so nobody looks at the claim
+    assert role(asking(), token({"sub": "who", "aud": "anybody"})) == "who"
 
 
 def test_an_unsigned_token_is_none():
@@ -204,7 +207,8 @@ def test_an_unsigned_token_is_none():
 
 
 def test_the_public_key_is_no_secret():
-    """A token that says HS256 and is signed with the public key's bytes, in each of their forms, is signed by anybody.
+    """A token with algorithm HS256 that is signed with the public key's bytes, in any form, could be anybody's:
+    refused.
     """
     authenticator = asking(public_keys=(inline(public(RSA)), inline(public(RSA, Encoding.PEM))))
     for key in public(RSA), public(RSA, Encoding.PEM), base64.b64encode(public(RSA)):
@@ -245,7 +249,7 @@ BOTH = asking(public_keys=(inline(public(RSA)),))
 @given(good=st.sampled_from([GOOD, RSA_GOOD]), at=st.integers(0, 600), byte=st.integers(0, 255),
        how=st.sampled_from(["change", "insert", "delete"]))
 def test_a_token_changed_anywhere_is_refused(good, at, byte, how):
-    """Whatever base64 makes of it: there is one spelling of a token."""
+    """Even a change that base64 decodes to the same bytes is refused, as a token has one spelling."""
     at %= len(good)
     changed = good[:at] + (b"" if how == "delete" else bytes([byte])) + good[at + (how != "insert"):]
     if changed != good:
@@ -319,7 +323,7 @@ def test_what_cannot_be_used_is_told_without_what_is_in_it(options, said):
 
 
 def test_a_key_file_is_read_again_when_it_has_changed(tmp_path, monkeypatch, capfd):
-    """While it cannot be used, what was there before counts, and a line says so."""
+    """A changed key file that cannot be used leaves the former keys in force, and a log line says so."""
     monkeypatch.setattr(sources, "_LOOK_SECONDS", 0)
     path = tmp_path / "key"
     path.write_bytes(SECRET)
@@ -341,7 +345,7 @@ def test_a_key_file_is_read_again_when_it_has_changed(tmp_path, monkeypatch, cap
 
 
 def test_a_file_that_is_gone_is_no_base64(tmp_path, monkeypatch, capfd):
-    """Its name could be one: what anybody can guess must not become a key."""
+    """A file's name could be base64: a key that anybody can guess must not come of it."""
     monkeypatch.setattr(sources, "_LOOK_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
     name = "A" * 64
@@ -351,7 +355,7 @@ def test_a_file_that_is_gone_is_no_base64(tmp_path, monkeypatch, capfd):
     (tmp_path / name).unlink()
     assert refused(authenticator, token({"sub": "who"}, base64.b64decode(name))) == "INVALID_TOKEN"
     assert role(authenticator, GOOD) == "who" and "No such file" in capfd.readouterr().err
-    # asked for so, and said
+    # a key that is given as base64 is one
     assert role(asking(secret_keys=(name,)), token({"sub": "who"}, base64.b64decode(name))) == "who"
     assert (
         capfd.readouterr().err
@@ -385,11 +389,12 @@ def bcrypted(password: bytes, kind: str = "2b") -> str:
     # hashes have random salts: no names
     ids=["bcrypt 2y", "bcrypt 2a", "bcrypt 2b", "Apache's MD5", "SHA-1", "crypt"])
 def test_the_password_of_a_user(known):
-    """The last is by crypt(3), as in old files."""
+    """Every format of the password file is known, also crypt(3) of old files."""
     authenticator = asking(methods=("basic",), users=htpasswd(joe=known))
     assert authenticator.is_slow(Credentials("basic", b"joe:secret"))
     assert authenticator.identify(Credentials("basic", b"joe:secret")) == Identity("joe", "basic")
-    assert not authenticator.is_slow(Credentials("basic", b"joe:secret"))      # it was right a moment ago
+    # not even right after the correct password was remembered
+    assert not authenticator.is_slow(Credentials("basic", b"joe:secret"))
     assert authenticator.is_slow(Credentials("basic", b"joe:secreT"))
     for wrong in (
         b"joe:",
@@ -449,7 +454,7 @@ def certificate(common_name: str | None) -> bytes:
 
 
 def test_the_role_of_a_certificate_is_its_common_name():
-    """Only when it is shown as that, and looked for."""
+    """The certificate counts only if it was shown in the handshake, and its method is configured."""
     shown = certificate("admin")
     authenticator = asking(methods=("tls",))
     assert authenticator.identify(Credentials("tls", b"", shown)) == Identity("admin", "tls")
@@ -516,7 +521,7 @@ def test_without_authorization_a_name_is_only_believed_of_a_proxy():
 
 
 def test_what_a_proxys_client_has_shown_is_checked_where_that_is_wanted():
-    """It, and not the name that the proxy gives, says who it is."""
+    """The credentials of the proxy's client decide who it is, and not the name that the proxy gives."""
     authenticator = asking(authorization=PROXIES, original_authentication=True, anonymous_role="nobody")
     shown = Credentials("token", token({"sub": "jane", "exp": int(time.time()) + 1000}))
     found = admitted(authenticator, "proxy", "joe", shown)
@@ -533,7 +538,7 @@ def test_what_a_proxys_client_has_shown_is_checked_where_that_is_wanted():
 
 
 def test_who_was_admitted_may_stay_where_it_could_come_again_by_the_same_way():
-    """After the options have changed: asked of everybody who is connected."""
+    """After the options have changed, this is asked of everybody who is connected."""
     tokens = asking(authorization=PROXIES, anonymous_role="nobody")
     nobody_asked, strict = Authenticator(IdentityOptions()), asking()
     assert nobody_asked.accepts(Identity("")) and nobody_asked.accepts(Identity("joe", "basic"))
@@ -579,16 +584,16 @@ def test_a_secret_shows_itself_nowhere():
     assert "secret" not in repr(Credentials("basic", b"joe:secret"))
 
 
-# -- what would let somebody in by a side door
+# -- loopholes
 
 def test_a_short_rsa_key_is_refused():
-    """Such keys can be computed by others."""
+    """Others can compute the private half of a short key."""
     with pytest.raises(Unusable, match="public_keys"):
         asking(secret_keys=(), public_keys=(inline(public(rsa.generate_private_key(65537, 1024))),))
 
 
 def test_a_token_has_one_spelling():
-    """The last letter of a signature has bits that mean nothing."""
+    """The last letter of a signature has bits without meaning; only one of its values is accepted."""
     whole = token({"sub": "who"})
     letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     at = letters.index(whole[-1:])
@@ -598,7 +603,7 @@ def test_a_token_has_one_spelling():
 
 
 def test_a_user_without_a_name_is_none(tmp_path):
-    """Though the file has a password for it."""
+    """A user without a name is refused, though the file has a password for it."""
     hashed = ldap_sha1.hash("secret")
     (tmp_path / "users").write_text(f"joe:{hashed}\n:{hashed}\n")
     authenticator = asking(methods=("basic",), secret_keys=(), users=str(tmp_path / "users"))
@@ -607,7 +612,7 @@ def test_a_user_without_a_name_is_none(tmp_path):
 
 
 def test_of_several_common_names_the_last_is_the_role():
-    """As Apache Pulsar has it."""
+    """The last of several common names is the role, as in Apache Pulsar."""
     key = rsa.generate_private_key(65537, 2048)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one) for one in ("first", "last")])
     now = datetime.now(UTC)

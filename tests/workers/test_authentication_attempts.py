@@ -1,4 +1,4 @@
-"""Attempts that fail: how they are counted, told and slowed down."""
+"""Failed attempts to authenticate: how they are counted, logged and slowed down."""
 import time
 
 import pytest
@@ -12,7 +12,7 @@ from geminga.workers.identity.credentials import NotAuthenticated
 
 
 class Loop:
-    """A clock, and what it was asked to call."""
+    """A clock, with the calls that it was asked to make."""
 
     def __init__(self):
         self.now, self.due = 1000.0, []
@@ -35,7 +35,8 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch):
-    """One that has told nothing yet: a process leaves out what it has told too often, and other tests have told much.
+    """A log that has written nothing yet: a process stops writing lines that come too often, and other tests wrote
+    many.
     """
     monkeypatch.setattr(attempts, "log", Log())
 
@@ -97,7 +98,7 @@ def test_a_thousand_addresses_do_not_fill_the_log(tried, loop, capfd):
 
 
 def test_invented_causes_do_not_fill_the_log(tried, loop, capfd):
-    """Sizes are part of some: those beyond a few are counted together, and all of them are."""
+    """Sizes are part of some causes: beyond a few, causes are counted together, and every failure is counted."""
     for size in range(500):
         tried.failed("10.0.0.1", "token", NotAuthenticated("INVALID_TOKEN", f"a token of {size} bytes"))
     lines = capfd.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Decisions about rights by themselves, over a real catalogue."""
+"""Decisions of the authorization, without a broker, over a real catalogue."""
 import itertools
 
 import pytest
@@ -30,13 +30,13 @@ def catalogue(tmp_path):
 
 @pytest.fixture
 def made(catalogue):
-    """made(options): decides by the test's catalogue."""
+    """made(options): an authorization that decides by the test's catalogue."""
     return lambda **options: Authorization(AuthorizationOptions(enabled=True, super_user_roles=("admin",), **options),
                                            catalogue)
 
 
 def allowed(authorization, role, *, proxy="", subscription=""):
-    """{(action, resource)} of all that the role may do."""
+    """Return {(action, resource)} of everything that the role may do."""
     identity = Identity(role, proxy=proxy)
     return {(action, resource) for action in ACTIONS for resource in RESOURCES
             if authorization.allows(identity, action, resource, subscription if action == CONSUME else "")}
@@ -71,7 +71,9 @@ def test_administrators_of_a_tenant_may_do_everything_there(made, catalogue):
                                            (str(PARTITION), {PARTITION})])
 @pytest.mark.parametrize("action", GRANTED)
 def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, action):
-    """A namespace's for its topics, a partitioned topic's for its partitions; it lets nobody administer."""
+    """A namespace's grant holds for its topics, a partitioned topic's for its partitions; neither lets a role
+    administer.
+    """
     catalogue.policies.set(scope, "permissions", {"svc": [action], "other": []})
     expected = {action} | ({LOOKUP} if action in (PRODUCE, CONSUME) else set())
     assert allowed(made(), "svc") == set(itertools.product(expected, of))
@@ -85,7 +87,8 @@ def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, acti
     ("*", "anybody", True), ("s*c", "svc", False), ("svc", "svc-1", False), ("", "svc", False), ("*vc*", "svc", False)])
 def test_wildcards_stand_at_the_end_or_at_the_beginning_of_roles(made, catalogue, holder, role, matches):
     catalogue.policies.set("acme/eu", "permissions", {holder: [PRODUCE]})
-    assert not made().allows(Identity(role), PRODUCE, TOPIC)              # without being switched on they are letters
+    # wildcards that are not switched on are ordinary characters
+    assert not made().allows(Identity(role), PRODUCE, TOPIC)
     assert made(wildcards=True).allows(Identity(role), PRODUCE, TOPIC) == matches
 
 
@@ -133,7 +136,7 @@ def test_what_somebody_may_changes_at_once_and_is_not_asked_anew_before(catalogu
         assert authorization.allows(svc, PRODUCE, TOPIC) == expected
     monkeypatch.setattr(type(catalogue.policies), "of", None)
     before = authorization.version()
-    catalogue.topics.create(TOPIC, 0)            # no right is changed by that
+    catalogue.topics.create(TOPIC, 0)            # creating a topic changes no right
     assert authorization.version() == before
     assert not authorization.allows(svc, PRODUCE, TOPIC)
 
@@ -170,7 +173,7 @@ GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(
        st.booleans())
 def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, admins, role, proxy, action, resource,
                                                     wildcards):
-    """Said once more, in the simplest way there is: what is allowed has a grant, for whoever takes part."""
+    """The simplest form of the rule: every allowed action has a grant."""
     catalogue.undo()
     catalogue.policies.set("acme", "adminRoles", sorted(admins - {"admin"}))
     for scope, holders in grants.items():
@@ -200,7 +203,7 @@ def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, adm
 # -- commands
 
 def test_every_command_says_what_it_demands():
-    """One that is added does not slip in without."""
+    """A command that is added later needs a demand, or this fails."""
     taken = {kind for commands in TRANSITIONS.values() for kind in commands}
     assert taken == demands.DEMANDS.keys()
     for kind, demand in demands.DEMANDS.items():
@@ -215,7 +218,7 @@ def test_without_super_users_nobody_is_one(catalogue):
 
 
 def test_administering_is_no_action_that_a_grant_could_give(made, catalogue):
-    """A grant in the catalogue that names this action, by whatever way, gives no right."""
+    """A grant in the catalogue that names this action gives no right, however it came there."""
     catalogue.policies.set("acme/eu", "permissions", {"svc": [ADMINISTER, PRODUCE]})
     assert {action for action, _ in allowed(made(), "svc")} == {PRODUCE, LOOKUP}
 

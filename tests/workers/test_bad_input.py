@@ -1,4 +1,4 @@
-"""Clients that break the protocol get its own error, or lose their connection; nothing else ends."""
+"""Clients that break the protocol get an error or lose their connection; no other connection ends."""
 import struct
 
 import pytest
@@ -50,13 +50,13 @@ def test_what_comes_before_connect_ends_the_connection(broker, said):
         "topic no text",
         "lookup no text", "metadata cut", "send for nobody", "no permits"])
 def test_what_breaks_the_protocol_ends_the_connection(peer, said):
-    """Without an answer, for there is none to it; what was asked before is answered."""
+    """The connection ends without an answer, as the protocol has none; commands before it are answered."""
     peer.say(PING + said)
     assert [heard.type for heard in peer.until_closed()] == [T.PONG]
 
 
 def test_a_frame_of_the_largest_size_is_taken(peer):
-    """Payloads up to the size that CONNECTED announces, and what must be around them."""
+    """Payloads may have the size that CONNECTED announces, and the frame the headers around it."""
     peer.open_producer(unique_topic())
     peer.say(send(entry_of(message_metadata(), bytes(MESSAGE_SIZE_MAX))))
     assert peer.hear().type == T.SEND_RECEIPT
@@ -71,7 +71,7 @@ def test_who_is_not_asked_may_show_anything(broker, method):
 
 
 def test_who_was_not_asked_has_nothing_to_answer(peer):
-    """AUTH_RESPONSE breaks the protocol."""
+    """An AUTH_RESPONSE that was not asked for ends the connection."""
     peer.say(command(T.AUTH_RESPONSE, response={"auth_method_name": "token", "auth_data": b"secret"}))
     assert peer.until_closed() == []
 
@@ -79,7 +79,7 @@ def test_who_was_not_asked_has_nothing_to_answer(peer):
 # -- commands that are refused
 
 def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
-    """The others' receipts come, the refused one's never: its bytes are not stored."""
+    """All other SENDs get receipts; the refused one gets none, and its bytes are not stored."""
     peer.open_producer(unique_topic())
     damaged = send(entry_of(message_metadata(), wrong_by=1), sequence_id=50)
     whole = [send(sequence_id=number) for number in range(101)]
@@ -93,7 +93,7 @@ def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
 
 
 def test_strangers_are_not_heard(peer):
-    """FLOW, ACK and redelivery for a consumer that is not there say nothing; the connection goes on."""
+    """FLOW, ACK and redelivery for a consumer that does not exist are ignored; the connection goes on."""
     peer.say(command(T.FLOW, consumer_id=77, messagePermits=5)
              + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual,
                        message_id=[api.MessageIdData(ledgerId=1, entryId=1)],
@@ -110,7 +110,7 @@ NOT_YET = {
 
 @pytest.mark.parametrize("name", NOT_YET)
 def test_what_is_not_there_yet_is_refused_in_the_words_of_the_protocol(peer, name):
-    """Never silence: clients would wait."""
+    """Each request is refused with an error, never ignored: clients would wait."""
     answer = peer.ask(T.Value(name), request_id=7, **NOT_YET[name])
     assert error_of(answer) == api.NotAllowedError
     assert peer.ask(T.PING).type == T.PONG
@@ -123,7 +123,7 @@ def test_a_topic_is_not_used_in_ways_not_there_yet(peer):
 
 
 def test_a_second_command_inside_does_not_confuse_the_answer(peer):
-    """The type says which one counts; once the first field was taken for it, which was an exception."""
+    """The type says which field counts, not the order of the fields."""
     both = api.BaseCommand(type=T.NEW_TXN, newTxn=api.CommandNewTxn(request_id=7), ping=api.CommandPing())
     peer.say(frame(both.SerializeToString()))
     assert (error := peer.hear()).error.request_id == 7
@@ -131,7 +131,7 @@ def test_a_second_command_inside_does_not_confuse_the_answer(peer):
 
 
 def test_a_subscription_of_no_kind_there_is_becomes_exclusive_or_is_refused(peer):
-    """A number that the enumeration does not know is a missing field to the protobuf library."""
+    """The protobuf library takes a number that the enumeration does not know for a missing field."""
     whole = command(T.SUBSCRIBE, topic="t", subscription="s", subType=1, consumer_id=1, request_id=1)
     peer.say(whole.replace(b"\x18\x01", b"\x18\x63"))
     assert peer.until_closed() == []
@@ -155,7 +155,7 @@ def test_a_topic_that_cannot_be_is_refused(peer, kind, fields, topic, code):
 
 
 def test_a_partition_that_is_not_there_is_refused(broker, peer):
-    """Behind the last one, and the partitioned topic itself; the last one is there."""
+    """The last partition can be used; those behind it, and the partitioned topic itself, are refused."""
     topic = partitioned_topic(broker.http_url, 2)
     for name in (f"{topic}-partition-2", topic):
         assert error_of(peer.ask(T.PRODUCER, topic=name, producer_id=5, request_id=1)) == api.TopicNotFound
@@ -167,7 +167,7 @@ def test_a_partition_that_is_not_there_is_refused(broker, peer):
 @pytest.mark.parametrize("epoch", [SIGNED_MAX, SIGNED_MAX + 1, LARGEST])
 @pytest.mark.parametrize("mode", [api.Exclusive, api.ExclusiveWithFencing])
 def test_an_invented_topic_epoch_is_refused(peer, epoch, mode):
-    """Such a number was once more than the catalogue takes: its owner died of it, and so did each of its successors."""
+    """An epoch larger than the catalogue can store is refused; the owner does not end."""
     topic = unique_topic()
     answer = peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, topic_epoch=epoch,
                       producer_access_mode=mode)
@@ -182,7 +182,7 @@ def test_an_invented_topic_epoch_is_refused(peer, epoch, mode):
 @pytest.mark.parametrize("entry_id", [0, SIGNED_MAX, SIGNED_MAX + 1, LARGEST - 1, LARGEST])
 @pytest.mark.parametrize("ledger_id", [0, SIGNED_MAX, SIGNED_MAX + 1, LARGEST])
 def test_a_position_may_be_any_number(broker, ledger_id, entry_id):
-    """To begin at, to seek to, to acknowledge, one or all before it."""
+    """Positions of any value can be given to begin at, to seek to, and to acknowledge, individually or cumulatively."""
     where, topic = {"ledgerId": ledger_id, "entryId": entry_id}, unique_topic()
     with Peer(broker.service_url) as peer:
         peer.open_producer(topic)
@@ -210,7 +210,7 @@ def test_other_numbers_may_be_any(peer, kind, fields):
 
 
 def test_an_entry_may_say_any_number_of_itself(peer):
-    """Times and ids are the producer's affair, and so are counts that its payload may hold."""
+    """Times and ids are the producer's affair, and so are message counts that the payload may hold."""
     peer.open_producer(topic := unique_topic())
     strange = [{"publish_time": LARGEST, "num_messages_in_batch": 20_000_000, "deliver_at_time": -2**63,
                 "compression": api.ZSTD, "uncompressed_size": 2**32 - 1}, {"publish_time": 2**63},
@@ -224,7 +224,7 @@ def test_an_entry_may_say_any_number_of_itself(peer):
         peer.say(send(entry, sequence_id=LARGEST, highest_sequence_id=LARGEST, num_messages=-5))
         assert peer.hear().type == T.SEND_RECEIPT
     peer.subscribe(topic)
-    for entry in entries:      # each may take all permits there can be
+    for entry in entries:      # each entry may use up all permits that there can be
         peer.say(command(T.FLOW, consumer_id=1, messagePermits=2**32 - 1))
         assert peer.hear_frame()[1] == entry
 
@@ -245,7 +245,7 @@ PIECES = st.one_of(
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(PIECES, max_size=10), is_polite=st.booleans())
 def test_any_bytes_are_answered_in_frames_or_end_the_connection(broker, bystander: Bystander, pieces, is_polite):
-    """In as many writes as pieces; what is heard is whole frames, then the end."""
+    """Whatever comes, in any pieces, the client hears whole frames, and perhaps the end."""
     with Peer(broker.service_url, CONNECT if is_polite else b"") as peer:
         for piece in pieces:
             peer.say(piece)
@@ -255,14 +255,14 @@ def test_any_bytes_are_answered_in_frames_or_end_the_connection(broker, bystande
 
 
 def test_a_connection_that_ended_says_so_to_whoever_goes_on(peer):
-    """A canary: were connections never ended, the tests above would wait, and this one pass for another reason."""
+    """A canary: were connections never ended, the tests above would wait, and some would pass for another reason."""
     peer.say(frame(b"\x08\x63"))
     with pytest.raises(Closed):
         peer.hear()
 
 
 def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(broker, peer):
-    """As the client asks: it has discarded the message, and giving it out again would not help."""
+    """The client has discarded the message: it is acknowledged as asked, for delivering it again would not help."""
     def counted():
         return [line for line in request("GET", f"{broker.http_url}/metrics")[1].splitlines()
                 if line.startswith("geminga_acks_of_damaged") and not line.endswith(" 0.0")]
@@ -283,7 +283,7 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
     invented = [api.MessageIdData(ledgerId=message.message_id.ledgerId, entryId=number) for number in range(1_000)]
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=invented, request_id=11,
                       validation_error=api.CommandAck.ChecksumMismatch)
-    # what it does not have, or has acknowledged, it cannot have read
+    # a client cannot have read entries that it was not given, or has acknowledged
     assert answer.type == T.ACK_RESPONSE and counted() == before
     assert (
         f"could not read message {message.message_id.ledgerId}:{message.message_id.entryId} (ChecksumMismatch)"

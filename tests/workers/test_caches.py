@@ -16,7 +16,7 @@ from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.authorization import CONSUME, Authorization
 from geminga.workers.identity.options import AuthorizationOptions
 
-GROWTH_MAX = 1 << 20          # bytes, for what would be several megabytes
+GROWTH_MAX = 1 << 20          # bytes; without bounds it would be several megabytes
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def catalogue(tmp_path):
 
 
 def growth(work: Callable[[], None]) -> int:
-    """Bytes that stay taken after it."""
-    work()      # what is loaded once
+    """Return the bytes that stay allocated after the work."""
+    work()      # the first call loads what is loaded only once
     tracemalloc.start()
     try:
         work()
@@ -65,7 +65,7 @@ def test_topics_and_namespaces_of_the_directory(catalogue):
 
 @pytest.mark.slow
 def test_namespaces_that_are_not_there_do_not_add_up(catalogue):
-    """Once only topics were counted, so that names of namespaces were never forgotten."""
+    """The bound counts names of namespaces, not only names of topics."""
     directory = Directory(catalogue, Addresses("pulsar://localhost", ""), StorageOptions())
     directory.topics_version()
     for number in range(40_000):
@@ -111,9 +111,7 @@ def test_patterns_in_use_are_bounded(nothing_compiled):
     "(a", "[", "a**\n\x1b[2Jgeminga: all is well", "(?!a)\nFAKE", "(?P<x>", "\\pQ", "x{1001}",
     "(((a{1,1000}){1,1000}))"])
 def test_what_is_refused_is_printed_nowhere(text, capfd):
-    """RE2 prints it otherwise as it came: lines that look like the broker's, and escapes for whoever looks at a
-    terminal.
-    """
+    """RE2 would print a refused pattern as it came: lines that look like the broker's, and escapes for terminals."""
     with pytest.raises((patterns.BrokenPattern, ForeignPattern)):
         Pattern(text)
     assert capfd.readouterr() == ("", "")

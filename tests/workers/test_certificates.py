@@ -30,7 +30,7 @@ from ..harness import eventually
 
 
 class Files:
-    """The broker's certificate, its key and whom it trusts; put in their places one by one, each whole, as tools do."""
+    """The broker's certificate, its key and trusted certificates, replaced one by one, each as a whole, as tools do."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -62,12 +62,12 @@ def files(tmp_path) -> Files:
 
 @pytest.fixture
 def always_looking(monkeypatch):
-    """Each handshake looks at the files."""
+    """Let each handshake look at the files."""
     monkeypatch.setattr(certificates, "_LOOK_SECONDS", 0.0)
 
 
 class Greeting(asyncio.Protocol):
-    """Tells who has connected."""
+    """A protocol that tells which clients have connected."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -81,7 +81,7 @@ class Greeting(asyncio.Protocol):
 
 @contextlib.contextmanager
 def served(tls: Tls):
-    """The port where a loop as the workers' serves it."""
+    """Serve TLS on a loop like the workers'; yield the port."""
     tls.counters = make_counters(1)[0]
     ports, ended = [], asyncio.Event()
 
@@ -104,7 +104,7 @@ def served(tls: Tls):
 
 class Said(NamedTuple):
     text: str
-    serial: int                          # of the broker's certificate
+    serial: int                          # serial number of the broker's certificate
     session: ssl.SSLSession
     is_resumed: bool
 
@@ -122,7 +122,7 @@ def context_of(
 
 
 def talk(port: int, context: ssl.SSLContext, *, session: ssl.SSLSession | None = None) -> Said:
-    """Raises ssl.SSLError, in TLSv1.3 also for a refusal behind the handshake."""
+    """Connect and exchange a message.  Raises ssl.SSLError, in TLSv1.3 also for a refusal behind the handshake."""
     name = "localhost" if context.check_hostname else None
     with socket.create_connection(("127.0.0.1", port), 60) as plain, \
             context.wrap_socket(plain, server_hostname=name, session=session) as link:
@@ -131,14 +131,14 @@ def talk(port: int, context: ssl.SSLContext, *, session: ssl.SSLSession | None =
             raise ssl.SSLError("closed without a word")
         serial = x509.load_der_x509_certificate(link.getpeercert(binary_form=True)).serial_number
         said = Said(text, serial, link.session, link.session_reused)
-        link.unwrap().close()       # else the session is forgotten
+        link.unwrap().close()       # without a proper end the session would be forgotten
         return said
 
 
 # -- what is refused before anything is served
 
 def wrong(files: Files, tmp_path: Path) -> dict[str, tuple[TlsOptions, str, str]]:
-    """By what is wrong: (options, key, text of the error)."""
+    """Return {what is wrong: (options, key, text of the error)}."""
     key = load_pem_private_key((tmp_path / "key").read_bytes(), None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (tmp_path / "locked").write_bytes(locked)
@@ -171,7 +171,7 @@ def test_what_cannot_be_served_is_refused_by_its_key(files, tmp_path):
 
 
 def test_ciphers_have_names_of_openssl_or_java():
-    """Names of TLSv1.3 may be among them; its ciphers are always on."""
+    """Names of TLSv1.3 ciphers may be given, too; these ciphers are always on."""
     java = (
         "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,TLS_AES_256_GCM_SHA384,"
         "TLS_RSA_WITH_AES_256_CBC_SHA256"
@@ -195,7 +195,7 @@ def test_an_expiry_is_told_of_once_for_each_threshold():
 # -- handshakes
 
 def test_a_client_may_show_who_it_is(files):
-    """Or not; but it is not believed what no authority has signed, nor what has expired, and it is told so."""
+    """A client may show no certificate, but one that expired or that no authority signed is refused with an alert."""
     tls = Tls(files.options())
     past = datetime.now(UTC) - timedelta(days=1)
     with served(tls) as port:
@@ -241,7 +241,7 @@ def test_versions_are_those_of_the_configuration(files, versions, spoken):
 
 
 def test_what_is_no_handshake_ends_and_is_told_of_once(files, capfd, monkeypatch):
-    """Plain text at once, silence and half a handshake after a while; without a traceback."""
+    """Plain text ends at once, silence and half a handshake after a while; each is logged once, without a traceback."""
     monkeypatch.setattr(certificates, "_HANDSHAKE_SECONDS", 0.3)
     tls = Tls(files.options())
     hello = ssl.MemoryBIO()
@@ -266,7 +266,8 @@ def test_what_is_no_handshake_ends_and_is_told_of_once(files, capfd, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [True, False])
 def test_a_handshake_has_what_the_files_hold(files, always_looking, names):
-    """Certificate, key and whom it trusts, whether or not the client names the host that it wants."""
+    """A handshake uses the current certificate, key and trusted certificates, whether or not the client names a host.
+    """
     tls = Tls(files.options())
     first, second = files.authority, trustme.CA()
 
@@ -290,7 +291,7 @@ def test_a_handshake_has_what_the_files_hold(files, always_looking, names):
 
 
 def test_files_are_looked_at_once_a_second(files, monkeypatch):
-    """No handshake within a second of the last look looks again, the first one after it does."""
+    """A handshake within a second of the last look does not look at the files again; the first one after it does."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(certificates, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
     tls = Tls(files.options())
@@ -306,7 +307,7 @@ def test_files_are_looked_at_once_a_second(files, monkeypatch):
 
 
 def test_what_cannot_be_used_leaves_what_was(files, always_looking, capfd):
-    """It is told once until there is something that can be."""
+    """Files that cannot be used leave the former ones in force, and are logged once until usable ones are there."""
     tls = Tls(files.options())
     context, before = context_of(files.authority), files.serial
     with served(tls) as port:
@@ -336,7 +337,7 @@ def test_a_session_proves_nothing_when_others_are_trusted_since(files, always_lo
 
 
 def test_the_first_of_a_chain_to_expire_is_told_of(files, tmp_path):
-    """Be it the certificate itself or one that it hangs on."""
+    """The first expiry of a chain is told, be it the certificate's own or that of an authority above it."""
     between = files.authority.create_child_ca()
     soon = datetime.now(UTC).replace(microsecond=0) + timedelta(5)
     files.put(between, files.authority, not_after=soon)

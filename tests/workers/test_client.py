@@ -1,4 +1,4 @@
-"""A client's connection between owners that the test plays: what goes to whom, and what the client is told.
+"""A client's connection between owners that the test plays: which owner is sent what, and what the client is answered.
 
 The first rule: an id that a client chose names at most one producer or consumer, which one owner has.
 """
@@ -54,7 +54,7 @@ def close_consumer(request_id, consumer_id=1):
 
 
 class Kind:
-    """The part of a test that differs between producers and consumers, so that both are tried."""
+    """The parts of a test that differ between producers and consumers, so that it can be run for both."""
 
     def __init__(self, make, close, ready, gone, expelled, name, closed):
         self.make, self.close, self.name, self.closed = make, close, name, closed
@@ -97,7 +97,7 @@ def is_refused(owner, client, kind, request_id=1, object_id=1):
 
 
 def open_on(worker, client, kind, index=0, handle=10, request_id=1, object_id=1, which=0):
-    """A producer or consumer that is there."""
+    """Open a producer or consumer, up to the owner's answer."""
     client.say(kind.make(worker.topic(index, which), request_id, object_id))
     is_ready(worker.owners[index], client, kind, handle, request_id, object_id)
     assert client.told() == [kind.told_success(request_id)]
@@ -124,7 +124,7 @@ def test_it_is_made_by_the_owner_of_its_topic(worker, client, kind, index, objec
 @both
 @pytest.mark.parametrize("index", [0, 1], ids=["the same owner", "another owner"])
 def test_an_id_that_is_being_made_is_refused(worker, client, kind, index):
-    """Whatever topic it is for, and nobody else is asked."""
+    """A second command with the id is refused for any topic, and no owner is asked."""
     client.say(kind.make(worker.topic(0), 1), kind.make(worker.topic(index, 1), 2), kind.make(worker.topic(0), 3))
     assert len(worker.owners[0].commands()) == 1
     assert worker.owners[1].commands() == []
@@ -155,7 +155,7 @@ def test_an_id_that_was_refused_is_free(worker, client, kind, index):
 @both
 @pytest.mark.parametrize("index", [0, 1])
 def test_an_id_that_is_there_is_there(worker, client, kind, index):
-    """As Pulsar has it, whatever topic is named; the owner has nothing to do with it."""
+    """The command succeeds at once for any topic, as in Pulsar, and no owner is asked."""
     open_on(worker, client, kind)
     client.say(kind.make(worker.topic(index, 1), 2))
     [heard] = client.hear()
@@ -174,7 +174,7 @@ def test_an_id_that_is_there_is_there(worker, client, kind, index):
 @pytest.mark.parametrize("index", [0, 1], ids=["the same owner", "another owner"])
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_id_can_be_used_again_behind_its_close(worker, client, kind, index, is_there):
-    """Whenever the first owner answers: what it says is about the first."""
+    """The first owner may answer at any time: its answer is about the first producer or consumer."""
     first, second = worker.owners[0], worker.owners[index]
     if is_there:
         open_on(worker, client, kind)
@@ -210,7 +210,7 @@ def test_what_the_broker_closes_is_gone(worker, client, kind):
 
 @both
 def test_a_word_about_one_that_its_client_has_closed_is_not_about_its_successor(worker, client, kind):
-    """The broker closes it while its client does, and uses the id again at the same owner."""
+    """The broker and the client close it at the same time, and the client uses the id again at the same owner."""
     open_on(worker, client, kind)
     client.say(kind.close(2), kind.make(worker.topic(0, 1), 3))
     worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
@@ -235,7 +235,7 @@ def test_a_refusal_of_another_request_is_not_about_this_one(worker, client, kind
 
 @both
 def test_an_owner_is_told_to_end_what_nobody_knows(worker, client, kind):
-    """One whose request ids are not what they should be leaves no producer behind either."""
+    """An owner is also told to end a producer whose client has used one request id twice."""
     client.say(kind.make(worker.topic(0), 1))
     is_ready(worker.owners[0], client, kind, 10, request_id=99)
     assert worker.owners[0].commands()[1:] == [(kind.expelled, b"1 10")]
@@ -246,7 +246,7 @@ def test_an_owner_is_told_to_end_what_nobody_knows(worker, client, kind):
 
 @both
 def test_request_ids_that_are_used_twice_end_where_the_owner_is(worker, client, kind):
-    """Handles that come later are those that hold."""
+    """Handles that come later replace earlier ones."""
     client.say(kind.make(worker.topic(0), 1), kind.close(1), kind.make(worker.topic(0), 1))
     is_ready(worker.owners[0], client, kind, 10)
     worker.owners[0].replies(client, responses.success(1), request_id=1)
@@ -302,7 +302,7 @@ def test_a_send_behind_its_clients_own_close_ends_the_connection(worker, client,
 
 @pytest.mark.parametrize("many", [1, 50])
 def test_a_send_behind_the_brokers_close_is_ignored(worker, client, many):
-    """Its client is going to send it again, when the producer has come back."""
+    """The client sends the messages again when the producer is back."""
     open_on(worker, client, PRODUCER)
     worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
     client.say(*[send(sequence_id=number) for number in range(many)], PING)
@@ -317,7 +317,7 @@ def test_a_send_behind_the_brokers_close_is_ignored(worker, client, many):
 @pytest.mark.parametrize("again", [
     lambda worker: producer(worker.topic(1), 2), lambda worker: close_producer(2)], ids=["producer", "close"])
 def test_behind_a_command_of_its_client_no_send_is_ignored(worker, client, again):
-    """By then the client knew that the broker had closed its producer, or closes it itself."""
+    """A later command of the client shows that it knew of the close, or that it closes the producer itself."""
     open_on(worker, client, PRODUCER)
     worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
     client.say(again(worker), send())
@@ -326,7 +326,7 @@ def test_behind_a_command_of_its_client_no_send_is_ignored(worker, client, again
 
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_refused_producer_is_none_to_send_for(worker, client, was_there):
-    """The SEND is not ignored either if the broker had closed the producer before: its client has come back since."""
+    """The SEND ends the connection even if the broker closed the producer earlier: its client has come back since."""
     if was_there:
         open_on(worker, client, PRODUCER)
         worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1,
@@ -347,7 +347,7 @@ def test_a_send_that_is_refused_needs_a_producer_too(worker, client):
 
 
 def test_producers_that_the_broker_closed_are_remembered_up_to_a_bound(worker, client, monkeypatch):
-    """The last of them."""
+    """The last ones that were closed are remembered."""
     monkeypatch.setattr(routes, "_CLOSED_MAX", 2)
     for number in (1, 2, 3):
         open_on(worker, client, PRODUCER, handle=number, request_id=number, object_id=number)
@@ -407,13 +407,15 @@ def test_a_request_that_ends_two_owners_is_not_given_to_a_third(worker, client, 
         worker.owners[0].up()
     assert client.told() == [("ERROR", 1, api.ServiceNotReady)]
     assert worker.owners[0].commands() == []
-    client.say(kind.make(worker.topic(0), 1))      # its ids are free, and one that ends may have another cause
+    # ids of refused commands are free, and an owner that ends may have another cause
+    client.say(kind.make(worker.topic(0), 1))
     worker.owners[0].gone()
     worker.owners[0].up()
     assert len(worker.owners[0].commands()) == 1
     worker.owners[1].gone()
     worker.owners[1].up()
-    assert len(worker.owners[1].commands()) == 1      # the other's was asked of one that has ended, once
+    # the other owner was asked once, for a command whose first owner has ended
+    assert len(worker.owners[1].commands()) == 1
     assert client.told() == []
 
 
@@ -444,7 +446,7 @@ def test_what_is_closed_while_it_waits_is_not_made(worker, client, kind):
 
 @both
 def test_what_waits_may_be_refused_when_its_turn_comes(worker, client, kind):
-    """Its id is free then."""
+    """The id of a command that is refused when its turn comes is free."""
     worker.owners[0].gone()
     client.say(kind.make(worker.topic(0), 1))
     worker.worker.is_draining = True
@@ -494,7 +496,7 @@ def test_what_an_owner_was_asked_is_answered_when_it_ends(worker, client):
 
 
 def test_requests_that_are_not_answered_are_bounded(worker, client, monkeypatch):
-    """Closing goes on: what its client does not want any more must not stay."""
+    """Closing is possible beyond the bound: a client's unwanted consumers must not stay."""
     monkeypatch.setattr(pending_requests, "_PENDING_MAX", 2)
     open_on(worker, client, CONSUMER)
     client.say(*(command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=number) for number in (5, 6, 7)),
@@ -507,7 +509,9 @@ def test_requests_that_are_not_answered_are_bounded(worker, client, monkeypatch)
 
 @both
 def test_every_owner_that_was_asked_anything_hears_of_the_end(worker, client, kind):
-    """An owner hears of it although it has nothing of the client any more, or has not answered; no other owner does."""
+    """An owner that was asked hears of the end even without anything of the client, or before its answer; no other
+    does.
+    """
     client.say(kind.make(worker.topic(0), 1), kind.close(2))
     client.transport.close()
     assert worker.owners[0].commands()[-1] == (envelope.CONNECTION_GONE, b"")
@@ -536,7 +540,7 @@ def test_an_owner_can_end_a_connection(worker, client):
 
 
 def test_a_client_is_freed_with_its_connection(worker):
-    """No garbage collection is needed: thousands may leave at once."""
+    """A client is freed without garbage collection: thousands may leave at once."""
     gc.disable()
     try:
         client = worker.client()
@@ -551,7 +555,7 @@ def test_a_client_is_freed_with_its_connection(worker):
 
 
 def test_goodbye(worker, client):
-    """Everything is to be looked up again."""
+    """A client that is sent away looks up all its topics again."""
     open_on(worker, client, PRODUCER, 0, 10, 1, 1)
     open_on(worker, client, CONSUMER, 1, 20, 2, 2)
     client.client.say_goodbye()
@@ -615,7 +619,7 @@ def guarded_worker(tmp_path, monkeypatch, rights):
 
 
 def look(worker):
-    """The worker looks whether rights have changed; what version it has seen."""
+    """Let the worker look whether rights have changed; return the version it has seen."""
     worker.worker.rights._again.cancel()
     worker.worker.rights._look()
     return worker.counters.read()["rights_seen"]
@@ -623,7 +627,7 @@ def look(worker):
 
 @both
 def test_a_command_without_a_right_leaves_the_id_to_whoever_has_it(guarded_worker, rights, kind):
-    """It names the id of one that is being made for another topic."""
+    """The refused command names the id of a producer or consumer that is being made for another topic."""
     client = guarded_worker.client()
     rights.withdraw(guarded_worker.topic(0, 1))
     client.say(kind.make(guarded_worker.topic(0), 1), kind.make(guarded_worker.topic(0, 1), 2))
@@ -631,7 +635,7 @@ def test_a_command_without_a_right_leaves_the_id_to_whoever_has_it(guarded_worke
     guarded_worker.owners[0].heard()
     is_ready(guarded_worker.owners[0], client, kind, 10)
     assert client.told() == [kind.told_success(1)]
-    assert guarded_worker.owners[0].commands() == []      # nor is it told to end it
+    assert guarded_worker.owners[0].commands() == []      # the owner is not told to end it either
 
 
 @both
@@ -651,14 +655,14 @@ def test_what_is_there_is_told_to_go_once(guarded_worker, rights, kind):
 
 @both
 def test_what_is_being_made_is_told_to_go(guarded_worker, rights, kind):
-    """Before the answer to whoever took the right away; nothing is published or given out in between."""
+    """The revocation is answered only after it is expelled; nothing is published or delivered in between."""
     client = guarded_worker.client()
     client.say(kind.make(guarded_worker.topic(0)))
     guarded_worker.owners[0].heard()
     rights.withdraw(guarded_worker.topic(0))
     assert look(guarded_worker) == 0
     assert guarded_worker.owners[0].commands() == [(kind.expelled, b"1 0")]
-    is_ready(guarded_worker.owners[0], client, kind, 10)      # it was there when the owner heard of it
+    is_ready(guarded_worker.owners[0], client, kind, 10)      # it was open when the owner heard of the revocation
     assert look(guarded_worker) == 0
     assert guarded_worker.owners[0].commands() == []
     guarded_worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
@@ -692,7 +696,7 @@ def test_what_waits_for_its_owner_is_looked_at_anew(guarded_worker, rights, kind
 
 @both
 def test_a_right_that_another_topic_has_helps_nobody(guarded_worker, rights, kind):
-    """The same id again for a topic that its client may use."""
+    """The same id is used again for a topic that the client may still use."""
     client = guarded_worker.client()
     client.say(kind.make(guarded_worker.topic(0)), kind.make(guarded_worker.topic(1), 2))
     is_ready(guarded_worker.owners[0], client, kind, 10)
@@ -709,7 +713,7 @@ SCHEMA = {"name": "s", "type": api.Schema.String, "schema_data": b""}
 
 
 def settled(worker, owner):
-    """Finish the checks of schemas that are under way; returns what the owner is asked then."""
+    """Finish the schema checks that are under way; return what the owner is asked then."""
     while worker.worker.schema_checks._checking:
         worker.turn(0.01)
     return owner.commands()
@@ -777,7 +781,7 @@ def test_many_acknowledgements_at_once_go_as_an_array(worker, client):
         [(_, rows, words)] = worker.owners[0].heard()
         assert [row[:3] for row in rows] == [(10, 3, number) for number in range(100)]
         assert [row[3:5] for row in rows if any(row[3:])] == ([(7, envelope.WANTS_RESPONSE)] if more else [])
-        assert rows[-1][3] == more.get("request_id", 0)      # the answer comes when the last one has been looked at
+        assert rows[-1][3] == more.get("request_id", 0)      # the answer comes when the last id has been looked at
         assert words == []
 
 
@@ -834,7 +838,7 @@ def test_an_unsubscribed_consumer_is_gone(worker, client):
 # -- what is delivered
 
 def messages(client):
-    """(consumer id, ledger, entry, partition, epoch) of the MESSAGEs that were written."""
+    """Return (consumer id, ledger, entry, partition, epoch) of the MESSAGEs that were written."""
     said = [heard.message for heard in client.hear() if heard.type == T.MESSAGE]
     return [(one.consumer_id, one.message_id.ledgerId, one.message_id.entryId, one.message_id.partition,
              one.consumer_epoch if one.HasField("consumer_epoch") else -1) for one in said]
@@ -913,7 +917,7 @@ def test_messages_carry_the_number_of_their_partition(worker, client, tmp_path):
 
 
 def test_what_a_closed_consumer_was_given_is_not_written(worker, consuming):
-    """Neither what waits to be written, nor what its owner gave out before it knew."""
+    """Neither runs that wait to be written, nor runs that the owner sent before it heard of the close, are written."""
     open_on(worker, consuming, CONSUMER, 0, 11, 2, 2, which=1)
     consuming.client.stream.pause_writing()
     worker.owners[0].says(run(consuming, 0, 2), run(consuming, 4, 1, handle=11))
@@ -957,7 +961,7 @@ def test_entries_that_were_picked(worker, consuming):
 
 
 def passed(client, entries, handle=10):
-    """Entries, (id, bytes, messages) each, of a topic that keeps none."""
+    """Return a section with entries, (id, bytes, messages) each, of a non-persistent topic."""
     rows = np.zeros(len(entries), envelope.TRANSIENT_ENTRY)
     for row, (entry_id, data, count) in zip(rows, entries, strict=True):
         row["entry_id"], row["size"], row["messages"] = entry_id, len(data), count
@@ -1060,7 +1064,7 @@ def test_who_takes_what_it_is_sent_is_alive(worker, client):
 
 
 def test_nobody_is_read_from_who_is_kept_waiting_for_another_reason(worker, client):
-    """Each reason holds by itself: a rate, answers that it does not take, owners with much in flight, the end."""
+    """Each reason holds by itself: a rate, answers that are not read, owners with much in flight, the end."""
     open_on(worker, client, PRODUCER)
     resumes = client.client.stream.resume_reading
     worker.owners[0].replies(client, action=envelope.PAUSE_READING)
@@ -1077,7 +1081,7 @@ def test_nobody_is_read_from_who_is_kept_waiting_for_another_reason(worker, clie
     client.client.stream.pause_reading()
     resumes()
     assert not client.transport.is_reading
-    other = worker.client()      # it publishes nothing
+    other = worker.client()      # this client publishes nothing
     other.client.stream.pause_reading()
     other.client.stream.resume_reading()
     assert other.transport.is_reading
@@ -1108,7 +1112,7 @@ def test_producers_are_not_read_from_while_much_is_in_flight(tmp_path, monkeypat
 
 
 def test_who_does_not_take_its_answers_is_not_read_from(worker, client):
-    """Commands that had come by then are dealt with when it reads its answers."""
+    """Commands that had come before are carried out when the client reads its answers."""
     client.transport.unread = 9 << 20
     client.client.stream.pause_writing()
     client.say(PING, PING)
@@ -1122,7 +1126,7 @@ def test_who_does_not_take_its_answers_is_not_read_from(worker, client):
 
 
 def test_a_probe_is_answered_by_a_sign_of_life(worker, client):
-    """Once, to each owner that asks; probing twice asks once."""
+    """Each owner that asks is answered once; probing twice asks once."""
     open_on(worker, client, CONSUMER)
     first, second = worker.owners
     for owner in (first, first, second):
@@ -1165,7 +1169,7 @@ def test_an_owner_that_ended_is_not_told_who_lives(worker, client):
 
 @pytest.fixture
 def discovering(worker, client):
-    """It has asked for the topics of a namespace, so that topics made later are new to it."""
+    """A client that has asked for the topics of a namespace, so that topics made later are new to it."""
     worker.catalogue.namespaces.create("public/default")
     worker.catalogue.commit()
     client.say(command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=1))
@@ -1189,7 +1193,7 @@ def test_a_lookup_is_answered_when_the_owner_knows(worker, discovering):
     assert discovering.told() == []
     assert worker.owners[0].commands() == [(envelope.LOOKED_UP, f"2 {topic}".encode())]
     assert waiting_lookups(worker) == 1
-    worker.owners[1].replies(discovering, request_id=2)      # of another owner
+    worker.owners[1].replies(discovering, request_id=2)      # the answer of another owner
     assert discovering.told() == []
     worker.owners[0].replies(discovering, request_id=2)
     assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)]
@@ -1234,7 +1238,7 @@ def test_every_owner_hears_of_the_end_of_one_that_discovers(worker, discovering)
     assert [owner.commands()[-1] for owner in worker.owners] == [(envelope.CONNECTION_GONE, b"")] * 2
 
 
-# -- what nobody has thought of
+# -- unexpected errors
 
 def surprise(*_, **__):
     raise RuntimeError("surprise")
@@ -1262,7 +1266,7 @@ def test_a_command_that_fails_ends_its_own_connection(worker, client, monkeypatc
 
 
 def test_an_answer_that_fails_ends_only_the_connection_that_it_is_for(worker, monkeypatch):
-    """The others that are answered in the same envelope are."""
+    """Connections that are answered in the same envelope go on."""
     clients = [worker.client() for _ in range(3)]
     whole = replies.reply
 

@@ -1,6 +1,4 @@
-"""Commands that would cost an owner more than they cost to send: each is played beside a client that goes on being
-served.
-"""
+"""Commands that would cost an owner more than they cost to send; a client beside each of them goes on being served."""
 import struct
 
 import pytest
@@ -13,7 +11,7 @@ from .peer import Peer, error_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unharmed")]
 
-# the smallest that a batch can hold
+# the smallest message that a batch can hold
 MESSAGE = struct.pack(">I", 2) + api.SingleMessageMetadata(payload_size=0).SerializeToString()
 GROWTH_MAX = 200 << 20      # bytes: what 5 MB of command may make all processes take
 
@@ -26,7 +24,7 @@ def peer(broker):
 
 @pytest.fixture
 def small(broker):
-    """Afterwards the broker has not taken much memory, even for a moment."""
+    """After the test no process has taken much memory, not even for a moment."""
     before = _peaks(broker)
     yield
     after = _peaks(broker)
@@ -34,7 +32,7 @@ def small(broker):
 
 
 def _peaks(broker: Broker) -> dict[int, int]:
-    """The most memory that each process ever had."""
+    """Return the peak memory of each process."""
     found = {}
     for pid in broker.children().values():
         with open(f"/proc/{pid}/status") as status:
@@ -47,14 +45,14 @@ def batch(count: int, **metadata) -> bytes:
 
 
 def hear(peer: Peer) -> api.BaseCommand:
-    """Hear the next command that is no ACTIVE_CONSUMER_CHANGE."""
+    """Return the next command that is no ACTIVE_CONSUMER_CHANGE."""
     while (heard := peer.hear()).type == T.ACTIVE_CONSUMER_CHANGE:
         pass
     return heard
 
 
 def given(peer: Peer, topic: str, *entries: bytes, kind: int = api.CommandSubscribe.Shared) -> list[api.MessageIdData]:
-    """Publishes the entries, and is given them; their ids."""
+    """Publish the entries, receive them as a consumer, and return their ids."""
     peer.open_producer(topic)
     answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=1, request_id=2)
     assert answer.type == T.SUCCESS
@@ -65,7 +63,7 @@ def given(peer: Peer, topic: str, *entries: bytes, kind: int = api.CommandSubscr
 
 
 def ack(peer: Peer, *sets: tuple[api.MessageIdData, list[int]], kind: int = api.CommandAck.Individual) -> None:
-    """Acknowledges, and waits until that has been done."""
+    """Acknowledge, and wait for the answer."""
     ids = [api.MessageIdData(ledgerId=identity.ledgerId, entryId=identity.entryId, ack_set=words)
            for identity, words in sets]
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=kind, message_id=ids, request_id=9)
@@ -82,7 +80,7 @@ def backlog(peer: Peer) -> int:
 @pytest.mark.parametrize("kind, type_", [(api.CommandSubscribe.Shared, api.CommandAck.Individual),
                                          (api.CommandSubscribe.Exclusive, api.CommandAck.Cumulative)])
 def test_an_ack_set_costs_what_its_batch_can_hold(peer, small, words, kind, type_):
-    """Words behind those of the batch say nothing."""
+    """Words beyond those of the batch are ignored."""
     [identity] = given(peer, unique_topic(), batch(3), kind=kind)
     for left in (0b110, 0b100):
         ack(peer, (identity, [left] + [1] * (words - 1)), kind=type_)
@@ -92,7 +90,7 @@ def test_an_ack_set_costs_what_its_batch_can_hold(peer, small, words, kind, type
 
 
 def test_a_large_batch_is_acknowledged_bit_by_bit(peer, small):
-    """The largest that comes uncompressed: whole words, from the end, and then all but one."""
+    """The largest uncompressed batch is acknowledged in whole words, from its end, and then all but one message."""
     count = 800_000
     [identity] = given(peer, unique_topic(), batch(count))
     for last in (12_400, 6_000, 2):
@@ -123,7 +121,7 @@ def test_many_ack_sets_in_one_command(peer, small):
     {"num_messages_in_batch": 2**31 - 1, "compression": api.ZSTD, "uncompressed_size": 2**32 - 1},
     {"num_messages_in_batch": 4, "encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}])
 def test_a_batch_that_cannot_hold_its_messages_is_refused(peer, fields):
-    """With an error that fails the message; the connection and its producer go on."""
+    """The producer gets an error for the message; the connection and the producer go on."""
     peer.open_producer(topic := unique_topic())
     peer.say(send(entry_of(message_metadata(**fields), MESSAGE * 3), sequence_id=5) + send(batch(3), sequence_id=6))
     refused, stored = peer.hear(), peer.hear()
@@ -153,8 +151,7 @@ def test_a_run_of_such_batches_is_refused_one_by_one(peer):
       "encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}, b"z" * 12),
     ({"num_messages_in_batch": 1_000_000, "compression": api.ZSTD, "uncompressed_size": 6_000_000}, b"z" * 12)])
 def test_a_batch_that_may_hold_its_messages_is_stored(peer, small, fields, payload):
-    """Messages without any payload too; what is acknowledged of a batch takes no more memory than its set, whatever it
-    says it has.
+    """Messages may be empty; an ack set takes no more memory than the words that were sent, whatever count is claimed.
     """
     [identity] = given(peer, unique_topic(), entry_of(message_metadata(**fields), payload))
     if fields["num_messages_in_batch"] > 1:

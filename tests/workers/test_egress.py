@@ -1,4 +1,4 @@
-"""Ledgers that others write, read while they grow, and when they are gone."""
+"""Reading ledgers that another process writes: while they grow, and when they are gone."""
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ PARTITION, LEDGER = 3, 7
 
 
 def store(data_dir: Path, sizes: list[int], *, ledger_id: int = LEDGER, room: int = 0, first: int = 0) -> list[bytes]:
-    """A ledger's files with entries of these sizes, and so many rows allocated ahead; returns the entries."""
+    """Make a ledger's files with entries of these sizes and so many rows allocated ahead; return the entries."""
     folder = format.partition_folder(data_dir, PARTITION)
     folder.mkdir(parents=True, exist_ok=True)
     entries = [bytes([number % 251]) * size for number, size in enumerate(sizes, first)]
@@ -121,7 +121,7 @@ def test_many_that_lie_apart_are_read_in_parts(tmp_path):
 
 
 def test_a_ledger_that_was_deleted_is_gone(tmp_path):
-    """Before it was ever mapped, and after its owner said so; until then what is mapped can be read."""
+    """A ledger that was never mapped is gone at once; a mapped one can be read until its owner says that it is gone."""
     with pytest.raises(LedgerGone):
         Ledgers(tmp_path).read(PARTITION, LEDGER, 0, 1)
     ledgers = Ledgers(tmp_path)
@@ -134,7 +134,7 @@ def test_a_ledger_that_was_deleted_is_gone(tmp_path):
     ledgers.forget(LEDGER)
     with pytest.raises(LedgerGone):
         ledgers.read(PARTITION, LEDGER, 0, 1)
-    ledgers.forget(LEDGER)       # once more is no mistake: several runs may have named it
+    ledgers.forget(LEDGER)       # a second time is no mistake: several runs may have named it
 
 
 def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ def give_back(tmp_path, *entries):
 
 
 def delivered(frames):
-    """[(entry id, payload)]"""
+    """Return [(entry id, payload)] of the delivered messages."""
     data, found = b"".join(frames), []
     while data:
         total, size = SIZES.unpack_from(data)
@@ -216,7 +216,7 @@ def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_as
 
 
 def test_of_entries_that_were_picked_too(tmp_path):
-    """Each of those that are left has its own words."""
+    """Of picked entries, too, those that are left keep their own ack sets."""
     picked = np.zeros(3, envelope.LISTED_ENTRY)
     picked["entry_id"], picked["words"] = (1, 4, 6), (1, 2, 1)
     client, flows = client_of(tmp_path, first=1, count=3, picked=picked, words=np.array([11, 21, 22, 31], np.uint64))
@@ -254,7 +254,7 @@ def test_entries_whose_rows_were_given_back_too_are_left_out(tmp_path, picked, v
 
 
 def test_an_entry_without_checksum_begins_with_a_zero_and_is_there(tmp_path):
-    """As old clients sent them: the size of their metadata comes first."""
+    """Old clients sent entries without a checksum, which begin with the size of their metadata."""
     rows = np.zeros(1, format.INDEX_ROW)
     assert egress.still_there(rows, memoryview(b"\0\0\0\x05.....")) is None
     assert egress.still_there(rows, memoryview(bytes(9))).tolist() == [False]
@@ -266,7 +266,7 @@ VIEW = 2
 
 
 def store_view(data_dir: Path, entry_ids: list[int]) -> Path:
-    """A view in which these entries of a ledger are left, of 10 bytes each; returns its folder."""
+    """Make a view in which these entries of a ledger are left, of 10 bytes each; return its folder."""
     folder = format.compacted_folder(format.partition_folder(data_dir, PARTITION)) / str(VIEW)
     folder.mkdir(parents=True)
     rows = np.zeros(len(entry_ids), format.COMPACTED_ROW)
@@ -286,11 +286,11 @@ def test_what_a_view_has_is_read_until_its_owner_says_that_it_is_gone(tmp_path):
     ledgers, folder = Ledgers(tmp_path), store_view(tmp_path, [1, 4, 9])
     assert of_view(ledgers, [1, 9]) == [b"\x01" * 10, b"\x09" * 10]
     with pytest.raises(LedgerGone):
-        of_view(ledgers, [1, 3])      # which it has not
+        of_view(ledgers, [1, 3])      # the view does not have these
     of_view(ledgers, [4])
     for path in folder.iterdir():
         path.unlink()
-    ledgers.forget(LEDGER)            # the ledger itself: the view stays
+    ledgers.forget(LEDGER)            # the ledger is forgotten, and the view stays
     assert of_view(ledgers, [4]) == [b"\x04" * 10]
     ledgers.forget(LEDGER, VIEW)
     with pytest.raises(LedgerGone):

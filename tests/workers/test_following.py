@@ -1,4 +1,4 @@
-"""What a process with links to owners makes of the supervisor's messages about them."""
+"""The connections that a process makes when the supervisor names owners to it."""
 import asyncio
 
 from geminga.storage.runtime.control import control_pair
@@ -17,7 +17,7 @@ class Links:
 
 
 def test_an_owner_that_is_named_twice_is_connected_to_once():
-    """The owner would not let a second socket of the same identity in: whoever asked on it waited for ever."""
+    """An owner admits one socket of each identity: whoever asked on a second one would wait for ever."""
     async def play():
         ours, theirs = control_pair()
         links = Links()

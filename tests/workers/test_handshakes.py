@@ -1,4 +1,5 @@
-"""The handshake by itself, with a clock of its own: what waits, what ends, and what is asked again."""
+"""Handshakes with a clock of their own: which wait, which end the connection, and when credentials are asked for again.
+"""
 import time
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ T = api.BaseCommand.Type
 
 
 class Loop:
-    """Time passes when it is told to, and threads are done when they are."""
+    """A loop whose time passes when it is told to, and whose threads end when they are told to."""
 
     def __init__(self):
         self.now, self.due, self.threads = 0.0, [], []
@@ -56,7 +57,7 @@ class Loop:
 
 
 class Client:
-    """A client, as far as handshakes concern it."""
+    """The part of a client that handshakes need."""
 
     protocol_version, host, number = 21, "10.0.0.1", 1
 
@@ -112,7 +113,7 @@ def made(loop):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The wall's, for tokens to expire by."""
+    """The wall clock, by which tokens expire."""
     clock = SimpleNamespace(now=time.time())
     monkeypatch.setattr(handshakes.time, "time", lambda: clock.now)
     return clock
@@ -155,7 +156,8 @@ def test_a_hash_is_computed_in_a_thread_and_nothing_read_meanwhile(made, loop):
     loop.finish_threads()
     assert right.is_reading and right.identity == Identity("joe", "basic")
     assert wrong.errors == ["Failed to authenticate"] and wrong.is_closed and wrong.identity is None
-    assert connect(made, Client(), "basic", b"joe:test").identity == Identity("joe", "basic")      # it was right before
+    # the password was right before
+    assert connect(made, Client(), "basic", b"joe:test").identity == Identity("joe", "basic")
 
 
 def test_who_left_meanwhile_is_left_alone(made, loop):
@@ -167,7 +169,7 @@ def test_who_left_meanwhile_is_left_alone(made, loop):
 
 
 def test_only_so_many_wait_for_a_thread(made, loop):
-    # one is computed
+    # one of them is being computed
     waiting = [connect(made, Client(), "basic", b"joe:test") for _ in range(hashes.OF_ADDRESS_MAX + 1)]
     one_more = connect(made, Client(), "basic", b"joe:test")
     assert one_more.heard[0].error.error == api.ServiceNotReady and one_more.is_closed
@@ -177,8 +179,7 @@ def test_only_so_many_wait_for_a_thread(made, loop):
 
 
 def test_addresses_take_turns_at_the_thread(made, loop):
-    """Guesses of one address wait for each other; whoever comes from another waits for one of them, and is never
-    refused for them.
+    """Guesses from one address wait for each other; another address waits for one of them at most, and is not refused.
     """
     guessers = [connect(made, Client(), "basic", b"joe:guess-%d" % number) for number in range(200)]
     witnesses = []
@@ -186,7 +187,7 @@ def test_addresses_take_turns_at_the_thread(made, loop):
         witnesses.append(Client())
         witnesses[-1].host = f"10.0.0.{number}"
         connect(made, witnesses[-1], "basic", b"joe:test")
-    for _ in range(5):      # the guess that is computed, one more, and theirs
+    for _ in range(5):      # the guess that is computed, one more, and those of the others
         future = loop.threads.pop(0)
         future.callbacks[0](future)
     assert all(witness.identity for witness in witnesses)
@@ -194,7 +195,7 @@ def test_addresses_take_turns_at_the_thread(made, loop):
 
 
 def test_turns_go_round_by_address(loop):
-    """In the order in which they came, and behind all others for their second."""
+    """Addresses have turns in the order in which they came; their second guesses come behind all others."""
     shared, order = hashes.Hashes(loop), []
     for name in ("first", "a", "a", "b", "b", "c"):
         shared.put(name, lambda: None, lambda future, name=name: order.append(name), lambda: True)
@@ -208,7 +209,7 @@ def test_with_many_addresses_each_has_fewer_that_wait(made, loop):
         client = Client()
         client.host = f"10.0.{number // 250}.{number % 250}"
         assert not connect(made, client, "basic", b"joe:guess").is_closed
-    assert connect(made, client, "basic", b"joe:guess").is_closed      # its second
+    assert connect(made, client, "basic", b"joe:guess").is_closed      # the second guess of this address
     assert made._hashes.waiting < hashes._WAITING_MAX + 10
 
 

@@ -1,4 +1,4 @@
-"""Commands that make producers and consumers, in thousands at once: an owner is asked few at a time, and clients take
+"""Thousands of commands at once that make producers and consumers: owners are asked few at a time, and clients take
 turns.
 """
 import pytest
@@ -60,17 +60,17 @@ def come(worker, count=CROWD, kind=CONSUMER):
 
 
 def looks(owner, **how):
-    """The owner has looked at what it was asked, and answers nothing yet."""
+    """Let the owner take what it was asked, without answers yet."""
     owner.says(taken=owner.link.sent, **how)
 
 
 def asked(owner):
-    """The request ids of what the owner was asked to make since this was last asked."""
+    """Return the request ids that the owner was asked for since the last call."""
     return [(one.producer if one.type == T.PRODUCER else one.subscribe).request_id for one in owner.commands()]
 
 
 def asked_till_the_end(owner):
-    """All of them, looked at part by part."""
+    """Return all request ids; the owner takes them part by part."""
     found = []
     while part := asked(owner):
         assert len(part) * envelope.COMMAND_COST <= OPENING_BYTES + envelope.COMMAND_COST
@@ -123,9 +123,7 @@ def test_other_owners_are_asked_at_once(worker, crowd):
 
 
 def test_who_waits_at_the_owner_keeps_nobody(worker):
-    """A producer that wants a topic for itself is answered when another goes: its command takes no room when the owner
-    has seen it.
-    """
+    """A producer that waits for exclusive access is answered late: its command takes no room once the owner has it."""
     client = come(worker, CROWD, PRODUCER)
     assert len(asked_till_the_end(worker.owners[0])) == CROWD
     assert client.told() == []
@@ -137,7 +135,7 @@ def test_what_the_owner_has_not_looked_at_takes_room_though_others_are_answered(
     asked(worker.owners[0])
     is_ready(worker.owners[0], crowd, CONSUMER, 10, 1, 1)
     assert asked(worker.owners[0]) == []
-    worker.owners[0].says(taken=envelope.COMMAND_COST * 3)      # two commands, and who says them
+    worker.owners[0].says(taken=envelope.COMMAND_COST * 3)      # two commands, and the introduction of their client
     assert len(asked(worker.owners[0])) == 3
 
 
@@ -241,7 +239,7 @@ def test_what_waits_for_room_is_bounded(worker, monkeypatch, name, bound):
     assert refused and refused == list(range(201 - len(refused), 201))
     assert asked_till_the_end(worker.owners[0]) == list(range(1, 201 - len(refused)))
     assert sorted(crowd.client.routes.consumers) == list(range(1, 201 - len(refused)))
-    assert len(come(worker, 200).told()) == len(refused)      # what has waited counts no more
+    assert len(come(worker, 200).told()) == len(refused)      # commands that have waited count no more
 
 
 @pytest.fixture
@@ -300,7 +298,7 @@ def test_who_has_too_much_waiting_is_not_read_from(worker, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False])
 def test_what_is_asked_about_a_consumer_that_waits_is_answered(worker, is_up):
-    """As Pulsar answers it: it is not there."""
+    """A request about such a consumer is answered as by Pulsar: the consumer does not exist."""
     crowd = come(worker, 200)
     if not is_up:
         worker.owners[0].gone()
@@ -344,7 +342,7 @@ def test_a_schema_is_looked_at_again_when_another_was_first(worker, crowd):
     assert [one for one in witness.told() if one[0] == "ERROR"] == [("ERROR", 5_001, api.IncompatibleSchema)]
 
 
-# -- the real thing
+# -- with a real broker
 
 def test_thousands_of_consumers_in_one_write(broker, unharmed):
     topic, count = unique_topic(), 3_000

@@ -1,4 +1,6 @@
-"""Which owner has what: the same to everybody, even, and little moved by a change of their number."""
+"""The owner of a partition: the same in every process, evenly shared, and mostly kept when the number of owners
+changes.
+"""
 from collections import Counter
 
 import pytest
@@ -10,7 +12,7 @@ from geminga.workers.directory.requests import ANSWERS
 from geminga.workers.options import WorkerOptions
 
 PARTITIONS = [f"persistent://public/default/topic-{number}" for number in range(4_000)]
-OWNERS_OF_EIGHT = [7, 4, 3, 1, 5, 2, 7, 1]     # of the first eight partitions
+OWNERS_OF_EIGHT = [7, 4, 3, 1, 5, 2, 7, 1]     # the owner of each of the first eight partitions
 
 
 @pytest.mark.parametrize("owners", [1, 2, 3, 8, 64])
@@ -24,7 +26,7 @@ def test_owners_have_about_as_much_as_each_other(owners):
 
 @pytest.mark.parametrize("owners", [1, 2, 3, 8, 64])
 def test_a_new_owner_takes_its_share_and_nothing_else_moves(owners):
-    """Journals and caches of those that were there stay of use."""
+    """Journals and caches of the former owners stay useful."""
     moved = [partition for partition in PARTITIONS if owner_of(partition, owners) != owner_of(partition, owners + 1)]
     assert {owner_of(partition, owners + 1) for partition in moved} == {owners}
     share = len(PARTITIONS) / (owners + 1)
@@ -32,7 +34,7 @@ def test_a_new_owner_takes_its_share_and_nothing_else_moves(owners):
 
 
 def test_the_owner_of_a_partition_is_the_same_in_every_process():
-    """Whatever seeds Python's own hashes: workers do not ask each other."""
+    """Python's own hashes differ between processes: workers do not ask each other."""
     assert [owner_of(partition, 8) for partition in PARTITIONS[:8]] == OWNERS_OF_EIGHT
 
 
@@ -49,7 +51,7 @@ def test_clients_are_never_told_an_address_that_means_any(bind, advertised, url)
 @pytest.mark.parametrize("kind", [kind for kind, answer in ANSWERS.items() if "TXN" in api.BaseCommand.Type.Name(kind)
                                   or kind == api.BaseCommand.TC_CLIENT_CONNECT_REQUEST], ids=api.BaseCommand.Type.Name)
 def test_a_refusal_answers_the_request_that_the_type_names(kind):
-    """Whatever other commands the client has filled in."""
+    """Fields of other commands that the client has filled in are ignored."""
     said = api.BaseCommand(type=kind, ping=api.CommandPing(), flow=api.CommandFlow(consumer_id=1, messagePermits=1))
     getattr(said, api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name).request_id = 7
     answer = api.BaseCommand.FromString(ANSWERS[kind](None, said)[8:])

@@ -1,7 +1,7 @@
-"""Clients that use one id for two things, over two owners and two workers: each topic keeps one owner, and a disconnect
-frees everything.
+"""Clients that use one id for two things, over two owners and two workers.
 
-Beside each a witness publishes to the topic that is attacked, and is given all that it was receipted.
+Each topic keeps one owner, and a disconnect frees everything.  Beside each attack a witness publishes to the attacked
+topic, and must receive every message for which it has a receipt.
 """
 import itertools
 import json
@@ -43,7 +43,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture
 def unharmed(two):
-    """No process ends, whoever is served goes on being served, and nothing of the attackers is left."""
+    """After the test no process has ended, clients are served as before, and nothing of the attackers is left."""
     before, bystander = two.children(), Bystander(two.service_url, unique_topic("bystander"))
     bystander.round()
     yield
@@ -53,7 +53,7 @@ def unharmed(two):
 
 
 def topic_of(index: int, domain: str = "persistent") -> str:
-    """One that nobody has used, of that owner."""
+    """Return an unused topic of this owner."""
     return next(name for name in (unique_topic("id").replace("persistent", domain) for _ in itertools.count())
                 if owner_of(name, OWNERS) == index)
 
@@ -64,7 +64,7 @@ def stats(broker, topic: str) -> dict:
 
 
 class Witness:
-    """Publishes to a topic, and has a durable subscription of whose messages it acknowledges none."""
+    """A client that publishes to a topic, with a durable subscription of which it acknowledges nothing."""
 
     def __init__(self, broker, topic: str):
         self._broker, self._topic, self._receipted = broker, topic, []
@@ -75,7 +75,7 @@ class Witness:
 
     @property
     def count(self) -> int:
-        """Messages that it has receipts of."""
+        """Return the number of messages with a receipt."""
         return len(self._receipted)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Witness:
             self._receipted.append((found.message_id.ledgerId, found.message_id.entryId))
 
     def ends(self) -> None:
-        """All that was receipted is there, where the receipts say, and nothing else is."""
+        """End the witness: every message with a receipt is where the receipt says, and nothing else is there."""
         self.publish()
         assert len(set(self._receipted)) == len(self._receipted)
         self._peer.say(command(T.FLOW, consumer_id=1, messagePermits=len(self._receipted) + 10))
@@ -105,7 +105,7 @@ class Witness:
         )
         self.close()
         eventually(lambda: not stats(self._broker, self._topic)["publishers"], 10, "no publishers")
-        with Peer(self._broker.service_url) as other:      # nobody is in the way of who wants the topic alone
+        with Peer(self._broker.service_url) as other:      # nobody else is in the way of exclusive access
             answer = other.ask(T.PRODUCER, topic=self._topic, producer_id=1, request_id=1,
                                producer_access_mode=api.Exclusive)
             assert answer.type == T.PRODUCER_SUCCESS, answer
@@ -114,7 +114,7 @@ class Witness:
 
 @pytest.fixture
 def witnesses(two):
-    """witnesses(topic): one, whose connection is closed with the test."""
+    """witnesses(topic): a new one, whose connection is closed with the test."""
     made = []
 
     def witness(topic: str) -> Witness:
@@ -144,8 +144,8 @@ def close_consumer(request_id, consumer_id=1):
 
 
 def alternating(make, close, ours, theirs):
-    """The commands that an attacker sends in one write."""
-    refused = {"txn_enabled": True} if make is producer else {"subscription": ""}      # by the owner
+    """Return the commands that an attacker sends in one write."""
+    refused = {"txn_enabled": True} if make is producer else {"subscription": ""}      # the owner refuses these
     return {
         "the first is refused": [make(ours, 1, **refused), make(theirs, 2)],
         "none is refused": [make(ours, 1), make(theirs, 2)],
@@ -184,7 +184,7 @@ def test_two_commands_with_one_id_in_one_write(two, witnesses, make, close, orde
 
 
 def consumed(peer: Peer, permits: int) -> list[tuple[api.MessageIdData, bytes]]:
-    """(id, last bytes) of what so many permits bring."""
+    """Return (id, last bytes) of the messages that so many permits bring."""
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=permits)
              + command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=70))
     found = []
@@ -199,10 +199,9 @@ def consumed(peer: Peer, permits: int) -> list[tuple[api.MessageIdData, bytes]]:
 
 
 def test_two_owners_never_write_one_partition(two, witnesses):
-    """An id that was refused, used for another owner's topic, and then again, so that its producer would be that
-    other's.
+    """An id is refused, used for another owner's topic, and then used again, to get a producer of the wrong owner.
 
-    What is left of it would show when each has put its journal in place.
+    Anything that such a producer stored would appear when each owner has put its journal in place.
     """
     theirs, ours = topic_of(0), topic_of(1)
     witness = witnesses(theirs)
@@ -226,7 +225,7 @@ def test_two_owners_never_write_one_partition(two, witnesses):
         for _ in range(30):
             peer.hear()
         witness.publish()
-    with Peer(two.service_url) as other:      # whoever wants that subscription makes it at its own owner
+    with Peer(two.service_url) as other:      # this subscription is made at the topic's own owner
         other.subscribe(theirs, "attack")
     for owner in range(OWNERS):
         pid = two.kill("owner", owner)
@@ -240,7 +239,7 @@ def test_two_owners_never_write_one_partition(two, witnesses):
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("make", [producer, subscribe])
 def test_an_id_is_free_again_when_its_command_was_refused(two, make):
-    """Whatever comes behind it: the second is served by its own owner."""
+    """A second command with the id, in the same write, is served by its own owner."""
     theirs = topic_of(1)
     with Peer(two.service_url) as peer:
         peer.say(make(MISSING, 1))
@@ -276,7 +275,7 @@ def test_sends_behind_an_unload_are_ignored_and_taken_when_the_producer_is_back(
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [producer, subscribe])
 def test_an_owner_that_ends_over_them_leaves_no_ghosts(two, make):
-    """Killed while it has them before it: they are made once, or refused; and the disconnect frees them."""
+    """An owner is killed with the commands unanswered: each is made once, or refused, and the disconnect frees them."""
     mine, other = [topic_of(0) for _ in range(10)], topic_of(1)
     with Peer(two.service_url) as peer:
         pid = two.pause("owner", 0)
@@ -304,7 +303,7 @@ def test_an_owner_that_ends_over_them_leaves_no_ghosts(two, make):
 # -- rights
 
 class Guarded:
-    """A broker that asks who its clients are."""
+    """A broker with authentication and authorization."""
 
     def __init__(self, folder):
         (folder / "key").write_bytes(KEY)
@@ -342,7 +341,7 @@ def guarded(tmp_path_factory):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("lost", ["theirs", "both"])
 def test_a_role_that_has_lost_its_rights_is_out_when_the_answer_comes(guarded, order, lost):
-    """It publishes nothing and is given nothing any more, by whatever trick it came to its producer and consumer."""
+    """It neither publishes nor receives any more, however it came to its producer and consumer."""
     before, theirs, ours = guarded.process.children(), topic_of(0), topic_of(1)
     for topic in (theirs, ours):
         guarded.make(topic)
@@ -369,7 +368,7 @@ def test_a_role_that_has_lost_its_rights_is_out_when_the_answer_comes(guarded, o
         while (heard := peer.hear_frame())[0].type != T.PONG:
             secrets += [entry for said, entry in [heard] if said.type == T.MESSAGE]
         assert secrets == []
-        # what is sent for a producer that the broker has closed is ignored, for none it ends the connection
+        # a SEND for a producer that the broker has closed is ignored; for an unknown one it ends the connection
         for number in (9, 1):
             peer.say(send(entry_of(message_metadata(sequence_id=5), b"forged"), producer_id=number, sequence_id=5))
         peer.say(PING)

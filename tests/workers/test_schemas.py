@@ -1,6 +1,4 @@
-"""Schemas as clients bring and ask for them, frame by frame, and as operators do over HTTP: who gets which version, and
-who is refused.
-"""
+"""Schemas over the binary protocol and over HTTP: which version a client gets, and which schemas are refused."""
 import json
 import sqlite3
 import threading
@@ -33,7 +31,7 @@ def schema(kind: str, data: bytes = b"", **properties: str) -> dict:
 
 
 class Typed:
-    """A client with schemas, on one topic."""
+    """A client with schemas on one topic."""
 
     def __init__(self, broker, topic: str):
         self.broker, self.topic, self.peer, self._ids = broker, topic, Peer(broker.service_url), 0
@@ -46,7 +44,7 @@ class Typed:
         return self.peer.ask(kind, topic=self.topic, request_id=self._ids, **fields)
 
     def produce(self, *brought, **properties: str) -> int | str | None:
-        """The version it was given, None for none; or the refusal."""
+        """Make a producer; return the schema version it is given, None without one; or the refusal."""
         more = {"schema": schema(*brought, **properties)} if brought else {}
         answer = self._ask(T.PRODUCER, producer_id=self._ids + 1, **more)
         if answer.type == T.ERROR:
@@ -57,7 +55,7 @@ class Typed:
         return int.from_bytes(version, "big") if version else None
 
     def subscribe(self, *brought) -> str | None:
-        """None, or the refusal."""
+        """Make a consumer; return None, or the refusal."""
         more = {"schema": schema(*brought)} if brought else {}
         answer = self._ask(T.SUBSCRIBE, subscription="sub", subType=api.CommandSubscribe.Shared,
                            consumer_id=self._ids + 1, **more)
@@ -67,7 +65,7 @@ class Typed:
         assert answer.type == T.SUCCESS
 
     def get(self, version: bytes | None = None) -> tuple[int, str, bytes] | int:
-        """(version, type, definition), or an error's code."""
+        """Return (version, type, definition), or an error's code."""
         answer = self._ask(T.GET_SCHEMA, **({} if version is None else {"schema_version": version})).getSchemaResponse
         if answer.HasField("error_code"):
             return answer.error_code
@@ -108,7 +106,7 @@ def opened(broker):
 
 @pytest.fixture
 def namespace(broker):
-    """namespace(policy=value, ...): a new one, with what was set."""
+    """namespace(policy=value, ...): a new namespace with these policies."""
 
     def namespace(**policies) -> str:
         name = f"public/n{uuid.uuid4().hex[:12]}"
@@ -217,7 +215,7 @@ def test_definitions_that_do_not_get_along_are_refused_and_the_connection_goes_o
 
 
 def test_keys_and_values_of_other_types_are_another_schema(opened):
-    """Although the bytes of both definitions are the same."""
+    """Key and value types count, although the bytes of both definitions are the same."""
     one, data = opened(), bytes(8)
     assert one.produce("KeyValue", data, **{"key.schema.type": "STRING", "value.schema.type": "STRING"}) == 0
     assert one.produce("KeyValue", data, **{"key.schema.type": "STRING", "value.schema.type": "STRING", "a": "b"}) == 0
@@ -239,7 +237,7 @@ def test_what_is_no_definition_is_refused(unharmed, opened, kind, data):
 
 @contextmanager
 def held(broker: Broker) -> Iterator[None]:
-    """Nobody adds a version meanwhile: whoever is about to waits."""
+    """Keep the catalogue's lock, so that whoever adds a version waits."""
     catalogue = sqlite3.connect(broker.data_dir / "catalogue.sqlite", isolation_level=None)
     catalogue.execute("BEGIN IMMEDIATE")
     yield
@@ -247,7 +245,7 @@ def held(broker: Broker) -> Iterator[None]:
 
 
 def test_others_need_not_wait_for_a_schema_to_be_looked_at(broker, opened):
-    """It is done beside the loop: what came later is answered before."""
+    """The check runs beside the loop: a later command is answered first."""
     one = opened()
     assert one.produce(*avro(A)) == 0
     with held(broker):
@@ -274,7 +272,7 @@ def test_the_first_consumer_of_an_unused_topic_brings_its_schema(opened):
     one = opened()
     assert (one.subscribe("AutoConsume"), one.subscribe(*avro(A)), one.get()) == (None, None, (0, *avro(A)))
     assert one.subscribe(*avro(A, B_DEFAULT)) is None
-    assert one.get()[0] == 0        # what consumers read with is no version
+    assert one.get()[0] == 0        # a consumer's schema makes no version
     assert "field b of R: it has no default" in one.subscribe(*avro(A, B))
 
 
@@ -294,7 +292,7 @@ def test_a_topic_that_is_used_without_a_schema_is_given_none_by_a_consumer(opene
     assert (one.produce(*avro(A)), one.subscribe(*avro(A))) == (0, None)
 
 
-# What a consumer may bring to a topic whose versions are a: string, default ""; nothing; by strategy.
+# Versions of one topic, in this order: a field with a default, no field, the field with another type.
 FIRST, SECOND = avro({"name": "a", "type": "string", "default": ""}), avro()
 THIRD = avro({"name": "a", "type": "int", "default": 1})
 
@@ -305,7 +303,7 @@ def test_strategies_hold_for_producers_and_consumers(opened, namespace, strategy
     added, is_wide = one.produce(*FIRST) == 0 and one.produce(*SECOND), strategy.endswith("_TRANSITIVE")
     if strategy == "ALWAYS_INCOMPATIBLE":
         assert added == "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
-        assert one.produce(*FIRST) == 0 and one.subscribe(*FIRST)       # what is there is there, and nobody reads it
+        assert one.produce(*FIRST) == 0 and one.subscribe(*FIRST)       # a version that exists may still be used
         return
     assert added == 1
     third = one.produce(*THIRD)
@@ -356,7 +354,7 @@ def test_where_schemas_are_enforced_producers_without_one_are_refused_once_there
 # -- at once, and across a crash
 
 def at_once(ones: list[Typed], work: Callable[[int, Typed], object]) -> list:
-    """The result of each call, all begun at the same moment."""
+    """Return the result of each call, all begun at the same moment."""
     begin, found = threading.Barrier(len(ones)), [None] * len(ones)
 
     def run(at: int) -> None:
@@ -406,7 +404,7 @@ def test_schemas_outlast_the_broker(start_broker):
 # -- over HTTP
 
 def test_schemas_are_added_shown_and_deleted_over_http(opened):
-    """On a topic that is not there, too; clients find what was added, and do not what was deleted."""
+    """Schemas can be added to topics that do not exist; clients find added ones, and do not find deleted ones."""
     one, missing = opened(), (404, {"reason": "Schema not found"})
     posted = {"type": "AVRO", "schema": avro(A)[1].decode(), "properties": {"a": "b"}}
     assert one.rest("GET", "schema") == one.rest("GET", "schema/0") == one.rest("GET", "schema/-1") == missing

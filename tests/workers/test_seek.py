@@ -13,7 +13,7 @@ MESSAGES = 6
 
 
 def batch():
-    """An entry of so many messages."""
+    """Return an entry of so many messages."""
     body = b""
     for number in range(MESSAGES):
         one = api.SingleMessageMetadata(payload_size=1).SerializeToString()
@@ -22,7 +22,7 @@ def batch():
 
 
 def given(peer, topic):
-    """(id, words) of the one message that a consumer is given."""
+    """Return (id, ack set) of the one message that a consumer is given."""
     peer.subscribe(topic)
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
     message = peer.hear().message
@@ -36,7 +36,7 @@ def acknowledge(peer, where):
 
 @pytest.mark.slow
 def test_a_seek_into_a_batch_holds_over_a_restart(tmp_path):
-    """F201: what lies before the message comes no more, what lies behind until it is acknowledged."""
+    """F201: messages before the position do not come again, those behind it come until they are acknowledged."""
     broker, topic = Broker(tmp_path / "data").start(), unique_topic("seek")
     try:
         with Peer(broker.service_url) as peer:

@@ -20,13 +20,13 @@ from .peer import SECONDS, Bystander, Closed, Peer, error_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unharmed")]
 
-GROWTH_MAX = 64 << 20       # bytes that all workers together may take for what these tests do
+GROWTH_MAX = 64 << 20       # bytes that all workers together may take during these tests
 LARGE = 2**55
-ROUNDS = 20                 # of a bystander, during which memory is looked at
+ROUNDS = 20                 # rounds of a bystander, during which memory is watched
 
 
 def workers_memory(broker: Broker) -> int:
-    """Bytes that belong to the workers alone: without the ledgers they have mapped."""
+    """Return the bytes that belong to the workers alone, without the ledgers they have mapped."""
     return sum(psutil.Process(pid).memory_full_info().uss for name, pid in broker.children().items()
                if name.startswith("geminga-w"))
 
@@ -49,9 +49,7 @@ def wait_readable(peer: Peer) -> None:
 
 
 def test_consumers_that_never_read_hold_up_nobody(broker, within_bounds):
-    """200 MB wanted by consumers that take none of it: it waits in its ledger.  Who begins to read has all of it, in
-    order.
-    """
+    """200 MB for consumers that read nothing stay in the ledger; a consumer that begins to read gets all, in order."""
     topic, entries = unique_topic(), [entry_of(message_metadata(sequence_id=number), bytes(100_000))
                                       for number in range(200)]
     with ExitStack() as open_peers:
@@ -72,16 +70,16 @@ def test_consumers_that_never_read_hold_up_nobody(broker, within_bounds):
 
 
 def _is_ready(peer: Peer, event: int, seconds: float) -> bool:
-    """Not by select, which knows no descriptor above 1,023."""
+    """Whether the socket is ready; not by select, which knows no descriptor above 1,023."""
     with selectors.DefaultSelector() as selector:
         selector.register(peer.socket, event)
         return bool(selector.select(seconds))
 
 
 def say_until_stuck(peer: Peer, data: bytes, times: int) -> int:
-    """Writes data again and again until the broker takes no more of it for a second; returns the bytes it has taken.
+    """Write data again and again until the broker takes no more of it for a second; return the bytes it has taken.
 
-    It may end within a frame: a PONG between would be part of it, and could wait for ever.
+    The writing may end within a frame: a PONG would become part of this frame, and its answer might never come.
     """
     peer.answers_pings = False
     peer.socket.setblocking(False)
@@ -96,7 +94,8 @@ def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, withi
     """Receipts wait up to a bound, then the producer is not read from; every receipt comes when it reads."""
     with Peer(broker.service_url, receive_buffer=4_096) as peer:
         peer.open_producer(unique_topic(), LARGE)
-        one = send(producer_id=LARGE, sequence_id=LARGE, highest_sequence_id=LARGE)     # so that a receipt is large too
+        # large numbers make large receipts
+        one = send(producer_id=LARGE, sequence_id=LARGE, highest_sequence_id=LARGE)
         said = say_until_stuck(peer, one * 10_000, 200)
         assert said < 200 * 10_000 * len(one)
         within_bounds()
@@ -107,9 +106,7 @@ def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, withi
 
 
 def test_a_client_that_never_reads_answers_is_not_read_from(broker, within_bounds):
-    """Answers that a worker gives by itself are bounded like others, though one read asks for a gigabyte.  None is
-    lost.
-    """
+    """Answers of the worker itself are bounded too, though one read asks for a gigabyte; none is lost."""
     partitioned_topic(broker.http_url, 1_000, "long-list")
     with Peer(broker.service_url, receive_buffer=4_096) as peer:
         asked = b"".join(command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=number)
@@ -137,7 +134,7 @@ HALF = {
 
 @pytest.mark.parametrize("said", HALF.values(), ids=HALF)
 def test_many_connections_that_stop_in_the_middle_cost_little(broker, within_bounds, said):
-    """200 of them, and no memory for what they have only announced."""
+    """200 connections have announced large frames, and take no memory for bytes that have not come."""
     with ExitStack() as open_peers:
         for _ in range(200):
             peer = open_peers.enter_context(Peer(broker.service_url, b""))
@@ -146,7 +143,7 @@ def test_many_connections_that_stop_in_the_middle_cost_little(broker, within_bou
 
 
 def test_a_connection_that_goes_away_in_the_middle_of_a_frame_leaves_nothing(broker):
-    """Its producer's name is free again at once, and half a message is none."""
+    """Its producer's name is free again at once, and half a message is not stored."""
     topic = unique_topic()
     name = {"topic": topic, "producer_id": 1, "request_id": 1, "producer_name": "named",
             "user_provided_producer_name": True}
@@ -165,7 +162,7 @@ def test_a_connection_that_goes_away_in_the_middle_of_a_frame_leaves_nothing(bro
 
 
 def test_what_is_said_in_single_bytes_is_understood(broker):
-    """Each in a packet of its own, as far as the network lets it."""
+    """Each byte comes in a packet of its own, as far as the network lets it."""
     with Peer(broker.service_url, b"") as peer:
         for byte in CONNECT + command(T.PRODUCER, topic=unique_topic(), producer_id=1, request_id=1):
             peer.say(bytes([byte]))
@@ -195,22 +192,22 @@ def test_an_answer_that_is_not_read_because_of_a_rate_is_waited_for(start_broker
                                       for at in range(100)))):
                 assert peer.ask(T.PING).type == T.PONG
                 peer.say(said)
-                assert peer.ask(T.PING).type == T.PONG      # the worker has read it
+                assert peer.ask(T.PING).type == T.PONG      # the worker has read the last command
         finally:
             os.kill(owner, signal.SIGCONT)
         while not _is_ready(other, selectors.EVENT_READ, 0):
-            assert holder.hear().type == T.SEND_RECEIPT        # one a second, and PINGs are answered meanwhile
-        assert error_of(other.hear()) == api.ProducerBusy      # once the holder has answered
+            assert holder.hear().type == T.SEND_RECEIPT        # one receipt a second, and PINGs are answered meanwhile
+        assert error_of(other.hear()) == api.ProducerBusy      # this comes after the holder has answered its PING
         assert len(json.loads(request("GET", topic_url(broker, topic, "stats"))[1])["publishers"]) == 1
 
 
 def test_a_client_that_has_not_connected_is_not_asked_for_a_sign_of_life(start_broker, tmp_path):
-    """It may say nothing but CONNECT: a PONG would end its connection."""
+    """Such a client may say nothing but CONNECT: a PONG would end its connection."""
     (tmp_path / "geminga.toml").write_text("[network]\nkeep_alive_interval_ms = 100\n")
     broker = start_broker("--config", str(tmp_path / "geminga.toml"), "--workers", "1")
     with Peer(broker.service_url, b"") as late, Peer(broker.service_url) as connected:
         connected.answers_pings = False
-        assert connected.until_closed() == []      # two rounds have passed
+        assert connected.until_closed() == []      # two rounds of PINGs have passed
         late.socket.setblocking(False)
         with pytest.raises(BlockingIOError):
             late.socket.recv(1)

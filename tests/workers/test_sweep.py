@@ -1,4 +1,4 @@
-"""The conversations that are played on two brokers are about every command, and can be played."""
+"""The conversations for comparing two brokers cover every command, and can be played."""
 from fnmatch import fnmatchcase
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -24,7 +24,7 @@ def test_every_reason_is_about_some_conversation():
 
 
 def test_two_brokers_of_one_kind_answer_alike(broker, own):
-    """A few of them are played; a difference without a reason is told."""
+    """A few conversations are played; a difference without a reason is reported."""
     told = []
     places = [Place(one.http_url, one.service_url) for one in (broker, own)]
     some = {name: ALL[name] for name in ("flow of a batch", "ack two cumulatively", "seek", "two exclusive producers")}

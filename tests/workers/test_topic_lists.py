@@ -1,4 +1,4 @@
-"""Lists of topics: asked for, chosen by pattern, and watched."""
+"""Lists of topics: requests, patterns and watchers."""
 import time
 import uuid
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ def updated(peer):
 # -- lists
 
 def test_a_hash_is_the_one_that_clients_compute():
-    """As Apache Pulsar gave them; the order of the names does not matter."""
+    """Expected hashes are from Apache Pulsar; the order of the names does not matter."""
     assert topics_hash([]) == "00000000"
     assert topics_hash(["non-persistent://public/n81510/abn"]) == "001d0d76"
     both = [f"persistent://public/n81510/abp-partition-{number}" for number in (0, 1)]
@@ -117,7 +117,7 @@ def test_a_namespace_that_is_not_there_has_no_topics(peer):
 @pytest.mark.parametrize("pattern", ["{}(?!x).*", "{}.*" + "|x" * LENGTH_MAX, r"{}\p{Alpha}+", r"{}(a)\1"],
                          ids=["look-ahead", "too long", "Java's classes", "back reference"])
 def test_what_the_broker_does_not_evaluate_the_client_does(broker, peer, prefix, pattern):
-    """It gets all names, and is told so."""
+    """The client gets all names, and is told that they are not filtered."""
     create(broker, *(f"persistent://{prefix}{name}" for name in ("abc", "xyz")))
     found = listed(peer, pattern.replace("{}", prefix))
     assert not found.filtered
@@ -134,7 +134,7 @@ def test_what_is_no_pattern_is_refused(peer, prefix, pattern):
 
 @pytest.mark.slow
 def test_a_slow_pattern_is_given_up():
-    """A state of its own for nearly every place of every name; without a bound this takes seconds."""
+    """The pattern has a state for nearly every place of every name; without a bound it would take seconds."""
     names = [f"persistent://{NAMESPACE}/{number:060b}".translate({48: "a", 49: "b"})
              for number in range(7, 2**60, 2**46 + 12_345)]
     pattern = Pattern(".*a.{300}|.*b.{300}|.*ab.{200}")
@@ -161,7 +161,7 @@ def test_a_watcher_is_told_what_is_there_and_then_what_comes_and_goes(broker, pe
     create(broker, topics[0])
     found = watch(peer, f"{prefix}a.*")
     assert (found.watcher_id, list(found.topic), found.topics_hash) == (1, topics[:1], topics_hash(topics[:1]))
-    create(broker, f"persistent://{prefix}b")                     # says nothing to it
+    create(broker, f"persistent://{prefix}b")                     # this watcher is not told of it
     create(broker, f"persistent://{prefix}ab", partitions=2)
     update = updated(peer)
     assert (update.watcher_id, sorted(update.new_topics), list(update.deleted_topics)) == (1, topics[1:3], [])
@@ -201,7 +201,7 @@ def test_a_watchers_id_in_use_stays_what_it_is(broker, peer, prefix):
 
 
 def test_a_closed_watcher_is_told_nothing(broker, peer, prefix):
-    """One that was never there is closed as well."""
+    """Closing a watcher that never existed succeeds as well."""
     for watcher_id in (1, 2):
         watch(peer, f"{prefix}.*", watcher_id)
     for watcher_id in (1, 77):
@@ -222,7 +222,7 @@ def test_a_watcher_ends_with_its_connection(broker, prefix):
 
 
 def test_who_cannot_watch_polls(peer, prefix):
-    """Too many watchers, or a pattern that only the client understands."""
+    """A client with too many watchers, or with a pattern that only clients understand, has to poll."""
     for watcher_id in range(WATCHERS_MAX):
         watch(peer, f"{prefix}.*", watcher_id)
     for watcher_id, pattern in ((WATCHERS_MAX, f"{prefix}.*"), (1_000, "x" * (LENGTH_MAX + 1))):
@@ -232,10 +232,10 @@ def test_who_cannot_watch_polls(peer, prefix):
     assert peer.ask(T.PING).type == T.PONG
 
 
-# -- watchers by themselves
+# -- the broker's part of watchers, without connections
 
 class Told:
-    """A client, and what it was told."""
+    """A client that keeps what it is told."""
 
     def __init__(self, *, is_writable: bool = True):
         self.stream, self.is_writable, self.heard = self, is_writable, []
@@ -257,7 +257,7 @@ def test_a_watcher_is_told_of_what_matches_and_of_nothing_else():
 
 
 def test_a_watcher_that_does_not_read_is_told_when_it_does():
-    """All at once then: nothing adds up meanwhile."""
+    """Changes are kept as one difference meanwhile, and told in one update."""
     names = [f"persistent://{NAMESPACE}/{number}" for number in range(3)]
     now, client = [frozenset()], Told(is_writable=False)
     directory = SimpleNamespace(topics=lambda namespace, mode: list(now[0]), topics_version=lambda: len(now[0]))

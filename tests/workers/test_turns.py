@@ -1,4 +1,5 @@
-"""The cost of one connection, or of many, for a worker: a witness is served meanwhile, and memory stays bounded."""
+"""One connection, or many, cannot take a worker from its other clients: a witness is served, and memory stays bounded.
+"""
 import socket
 import struct
 import threading
@@ -18,7 +19,7 @@ from .peer import Bystander, Peer
 
 pytestmark = pytest.mark.slow
 
-WAIT_MAX = 2          # seconds that a witness may wait for its message; a busy machine takes some of them
+WAIT_MAX = 2          # seconds that a witness may wait for its message, some of them for a busy machine
 PONG = command(T.PONG)
 
 
@@ -34,7 +35,7 @@ def alone(tmp_path_factory) -> Iterator[Broker]:
 
 @pytest.fixture
 def witness(alone: Broker) -> Iterator["Witness"]:
-    """Somebody who was there before; afterwards every process is the one that it was."""
+    """A client from before the test; after the test every process is the one that it was."""
     before = alone.children()
     found = Witness(alone.service_url)
     yield found
@@ -44,14 +45,14 @@ def witness(alone: Broker) -> Iterator["Witness"]:
 
 
 class Witness(Bystander):
-    """A correct client that notices how long it waits."""
+    """A correct client that notes how long it waits."""
 
     def __init__(self, service_url: str):
         super().__init__(service_url, unique_topic("witness"))
         self.longest = 0.0      # seconds
 
     def while_(self, goes_on: Callable[[], bool], seconds: float = 120) -> int:
-        """Rounds until it does not; returns how many."""
+        """Make rounds while the condition holds; return how many."""
         count, end = 0, time.monotonic() + seconds
         while goes_on():
             assert time.monotonic() < end, f"it still goes on after {seconds} s"
@@ -63,7 +64,7 @@ class Witness(Bystander):
 
 
 class Flood:
-    """A connection that says much at once, and takes what it is answered, in threads of its own."""
+    """A connection that says much at once, and reads its answers, in threads of its own."""
 
     def __init__(self, service_url: str, said: bytes, last: bytes = PING, answer: bytes = PONG):
         self.peer = Peer(service_url)
@@ -102,7 +103,7 @@ def worker_memory(broker: Broker) -> int:
 
 @pytest.fixture
 def flood(alone: Broker) -> Iterator[Callable[..., Flood]]:
-    """flood(said): another such connection."""
+    """flood(said): one more such connection."""
     made: list[Flood] = []
 
     def begin(said: bytes, **more) -> Flood:
@@ -132,8 +133,7 @@ def test_who_asks_much_at_once_is_answered_between_others(witness, flood, said):
 
 
 def test_producers_without_end_let_their_owner_serve_others(alone, witness, flood):
-    """Thirty thousand on one connection: as many are with the owner as it makes in a moment, and the others wait at the
-    worker.
+    """One connection asks for thirty thousand: the owner has a moment's worth of them, the others wait at the worker.
     """
     memory = worker_memory(alone)
     topic, end = unique_topic("many"), time.monotonic() + 6
@@ -147,7 +147,7 @@ def test_producers_without_end_let_their_owner_serve_others(alone, witness, floo
 # -- memory
 
 def test_before_connect_a_frame_is_small(alone, witness):
-    """Room for tokens, and no more: nobody holds megabytes before it is known who that is."""
+    """A frame before CONNECT has room for tokens and no more: nobody unknown makes the worker hold megabytes."""
     with Peer(alone.service_url, struct.pack(">II", FIRST_SIZE_MAX + 1, 20)) as peer:
         assert peer.until_closed() == []
     shown = {"client_version": "test", "auth_method_name": "token", "auth_data": bytes(FIRST_SIZE_MAX - 100)}
@@ -156,8 +156,8 @@ def test_before_connect_a_frame_is_small(alone, witness):
 
 
 def test_messages_that_are_never_finished_are_bounded_over_all(alone, witness):
-    """Sixty of nearly five megabytes each; whose message was begun first makes room, and a message that is sent whole
-    comes through.
+    """Sixty clients send nearly five megabytes of a frame each: the oldest unfinished frame makes room, whole ones
+    pass.
     """
     before, begun = (
         worker_memory(alone),
@@ -176,7 +176,7 @@ def test_messages_that_are_never_finished_are_bounded_over_all(alone, witness):
         assert large.hear().type == T.SEND_RECEIPT
         peers[-1].answers_pings = False
         peers[-1].socket.settimeout(0.1)
-        with pytest.raises(TimeoutError):      # the last is still waited for
+        with pytest.raises(TimeoutError):      # the last connection is still waited for
             peers[-1].hear()
     assert "unfinished messages take more than 128 MiB" in alone.log()
 
@@ -202,11 +202,11 @@ def test_answers_that_nobody_takes_are_bounded_over_all(alone, witness):
         assert witness.longest < WAIT_MAX
         peers[0].socket.settimeout(10)
         peers[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        for _ in range(300):      # whoever reads after all misses nothing
+        for _ in range(300):      # a client that reads after all misses nothing
             assert len(peers[0].hear().getTopicsOfNamespaceResponse.topics) >= 200
 
 
-# -- the parts by themselves
+# -- the parts alone, without a broker
 
 class Waiting:
     """A client with work for so many turns."""
@@ -232,7 +232,7 @@ class Waiting:
 
 
 class Loop:
-    """Calls what it was asked to call, one after the other."""
+    """A loop that makes the calls that it was asked for, one after the other."""
 
     def __init__(self):
         self.due: list[Callable[[], None]] = []
@@ -262,7 +262,8 @@ def test_turns_go_round():
 
 
 def test_between_turns_the_loop_looks_at_sockets(monkeypatch):
-    """When those who wait have had their time, however much they still have to do; nobody is asked for twice."""
+    """When waiting clients have used their time, the loop looks at its sockets first; no client has two turns at once.
+    """
     now = iter(range(1_000))
     monkeypatch.setattr("geminga.workers.clients.turns.time.monotonic", lambda: next(now))
     loop, taken = Loop(), []
@@ -317,8 +318,8 @@ def test_of_halves_the_one_begun_first_makes_room(monkeypatch, capfd):
     halves, clients = UnfinishedFrames(), [Waiting(None, 0, []) for _ in range(4)]
     for client in clients[:3]:
         halves.keep(client, 300)
-    halves.keep(clients[0], 200)      # finished, and began another
-    halves.grew(clients[1], 200)      # the same one: 300 + 500 + 200
+    halves.keep(clients[0], 200)      # the first frame was finished, and another one begun
+    halves.grew(clients[1], 200)      # the same frame has grown: 300 + 500 + 200
     assert not any(client.is_closed for client in clients)
     halves.keep(clients[3], 1)
     assert [client.is_closed for client in clients] == [False, True, False, False]
@@ -328,4 +329,4 @@ def test_of_halves_the_one_begun_first_makes_room(monkeypatch, capfd):
     assert [client.is_closed for client in clients] == [False, True, False, False]
     halves.grew(clients[0], 1)
     assert [client.is_closed for client in clients] == [False, True, False, True]
-    assert capfd.readouterr().err.count("G322") == 0      # the code is a field, the line is for people
+    assert capfd.readouterr().err.count("G322") == 0      # the code is a field of the log line; its text is for people

@@ -1,7 +1,7 @@
-"""F028: a client is told nothing that its version of the protocol does not know.
+"""F028: a client is sent no command or field that its version of the protocol does not know.
 
-Apache Pulsar 4.0.7 does the same for versions 5 to 12, which it was asked with; what is older follows the protocol's
-list of versions.
+Apache Pulsar 4.0.7 does the same for versions 5 to 12, with which it was tried.  For older versions the protocol's own
+list decides.
 """
 from contextlib import ExitStack
 
@@ -25,7 +25,7 @@ def connected(broker, version: int) -> Peer:
 
 
 def heard(peer: Peer) -> list[str]:
-    """Names of the commands that it gets up to the answer of a PING; "end" if the connection ends first."""
+    """Return the names of commands up to the answer of a PING; "end" if the connection ends first."""
     kinds = []
     peer.say(command(T.PING))
     try:
@@ -38,9 +38,7 @@ def heard(peer: Peer) -> list[str]:
 
 @pytest.fixture
 def published(broker):
-    """A topic with entries of several sizes, and what they are; more of one size in a row than are put together one by
-    one.
-    """
+    """Return a topic and its entries, of several sizes; enough of one size in a row to be written as an array."""
     topic = unique_topic("versions")
     entries = [entry_of(message_metadata(sequence_id=number), bytes(size))
                for number, size in enumerate([5] * 20 + [1, 0, 300, 2])]
@@ -54,7 +52,7 @@ def published(broker):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_checksums_are_for_those_who_check_them(broker, published, version):
-    """From the eleventh version on: C++ consumers before it do not read that field as they should."""
+    """Deliveries have checksums from version 11 on: older C++ consumers misread that field."""
     topic, entries = published
     with connected(broker, version) as peer:
         peer.subscribe(topic, f"sub-{version}")
@@ -89,7 +87,7 @@ def test_the_end_of_a_topic_is_told_to_those_who_know_the_word(broker):
             peer.subscribe(topic, f"sub-{version}")
             peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
         assert request("POST", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/terminate")[0] == 200
-        for version in VERSIONS[::-1]:      # those who are told last are asked first
+        for version in VERSIONS[::-1]:      # clients that are told last are asked first
             if version >= 9:
                 assert peers[version].hear().type == T.REACHED_END_OF_TOPIC
         for version in VERSIONS:
@@ -127,13 +125,13 @@ def test_the_first_version_knows_no_ping(start_broker, tmp_path):
     broker = start_broker("--config", str(config), "--workers", "1", "--owners", "1")
     with connected(broker, 0) as old, connected(broker, 1) as other:
         other.answers_pings = False
-        assert other.until_closed() == []      # it was asked, and said nothing
+        assert other.until_closed() == []      # this client was asked, and said nothing
         assert heard(old) == []
 
 
 @pytest.mark.slow
 def test_frames_that_a_version_understands():
-    """One after the other; those before the one that ends the connection are still told."""
+    """The frames come one after the other; answers to those before the one that ends the connection are still sent."""
     moved, closed = responses.topic_migrated(1, 7, "pulsar://other", ""), responses.close_consumer(7)
     both = moved + closed
     assert responses.select_known(both, 20) == (both, False)

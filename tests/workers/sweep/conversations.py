@@ -15,7 +15,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from ...proto.client_frames import T as Kind
 from ...proto.client_frames import entry_of, field_of, message_metadata, send
 
-T = "{topic}"                # the conversation's own, a complete name; {namespace} is its namespace
+T = "{topic}"                # the conversation's own topic, by its complete name; {namespace} is its namespace
 LARGEST = 2**64 - 1
 Sub, Mode, Schema = api.CommandSubscribe, api.ProducerAccessMode, api.Schema.Type
 
@@ -41,7 +41,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Rest:
-    """Asked over HTTP; its status is an answer."""
+    """An HTTP request within a conversation; its status counts as an answer."""
 
     method: str
     path: str
@@ -199,7 +199,7 @@ MADE = Rest("PUT", TOPIC_PATH)
 # -- made by rule: each command alone, before CONNECT, and without each of its required fields
 
 def filled(message) -> dict:
-    """The least that the fields say that a command must have."""
+    """Return the smallest content that a command must have by its field definitions."""
     return {name: _value(name, found) for name, found in message.DESCRIPTOR.fields_by_name.items() if found.is_required}
 
 
@@ -235,7 +235,7 @@ def _bare(kind: int) -> bytes:
     return (4 + len(body)).to_bytes(4, "big") + len(body).to_bytes(4, "big") + body
 
 
-# -- by hand
+# -- written by hand
 
 SHARED, FAILOVER, KEY_SHARED = Sub.Shared, Sub.Failover, Sub.Key_Shared
 CUMULATIVE = api.CommandAck.Cumulative

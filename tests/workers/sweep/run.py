@@ -1,12 +1,13 @@
-"""Says the same to two brokers over the binary protocol, in raw bytes, and prints where their answers differ.
+"""Plays the same conversations on two brokers over the binary protocol, and prints where their answers differ.
 
     python -m tests.workers.sweep.run [--only TEXT] [--show] HTTP_URL SERVICE_URL HTTP_URL SERVICE_URL
 
-The first is the one to compare with.  conversations.py has what is said; reasons.txt says of differences that are known
-why they are there: these are counted, the others shown.  Compared are the commands that are answered, turn by turn,
-with all their fields, and whether the connection ends; texts of errors, ids of ledgers, generated names, addresses,
-times and rates are what may differ, and of them only that they are there.  Each conversation has topics of its own in
-namespaces of its own, which stay.  Exit status: 1 when there is a difference without a reason.
+The second broker is compared with the first.  conversations.py has the conversations, and reasons.txt the reasons of
+known differences, which are only counted.  Answers are compared turn by turn with all their fields, and also whether
+the connection ends.  Texts of errors, ledger ids, generated names, addresses, times and rates may differ; only their
+presence is compared.  Each conversation has topics of its own in namespaces of its own, which stay.
+
+Exit status: 1 when there is a difference without a reason.
 """
 import argparse
 import fnmatch
@@ -28,18 +29,18 @@ from ..peer import Closed, Peer
 from .conversations import Command, Raw, Receipt, Rest, Turn, connect, conversations
 
 HERE = Path(__file__).parent
-AT_ONCE = 8                          # conversations
-FIRST_SECONDS, NEXT_SECONDS = 2.5, 0.4      # that an answer may take, where one is expected; and one behind it
+AT_ONCE = 8                          # conversations played at the same time
+FIRST_SECONDS, NEXT_SECONDS = 2.5, 0.4      # seconds that an expected answer may take, and one behind it
 UNANSWERED = {T.FLOW, T.ACK, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.SEND, T.WATCH_TOPIC_LIST_CLOSE,
               T.AUTH_RESPONSE}
 SHAPES = {"server_version", "consumerName", "address", "connectedSince", "msgRateOut", "msgThroughputOut",
           "msgRateRedeliver",
-          # of these only that they are there
+          # of these fields only the presence is compared
           "msgRateExpired", "brokerServiceUrl", "brokerServiceUrlTls", "message", "error_message"}
 
 
 UNORDERED = {"topic", "topics", "new_topics", "deleted_topics"}
-# Also where they are said; of one topic Pulsar says now the one, now the other highest sequence id.
+# These values mean the same as no field.  Of one topic Pulsar tells either highest sequence id, by chance.
 SAY_NOTHING = {"partition": (-1,), "batch_index": (-1,), "highest_sequence_id": (0, 2**64 - 1),
                "redelivery_count": (0,)}
 
@@ -61,7 +62,7 @@ class Talk:
         self._generated: dict[str, str] = {}
 
     def play(self, name: str, turns: list[Turn]) -> list[str]:
-        """Play the turns; returns the outcome of each."""
+        """Play the turns; return the outcome of each."""
         try:
             return [f"{number}: {answer}" for number, turn in enumerate(turns, 1)
                     for answer in self._turn(name, number, turn)]
@@ -127,7 +128,7 @@ class Talk:
     # -- hearing
 
     def _hear(self, which: str, seconds: float) -> list[str]:
-        """All that comes until it is quiet for a while."""
+        """Return all that comes until nothing has come for a while."""
         peer, found = self._peers[which], []
         while True:
             peer.socket.settimeout(seconds)
@@ -193,15 +194,15 @@ def reasons() -> list[tuple[str, str]]:
 
 
 def play(places: list[Place], run: str, number: int, name: str, turns: list[Turn]) -> list[list[str]]:
-    """Play one conversation with every broker; returns what each of them has answered."""
+    """Play one conversation with every broker; return what each of them has answered."""
     namespace = f"public/{run}-{number}"
     topic = f"persistent://{namespace}/t"
     outcomes = []
-    for place in places:      # the one after the other: the names are the same
+    for place in places:      # one after the other, as the names are the same
         status, text = request("PUT", f"{place.http_url}/admin/v2/namespaces/{namespace}",
                                b'{"bundles": {"numBundles": 1}}')
         assert status == 204, (place, status, text)
-        # a broker serves what was looked up
+        # a broker serves a topic only after a lookup
         request("GET", f"{place.http_url}/lookup/v2/topic/persistent/{namespace}/first")
         answers = Talk(place, namespace, topic).play(name, turns)
         outcomes.append([re.sub(re.escape(run), "RUN", answer) for answer in answers])
@@ -211,7 +212,7 @@ def play(places: list[Place], run: str, number: int, name: str, turns: list[Turn
 def compare(
     places: list[Place], chosen: dict[str, list[Turn]], tell: Callable[[str], None], *, is_shown: bool = False
 ) -> int:
-    """How many differ without a reason."""
+    """Return how many differences have no reason."""
     run, known = f"sweep-{uuid.uuid4().hex[:6]}", reasons()
     same = explained = unknown = 0
     began = time.monotonic()
