@@ -46,7 +46,7 @@ def unload(owner: AdministeredOwner, question: Unload) -> None:
 
 def open_topics(owner: AdministeredOwner, question: OpenTopics) -> list[str]:
     """Return the open topics of a namespace."""
-    return [str(name) for name in [*owner.by_name, *owner.live] if name.namespace == question.namespace]
+    return [str(name) for name in [*owner.by_name, *owner.non_persistent] if name.namespace == question.namespace]
 
 
 def delete(owner: AdministeredOwner, question: Delete) -> None:
@@ -66,7 +66,7 @@ def delete(owner: AdministeredOwner, question: Delete) -> None:
 
 def _delete_non_persistent(owner: AdministeredOwner, question: Delete) -> None:
     name = question.topic
-    if (topic := owner.live.get(name)) is not None:
+    if (topic := owner.non_persistent.get(name)) is not None:
         _refuse_used(topic, question.force)
         commands.expel_all(owner, as_topic(topic))
         owner.forget_topic(topic)
@@ -78,7 +78,7 @@ def _delete_non_persistent(owner: AdministeredOwner, question: Delete) -> None:
 
 def is_used(owner: AdministeredOwner, question: IsUsed) -> bool:
     """Whether the topic has producers or consumers; one that is not open has none."""
-    topic = owner.by_name.get(question.topic) or owner.live.get(question.topic)
+    topic = owner.by_name.get(question.topic) or owner.non_persistent.get(question.topic)
     return topic is not None and bool(_connected(topic))
 
 
@@ -107,7 +107,7 @@ def trim(owner: AdministeredOwner, question: Trim) -> None:
 
 def apply_policies(owner: AdministeredOwner, question: ApplyPolicies) -> None:
     """Apply changed policies to open partitions; those that are not open are scanned again."""
-    open_topics: list[Partition | NonPersistentTopic] = [*owner.by_name.values(), *owner.live.values()]
+    open_topics: list[Partition | NonPersistentTopic] = [*owner.by_name.values(), *owner.non_persistent.values()]
     for topic in open_topics:
         if question.scope in (topic.name.namespace, str(topic.name.base)):
             owner.apply_policies(as_topic(topic))

@@ -1,11 +1,11 @@
-"""Commands of clients: one function per command, found in a table.
+"""Commands of clients: a table with one function for each command, and the ends of connections.
 
-Each takes (owner, session, command), changes the owner's tables, notes what the journal has to keep, and puts answers into
-the outbox; none of them leaves before the pass is durable.  A Refusal raised here becomes the command's error answer.
+Each function takes (owner, session, command).  It changes the owner's tables, notes ops for the journal, and puts
+answers into the outbox.  Answers leave when the pass is durable.  A Refusal becomes the command's error answer.
 """
 import traceback
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
@@ -30,39 +30,51 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Topic
 
-_EXPELLED = Refusal(api.ServiceNotReady, "Told to go before it was made; try again")      # and be told what has changed
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from geminga.storage.topics.subscription import Consumer, Producer
+
+# A client that lost a permission while its command was parked.  When it tries again, it is told of the permission.
+_EXPELLED = Refusal(api.ServiceNotReady, "Told to go before it was made; try again")
 
 
 class _Command(Protocol):
-    """Carries out one command; those that may be parked take `probed` as well."""
+    """Carries out one command."""
 
     def __call__(self, owner: OwnerContext, session: Session, command: api.BaseCommand) -> None: ...
 
 
+class _ParkableCommand(Protocol):
+    """Carries out a command that may be parked.  probed: the connection in its way was asked, and lives."""
+
+    def __call__(
+        self, owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None: ...
+
+
+_PARKABLE: dict[int, _ParkableCommand] = {T.PRODUCER: create_producer, T.SUBSCRIBE: subscribe}
 _COMMANDS: dict[int, _Command] = {
-    T.PRODUCER: create_producer, T.CLOSE_PRODUCER: close_producer,
-    T.SUBSCRIBE: subscribe, T.CLOSE_CONSUMER: close_consumer, T.UNSUBSCRIBE: unsubscribe,
-    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver,
-    T.SEEK: seek, T.GET_LAST_MESSAGE_ID: get_last_message_id, T.CONSUMER_STATS: consumer_stats,
+    T.CLOSE_PRODUCER: close_producer, T.CLOSE_CONSUMER: close_consumer, T.UNSUBSCRIBE: unsubscribe,
+    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver, T.SEEK: seek, T.GET_LAST_MESSAGE_ID: get_last_message_id,
+    T.CONSUMER_STATS: consumer_stats,
 }
 
 
 def carry_out(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-    """Carry out the command; probed: the connection in its way was asked, and lives.
+    """Carry out the command.  probed: the connection in its way was asked, and lives.
 
     Raises Refusal, StorageFull, CorruptFile.
     """
-    how = _COMMANDS[command.type]
-    if probed:
-        how(owner, session, command, probed=True)
+    if command.type in _PARKABLE:
+        _PARKABLE[command.type](owner, session, command, probed=probed)
     else:
-        how(owner, session, command)
+        _COMMANDS[command.type](owner, session, command)
 
 
 def end_session(owner: OwnerContext, session: Session, *, by_client: bool) -> None:
-    """Remove the session's producers and consumers: its connection is closed.
+    """Remove the producers and consumers of a session whose connection is closed.
 
-    by_client: the client closed it, or vanished, and may have died over what its consumers held; else its worker ended.
+    by_client: the client closed the connection or vanished, and may have died over an entry.  False: its worker ended.
     """
     owner.sessions.pop((session.worker, session.connection), None)
     owner.discovery.ended((session.worker, session.connection))
@@ -80,10 +92,12 @@ def end_session(owner: OwnerContext, session: Session, *, by_client: bool) -> No
 
 
 def abandon(owner: OwnerContext, session: Session) -> None:
-    """Remove all that is the session's from every table, as one of its commands failed half-way."""
+    """Remove the session's producers and consumers from every table, after one of its commands failed half-way."""
     mine = session.worker, session.connection
-    steps = [partial(withdraw, owner, session, kind, object_id) for kind, object_id in session.waiting]
-    for topic in (*owner.by_name.values(), *owner.live.values()):
+    steps: list[Callable[[], object]] = [
+        partial(withdraw, owner, session, kind, object_id) for kind, object_id in session.waiting]
+    topics: list[Topic] = [*owner.by_name.values(), *owner.non_persistent.values()]
+    for topic in topics:
         for producer in (*topic.producers.live.values(), *topic.producers.waiting):
             if (producer.worker, producer.connection) == mine:
                 steps.append(partial(remove_producer, owner, session, producer))
@@ -92,15 +106,19 @@ def abandon(owner: OwnerContext, session: Session) -> None:
                 if (consumer.worker, consumer.connection) == mine:
                     steps.append(partial(remove_consumer, owner, session, consumer))
             if not (subscription.is_durable or subscription.consumers or subscription in owner.expected_readers):
-                steps.append(partial(topic.remove_subscription, subscription))      # created for a consumer that did not come to be
-    for step in [*steps, partial(resume, owner, session, is_alive=False)]:
+                # The command created the subscription for a consumer, and failed before that was attached.
+                steps.append(partial(topic.remove_subscription, subscription))
+    steps.append(partial(resume, owner, session, is_alive=False))
+    for step in steps:
         try:
             step()
         except NotDurable:
             raise
         except Exception:
             log.error(f"tables that a command left cannot be put in order: {traceback.format_exc()}", code="G291")
-    for table, counter in ((owner.producers, "producers"), (owner.consumers, "consumers"), (owner.live_producers, "")):
+    tables: tuple[tuple[dict[int, Producer] | dict[int, Consumer], str], ...] = (
+        (owner.producers, "producers"), (owner.consumers, "consumers"), (owner.non_persistent_producers, ""))
+    for table, counter in tables:
         for handle in [handle for handle, one in table.items() if (one.worker, one.connection) == mine]:
             del table[handle]
             if counter:
@@ -119,30 +137,41 @@ def resume(owner: OwnerContext, session: Session, *, is_alive: bool) -> None:
 
 
 def expel(owner: OwnerContext, session: Session, object_id: int, handle: int, *, is_producer: bool) -> None:
-    """Close the session's producer or consumer, for which its client has lost the permission; or withdraw it, if it waits to be made.
+    """Close the session's producer or consumer, because its client lost a permission, or withdraw its parked command.
 
-    object_id: the client's.  handle: the owner's; 0 when the worker does not know it yet.  The worker is told in any case.
+    object_id: the id that the client chose.  handle: the owner's number; 0: the worker does not know it yet.  The
+    worker is answered in any case.
     """
-    kind, table, gone, farewell = (T.PRODUCER, session.producers, envelope.PRODUCER_GONE, responses.close_producer) if is_producer else \
-        (T.SUBSCRIBE, session.consumers, envelope.CONSUMER_GONE, responses.close_consumer)
-    client_object = table.get(object_id)
-    if client_object is None or (handle and client_object.handle != handle):
-        if (command := None if handle else withdraw(owner, session, kind, object_id)) is not None:
-            refuse(owner, session, command, _EXPELLED)
-        elif handle:
-            owner.outbox(session.worker).reply(session.connection, farewell(object_id), action=gone, object_id=object_id, handle=handle)
-    elif is_producer:
-        dismiss(owner, client_object, _EXPELLED)
-        forget_if_idle(owner, client_object.partition)
+    producer, consumer = session.producers.get(object_id), session.consumers.get(object_id)
+    if is_producer and producer is not None and handle in (0, producer.handle):
+        dismiss(owner, producer, _EXPELLED)
+        forget_if_idle(owner, producer.partition)
+    elif not is_producer and consumer is not None and handle in (0, consumer.handle):
+        del session.consumers[object_id]
+        remove_consumer(owner, session, consumer)
+        _tell_closed(owner, session, object_id, consumer.handle, is_producer=False)
+    elif handle:
+        _tell_closed(owner, session, object_id, handle, is_producer=is_producer)
     else:
-        del table[object_id]
-        remove_consumer(owner, session, client_object)
-        owner.outbox(session.worker).reply(
-            session.connection, farewell(object_id), action=gone, object_id=object_id, handle=client_object.handle)
+        command = withdraw(owner, session, T.PRODUCER if is_producer else T.SUBSCRIBE, object_id)
+        if command is not None:
+            refuse(owner, session, command, _EXPELLED)
+
+
+def _tell_closed(owner: OwnerContext, session: Session, object_id: int, handle: int, *, is_producer: bool) -> None:
+    """Tell the worker and the client that the producer or consumer is closed."""
+    if is_producer:
+        data, action = responses.close_producer(object_id), envelope.PRODUCER_GONE
+    else:
+        data, action = responses.close_consumer(object_id), envelope.CONSUMER_GONE
+    owner.outbox(session.worker).reply(session.connection, data, action=action, object_id=object_id, handle=handle)
 
 
 def expel_all(owner: OwnerContext, topic: Topic) -> None:
-    """Close all producers and consumers of the topic, whose clients look it up again, and remove what is not durable."""
+    """Close all producers and consumers of the topic, and remove subscriptions that are not durable.
+
+    Clients look the topic up again.
+    """
     for producer in topic.producers.expel_all():
         expel_producer(owner, producer)
     for subscription in list(topic.subscriptions.values()):

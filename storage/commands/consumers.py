@@ -1,5 +1,6 @@
-"""Consumers: attached to subscriptions, detached, and told what they ask."""
+"""Consumers: how they attach to subscriptions and leave them, and what they ask for besides messages."""
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -23,20 +24,27 @@ from geminga.storage.commands.subscriptions import (
 from geminga.storage.commands.topics import find_or_create, forget_if_idle
 from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
 from geminga.storage.dispatch import DISPATCHERS, ranges
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
+from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.schemas import registry
 from geminga.storage.topics import acknowledge
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
-from geminga.storage.topics.subscription import Consumer, Obstacle, Subscription, SubType, Topic, busy
+from geminga.storage.topics.subscription import Consumer, Dispatcher, Obstacle, Subscription, SubType, Topic, busy
 
-QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: an entry is parked when so many consumers died over it
+QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: deaths after which an entry is parked
 _DEATHS_MAX = 10_000
-_UNREADABLE_MAX = 100                     # entries of a minute that clients may say that they could not read; an alarm needs no more
+_UNREADABLE_MAX = 100                     # unreadable entries that clients may report in a minute; enough for an alarm
 
 
 def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-    """SUBSCRIBE: a client wants to consume from a topic."""
+    """SUBSCRIBE: attach a consumer to a subscription, or answer again for one that the connection has.
+
+    probed: the connection of the consumer that is in the way was asked, and lives.
+    """
     request = command.subscribe
     existing = session.consumers.get(request.consumer_id)
     if existing is not None:
@@ -67,23 +75,27 @@ def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *
     owner.wake(topic)
 
 
-def _find_or_create_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubscribe) -> Subscription:
-    """The subscription that the request names, reset where the request goes back in time."""
+def _find_or_create_subscription(
+    owner: OwnerContext, topic: Partition | NonPersistentTopic, request: api.CommandSubscribe,
+) -> Subscription:
+    """Return the subscription that the request names, reset if the request goes back in time."""
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
     if subscription is None:
         return new_subscription(owner, topic, request)
-    goes_back = request.start_message_rollback_duration_sec and topic.is_persistent
-    if goes_back and not subscription.consumers and subscription not in owner.expected_readers:      # a seek before this is stronger
+    is_free = not subscription.consumers and subscription not in owner.expected_readers      # a seek before is stronger
+    if isinstance(topic, Partition) and request.start_message_rollback_duration_sec and is_free:
         reset_subscription(owner, subscription, rolled_back(owner, topic, request))
     return subscription
 
 
-def _configure_subscription(owner: OwnerContext, subscription: Subscription, request: api.CommandSubscribe, deaths_max: int) -> None:
-    """Apply what the request says of its subscription: properties, quarantine, and whether it reads compacted."""
+def _configure_subscription(
+    owner: OwnerContext, subscription: Subscription, request: api.CommandSubscribe, deaths_max: int,
+) -> None:
+    """Apply the request's properties, quarantine and wish to read compacted to its subscription."""
     topic = subscription.partition
     topic.now_ms = owner.now_ms
     is_first = topic.is_persistent and not subscription.consumers
-    if is_first or (topic.is_persistent and deaths_max):      # a later consumer that asks for no quarantine takes it from nobody
+    if is_first or (topic.is_persistent and deaths_max):      # a later consumer cannot switch quarantine off for others
         subscription.deaths_max = deaths_max
     if request.subscription_properties and not subscription.properties:
         set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
@@ -94,6 +106,7 @@ def _configure_subscription(owner: OwnerContext, subscription: Subscription, req
 
 
 def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
+    """Attach the consumer, and enter it in the tables of the owner and of its connection."""
     subscription = consumer.subscription
     subscription.attach(consumer)
     subscription.partition.attached[subscription] = None
@@ -102,11 +115,13 @@ def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
     owner.counters.add("consumers")
 
 
-def _new_consumer(owner: OwnerContext, session: Session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
+def _new_consumer(
+    owner: OwnerContext, session: Session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
+    """Return the consumer that the client asks for, in no table yet."""
     shared = request.keySharedMeta
     return Consumer(
-        owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name, session.protocol_version,
-        subscription, owner.now_ms, priority=request.priority_level,
+        owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name,
+        session.protocol_version, subscription, owner.now_ms, priority=request.priority_level,
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
         ranges=_ranges(request),
         is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery,
@@ -115,7 +130,7 @@ def _new_consumer(owner: OwnerContext, session: Session, request: api.CommandSub
 
 
 def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
-    """Ranges of key hashes, (first, last), that a sticky consumer brings, or a reader that wants some keys only."""
+    """Return ranges of key hashes, (first, last), that a sticky consumer or a reader asks for; None: all hashes."""
     shared = request.keySharedMeta
     if request.subType == SubType.Exclusive:
         is_sticky = bool(shared.hashRanges) and names.parse(request.topic).is_persistent
@@ -124,18 +139,25 @@ def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
     return [(one.start, one.end) for one in shared.hashRanges] if is_sticky else None
 
 
-def _obstacle(subscription: Subscription, kind: int, consumer: Consumer) -> Obstacle | None:
-    """What keeps the consumer from attaching.  A subscription without consumers takes on the consumer's type."""
-    if not subscription.consumers:
+def _obstacle(subscription: Subscription, kind: "SubType.ValueType", consumer: Consumer) -> Obstacle | None:
+    """Return what keeps the consumer from attaching.  A subscription without consumers takes the consumer's type."""
+    first = subscription.first_consumer
+    if first is None:
         subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
     elif subscription.kind != kind:
-        present = SubType.Name(subscription.kind)
-        return Obstacle(subscription.first_consumer, busy(f"Subscription is of different type: it has a consumer of type {present}"))
-    return subscription.dispatcher.obstacle(consumer)
+        text = f"Subscription is of different type: it has a consumer of type {subscription.kind_name}"
+        return Obstacle(first, busy(text))
+    return _dispatcher(subscription).obstacle(consumer)
+
+
+def _dispatcher(subscription: Subscription) -> Dispatcher:
+    """Return the dispatcher of a subscription that has consumers."""
+    assert subscription.dispatcher is not None, subscription
+    return subscription.dispatcher
 
 
 def _deaths_max(request: api.CommandSubscribe) -> int:
-    """Deaths after which an entry is parked, as properties of the consumer or subscription say; 0: never.  Raises Refusal."""
+    """Return the number of deaths after which an entry is parked, from properties; 0: never.  Raises Refusal."""
     for one in (*request.metadata, *request.subscription_properties):
         if one.key == QUARANTINE:
             if not (one.value.isascii() and one.value.isdigit() and 0 < int(one.value[:6]) <= _DEATHS_MAX):
@@ -179,17 +201,18 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
 def _answer_ready(owner: OwnerContext, consumer: Consumer, request_id: int) -> None:
     if log.level >= DEBUG:
         log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
-    owner.outbox(consumer.worker).reply(consumer.connection, responses.success(request_id), request_id=request_id,
-                                        action=envelope.CONSUMER_READY, object_id=consumer.consumer_id, handle=consumer.handle,
-                                        partition=consumer.subscription.partition.name.partition)
+    owner.outbox(consumer.worker).reply(
+        consumer.connection, responses.success(request_id), request_id=request_id, action=envelope.CONSUMER_READY,
+        object_id=consumer.consumer_id, handle=consumer.handle,
+        partition=consumer.subscription.partition.name.partition)
     _tell_epoch(owner, consumer)
 
 
 def _tell_epoch(owner: OwnerContext, consumer: Consumer) -> None:
     """Tell the worker the epoch that the consumer's messages carry from now on."""
     if consumer.epoch is not None:
-        owner.outbox(consumer.worker).reply(consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.handle,
-                                            handle=consumer.epoch)
+        owner.outbox(consumer.worker).reply(
+            consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.handle, handle=consumer.epoch)
 
 
 def remove_consumer(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
@@ -202,7 +225,7 @@ def remove_consumer(owner: OwnerContext, session: Session, consumer: Consumer) -
     subscription.partition.now_ms = owner.now_ms
     try:
         subscription.detach(consumer)
-    except Exception:      # its dispatcher's state is unknown now: all consumers subscribe anew
+    except Exception:      # the dispatcher's state is unknown now, so all consumers subscribe anew
         close_consumers(owner, subscription)
         raise
     if not subscription.consumers:
@@ -214,19 +237,22 @@ def remove_consumer(owner: OwnerContext, session: Session, consumer: Consumer) -
 
 
 def count_death(owner: OwnerContext, consumer: Consumer) -> None:
-    """Count a death over each entry that the consumer held; an entry with too many is parked: kept, and delivered to no consumer."""
+    """Count a death over each entry that the consumer held.
+
+    An entry with too many deaths is parked: it stays in the backlog, and is delivered to no consumer.
+    """
     subscription = consumer.subscription
-    for ledger_id, entries in subscription.dispatcher.held_by(consumer):
-        acknowledge.note_counts(owner, subscription, format.DIED, ledger_id, entries,
-                                     subscription.cursor.deaths.add(ledger_id, entries))
+    for ledger_id, entries in _dispatcher(subscription).held_by(consumer):
+        counts = subscription.cursor.deaths.add(ledger_id, entries)
+        acknowledge.note_counts(owner, subscription, format.DIED, ledger_id, entries, counts)
         parked = subscription.parked(ledger_id, entries)
         if parked:
-            subscription.dispatcher.acknowledged(subscription.find(ledger_id), np.array(parked))
+            _dispatcher(subscription).acknowledged(_ledger(subscription, ledger_id), np.array(parked))
             owner.counters.add("entries_parked", len(parked))
 
 
 def close_consumer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """CLOSE_CONSUMER."""
+    """CLOSE_CONSUMER: remove the consumer, or withdraw its SUBSCRIBE if that waits."""
     request = command.close_consumer
     consumer = session.consumers.pop(request.consumer_id, None)
     if consumer is not None:
@@ -238,23 +264,25 @@ def close_consumer(owner: OwnerContext, session: Session, command: api.BaseComma
 def report_damaged(owner: OwnerContext, session: Session, ack: api.CommandAck) -> None:
     """Log and count entries that a client could not read and has discarded: they may be damaged on disk."""
     consumer = session.consumers.get(ack.consumer_id)
-    if consumer is None or not consumer.subscription.partition.is_persistent:
+    if consumer is None:
         return
     topic, places = consumer.subscription.partition, []
+    if not isinstance(topic, Partition):
+        return
     for position in {(identity.ledgerId, identity.entryId): None for identity in ack.message_id}:
         is_known = (topic, position) in owner.unreadable or len(owner.unreadable) >= _UNREADABLE_MAX
-        if not is_known and consumer.subscription.dispatcher.holds(consumer, position):
+        if not is_known and _dispatcher(consumer.subscription).holds(consumer, position):
             owner.unreadable.add((topic, position))
             places.append("{}:{}".format(*position))
     if places:
         owner.counters.add("acks_of_damaged", len(places))
         why = api.CommandAck.ValidationError.Name(ack.validation_error)
-        log.error(f"a client could not read message {', '.join(places)} ({why}); geminga verify tells whether it is damaged on disk",
-                  code="G122")
+        log.error(f"a client could not read message {', '.join(places)} ({why}); "
+                  "geminga verify tells whether it is damaged on disk", code="G122")
 
 
 def consumer_of(session: Session, consumer_id: int) -> Consumer:
-    """The session\'s consumer of that id.  Raises Refusal."""
+    """Return the session's consumer of that id.  Raises Refusal."""
     if consumer_id not in session.consumers:
         raise Refusal(api.MetadataError, "Consumer not topic")
     return session.consumers[consumer_id]
@@ -274,52 +302,63 @@ def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand)
 
 
 def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """REDELIVER_UNACKNOWLEDGED_MESSAGES: deliver the named entries again, or, without ids, all that the consumer holds."""
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or without ids all that the consumer holds."""
     request = command.redeliverUnacknowledgedMessages
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None or not consumer.subscription.partition.is_persistent:
         return
-    subscription, wanted = consumer.subscription, {}
-    topic = subscription.partition
+    subscription = consumer.subscription
+    wanted: dict[int, set[int]] = {}
     for identity in request.message_ids:
-        if subscription.find(identity.ledgerId) is not None:
-            wanted.setdefault(identity.ledgerId, set()).add(identity.entryId)
+        ledger = subscription.find(identity.ledgerId)
+        if ledger is not None:
+            entries = wanted.setdefault(identity.ledgerId, set())
+            if identity.entryId < ledger.entries:
+                entries.add(identity.entryId)
     if request.message_ids and not wanted:
         return
     if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):
         consumer.epoch = request.consumer_epoch
         _tell_epoch(owner, consumer)
     held = held_messages(consumer)
-    nacked = subscription.dispatcher.redeliver(consumer, {
-        ledger_id: np.array([entry for entry in sorted(entries) if entry < subscription.find(ledger_id).entries], np.int64)
-        for ledger_id, entries in wanted.items()})
-    for ledger_id, entries in nacked:
-        acknowledge.note_counts(owner, subscription, format.REDELIVERED, ledger_id, entries,
-                                     subscription.cursor.redeliveries.add(ledger_id, entries))
+    nacked = _dispatcher(subscription).redeliver(
+        consumer, {ledger_id: np.array(sorted(entries), np.int64) for ledger_id, entries in wanted.items()})
+    for ledger_id, given_back in nacked:
+        counts = subscription.cursor.redeliveries.add(ledger_id, given_back)
+        acknowledge.note_counts(owner, subscription, format.REDELIVERED, ledger_id, given_back, counts)
     consumer.redelivered += held - held_messages(consumer)
-    owner.wake(topic)
+    owner.wake(subscription.partition)
 
 
 def held_messages(consumer: Consumer) -> int:
-    """Messages that the consumer was delivered, and has neither acknowledged nor given back."""
+    """Return how many messages the consumer was delivered, and has neither acknowledged nor given back."""
     subscription = consumer.subscription
-    return sum(int(subscription.messages(subscription.find(ledger_id), entries).sum())
-               for ledger_id, entries in subscription.dispatcher.held_by(consumer))
+    return sum(int(subscription.messages(_ledger(subscription, ledger_id), entries).sum())
+               for ledger_id, entries in _dispatcher(subscription).held_by(consumer))
+
+
+def _ledger(subscription: Subscription, ledger_id: int) -> Ledger | CompactedLedger:
+    """Return a ledger of which consumers hold entries, so that it is not deleted."""
+    ledger = subscription.find(ledger_id)
+    assert isinstance(ledger, Ledger | CompactedLedger), (subscription, ledger_id)
+    return ledger
 
 
 def consumer_stats(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """CONSUMER_STATS."""
+    """CONSUMER_STATS: answer with the counters of a consumer of this connection."""
     request = command.consumerStats
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None:
-        data = responses.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not topic")
+        data = responses.consumer_stats(
+            request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not topic")
     else:
-        data = responses.consumer_stats(request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
+        data = responses.consumer_stats(
+            request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
-def _statistics(consumer: Consumer, now_ms: int) -> dict:
-    """Statistics of the consumer; rates are averages since it connected."""
+def _statistics(consumer: Consumer, now_ms: int) -> dict[str, Any]:
+    """Return fields of CommandConsumerStatsResponse; rates are averages since the consumer connected."""
     subscription = consumer.subscription
     topic, seconds = subscription.partition, max(1.0, (now_ms - consumer.connected_ms) / 1000)
     held = held_messages(consumer)

@@ -1,4 +1,4 @@
-"""Positions: where a consumer's subscription is set to, and where its topic ends."""
+"""Positions: SEEK sets a subscription's, GET_LAST_MESSAGE_ID asks for the last one of its topic."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
 from geminga.proto.errors import Refusal
@@ -13,14 +13,15 @@ from geminga.storage.topics.subscription import Subscription
 
 
 def _stored(subscription: Subscription, what: str) -> Partition:
-    """The subscription's partition.  Raises Refusal where its topic stores nothing."""
-    if not subscription.partition.is_persistent:
+    """Return the subscription's partition.  Raises Refusal for a non-persistent topic."""
+    topic = subscription.partition
+    if not isinstance(topic, Partition):
         raise Refusal(api.NotAllowedError, f"{what} is not supported on a non-persistent topic")
-    return subscription.partition
+    return topic
 
 
 def seek(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """SEEK: reset the consumer's subscription to a message id or a time; its consumers are closed, and subscribe again."""
+    """SEEK: reset the consumer's subscription to a message id or a time.  Its consumers are closed, and reconnect."""
     request = command.seek
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "SEEK")
@@ -43,23 +44,24 @@ def seek(owner: OwnerContext, session: Session, command: api.BaseCommand) -> Non
 
 
 def get_last_message_id(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """GET_LAST_MESSAGE_ID."""
+    """GET_LAST_MESSAGE_ID: answer with the last message of the topic, and with the mark-delete position."""
     request = command.getLastMessageId
     subscription = consumer_of(session, request.consumer_id).subscription
     partition = _stored(subscription, "GET_LAST_MESSAGE_ID")
     number = partition.name.partition
-    ledger_id, entry_id, batch_index = _last_message(subscription)
+    ledger_id, entry_id, batch_index = _last_message(partition, subscription)
     mark_delete = subscription.cursor.mark_delete
-    data = responses.last_message_id(request.request_id, responses.message_id(ledger_id, entry_id, number, batch_index),
-                                   responses.message_id(*mark_delete, number))
+    data = responses.last_message_id(
+        request.request_id, responses.message_id(ledger_id, entry_id, number, batch_index),
+        responses.message_id(*mark_delete, number))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
-def _last_message(subscription: Subscription) -> tuple[int, int, int]:
-    """(ledger, entry, batch index) of the last message that its consumers get; -1 each when there is none."""
-    partition, last = subscription.partition, subscription.partition.last_message()
-    view = subscription.view or partition.view
+def _last_message(partition: Partition, subscription: Subscription) -> tuple[int, int, int]:
+    """Return (ledger, entry, batch index) of the last message that the subscription's consumers get; -1 each: none."""
+    last, view = partition.last_message(), subscription.view or partition.view
     if not subscription.reads_compacted or view is None:
         return last
-    has_read_view = subscription.view is None      # then what it has not acknowledged comes from ledgers
-    return last if last[:2] > (subscription.cursor.mark_delete if has_read_view else view.horizon) else view.last_message
+    # A subscription that has passed its view reads ledgers, from the mark-delete position on.
+    read = subscription.cursor.mark_delete if subscription.view is None else view.horizon
+    return last if last[:2] > read else view.last_message

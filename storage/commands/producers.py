@@ -1,4 +1,4 @@
-"""Producers: created, closed by their clients, and closed by the broker."""
+"""Producers: how they are created, and closed by their clients or by the broker."""
 from collections.abc import Iterable
 
 from geminga.proto import envelope, names, responses
@@ -12,6 +12,7 @@ from geminga.storage.cursors.producer_sequences import NONE
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.schemas import registry
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
@@ -21,7 +22,10 @@ FENCED = Refusal(api.ProducerFenced, "Fenced by a producer with ExclusiveWithFen
 
 
 def create_producer(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-    """PRODUCER: a client wants to publish to a topic."""
+    """PRODUCER: create a producer, or answer again for one that the connection has.
+
+    probed: the connection of the producer that has its name was asked, and lives.
+    """
     request = command.producer
     existing = session.producers.get(request.producer_id)
     if existing is not None:
@@ -31,12 +35,13 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
     _refuse_unsupported(request)
     topic = find_or_create(owner, names.parse(request.topic))
     _refuse_publishing(topic, request)
-    if topic.is_persistent and topic.policies.migrated_to:
-        return owner.outbox(session.worker).reply(
-            session.connection, _close_at_client(topic, request.producer_id), request_id=request.request_id,
-            action=envelope.PRODUCER_GONE, object_id=request.producer_id)
-    if topic.is_persistent and not owner.gate.enter(session, command, topic):
-        return
+    if isinstance(topic, Partition):
+        if topic.policies.migrated_to:
+            return owner.outbox(session.worker).reply(
+                session.connection, _close_at_client(topic, request.producer_id), request_id=request.request_id,
+                action=envelope.PRODUCER_GONE, object_id=request.producer_id)
+        if not owner.gate.enter(session, command, topic):
+            return
     producer = _new_producer(owner, session, request, topic)
     holder = topic.producers.holder_of_name(producer)
     if holder is not None and request.producer_access_mode != api.ExclusiveWithFencing:
@@ -45,18 +50,23 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
         raise Refusal(api.ProducerBusy, f"Producer with name '{producer.name}' is already connected to topic")
     _refuse_one_too_many(owner, session, topic)
     _create_initial_subscription(owner, topic, request.initial_subscription_name)
-    for outcast in topic.producers.admit(producer):
-        expel_producer(owner, outcast)
-    session.producers[producer.producer_id] = producer
-    owner.producers[producer.handle] = producer
-    if not topic.is_persistent:
-        owner.live_producers[producer.handle] = producer
-    owner.counters.add("producers")
+    for replaced in topic.producers.admit(producer):
+        expel_producer(owner, replaced)
+    _register(owner, session, producer)
     if producer.is_ready:
         _answer_ready(owner, producer, request.request_id)
     else:
         data = responses.producer_success(request.request_id, producer.name, is_ready=False)
         owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+
+
+def _register(owner: OwnerContext, session: Session, producer: Producer) -> None:
+    """Enter the producer in the tables of the owner and of its connection."""
+    session.producers[producer.producer_id] = producer
+    owner.producers[producer.handle] = producer
+    if not producer.partition.is_persistent:
+        owner.non_persistent_producers[producer.handle] = producer
+    owner.counters.add("producers")
 
 
 def _refuse_unsupported(request: api.CommandProducer) -> None:
@@ -68,7 +78,7 @@ def _refuse_unsupported(request: api.CommandProducer) -> None:
 
 def _refuse_publishing(topic: Topic, request: api.CommandProducer) -> None:
     """Refuse a topic that takes no entries, or none of this producer."""
-    if topic.is_persistent and topic.is_terminated:
+    if isinstance(topic, Partition) and topic.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
     if topic.policies.encryption_required and not request.encrypted:
         raise Refusal(api.MetadataError, f"Encryption is required in {topic.name}")
@@ -78,37 +88,42 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic) ->
     connected, limit = topic.producers.live, topic.policies.max_producers
     if limit and len(connected) >= limit:
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max producers limit")
-    if reaches_address_limit(owner, session, topic, owner.options.max_same_address_producers_per_topic, connected.values()):
+    limit = owner.options.max_same_address_producers_per_topic
+    if reaches_address_limit(owner, session, topic, limit, connected.values()):
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max same address producers limit")
 
 
 def reaches_address_limit(owner: OwnerContext, session: Session, topic: Topic, limit: int,
                           connected: Iterable[Producer | Consumer]) -> bool:
-    """Whether so many of the connected are from the session's address that `limit` allows no more; 0: there is no limit."""
+    """Whether `limit` allows no further one from the session's address beside those connected; 0: there is no limit."""
     if not limit or is_system(str(topic.name)):
         return False
     others = (owner.sessions.get((one.worker, one.connection)) for one in connected)
     return sum(other is not None and other.host == session.host for other in others) >= limit
 
 
-def _new_producer(owner: OwnerContext, session: Session, request: api.CommandProducer, topic: Topic) -> Producer:
-    """The producer that the client asks for, in no table yet.  Raises Refusal where its schema does not fit."""
+def _new_producer(
+    owner: OwnerContext, session: Session, request: api.CommandProducer, topic: Partition | NonPersistentTopic,
+) -> Producer:
+    """Return the producer that the client asks for, in no table yet.  Raises Refusal if its schema does not fit."""
     schema_version = registry.admit_producer(owner, topic, request.schema if request.HasField("schema") else None)
     return Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
-        request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
-        request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None, topic,
-        connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata}, is_encrypted=request.encrypted,
-        schema_version=schema_version)
+        request.producer_name or _generated_name(owner),
+        not (request.user_provided_producer_name and request.producer_name),
+        request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None,
+        topic, connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata},
+        is_encrypted=request.encrypted, schema_version=schema_version)
 
 
 def _create_initial_subscription(owner: OwnerContext, topic: Topic, name: str) -> None:
-    """Create the subscription that the producer wants to be there before its first message; an empty name is none."""
-    if not name or not topic.is_persistent or (name, True) in topic.subscriptions:
+    """Create the subscription of that name, which is to get the producer's first message; an empty name is none."""
+    if not name or not isinstance(topic, Partition) or (name, True) in topic.subscriptions:
         return
     if not topic.policies.auto_create_subscriptions:
-        raise Refusal(api.NotAllowedError,
-                      "Could not create the initial subscription due to the auto subscription creation is not allowed.")
+        raise Refusal(
+            api.NotAllowedError,
+            "Could not create the initial subscription due to the auto subscription creation is not allowed.")
     check_name(name)
     create_subscription(owner, topic, name, topic.mark_delete_before(EARLIEST))
 
@@ -122,15 +137,20 @@ def _answer_ready(owner: OwnerContext, producer: Producer, request_id: int) -> N
     """Answer PRODUCER_SUCCESS: the producer may publish."""
     topic = producer.partition
     if log.level >= DEBUG:
-        log_client(owner.sessions.get((producer.worker, producer.connection)), "a producer was made", topic, producer=producer.name)
+        session = owner.sessions.get((producer.worker, producer.connection))
+        log_client(session, "a producer was made", topic, producer=producer.name)
     owner.changed[topic] = None
-    if topic.producers.exclusive is producer and topic.is_persistent:
+    last = NONE
+    if isinstance(topic, Partition) and topic.deduplicates:
+        last = topic.sequences.of(producer.identity).last
+    if isinstance(topic, Partition) and topic.producers.exclusive is producer and producer.topic_epoch is not None:
         owner.catalogue.partitions.set_topic_epoch(topic.partition_id, producer.topic_epoch)
-    last = topic.sequences.of(producer.identity).last if topic.is_persistent and topic.deduplicates else NONE
-    data = responses.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch,
-                                    last_sequence_id=-1 if last == NONE else last, schema_version=producer.schema_version)
-    owner.outbox(producer.worker).reply(producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
-                                        object_id=producer.producer_id, handle=producer.handle)
+    data = responses.producer_success(
+        request_id, producer.name, topic_epoch=producer.topic_epoch, last_sequence_id=-1 if last == NONE else last,
+        schema_version=producer.schema_version)
+    owner.outbox(producer.worker).reply(
+        producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
+        object_id=producer.producer_id, handle=producer.handle)
 
 
 def remove_producer(owner: OwnerContext, session: Session, producer: Producer) -> None:
@@ -145,11 +165,11 @@ def remove_producer(owner: OwnerContext, session: Session, producer: Producer) -
 def _revoke(owner: OwnerContext, producer: Producer) -> None:
     """Take the producer out of the owner's tables: it may not publish any more."""
     owner.changed[producer.partition] = None
-    owner.live_producers.pop(producer.handle, None)
+    owner.non_persistent_producers.pop(producer.handle, None)
     owner.rates.left(producer)
     if owner.producers.pop(producer.handle, None) is not None:
         owner.counters.add("producers", -1)
-    if producer.partition.is_persistent:
+    if isinstance(producer.partition, Partition):
         producer.partition.sequences.leave(producer.identity, owner.now_ms)
 
 
@@ -161,9 +181,9 @@ def _let_next_in(owner: OwnerContext, producer: Producer) -> None:
 
 
 def expel_producer(owner: OwnerContext, producer: Producer, why: Refusal = FENCED) -> None:
-    """Close a producer that its topic does not list any more; its client may come back.
+    """Close a producer that was removed from its topic's producers.  Its client may reconnect.
 
-    why: the error for one that still waits for exclusive access.
+    why: the error for a producer that still waits for exclusive access.
     """
     session = owner.sessions.get((producer.worker, producer.connection))
     if session is not None:
@@ -171,50 +191,53 @@ def expel_producer(owner: OwnerContext, producer: Producer, why: Refusal = FENCE
     if log.level >= DEBUG:
         log_client(session, "a producer was told to go", producer.partition, producer=producer.name)
     _revoke(owner, producer)
-    data, which = _close_at_client(producer.partition, producer.producer_id), {"handle": producer.handle}
+    topic = producer.partition
+    data, which = _close_at_client(topic, producer.producer_id), {"handle": producer.handle}
     if not producer.is_ready:      # its worker does not know its handle
         which = {"request_id": producer.request_id}
-        if not (producer.partition.is_persistent and producer.partition.policies.migrated_to):
+        if not (topic.is_persistent and topic.policies.migrated_to):
             data = responses.error(producer.request_id, why.code, why.message)
-    owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id, **which)
+    owner.outbox(producer.worker).reply(
+        producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id, **which)
 
 
 def _close_at_client(topic: Topic, producer_id: int) -> bytes:
-    """CLOSE_PRODUCER, behind TOPIC_MIGRATED where the topic has moved to another cluster."""
+    """Return the frame CLOSE_PRODUCER, behind TOPIC_MIGRATED if the topic has moved to another cluster."""
     close, to = responses.close_producer(producer_id), topic.policies.migrated_to if topic.is_persistent else ()
     return responses.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
 
 
 def dismiss(owner: OwnerContext, producer: Producer, why: Refusal = FENCED) -> None:
-    """Close a producer, and admit the next that waits for exclusive access; why: see expel_producer."""
+    """Close a producer, and admit the next one that waits for exclusive access.  why: see `expel_producer`."""
     expel_producer(owner, producer, why)
     _let_next_in(owner, producer)
 
 
 def close_unencrypted_producers(owner: OwnerContext, topic: Topic) -> None:
-    """Close producers that do not encrypt."""
+    """Close the topic's producers that do not encrypt."""
     for producer in [one for one in topic.producers.live.values() if not one.is_encrypted]:
         dismiss(owner, producer)
 
 
-def close_producers(owner: OwnerContext, topic: Partition) -> None:
-    """Close the producers that may publish, whose clients come back; the next that waits for exclusive access has its turn."""
+def close_producers(owner: OwnerContext, topic: Topic) -> None:
+    """Close the topic's producers that may publish.  Their clients reconnect behind those that wait for access."""
     for producer in list(topic.producers.live.values()):
         dismiss(owner, producer)
 
 
 def close_refused(owner: OwnerContext, session: Session, producer_id: int) -> None:
-    """Close a producer of which a SEND was refused, on a partition that deduplicates.
+    """Close a producer whose SEND was refused, if its partition deduplicates.
 
-    Its client begins again with that SEND: if those behind it were stored first, that one would count as a duplicate.
+    The client sends everything from that SEND on again.  If later SENDs were stored before, the refused one would then
+    count as a duplicate, and be lost.
     """
     producer = session.producers.get(producer_id)
-    if producer is not None and producer.partition.deduplicates:
+    if producer is not None and isinstance(producer.partition, Partition) and producer.partition.deduplicates:
         dismiss(owner, producer)
 
 
 def close_producer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """CLOSE_PRODUCER."""
+    """CLOSE_PRODUCER: remove the producer, or withdraw its PRODUCER if that waits."""
     request = command.close_producer
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:

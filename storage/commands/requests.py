@@ -1,4 +1,4 @@
-"""Shared by all commands: success and error answers, and commands that wait."""
+"""Answers to requests, and commands that wait: shared by all commands."""
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import requested_id
@@ -10,13 +10,16 @@ from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Topic
 
 T = api.BaseCommand.Type
-_REQUESTS = {T.PRODUCER: "producer", T.CLOSE_PRODUCER: "close_producer", T.SUBSCRIBE: "subscribe", T.CLOSE_CONSUMER: "close_consumer",
-             T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek", T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats"}
+_REQUESTS = {      # commands whose clients wait for an answer -> the field of BaseCommand that has the request
+    T.PRODUCER: "producer", T.CLOSE_PRODUCER: "close_producer", T.SUBSCRIBE: "subscribe",
+    T.CLOSE_CONSUMER: "close_consumer", T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek",
+    T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
+}
 
 
 def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refusal: Refusal) -> None:
-    """Answer the command with an error, and tell the worker that the producer or consumer does not exist."""
-    if command.type not in _REQUESTS:      # its client waits for no answer
+    """Answer the command with an error.  A producer or consumer that it was to create does not exist for the worker."""
+    if command.type not in _REQUESTS:
         return
     body = getattr(command, _REQUESTS[command.type])
     data = responses.error(body.request_id, refusal.code, refusal.message)
@@ -25,42 +28,52 @@ def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refu
         action, object_id = envelope.PRODUCER_GONE, body.producer_id
     elif command.type == T.SUBSCRIBE and body.consumer_id not in session.consumers:
         action, object_id = envelope.CONSUMER_GONE, body.consumer_id
-    owner.outbox(session.worker).reply(session.connection, data, request_id=body.request_id, action=action, object_id=object_id)
+    owner.outbox(session.worker).reply(
+        session.connection, data, request_id=body.request_id, action=action, object_id=object_id)
 
 
 def succeed(owner: OwnerContext, session: Session, request_id: int, gone: Consumer | None = None) -> None:
-    """Answer the request with SUCCESS, when all that came before it is durable, acknowledgements too.
+    """Answer the request with SUCCESS.  All that came before the request is durable then, acknowledgements too.
 
-    gone: a consumer that this request closed, and that its worker does not know to be closed.
+    gone: a consumer that this request closed, and that its worker still takes for open.
     """
     owner.answer_needs_sync()
-    action = {} if gone is None else {"action": envelope.CONSUMER_GONE, "object_id": gone.consumer_id, "handle": gone.handle}
-    owner.outbox(session.worker).reply(session.connection, responses.success(request_id), request_id=request_id, **action)
+    action = {} if gone is None else {
+        "action": envelope.CONSUMER_GONE, "object_id": gone.consumer_id, "handle": gone.handle}
+    owner.outbox(session.worker).reply(
+        session.connection, responses.success(request_id), request_id=request_id, **action)
 
 
 def park(owner: OwnerContext, session: Session, command: api.BaseCommand, worker: int, connection: int) -> None:
-    """Park the command until the other connection, whose producer or consumer is in its way, has answered a PING or is closed."""
+    """Park the command until the other connection, whose producer or consumer is in its way, answers a PING or ends."""
     object_id = requested_id(command)
     session.waiting[command.type, object_id] = worker, connection
     waiting = owner.parked.setdefault((worker, connection), {})
-    if not waiting:      # else it has been asked already
+    if not waiting:      # else another command has had the connection asked already
         owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
     waiting[session, command.type, object_id] = command
 
 
 def withdraw(owner: OwnerContext, session: Session, kind: int, object_id: int) -> api.BaseCommand | None:
-    """Take back a parked command, as its client has closed what was to be made; returns the command, if there is one."""
-    where = session.waiting.pop((kind, object_id), None)
-    if isinstance(where, Partition):
-        return owner.gate.withdraw(session, where, object_id)
-    return owner.parked.get(where, {}).pop((session, kind, object_id), None)
+    """Take back a parked command, because its client closed the producer or consumer before it was created.
+
+    Return the command, if there is one.
+    """
+    obstacle = session.waiting.pop((kind, object_id), None)
+    if isinstance(obstacle, Partition):
+        return owner.gate.withdraw(session, obstacle, object_id)
+    if not isinstance(obstacle, tuple):
+        return None
+    return owner.parked.get(obstacle, {}).pop((session, kind, object_id), None)
 
 
 def log_client(session: Session | None, what: str, topic: Topic, **fields: str) -> None:
     """Log at level debug what a client, or the broker, did to one of the topic's producers or consumers."""
-    log.debug(what, topic=topic.name, **fields, client=session.address.removeprefix("/") if session is not None else "")
+    client = session.address.removeprefix("/") if session is not None else ""
+    log.debug(what, topic=topic.name, **fields, client=client)
 
 
 def log_consumer(session: Session | None, what: str, consumer: Consumer) -> None:
     """Log at level debug what a client, or the broker, did to the consumer."""
-    log_client(session, what, consumer.subscription.partition, subscription=consumer.subscription.name, consumer=consumer.name)
+    subscription = consumer.subscription
+    log_client(session, what, subscription.partition, subscription=subscription.name, consumer=consumer.name)

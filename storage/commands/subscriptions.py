@@ -1,4 +1,4 @@
-"""Subscriptions: created, reset and deleted; where a new one begins."""
+"""Subscriptions: how they are created, and where; how they are reset and deleted."""
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -12,7 +12,7 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription, Topic
 
-NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
+NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary
 _RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
 _RESERVED_NAMES = ("", "pulsar.dedup")
 
@@ -20,18 +20,20 @@ _RESERVED_NAMES = ("", "pulsar.dedup")
 def check_name(name: str) -> None:
     """Refuse a reserved or too long name of a subscription, with the error code that Pulsar gives."""
     if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > NAME_MAX:
-        raise Refusal(api.ProducerBusy, f"Subscription name {name[:80]!r} is reserved, or longer than {NAME_MAX} characters")
+        text = f"Subscription name {name[:80]!r} is reserved, or longer than {NAME_MAX} characters"
+        raise Refusal(api.ProducerBusy, text)
 
 
-def new_subscription(owner: OwnerContext, partition: Topic, request: api.CommandSubscribe) -> Subscription:
-    """The subscription that a consumer asks for, which there is not yet.  Raises Refusal, StorageFull."""
-    if not partition.is_persistent:
-        _refuse_subscriptions(partition)
-        return partition.add_subscription(request.subscription, Cursor(0, partition.last_confirmed, is_durable=False))
+def new_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubscribe) -> Subscription:
+    """Create the subscription that a consumer asks for.  Raises Refusal, StorageFull."""
+    if not isinstance(topic, Partition):
+        _refuse_one_too_many(topic)
+        return topic.add_subscription(request.subscription, Cursor(0, topic.last_confirmed, is_durable=False))
+    partition = topic
     if request.durable and not partition.policies.auto_create_subscriptions:
         raise Refusal(api.SubscriptionNotFound, "Subscription does not exist")
     if not request.durable:
-        _refuse_subscriptions(partition)
+        _refuse_one_too_many(partition)
     position = _beginning(owner, partition, request)
     if request.durable:
         return create_subscription(owner, partition, request.subscription, position)
@@ -39,12 +41,13 @@ def new_subscription(owner: OwnerContext, partition: Topic, request: api.Command
 
 
 def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
-    """The mark-delete position of a new subscription.
+    """Return the mark-delete position of a new subscription.
 
-    A time that the request gives is stronger than all else.  A message id counts for readers only; if it lies behind the last
-    message, the initial position decides.
+    A time in the request overrides everything else.  A message id counts for readers only.  If the id lies behind the
+    last message, the initial position decides.
     """
-    view, is_earliest = partition.view if request.read_compacted else None, request.initialPosition == api.CommandSubscribe.Earliest
+    view = partition.view if request.read_compacted else None
+    is_earliest = request.initialPosition == api.CommandSubscribe.Earliest
     if request.start_message_rollback_duration_sec:
         return rolled_back(owner, partition, request)
     if request.HasField("start_message_id") and not request.durable:
@@ -57,23 +60,24 @@ def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSu
 
 
 def rolled_back(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
-    """The mark-delete position before what was published since the request's duration ago."""
+    """Return the mark-delete position before the first message that was published within the request's duration."""
     view = partition.view if request.read_compacted else None
     return partition.mark_delete_before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
 
 
-def _refuse_subscriptions(partition: Partition) -> None:
+def _refuse_one_too_many(topic: Topic) -> None:
     """Refuse one subscription more than policies allow."""
-    limit = partition.policies.max_subscriptions
-    if limit and len(partition.subscriptions) >= limit:
-        raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {partition.name}")
+    limit = topic.policies.max_subscriptions
+    if limit and len(topic.subscriptions) >= limit:
+        raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {topic.name}")
 
 
 def create_subscription(owner: OwnerContext, partition: Partition, name: str, position: Position,
                         properties: dict[str, str] | None = None) -> Subscription:
     """Create a durable subscription whose mark-delete position is `position`.  Raises Refusal, StorageFull."""
-    _refuse_subscriptions(partition)
-    cursor = partition.new_cursor(0, position, is_durable=True)      # before anything is created: its ledger may not open
+    _refuse_one_too_many(partition)
+    # A cursor may need a ledger that cannot be opened.  Failing later would leave a row in the catalogue.
+    cursor = partition.new_cursor(0, position, is_durable=True)
     cursor.subscription_id = owner.catalogue.subscriptions.create(partition.partition_id, name)
     subscription = partition.add_subscription(name, cursor)
     if properties:
@@ -100,29 +104,35 @@ def set_replicated(owner: OwnerContext, subscription: Subscription, is_replicate
 
 
 def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None:
-    """Delete the subscription; its consumers are closed, and ledgers are not kept for it any more."""
+    """Delete the subscription.  Its consumers are closed, and ledgers are not kept for it any more."""
     partition = subscription.partition
     close_consumers(owner, subscription)
     if subscription.is_durable:
+        assert isinstance(partition, Partition), subscription
         owner.catalogue.subscriptions.delete(subscription.cursor.subscription_id)
-        owner.note(partition, journal_ops.subscription_deleted(partition.partition_id, subscription.cursor.subscription_id))
+        owner.note(partition, journal_ops.subscription_deleted(
+            partition.partition_id, subscription.cursor.subscription_id))
         owner.answer_needs_sync()
         partition.remove_subscription(subscription)
         owner.wake_trimming(partition)
         log.info("a subscription was deleted", topic=partition.name, subscription=subscription.name)
-    else:      # its last consumer may have taken it away already
+    else:      # the end of the last consumer may have removed it already
         partition.remove_subscription(subscription)
 
 
 def reset_subscription(owner: OwnerContext, subscription: Subscription, position: Position) -> None:
-    """Reset the subscription's mark-delete position."""
-    subscription.partition.reset_cursor(subscription.cursor, position)
+    """Reset the subscription of a stored topic to this mark-delete position; entries behind it are delivered again."""
+    partition = subscription.partition
+    assert isinstance(partition, Partition), subscription
+    partition.reset_cursor(subscription.cursor, position)
     _note_beginning(owner, subscription)
 
 
 def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
+    """Note where the subscription's cursor begins, for the journal, and read from there on."""
     partition, cursor = subscription.partition, subscription.cursor
     if subscription.is_durable:
+        assert isinstance(partition, Partition), subscription
         owner.note(partition, journal_ops.cursor_reset(
             partition.partition_id, cursor.subscription_id, cursor.mark_delete, since=cursor.since))
         owner.count(subscription, SKIPPED, 0)
@@ -131,7 +141,7 @@ def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
 
 
 def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
-    """Close the subscription's consumers, whose clients subscribe again; what they hold is delivered again."""
+    """Close the subscription's consumers.  Their clients subscribe again, and what they held is redelivered."""
     for consumer in list(subscription.consumers):
         session = owner.sessions.get((consumer.worker, consumer.connection))
         if session is not None:
@@ -141,16 +151,17 @@ def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
         if owner.consumers.pop(consumer.handle, None) is not None:
             owner.counters.add("consumers", -1)
         data = responses.close_consumer(consumer.consumer_id)
-        if subscription.has_moved:
-            to = subscription.partition.policies.migrated_to
+        if subscription.has_moved and (to := subscription.partition.policies.migrated_to):
             data = responses.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
-        owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id,
-                                            handle=consumer.handle)
+        owner.outbox(consumer.worker).reply(
+            consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id,
+            handle=consumer.handle)
     subscription.vacate()
     subscription.partition.attached.pop(subscription, None)
 
 
 def position_of(identity: api.MessageIdData) -> Position:
-    """The position that a message id names; ids are unsigned on the wire, and -1 stands for the first."""
-    ledger_id, entry_id = (value - (1 << 64) if value >> 63 else value for value in (identity.ledgerId, identity.entryId))
+    """Return the position that a message id names.  Ids are unsigned on the wire, and -1 stands for the first entry."""
+    ledger_id, entry_id = (
+        value - (1 << 64) if value >> 63 else value for value in (identity.ledgerId, identity.entryId))
     return ledger_id, entry_id

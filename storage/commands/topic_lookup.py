@@ -1,36 +1,40 @@
-"""What a question of administration names: a topic, a subscription.  Raises Refusal for what is not there."""
+"""Topics and subscriptions that a question of administration names."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.commands import topics
 from geminga.storage.topics.non_persistent import NonPersistentTopic
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.subscription import Subscription, Topic
 
 
-def topic_of(owner, name: TopicName) -> Partition | NonPersistentTopic:
-    """A topic that was made and never used is there too."""
-    found = owner.partition(name) if name.is_persistent else owner.live.get(name)
-    if found is None:
+def topic_of(owner: OwnerContext, name: TopicName) -> Partition | NonPersistentTopic:
+    """Return the topic of that name, also one that was created and never used.  Raises Refusal."""
+    topic = owner.partition(name) if name.is_persistent else owner.non_persistent.get(name)
+    if topic is None:
         if not owner.catalogue.topics.exists(name):
             raise Refusal(api.TopicNotFound, f"Topic {name} not found")
-        found = topics.find_or_create(owner, name, may_create=False)
-    return found
+        topic = topics.find_or_create(owner, name, may_create=False)
+    return topic
 
 
-def stored(owner, name: TopicName) -> Partition:
-    if not name.is_persistent:
+def stored(owner: OwnerContext, name: TopicName) -> Partition:
+    """Return the partition of that name.  Raises Refusal, also for a non-persistent topic."""
+    topic = topic_of(owner, name) if name.is_persistent else None
+    if not isinstance(topic, Partition):
         raise Refusal(api.NotAllowedError, f"{name} keeps nothing")
-    return topic_of(owner, name)
+    return topic
 
 
-def has_subscription(found: Partition | NonPersistentTopic, name: str) -> bool:
-    return (name, True) in found.subscriptions or (name, False) in found.subscriptions
+def has_subscription(topic: Topic, name: str) -> bool:
+    """Whether the topic has a subscription of that name, durable or not."""
+    return (name, True) in topic.subscriptions or (name, False) in topic.subscriptions
 
 
-def subscription_of(found: Partition | NonPersistentTopic, name: str) -> Subscription:
-    """The durable one, when there are two of that name."""
-    subscription = found.subscriptions.get((name, True)) or found.subscriptions.get((name, False))
+def subscription_of(topic: Topic, name: str) -> Subscription:
+    """Return the topic's subscription of that name; the durable one, if there are two.  Raises Refusal."""
+    subscription = topic.subscriptions.get((name, True)) or topic.subscriptions.get((name, False))
     if subscription is None:
-        raise Refusal(api.SubscriptionNotFound, f"Subscription {name} not found for topic {found.name}")
+        raise Refusal(api.SubscriptionNotFound, f"Subscription {name} not found for topic {topic.name}")
     return subscription

@@ -1,4 +1,4 @@
-"""Topics that commands name: found, or created at their first use."""
+"""Topics that commands name, which are opened, or created at their first use."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName, refuse_reserved
@@ -7,14 +7,18 @@ from geminga.storage.errors import StorageFull
 from geminga.storage.runtime.log import log
 from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Topic
 
 
-def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = True) -> Topic:
-    """The topic of that name; created where policies allow it.  Raises Refusal, StorageFull, CorruptFile."""
+def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = True) -> Partition | NonPersistentTopic:
+    """Return the topic of that name.  If there is none, create it, where policies and `may_create` allow that.
+
+    Raises Refusal, StorageFull, CorruptFile.
+    """
     if not (name.is_persistent or owner.options.non_persistent_topics):
         raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
-    topic = owner.partition(name) if name.is_persistent else owner.live.get(name)
+    topic = owner.partition(name) if name.is_persistent else owner.non_persistent.get(name)
     if topic is not None:
         return topic
     owner.refuse_foreign(name)
@@ -23,7 +27,8 @@ def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = T
         raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")
     count = catalogue.topics.partition_count(base)
     if count and not 0 <= name.partition < count:
-        why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions; {name} does not exist"
+        is_whole = name.partition < 0
+        why = "is partitioned: use its partitions" if is_whole else f"has {count} partitions; {name} does not exist"
         raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
     if not count and catalogue.topics.partition_count(name) is None:
         refuse_reserved(name)
@@ -36,15 +41,17 @@ def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = T
     owner.answer_needs_sync()
     if name.is_persistent:
         return owner.create_partition(name)
-    topic = owner.live[name] = NonPersistentTopic(name, owner.options)
-    owner.apply_policies(topic)
-    return topic
+    created = owner.non_persistent[name] = NonPersistentTopic(name, owner.options)
+    owner.apply_policies(created)
+    return created
 
 
 def forget_if_idle(owner: OwnerContext, topic: Topic) -> None:
     """Forget a non-persistent topic that no client uses any more."""
-    if not topic.is_persistent and topic.is_idle and owner.forget_topic(topic) and topic.name.partition < 0:
+    if not isinstance(topic, NonPersistentTopic) or not topic.is_idle:
+        return
+    if owner.forget_topic(topic) and topic.name.partition < 0:
         try:
             owner.catalogue.topics.delete(topic.name, for_now=True)
-        except StorageFull as error:      # no client waits for this; the next start does it
-            owner.complain(f"{error}; {topic.name} stays in lists of topics", code="G103")
+        except StorageFull as error:      # no client waits for this; the next start deletes the topic
+            owner.log_once(f"{error}; {topic.name} stays in lists of topics", code="G103")

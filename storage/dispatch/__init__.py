@@ -8,11 +8,16 @@
 
 Imports: `topics/`, `cursors/`, `delayed/`, `ledgers/`.  Start with `exclusive.py`.
 """
+from typing import TYPE_CHECKING
+
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.failover import Failover
 from geminga.storage.dispatch.key_shared import KeyShared
 from geminga.storage.dispatch.shared import Shared
-from geminga.storage.topics.subscription import SubType
+from geminga.storage.topics.subscription import Dispatcher, Subscription, SubType
 
-DISPATCHERS = {
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DISPATCHERS: "dict[SubType.ValueType, Callable[[Subscription], Dispatcher]]" = {
     SubType.Exclusive: Exclusive, SubType.Failover: Failover, SubType.Shared: Shared, SubType.Key_Shared: KeyShared}

@@ -37,4 +37,4 @@ class ClosedPartitionScan(Watcher):
                 try:
                     owner.partition(name)
                 except (CorruptFile, StorageFull) as error:
-                    owner.complain(f"{error}; {name} is not looked at", code="G121", topic=text)
+                    owner.log_once(f"{error}; {name} is not looked at", code="G121", topic=text)

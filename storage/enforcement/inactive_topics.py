@@ -49,7 +49,7 @@ class InactiveTopics(Watcher):
             try:
                 self._delete([what for what, since_ms in since.items() if now_ms - since_ms >= _seconds(what) * 1000])
             except (StorageFull, NotDurable) as error:      # the next look tries again
-                self._owner.complain(f"{error}; what nobody uses of {partition.name} is not deleted", code="G103",
+                self._owner.log_once(f"{error}; what nobody uses of {partition.name} is not deleted", code="G103",
                                      topic=str(partition.name))
 
     def _unused(self, partition: Partition, now_ms: int) -> list[Partition | Subscription]:

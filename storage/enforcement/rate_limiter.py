@@ -9,7 +9,7 @@ the bucket once, by the rest of a batch. This debt is paid before anything else 
 
 Passes of topics without a rate do not enter this file.
 """
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.enforcement.held_sends import HeldSends, packed
 from geminga.storage.enforcement.throttle_log import Throttled, ThrottleLog
-from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.permits import UNBOUNDED, Allowance, within_permits
@@ -311,7 +311,7 @@ class RateLimiter(TopicWatcher):
         """Return the topics, those first that have waited longest since they got anything, if they share a rate."""
         return topics if self._dispatch is None else sorted(topics, key=_topic_served_ms)
 
-    def next_batches(self, subscription: Subscription, ledgers: list[Ledger]) -> list[Batch]:
+    def next_batches(self, subscription: Subscription, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
         """Return batches of the subscription's dispatcher, as many as rates allow; see Dispatcher.next_batches."""
         topic, dispatcher = subscription.partition, subscription.dispatcher
         now_ms, of_topic = topic.now_ms, topic.rate_limits

@@ -1,4 +1,4 @@
-"""Dispatching: permits and acknowledgements of consumers are taken in, and what they get now goes into outboxes."""
+"""Dispatching: takes in permits and acknowledgements of consumers, and puts what they get now into outboxes."""
 import time
 
 import numpy as np
@@ -14,17 +14,19 @@ from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.partition_timers import Timers
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Consumer, Subscription, Topic
+from geminga.storage.topics.subscription import Consumer, Dispatcher, Subscription, Topic
 from geminga.storage.topics.watcher import Watcher
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 
 _OUTSTANDING_MS = 100       # between counts of outstanding messages, while the owner is drained
-_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protocol
+_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9      # versions of the protocol that have these commands
+_STORED = Ledger, CompactedLedger
 
 
 class Dispatching(Watcher):
@@ -32,22 +34,23 @@ class Dispatching(Watcher):
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: RateLimiter, schedules: DelayedScheduler):
         self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
-        self._acks: list[Rows] = []
-        self._partial_acks: list[tuple[Rows, memoryview]] = []      # those of them that are about parts of batches, and their words
+        self._acks: list[Rows] = []               # received, and not yet applied
+        self._partial_acks: list[tuple[Rows, memoryview]] = []      # (ACK_ROWs with parts of batches, their ack sets)
         self._timers = Timers()
-        self._outstanding_due_ms: int | None = None      # while the owner is drained: when outstanding messages are counted again
+        self._outstanding_due_ms: int | None = None      # while drained: when outstanding messages are counted again
 
     def __repr__(self) -> str:
         return f"<Dispatching acks={len(self._acks)} due_ms={self.due_ms()}>"
 
     def release(self, topic: Topic) -> None:
+        """Forget the topic, which is unloaded or deleted."""
         self._owner.to_dispatch.pop(topic, None)
         self._timers.put(topic, NEVER_MS)
 
     # -- what consumers sent
 
     def receive_acks(self, rows: Rows, data: memoryview) -> None:
-        """Take in acknowledgements: rows (n,) ACK_ROW, and the ack sets of those that are about parts of batches."""
+        """Take in acknowledgements: rows (n,) ACK_ROW, and the ack sets of rows that are about parts of batches."""
         self._acks.append(rows)
         if len(data):
             self._partial_acks.append((rows, data))
@@ -62,7 +65,7 @@ class Dispatching(Watcher):
                 owner.to_dispatch[consumer.subscription.partition] = None
 
     def acknowledge_received(self) -> None:
-        """Move cursors as the received acknowledgements say."""
+        """Apply the acknowledgements that were received to their cursors."""
         if self._partial_acks:
             self._acknowledge_parts()
         if self._acks:
@@ -72,6 +75,7 @@ class Dispatching(Watcher):
             self._owner.counters.observe("acknowledge", time.perf_counter() - began)
 
     def _acknowledge_parts(self) -> None:
+        """Apply acknowledgements of parts of batches, unless the broker counts whole batches only."""
         received, self._partial_acks = self._partial_acks, []
         for rows, data in received if self._owner.options.batch_index_acknowledgement else ():
             at = 0
@@ -84,12 +88,12 @@ class Dispatching(Watcher):
     # -- what consumers get
 
     def due_ms(self) -> int:
-        """When something is to be dispatched although no client asks for it."""
+        """The time of the next dispatch that no client asks for."""
         due_ms = min(self._timers.next_ms, self._rates.due_ms)
         return due_ms if self._outstanding_due_ms is None else min(due_ms, self._outstanding_due_ms)
 
     def clock_went_back(self, now_ms: int) -> None:
-        """Let nothing wait until the clock shows again what it has shown before."""
+        """Count outstanding messages no later than now: the clock may need hours to show the due time again."""
         if self._outstanding_due_ms is not None:
             self._outstanding_due_ms = min(self._outstanding_due_ms, now_ms)
 
@@ -110,39 +114,46 @@ class Dispatching(Watcher):
             owner.to_dispatch = {}
 
     def _dispatch(self, topic: Topic) -> None:
-        topic.now_ms = self._owner.now_ms
+        """Deliver what the consumers of all subscriptions get now, and set the topic's timer for what they get later."""
+        partition, now_ms = topic if isinstance(topic, Partition) else None, self._owner.now_ms
+        topic.now_ms = now_ms
         schedule, has_rates = topic.schedule, topic.rate_limits is not None
-        if schedule is not None:
-            self._schedules.advance(topic, self._owner.now_ms)
+        if partition is not None and schedule is not None:
+            self._schedules.advance(partition, now_ms)
         is_closed = topic.is_closed
         for subscription in rate_limiter.in_turn(topic) if has_rates else topic.attached:
-            for consumer, is_active in subscription.dispatcher.news():
+            dispatcher = subscription.dispatcher
+            assert dispatcher is not None, subscription
+            for consumer, is_active in dispatcher.news():
                 self._tell_active(consumer, is_active)
-            self._dispatch_subscription(subscription, has_rates=has_rates)
-        if is_closed:
-            self._tell_caught_up(topic)
-        if topic.is_persistent and (topic.damage or topic.losses):
-            self._partitions.report_damage(topic)
-        is_awaited = schedule is not None and any(subscription.is_spread for subscription in topic.attached)
-        due_ms = schedule.next_ms() if is_awaited else NEVER_MS
+            self._dispatch_subscription(subscription, dispatcher, has_rates=has_rates)
+        if partition is not None:
+            if is_closed:
+                self._tell_caught_up(partition)
+            if partition.damage or partition.losses:
+                self._partitions.report_damage(partition)
+        due_ms = NEVER_MS
+        if schedule is not None and any(subscription.is_spread for subscription in topic.attached):
+            due_ms = schedule.next_ms()
         if has_rates:
             due_ms = min(due_ms, rate_limiter.due_ms(topic))
         if due_ms != NEVER_MS or self._timers.at:      # nearly no topic has one
             self._timers.put(topic, due_ms)
 
-    def _dispatch_subscription(self, subscription: Subscription, *, has_rates: bool) -> None:
+    def _dispatch_subscription(self, subscription: Subscription, dispatcher: Dispatcher, *, has_rates: bool) -> None:
+        """Deliver what the subscription's consumers get now, from a compacted view as long as that is not read."""
         topic, view, began = subscription.partition, subscription.view, subscription.read
         if view is not None and began > view.horizon:      # all of the view is read
             view = None
         ledgers = topic.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
-        batches = self._rates.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers)
+        batches = self._rates.next_batches(subscription, ledgers) if has_rates else dispatcher.next_batches(ledgers)
         for consumer, ledger, entries in batches:
             self._deliver(subscription, consumer, ledger, entries)
         if view is not None:
             acknowledge.skip_compacted(self._owner, subscription, began)
 
     def _tell_caught_up(self, topic: Partition) -> None:
-        """Tell consumers that have acknowledged everything that nothing will come here any more: where to go, or that this is the end."""
+        """Tell consumers of a closed topic that have acknowledged everything: it has ended, or has moved elsewhere."""
         moved = []
         for subscription in topic.attached:
             if subscription.has_moved:
@@ -152,11 +163,12 @@ class Dispatching(Watcher):
         for subscription in moved:
             close_consumers(self._owner, subscription)
 
-    def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
-        """Deliver the entries: as a run, or as picks where more is to be said of some, or they lie apart."""
-        outbox, ledger_id = self._owner.outbox(consumer.worker), ledger.ledger_id
+    def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: ReadableLedger, entries: Entries) -> None:
+        """Deliver the entries as a run, or as a list if they lie apart, or have redelivery counts or ack sets."""
+        partition, outbox, ledger_id = subscription.partition, self._owner.outbox(consumer.worker), ledger.ledger_id
+        assert isinstance(partition, Partition) and isinstance(ledger, _STORED), (subscription, ledger)
         self._owner.count_delivered(consumer, len(entries), ledger.bytes_of(entries))
-        if subscription.partition.chunks_in:
+        if partition.chunks_in:
             flags = ledger.column("flags")
             some = flags[entries.start:entries.stop] if isinstance(entries, range) else flags[entries]
             consumer.chunks_out += int(np.count_nonzero(some & IS_CHUNK))
@@ -167,24 +179,27 @@ class Dispatching(Watcher):
             parts = subscription.cursor.parts_of(ledger_id, entries)
         first, count = int(entries[0]), len(entries)
         if redeliveries is None and not parts and not ledger.view and int(entries[-1]) - first + 1 == count:
-            return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)
-        picked, words = np.zeros(count, envelope.LISTED_ENTRY), []
-        picked["entry_id"] = entries
+            return outbox.run(consumer, partition.partition_id, ledger_id, first, count)
+        listed, words = np.zeros(count, envelope.LISTED_ENTRY), []
+        listed["entry_id"] = entries
         if redeliveries is not None:
-            picked["redeliveries"] = redeliveries
+            listed["redeliveries"] = redeliveries
         for at, bits in parts:
             ack_set = words_of(bits)
-            picked["words"][at] = len(ack_set)
+            listed["words"][at] = len(ack_set)
             words.append(ack_set)
-        outbox.entry_list(consumer, subscription.partition.partition_id, ledger_id, picked, b"".join(words), ledger.view)
+        outbox.entry_list(consumer, partition.partition_id, ledger_id, listed, b"".join(words), ledger.view)
 
     def _tell_end(self, subscription: Subscription) -> None:
+        """Tell consumers once that their topic is terminated and everything on it is acknowledged."""
         for consumer in subscription.consumers:
             if not consumer.is_told_end and consumer.protocol_version >= _END_OF_TOPIC_SINCE:
                 consumer.is_told_end = True
-                self._owner.outbox(consumer.worker).reply(consumer.connection, responses.reached_end_of_topic(consumer.consumer_id))
+                self._owner.outbox(consumer.worker).reply(
+                    consumer.connection, responses.reached_end_of_topic(consumer.consumer_id))
 
     def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
+        """Tell a consumer of a Failover subscription whether it is the active one."""
         if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
             self._owner.outbox(consumer.worker).reply(
                 consumer.connection, responses.active_consumer_change(consumer.consumer_id, is_active))
@@ -192,14 +207,14 @@ class Dispatching(Watcher):
     # -- draining
 
     def drain(self) -> None:
-        """Deliver nothing any more; acknowledgements are taken in, and outstanding messages are counted."""
+        """Deliver nothing any more.  Acknowledgements are still taken in, and outstanding messages are counted."""
         self._outstanding_due_ms = self._owner.now_ms
         self._count_outstanding()
 
     def _count_outstanding(self) -> None:
         """Count messages that consumers of durable subscriptions hold, and may still acknowledge."""
         owner = self._owner
-        if owner.now_ms >= self._outstanding_due_ms:
+        if self._outstanding_due_ms is not None and owner.now_ms >= self._outstanding_due_ms:
             self._outstanding_due_ms = owner.now_ms + _OUTSTANDING_MS
             owner.counters.set("outstanding", sum(
                 held_messages(consumer) for partition in owner.by_name.values() for subscription in partition.attached

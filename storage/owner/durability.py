@@ -83,7 +83,7 @@ class Durability:
             try:
                 return self._owner.journal.append(record)
             except StorageFull as error:
-                self._owner.complain(f"{error}; nothing is acknowledged until there is room", code="G103")
+                self._owner.log_once(f"{error}; nothing is acknowledged until there is room", code="G103")
                 if not self._space.give_up():
                     time.sleep(_NO_ROOM_SECONDS)
 

@@ -49,7 +49,7 @@ from geminga.storage.upkeep.memory_pressure import MemoryPressure
 from geminga.storage.upkeep.missing_files import MissingFiles
 
 if TYPE_CHECKING:
-    from geminga.storage.cursors import cursor
+    from geminga.storage.ledgers.position import Position
     from geminga.storage.owner.recovery import Recovery
     from geminga.storage.topics.owner_context import ParkedCommands
 
@@ -70,14 +70,14 @@ class Owner(Decisions):
         self.sessions: dict[tuple[int, int], Session] = {}        # by worker and connection
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}                  # by handle
-        self.live: dict[TopicName, NonPersistentTopic] = {}
-        self.live_producers: dict[int, Producer] = {}             # those of non-persistent topics, by handle
+        self.non_persistent: dict[TopicName, NonPersistentTopic] = {}
+        self.non_persistent_producers: dict[int, Producer] = {}             # those of non-persistent topics, by handle
         self.parked: dict[tuple[int, int], ParkedCommands] = {}   # commands that wait until a connection is known to be alive or dead
         self.expected_readers: dict[Subscription, int] = {}       # subscriptions of readers that sought -> since when they are to return
-        self.unreadable: set[tuple[Partition, cursor.Position]] = set()      # entries that clients could not read, of the last minute
+        self.unreadable: set[tuple[Partition, Position]] = set()      # entries that clients could not read, of the last minute
         self._unreadable_since_ms = now_ms
         self._next_handle = 1
-        self._complaints: set[str] = set()                        # lines that were logged once
+        self._logged_once: set[str] = set()                        # lines that were logged once
 
         self.space, self.memory = DiskSpace(journal.folder, options, counters), MemoryPressure(counters)
         journal.spare = self.space.spare
@@ -194,7 +194,7 @@ class Owner(Decisions):
         self.partitions.delete(name)
 
     def forget_topic(self, topic: NonPersistentTopic) -> bool:
-        if self.live.pop(topic.name, None) is None:
+        if self.non_persistent.pop(topic.name, None) is None:
             return False
         for watcher in self.partitions.topic_watchers:
             watcher.release(topic)
@@ -224,17 +224,17 @@ class Owner(Decisions):
     def publish_held(self, topic: Topic) -> None:
         self._publishing.publish_held(topic)
 
-    def refuse_sends(self, worker: int, rows: Rows, code: int, text: str) -> None:
+    def refuse_sends(self, worker: int, rows: Rows, code: api.ServerError.ValueType, text: str) -> None:
         self._publishing.refuse_sends(worker, rows, code, text)
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
         self._requests.carry_out(session, command, probed=probed)
 
-    def complain(self, text: str, *, code: str, **fields: str) -> None:
-        if text not in self._complaints:
-            self._complaints.add(text)
+    def log_once(self, text: str, *, code: str, **fields: str) -> None:
+        if text not in self._logged_once:
+            self._logged_once.add(text)
             log.error(text, code=code, **fields)
 
     def report_damage(self, text: str, *, code: str = "G120") -> None:
         self.counters.add("damage_found")
-        self.complain(text, code=code)
+        self.log_once(text, code=code)

@@ -166,7 +166,8 @@ class PartitionTable(Watcher):
     def apply_options(self) -> None:
         """Apply the owner's options, which are new, to all topics."""
         owner = self._owner
-        for topic in [*self.by_name.values(), *owner.live.values()]:
+        topics: list[Topic] = [*self.by_name.values(), *owner.non_persistent.values()]
+        for topic in topics:
             topic.options = owner.options
             for subscription in topic.subscriptions.values():
                 subscription.options = owner.options
@@ -187,9 +188,10 @@ class PartitionTable(Watcher):
         if policies.encryption_required:
             producers.close_unencrypted_producers(owner, topic)
         for subscription in topic.attached:
-            subscription.dispatcher.bounds_changed()
+            if subscription.dispatcher is not None:
+                subscription.dispatcher.bounds_changed()
             owner.wake(topic)
-        if topic.is_persistent and policies.migrated_to:
+        if isinstance(topic, Partition) and policies.migrated_to:
             self._migrate(topic)
 
     def _migrate(self, partition: Partition) -> None:

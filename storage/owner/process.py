@@ -1,6 +1,6 @@
-"""The owner's process: a loop around `Owner`.  Wait, drain a bounded batch, decide, sync, answer.
+"""The owner's process: a loop of passes.  Wait, take in a bounded number of envelopes, decide, sync, answer.
 
-When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
+While an owner cannot begin because of its disk, the process tries again every second, and logs each reason once.
 """
 import os
 import select
@@ -15,10 +15,11 @@ from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk.syscalls import give_back_memory
 from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.ledgers.journal import open_journal
+from geminga.storage.ledgers.journal_reader import Told
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner.owner import Owner
 from geminga.storage.owner.owner_pass import TICK_MS, Pass
-from geminga.storage.owner.recovery import Told, journal_folder, recover_owner
+from geminga.storage.owner.recovery import journal_folder, recover_owner
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
@@ -26,18 +27,21 @@ from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
 
 _AGAIN_SECONDS = 1          # between attempts to begin
-_TELL_SECONDS = 0.25        # between words of how far a recovery is; pings are answered then
-_ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
-_RECEIVE_SECONDS = 0.1      # then a pass ends with what it has taken in: commands may take long, and all wait for its answers
+_TELL_SECONDS = 0.25        # between reports of a recovery's progress, and between answers to pings
+_ENVELOPES_MAX = 256        # taken in by one pass; their bytes are bounded by pass_bytes_max
+_RECEIVE_SECONDS = 0.1      # a pass takes in no further envelope after this: commands may take long, and answers wait
 
 
 class FolderGone(Exception):
-    """The data folder was removed; there is nothing to go on with."""
+    """The data folder was removed, so no owner can begin."""
 
 
 def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
         counters: Counters, *, has_moved: bool) -> None:
-    """Be an owner until told to stop.  Raises CorruptFile, FolderGone, NotDurable."""
+    """Be owner `index` of `owners` until told to stop.  Raises CorruptFile, FolderGone, NotDurable.
+
+    serial: number of this process, for its endpoint in run_dir.  has_moved: the number of owners has changed.
+    """
     said = ""
     while True:
         try:
@@ -64,11 +68,11 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     counters.set("is_waiting", 0)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.SNDHWM, 0)       # bounded by permits and by what workers may have unanswered
+    router.setsockopt(zmq.SNDHWM, 0)       # permits and credit bound what is sent
     router.setsockopt(zmq.RCVHWM, 0)
     router.setsockopt(zmq.LINGER, 1_000)
     router.bind(socket_path(run_dir, serial))
-    give_back_memory()        # what was replayed has been in memory whole
+    give_back_memory()        # the recovery had whole records in memory
     counters.set("serving_pid", os.getpid())
     control.send(ready={"recovered": entries})
     try:
@@ -85,9 +89,9 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
 
 def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool,
            told: Told, sign_of_life: Callable[[], None]) -> tuple[Owner, int]:
-    """(an owner with all that its predecessor answered, entries that were put in place for that).
+    """Recover, and return (an owner, number of entries that the recovery put into ledgers).
 
-    Raises as run does; OSError, StorageFull, CatalogueError.
+    Raises the errors of `run`, OSError, StorageFull, CatalogueError.
     """
     if not (data_dir / "catalogue.sqlite").exists():
         raise FolderGone(f"{data_dir}: it was removed, or something else was mounted there")
@@ -106,7 +110,7 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
 
 
 def _teller(control: Control) -> Told:
-    """Has the supervisor told how far a recovery is, and that this process is alive, now and then."""
+    """Return a function that reports a recovery's progress to the supervisor, and answers its pings, now and then."""
     due = 0.0
 
     def told(what: str, done: int, of: int) -> None:
@@ -120,7 +124,7 @@ def _teller(control: Control) -> Told:
 
 
 def _answerer(control: Control) -> Callable[[], None]:
-    """Answers the supervisor's pings within a long pass, now and then."""
+    """Return a function that answers the supervisor's pings, now and then; called within a long pass."""
     due = 0.0
 
     def answer() -> None:
@@ -132,7 +136,8 @@ def _answerer(control: Control) -> Callable[[], None]:
     return answer
 
 
-def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
+def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
+    """Run passes until told to stop, or to begin again with options that need a new process."""
     passes, poller = owner.passes, zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(control.fileno(), zmq.POLLIN)
@@ -167,8 +172,8 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
         owner.counters.add("passes")
 
 
-def _receive(passes: Pass, router: zmq.Socket, bytes_max: int) -> None:
-    """Hand what has come, something at least, to the owner, up to a bound."""
+def _receive(passes: Pass, router: zmq_frames.Socket, bytes_max: int) -> None:
+    """Hand envelopes that have arrived to the pass, one at least, until one of the bounds is reached."""
     size, until = 0, time.monotonic() + _RECEIVE_SECONDS
     for _ in range(_ENVELOPES_MAX):
         identity, *parts = zmq_frames.receive(router)
@@ -179,4 +184,5 @@ def _receive(passes: Pass, router: zmq.Socket, bytes_max: int) -> None:
 
 
 def _clock_ms() -> int:
+    """The wall clock, in ms since 1970."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Publishing: SENDs of a pass are checked, planned, made durable, written into ledgers, and answered with receipts."""
+"""Publishing: checks and plans the SENDs of a pass, makes them durable, writes them into ledgers, and answers them."""
 import time
 
 import numpy as np
@@ -31,7 +31,7 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 
 
 class Publishing(TopicWatcher):
-    """SENDs of one owner."""
+    """Publishes SENDs to one owner's topics."""
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: DiskSpace,
                  gate: PublishGate, rates: RateLimiter, delays: DelayPolicy, quotas: BacklogQuotas,
@@ -41,9 +41,10 @@ class Publishing(TopicWatcher):
         self._schedules, self._statistics = schedules, statistics
         self._non_persistent = NonPersistentPublishing(owner, rates)
         self._sends: Sends = []                   # received, and not yet published
-        self._strict: set[Topic] = set()          # topics whose policies do not take every message
+        self._strict: set[Topic] = set()          # topics with policies that refuse some messages
         self._system: set[Topic] = set()          # topics that brokers use among themselves
-        self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}     # by worker, of what is being published
+        # Errors for SENDs of the plan in progress, by worker: (connection, producer id, sequence id, frame).
+        self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}
         self._last_closed_ledger = owner.catalogue.ids.last_closed_ledger()
 
     def __repr__(self) -> str:
@@ -52,12 +53,14 @@ class Publishing(TopicWatcher):
     # -- what may be published where
 
     def watch(self, topic: Topic) -> None:
+        """Note whether the topic's policies refuse some messages, and whether it is a system topic."""
         is_strict = topic.policies.max_message_size or topic.policies.encryption_required
         (self._strict.add if is_strict else self._strict.discard)(topic)
         if topic.is_persistent and names.is_system(str(topic.name)):
             self._system.add(topic)
 
     def release(self, topic: Topic) -> None:
+        """Forget the topic, which is unloaded or deleted."""
         self._strict.discard(topic)
         self._system.discard(topic)
 
@@ -68,21 +71,22 @@ class Publishing(TopicWatcher):
         self._sends.append((worker, rows, data))
 
     def publish_received(self) -> None:
-        """Publish what was received, and what a rate held back until now, as far as rates admit it."""
+        """Publish SENDs that were received, and those that a rate has held back, as far as rates admit them."""
         if self._sends or self._rates.due_ms <= self._owner.now_ms:
             sends, self._sends = self._sends, []
             for some in self._rates.admit(sends) if self._rates.is_possible else [sends]:
                 self._publish(some)
 
     def publish_held(self, topic: Topic) -> None:
-        """Publish what a rate holds back of the topic: what came behind it must not overtake it."""
+        """Publish SENDs of the topic that a rate holds back, before a command that came behind them."""
         for some in self._rates.take_all(topic):
             self._publish(some)
 
     def _publish(self, sends: Sends) -> None:
+        """Publish SENDs: refuse those that policies refuse, plan the others, store the plan, and answer."""
         if self._strict:
             sends = [rest for one in sends if len((rest := self._leave_out(*one))[1])]
-        if self._owner.live_producers:
+        if self._owner.non_persistent_producers:
             sends = [rest for one in sends if len((rest := self._non_persistent.publish(*one))[1])]
         if self._gate.is_watched:
             self._close_producers_at_barriers(sends)
@@ -109,9 +113,9 @@ class Publishing(TopicWatcher):
         """
         partition, count, size = demand.partition, demand.count, demand.size
         ledger, options = partition.open_ledger, self._owner.options
-        is_full = ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries or \
-            self._owner.now_ms - ledger.created_ms > options.roll_over_age_s * 1000
-        if (is_full and ledger.entries) or ledger.ledger_id <= self._last_closed_ledger:
+        is_full = ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries
+        is_old = self._owner.now_ms - ledger.created_ms > options.roll_over_age_s * 1000
+        if ((is_full or is_old) and ledger.entries) or ledger.ledger_id <= self._last_closed_ledger:
             self._partitions.roll(partition)
             ledger = partition.open_ledger
         if not ledger.has_room(count, size):
@@ -143,28 +147,30 @@ class Publishing(TopicWatcher):
             owner.journal.mark_dirty(partition)
 
     def _stored(self, planned: Plan, group: Group) -> None:
-        """Tell all whom it concerns that the group's entries are in their ledger."""
+        """Follow up on entries that are in their ledger now: delayed index, dispatch, quota, checkpoint."""
         owner, partition = self._owner, group.partition
         owner.journal.mark_dirty(group.ledger)
         if (schedule := partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
-            schedule.published(group.ledger, group.ledger.entries - group.count, publish_plan.deliver_at(planned, group), owner.now_ms)
+            deliver_at = publish_plan.deliver_at(planned, group)
+            schedule.published(group.ledger, group.ledger.entries - group.count, deliver_at, owner.now_ms)
             self._schedules.look(partition)
         owner.to_dispatch[partition] = None
         self._trimming.recent.add(partition)
         if self._quotas.is_possible:
             self._quotas.published(partition)
         if partition.deduplicates:
-            owner.journal.mark_dirty(partition)      # again, for the record may have begun a segment
+            owner.journal.mark_dirty(partition)      # also for the segment that this record may have begun
 
     def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
-        """Partitions of the plan that know producers' sequences and deduplicate no more: they forget them, as the journal is told."""
-        disabled = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences.by_producer]
+        """Return partitions of the plan that have stopped deduplicating, and note that they forget sequence ids."""
+        disabled = [group.partition for group in planned.groups
+                    if not group.partition.deduplicates and group.partition.sequences.by_producer]
         for partition in disabled:
             self._owner.note(partition, journal_ops.sequences_forgotten(partition.partition_id))
         return disabled
 
     def _begin_schedules(self, planned: Plan) -> None:
-        """Give partitions an index of delayed entries that get their first one, also after a crash."""
+        """Give partitions that get their first delayed entry an index, and note that for a start after a crash."""
         for group in planned.groups:
             partition = group.partition
             if partition.schedule is None and (publish_plan.deliver_at(planned, group) > self._owner.now_ms).any():
@@ -173,15 +179,17 @@ class Publishing(TopicWatcher):
                 self._schedules.watch(partition)
 
     def _count(self, groups: list[Group]) -> None:
+        """Count the groups, whose entries are not yet in their ledgers."""
         counters = self._owner.counters
         counters.add("entries_in", sum(group.count for group in groups))
         counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
         counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
         if self._system:
-            counters.add("system_bytes_in", sum(group.size - group.ledger.size for group in groups if group.partition in self._system))
+            counters.add("system_bytes_in", sum(
+                group.size - group.ledger.size for group in groups if group.partition in self._system))
 
     def _answer(self, planned: Plan) -> None:
-        """Answer with receipts, and with errors in their turn."""
+        """Answer the plan's SENDs with receipts, and refused ones with errors, in the order of SENDs."""
         errors, self._send_errors = self._send_errors, {}
         for worker, rows in planned.receipts:
             if worker in errors:
@@ -193,14 +201,14 @@ class Publishing(TopicWatcher):
 
     # -- what is refused
 
-    def refuse_sends(self, worker: int, rows: Rows, code: int, text: str) -> None:
-        """Answer rows (n,) SEND_ROW of what is being published with an error, each in its turn."""
+    def refuse_sends(self, worker: int, rows: Rows, code: api.ServerError.ValueType, text: str) -> None:
+        """Answer rows (n,) SEND_ROW of the plan in progress with an error, in the order of SENDs."""
         self._send_errors.setdefault(worker, []).extend([
             (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
 
     def _leave_out(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
-        """Refuse what its topic's policies do not take: too large entries, but for chunks, and unencrypted ones.  Returns the rest."""
+        """Refuse entries that policies refuse: unencrypted ones, and too large ones that are no chunks.  Return the rest."""
         refused = np.zeros(len(rows), bool)
         for handle in set(rows["producer"].tolist()):
             producer = self._producer(handle)
@@ -221,7 +229,7 @@ class Publishing(TopicWatcher):
         return (worker, rows[~refused], data) if refused.any() else (worker, rows, data)
 
     def _refuse(self, refused: list[tuple[int, int, int, int, str]]) -> None:
-        """Refuse entries without room.  Clients retry at once, unless the disk is full: then their producers have to come back."""
+        """Refuse entries without room.  If the disk is full, producers are closed: clients would retry at once."""
         owner = self._owner
         for worker, connection, producer_id, sequence_id, why in refused:
             if not self._space.is_full:
@@ -232,13 +240,13 @@ class Publishing(TopicWatcher):
             producer_commands.close_refused(owner, owner.sessions[worker, connection], producer_id)
 
     def _close_producers_at_barriers(self, sends: Sends) -> None:
-        """Close producers of partitions to which nobody may publish now; their clients come back, and send again what is left out here."""
+        """Close producers of partitions to which nobody may publish now.  Their clients reconnect and send again."""
         producers = {self._producer(handle) for _, rows, _ in sends for handle in set(rows["producer"].tolist())}
         for partition in {producer.partition for producer in producers if producer is not None}:
-            if self._gate.barrier(partition) is not None:
+            if isinstance(partition, Partition) and self._gate.barrier(partition) is not None:
                 producer_commands.close_producers(self._owner, partition)
 
     def _producer(self, handle: int) -> Producer | None:
-        """The producer that may publish under that handle."""
+        """Return the producer that may publish under that handle; None: it is closed, or waits for exclusive access."""
         producer = self._owner.producers.get(handle)
         return producer if producer is not None and producer.is_ready else None

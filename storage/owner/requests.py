@@ -93,10 +93,10 @@ class Requests:
         except StorageFull as error:
             refuse(owner, session, command, Refusal(api.PersistenceError, str(error)))
         except CorruptFile as error:
-            owner.complain(f"{error}; its topic is refused", code="G121")
+            owner.log_once(f"{error}; its topic is refused", code="G121")
             refuse(owner, session, command, Refusal(api.PersistenceError, str(error)))
         except OSError as error:
-            owner.complain(text_of(error), code="G103")
+            owner.log_once(text_of(error), code="G103")
             refuse(owner, session, command, Refusal(api.PersistenceError, text_of(error)))
         except NotDurable:
             raise

@@ -1,4 +1,4 @@
-"""Trimming: ledgers that no subscription needs are deleted, and idle partitions give up disk space that they do not use."""
+"""Trimming: deletes ledgers that no subscription needs, and has idle partitions give back unused disk space."""
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,6 @@ from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Topic
 from geminga.storage.topics.watcher import Watcher
 from geminga.storage.upkeep.compacted_views import CompactedViews
 from geminga.storage.upkeep.discovery import Discovery
@@ -19,29 +18,30 @@ if TYPE_CHECKING:
     from geminga.storage.ledgers.ledger import Ledger
 
 IDLE_MS = 1_000             # a partition that was not written to for so long is idle
-_UNUSED_MIN = 1 << 20       # bytes that a ledger was allocated ahead, and gives back where there is little room
+_UNUSED_MIN = 1 << 20       # bytes allocated ahead that a ledger must have for sealing it to be worthwhile
 
 
 class Trimming(Watcher):
-    """Ledgers of one owner that are to be deleted."""
+    """Deletes ledgers of one owner's partitions."""
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, space: DiskSpace, discovery: Discovery,
-                 views: CompactedViews):
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, space: DiskSpace,
+                 discovery: Discovery, views: CompactedViews):
         self._owner, self._partitions, self._durability, self._space = owner, partitions, durability, space
         self._discovery, self._views = discovery, views
-        self.recent: set[Partition] = set()      # written to since they were last found idle
-        self._taken: list[Ledger] = []            # out of their chains, and still on disk
+        self.recent: set[Partition] = set()       # partitions written to since they were last idle
+        self._taken: list[Ledger] = []            # taken out of their chains, with files that are still to be deleted
 
     def __repr__(self) -> str:
         return f"<Trimming recent={len(self.recent)} taken={len(self._taken)}>"
 
-    def release(self, topic: Topic) -> None:
-        self.recent.discard(topic)
-        self._owner.to_trim.pop(topic, None)
-        self.unlink_taken()      # the journal is synced; a partition that is opened again would go on with their files
+    def release(self, partition: Partition) -> None:
+        """Forget the partition, which is unloaded or deleted.  The journal is synced."""
+        self.recent.discard(partition)
+        self._owner.to_trim.pop(partition, None)
+        self.unlink_taken()      # a later command of the pass may open the partition again, with all files of ledgers
 
     def decide(self) -> None:
-        """Take ledgers that nobody needs out of their chains, and tell the journal: a replay must not miss them."""
+        """Take ledgers that nobody needs out of their chains, and note that they are deleted, before their files are."""
         owner = self._owner
         for partition in owner.to_trim:
             if not self._discovery.holds(partition, owner.now_ms):
@@ -51,7 +51,7 @@ class Trimming(Watcher):
             owner.answer_needs_sync()
 
     def unlink_taken(self) -> None:
-        """Delete the files of ledgers that were taken, after the commit that told the journal of them."""
+        """Delete the files of ledgers that were taken; the journal says by now that they are deleted."""
         taken, self._taken = self._taken, []
         for ledger in taken:
             ledger.unlink()
@@ -60,27 +60,31 @@ class Trimming(Watcher):
             self._space.look()
 
     def trim(self) -> None:
-        """Delete ledgers that nobody needs now, not with the pass: administration answers with the bytes given back."""
+        """Delete ledgers that nobody needs at once, not with the pass: a night's answer has the bytes given back."""
         self.decide()
         if self._taken:
             self._durability.commit_and_sync()
             self.unlink_taken()
 
     def truncate(self, partition: Partition) -> None:
-        """Delete all entries of a partition on which everything is acknowledged, whatever retention says.  Raises StorageFull."""
+        """Delete all entries of a partition on which everything is acknowledged, whatever retention says.
+
+        Raises StorageFull.
+        """
         if partition.open_ledger.entries:
             self._partitions.roll(partition)
         self._views.truncated(partition)
         self._take(partition, len(partition.ledgers))
 
     def _take(self, partition: Partition, at_most: int) -> None:
+        """Take up to so many ledgers that are acknowledged out of the partition's chain."""
         for ledger in partition.take_acknowledged_ledgers(at_most):
             self._taken.append(ledger)
             self._owner.note(partition, journal_ops.ledger_deleted(partition.partition_id, ledger.ledger_id))
             self._owner.wake(partition)      # readers that had too much of it may get more
 
     def tick(self, now_ms: int) -> None:
-        """Trim partitions that nobody discovers any more; roll open ledgers that are drained, or allocated too far ahead."""
+        """Trim partitions whose discovery has ended, and seal open ledgers that give back much space."""
         for partition in self._discovery.tick(now_ms):
             if self._owner.by_name.get(partition.name) is partition:
                 self._owner.wake_trimming(partition)
@@ -98,7 +102,7 @@ class Trimming(Watcher):
                 self.recent.discard(partition)
 
     def _give_unused_back(self) -> None:
-        """Seal open ledgers that were allocated far ahead, until there is room; their partitions go on in small ones."""
+        """Seal open ledgers that were allocated far ahead, until there is room.  Their partitions get small ones."""
         for partition in list(self.recent):
             if partition.open_ledger.unused >= _UNUSED_MIN:
                 with contextlib.suppress(StorageFull):      # tried again with the next tick

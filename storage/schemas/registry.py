@@ -298,7 +298,7 @@ class Topic(Protocol):
     @property
     def ledgers(self) -> Iterable[_Ledger]: ...
     @property
-    def published(self) -> int: ...
+    def entries_in(self) -> int: ...
     @property
     def producers(self) -> _Producers: ...
     @property
@@ -338,7 +338,7 @@ def admit_consumer(owner: _Owner, found: Topic, schema: api.Schema) -> None:
 
 def _is_unused(found: Topic) -> bool:
     """Whether the topic has no messages, no producers, and no consumers that a schema would concern."""
-    is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.published
+    is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.entries_in
     return is_empty and not found.producers.live and all(
         consumer.takes_any_schema for subscription in found.attached for consumer in subscription.consumers)
 

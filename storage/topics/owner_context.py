@@ -78,10 +78,10 @@ class OwnerContext(Protocol):
     now_ms: int                                       # when the pass began
     began: float                                      # likewise, of time.perf_counter
     by_name: dict[TopicName, Partition]               # open partitions
-    live: dict[TopicName, NonPersistentTopic]
+    non_persistent: dict[TopicName, NonPersistentTopic]
     sessions: dict[tuple[int, int], Session]          # by worker and connection
     producers: dict[int, Producer]                    # by handle
-    live_producers: dict[int, Producer]               # those of non-persistent topics
+    non_persistent_producers: dict[int, Producer]               # those of non-persistent topics
     consumers: dict[int, Consumer]                    # by handle
     parked: dict[tuple[int, int], ParkedCommands]     # by the connection whose fate they wait for
     expected_readers: dict[Subscription, int]         # subscriptions of readers that sought -> since when they are to come back
@@ -190,13 +190,13 @@ class OwnerContext(Protocol):
     def publish_held(self, topic: Topic) -> None:
         """Publish what a rate holds back of the topic."""
 
-    def refuse_sends(self, worker: int, rows: NDArray[Any], code: int, text: str) -> None:
+    def refuse_sends(self, worker: int, rows: NDArray[Any], code: api.ServerError.ValueType, text: str) -> None:
         """Answer rows (n,) SEND_ROW of what is being published with an error."""
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
         """Carry out a client's command; probed: the connection in its way was asked, and lives."""
 
-    def complain(self, text: str, *, code: str, **fields: str) -> None:
+    def log_once(self, text: str, *, code: str, **fields: str) -> None:
         """Log an error line, once however often it happens."""
 
     def report_damage(self, text: str, *, code: str = "G120") -> None:

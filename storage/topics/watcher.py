@@ -10,12 +10,15 @@ class Watcher(Protocol):
 
     def watch(self, topic: Partition, /) -> None:
         """Look at the topic from now on: it was opened, or its policies have changed."""
+        return
 
     def release(self, topic: Partition, /) -> None:
         """Forget the topic: its owner gives it up."""
+        return
 
     def tick(self, now_ms: int) -> None:
         """Do the work that is due at that time, in ms since the epoch; called once a second."""
+        return
 
 
 class TopicWatcher(Watcher, Protocol):
@@ -23,6 +26,8 @@ class TopicWatcher(Watcher, Protocol):
 
     def watch(self, topic: Topic, /) -> None:
         """Look at the topic from now on: it was opened, or its policies have changed."""
+        return
 
     def release(self, topic: Topic, /) -> None:
         """Forget the topic: its owner gives it up."""
+        return

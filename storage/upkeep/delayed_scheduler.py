@@ -100,7 +100,7 @@ class DelayedScheduler(Watcher):
             try:
                 self._work_for(partition, index, now_ms, until)
             except OSError as error:                  # rows stay in memory; tried again with the next tick
-                self._owner.complain(
+                self._owner.log_once(
                     f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room",
                     code="G103", topic=str(partition.name))
                 del self._busy[partition]
@@ -155,7 +155,7 @@ class DelayedScheduler(Watcher):
         try:
             future.result()
         except OSError as error:
-            self._owner.complain(f"{text_of(error)}; schedules are not saved", code="G103")
+            self._owner.log_once(f"{text_of(error)}; schedules are not saved", code="G103")
             for snapshot in snapshots:
                 snapshot.index.is_dirty = True
         else:
@@ -179,7 +179,7 @@ class DelayedScheduler(Watcher):
             snapshots = [persistence.take_snapshot(index) for index in indexes]
             _write(self._owner.data_dir, snapshots)
         except OSError as error:                      # a start scans the ledgers from the older snapshot on
-            self._owner.complain(f"{text_of(error)}; schedules are not saved", code="G103")
+            self._owner.log_once(f"{text_of(error)}; schedules are not saved", code="G103")
         else:
             for snapshot in snapshots:
                 snapshot.remove_files()

@@ -226,11 +226,11 @@ BUGS = [
         ("        if self.subscriptions.get(subscription.key) is subscription:\n",
          "        if subscription.key in self.subscriptions:\n", "a reader is forgotten for another of its name")),
     *of("storage/commands/consumers.py", "storage/test_failing_commands.py",
-        ("    except Exception:      # its dispatcher's state is unknown now: all consumers subscribe anew\n"
+        ("    except Exception:      # the dispatcher's state is unknown now, so all consumers subscribe anew\n"
          "        close_consumers(owner, subscription)\n        raise",
          '    except Exception:\n        raise', "a broken dispatcher goes on")),
     *of("storage/commands/requests.py", "storage/test_failing_commands.py",
-        ('    if not waiting:      # else it has been asked already\n',
+        ('    if not waiting:      # else another command has had the connection asked already\n',
          '    if True:\n', "a client is probed for each who waits for it", "storage/test_owner_consuming.py")),
     *of("storage/catalogue/partitions.py", "storage/test_foreign.py",
         ("            self.delete(earlier)\n", "            pass\n",

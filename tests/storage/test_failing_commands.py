@@ -38,8 +38,8 @@ def tracebacks(capfd) -> list[str]:
 def left_of(rig, connection: int) -> list:
     """All that any table has of the connection."""
     found = rig.owner
-    topics = [*found.by_name.values(), *found.live.values()]
-    tables = [found.producers.values(), found.consumers.values(), found.live_producers.values(),
+    topics = [*found.by_name.values(), *found.non_persistent.values()]
+    tables = [found.producers.values(), found.consumers.values(), found.non_persistent_producers.values(),
               *(topic.producers.live.values() for topic in topics), *(topic.producers.waiting for topic in topics),
               *(subscription.consumers for topic in topics for subscription in topic.subscriptions.values())]
     return [one for table in tables for one in table if one.connection == connection]
@@ -166,7 +166,7 @@ def test_one_that_waits_and_fails_does_not_end_who_was_in_its_way(rig, monkeypat
     section, _ = rig.subscribe(TOPIC, "sub", connection=OTHER)
     rig.run(section)
     with monkeypatch.context() as patched:
-        patched.setitem(commands._COMMANDS, T.SUBSCRIBE, surprise)
+        patched.setitem(commands._PARKABLE, T.SUBSCRIBE, surprise)
         assert ended(rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=VICTIM))) == [OTHER]
     [position] = rig.publish(rig.producer(TOPIC, connection=WITNESS), b"a")
     assert rig.receive(holder) == [(position, b"a")]

@@ -41,7 +41,7 @@ def test_a_producer_or_consumer_of_another_owners_topic_is_refused(foreign, topi
     [error] = foreign.run(foreign.command(kind, topic=topic, request_id=5, **fields)).commands()
     assert (error.type, error.error.request_id, error.error.error) == (T.ERROR, 5, api.ServiceNotReady)
     assert (owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
-    assert not (owner.by_name or owner.live or owner.producers or owner.consumers)
+    assert not (owner.by_name or owner.non_persistent or owner.producers or owner.consumers)
     assert foreign.publish(foreign.producer(MINE), b"mine")
 
 
@@ -53,7 +53,7 @@ def test_administration_of_another_owners_topic_is_refused(foreign, ask):
         [answer] = foreign.run(foreign.question(ask, topic, subscription="theirs", force=True, new=True, may_create=True)).answered
         assert answer["refused"] == api.ServiceNotReady
     assert (foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
-    assert not (foreign.owner.by_name or foreign.owner.live)
+    assert not (foreign.owner.by_name or foreign.owner.non_persistent)
 
 
 def test_a_subscription_that_the_state_does_not_know_stays_in_the_catalogue(rigs):

@@ -68,7 +68,7 @@ def test_a_topic_has_so_many_consumers_whatever_their_subscriptions(rigs, topic)
         assert error_of(ask_consumer(rig, topic, name, subType=SHARED)) == (api.ConsumerBusy, "Topic reached max consumers limit")
     rig.close_consumer(first)
     rig.consumer(topic, "b", subType=SHARED)
-    assert ("c", True) not in rig.owner.by_name.get(rig.topic(topic), rig.owner.live.get(rig.topic(topic))).subscriptions
+    assert ("c", True) not in rig.owner.by_name.get(rig.topic(topic), rig.owner.non_persistent.get(rig.topic(topic))).subscriptions
 
 
 def introduced(rig, connection, address):

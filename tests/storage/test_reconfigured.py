@@ -44,7 +44,7 @@ def test_each_option_is_everywhere(used, name):
         return
     owner.configure(wanted)
     assert owner.options == wanted
-    for topic in [*owner.by_name.values(), *owner.live.values()]:
+    for topic in [*owner.by_name.values(), *owner.non_persistent.values()]:
         assert topic.options == wanted
         assert topic.subscriptions
         assert all(subscription.options == wanted for subscription in topic.subscriptions.values())
