@@ -1,4 +1,5 @@
-"""What of a backup is cut when: whatever becomes of partitions between its beginning, the cut, and the reading of files."""
+"""The cut of a backup: it is consistent whatever happens to partitions before the cut, and until their files are read.
+"""
 import pytest
 
 from geminga.proto import names
@@ -17,7 +18,9 @@ BLOCK = b"x" * 900
 
 @pytest.fixture
 def taken(rigs, tmp_path):
-    """taken(rig, before_cut, after_cut): the next process, on a backup that was made while these happened."""
+    """Return taken(rig, before_cut, after_cut): it makes a backup, calls the two on the way, and returns a process on
+    the restored backup.
+    """
     made = []
 
     def taken(rig, before_cut=lambda: None, after_cut=lambda: None):
@@ -99,7 +102,9 @@ def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
 
 
 def test_what_comes_after_a_backup_is_put_back_has_ids_that_nobody_had(rigs, taken):
-    """F053: on topics that there were too, open or not, empty or not, while the old process goes on; and after crashes of the new one."""
+    """A restored backup gives messages ids that the old process never gives out meanwhile, on all kinds of topics, and
+    after crashes too.
+    """
     topics = ("open", "closed", "empty", "never used")
     rig, of = filled(rigs, topics[:3])
     first = {topic: rig.publish(of[topic][1], b"a", b"b") if topic != "empty" else [] for topic in topics[:3]}
@@ -113,7 +118,8 @@ def test_what_comes_after_a_backup_is_put_back_has_ids_that_nobody_had(rigs, tak
         for topic in topics:
             before = len(rig.files(topic))
             positions = again.publish(again.producer(topic, producer_name=f"p{round_}"), b"new", b"new")
-            assert not {ledger_id for ledger_id, _ in positions} & {ledger_id for ledger_id, _ in first[topic]}, (round_, topic)
+            ledger_ids, others = ({ledger_id for ledger_id, _ in of} for of in (positions, first[topic]))
+            assert not ledger_ids & others, (round_, topic)
             assert positions[0][0] > max(first[topic])[0] and len(again.files(topic)) <= before + 1
         again = rigs.crash(again)
     assert [payload for _, payload in left(again, "open")] == [b"a", b"b"] + [b"new"] * 6
@@ -151,12 +157,20 @@ def test_partitions_that_are_made_opened_given_up_or_deleted_meanwhile(rigs, tak
         rig.consumer("open", "later")
 
     again = taken(rig, before, after)
-    found = {topic: [payload for _, payload in left(again, topic)] for topic in ("open", "closed", "closes", "opens", "new")}
-    assert found == {"open": [b"open"], "closed": [b"closed"], "closes": [b"closes", b"more"], "opens": [b"opens", b"more"],
-                     "new": [b"new"]}
-    assert again.asked("subscriptions", str(name_of("open"))) == ["sub"] and again.owner.catalogue.partitions.find(name_of("later")) is None
-    assert again.owner.catalogue.partitions.find(name_of("went")) is again.owner.catalogue.partitions.find(name_of("goes")) is None
-    assert not any(format.partition_folder(again.data_dir, 1 + topics.index(topic)).exists() for topic in ("went", "goes"))
+    found = {topic: [payload for _, payload in left(again, topic)]
+             for topic in ("open", "closed", "closes", "opens", "new")}
+    assert found == {
+        "open": [b"open"],
+        "closed": [b"closed"],
+        "closes": [b"closes", b"more"],
+        "opens": [b"opens", b"more"],
+        "new": [b"new"],
+    }
+    assert again.asked("subscriptions", str(name_of("open"))) == ["sub"]
+    for topic in ("later", "went", "goes"):
+        assert again.owner.catalogue.partitions.find(name_of(topic)) is None, topic
+    assert not any(format.partition_folder(again.data_dir, 1 + topics.index(topic)).exists()
+                   for topic in ("went", "goes"))
 
 
 def test_views_that_come_and_go_meanwhile(rigs, taken):
@@ -165,7 +179,7 @@ def test_views_that_come_and_go_meanwhile(rigs, taken):
     found = rig.partition("t")
 
     def replace(payload):
-        """All that was published is gone by a new view, and this comes behind it."""
+        """Publish, truncate, and publish again.  Return the horizon of the empty view that truncating has made."""
         rig.publish(producer, payload)
         rig.asked("truncate", "t")
         rig.publish(producer, payload)
@@ -180,7 +194,7 @@ def test_views_that_come_and_go_meanwhile(rigs, taken):
 
 
 def test_what_only_a_recovery_knows_is_in_it(rigs, taken):
-    """A partition that nobody has opened since its owner was killed."""
+    """The cut has the recovered state of a partition that was not opened since its owner was killed."""
     rig, of = filled(rigs)
     consumer, producer = of["t"]
     positions = rig.publish(producer, b"a", b"b", b"c")
@@ -191,8 +205,9 @@ def test_what_only_a_recovery_knows_is_in_it(rigs, taken):
 
 
 def test_what_a_cut_has_is_not_undone_by_a_power_cut(rigs, tmp_path, monkeypatch):
-    """Else ids that the backup has would be given out again, and files that it has linked be written otherwise: also where nothing is
-    synced for receipts."""
+    """The cut is synced even where receipts are not. Otherwise, after a power cut, ids in the backup would be given out
+    again, and files that the backup has linked would be overwritten.
+    """
     disk = Disk(tmp_path / "right", monkeypatch)
     rig = rigs.on(disk.data_dir, sync="none")
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
@@ -208,7 +223,7 @@ def test_what_a_cut_has_is_not_undone_by_a_power_cut(rigs, tmp_path, monkeypatch
 
 
 def test_what_has_changed_since_the_backup_before_is_in_the_next(rigs, taken):
-    """Files as long as they were too: what was acknowledged is a bit, and what was given back a number."""
+    """Files that changed without growing are copied again: an acknowledgement sets a bit, a hole changes a number."""
     rig, of = filled(rigs)
     consumer, producer = of["t"]
     positions = rig.publish(producer, b"a", b"b", b"c", b"d", b"e")
@@ -221,7 +236,8 @@ def test_what_has_changed_since_the_backup_before_is_in_the_next(rigs, taken):
     again = taken(rig)
     found = again.consumer("t", subType=SubType.Shared)
     given = again.given(again.run(again.flow(found, 100)), found)
-    assert [(position, redeliveries) for position, redeliveries, _ in given] == [(positions[0], 0), (positions[2], 2), (positions[4], 0)]
+    counts = [(position, redeliveries) for position, redeliveries, _ in given]
+    assert counts == [(positions[0], 0), (positions[2], 2), (positions[4], 0)]
 
 
 def test_a_cut_without_a_beginning_is_refused(rigs):
@@ -239,7 +255,7 @@ def test_what_fails_leaves_nothing_behind(rigs, taken, tmp_path):
     with pytest.raises(OSError, match="no"):
         backup.make(rig.data_dir, tmp_path / "failed", lambda: ask(rig, "backup-begin"), fail)
     assert [path.name for path in (tmp_path / "failed").iterdir()] == ["lock"]
-    rig.owner.roll(rig.partition("t"))      # nothing comes of what is not asked for any more
+    rig.owner.roll(rig.partition("t"))      # changes that no backup asks for are not kept
     assert not format.linked_folder(rig.data_dir).exists()
     assert [payload for _, payload in left(taken(rig), "t")] == [b"a"]
 

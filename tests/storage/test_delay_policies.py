@@ -1,6 +1,7 @@
-"""What administrators demand of delays: a maximum, and one delay for every message of a topic (PIP-437), on a clock of the tests' own.
+"""Policies about delays, on a clock of the tests' own: a maximum, and a fixed delay for all messages of a topic
+(PIP-437).
 
-The names begin with the rows F181 to F200 that they hold.  REST, command line and metrics: tests/supervisor/test_delay_policies.py.
+tests/supervisor/test_delay_policies.py is about REST, the command line and metrics.
 """
 import itertools
 import random
@@ -26,7 +27,7 @@ COUNTS = pytest.mark.parametrize("count", [1, 100], ids=["few", "many"])
 
 
 def set_delays(rig, scope=TOPIC, **fields):
-    """Of a topic or a namespace, as an administrator's POST does; without fields: removed."""
+    """Set the delay policy of a topic or a namespace as an administrator's POST does.  Without fields it is removed."""
     value = {"active": True, "tickTime": 0} | fields if fields else None
     rig.owner.catalogue.policies.set(scope, "delayedDelivery", value)
     rig.owner.catalogue.commit()
@@ -42,7 +43,7 @@ def most(rig, ms, scope=TOPIC):
 
 
 def stored(rig, topic=TOPIC):
-    """[(metadata, payload)] of all entries, whose index rows say the same."""
+    """Return [(metadata, payload)] of all entries, after a check that the index rows have the same times."""
     partition, found = rig.partition(topic), []
     for ledger in partition.ledgers:
         rows = ledger.index[:ledger.entries]
@@ -50,7 +51,8 @@ def stored(rig, topic=TOPIC):
         assert (np.diff(rows["offset"]) == rows["size"][:-1]).all()
         entries = read_mapped(partition.folder, ledger.ledger_id, 0, ledger.entries) if ledger.entries else []
         for entry, row in zip(entries, rows, strict=True):
-            metadata, fresh = metadata_of(entry), sends.read_one(api.CommandSend(producer_id=1, sequence_id=1), bytes(entry))
+            metadata = metadata_of(entry)
+            fresh = sends.read_one(api.CommandSend(producer_id=1, sequence_id=1), bytes(entry))
             for name in ("size", "publish_time", "deliver_at", "messages", "key_hash", "crc32c"):
                 assert int(row[name]) == fresh[sends.SEND_ROW.names.index(name)], name
             found.append((metadata, bytes(payload_of(entry))))
@@ -66,7 +68,9 @@ def times(rig, topic=TOPIC):
 
 
 def sent(rig, *messages):
-    """Publish (producer, payload, {metadata}) in one pass, now unless they say otherwise: (positions, errors)."""
+    """Publish (producer, payload, {metadata}) in one pass, with the publish time now by default.  Return (positions,
+    errors).
+    """
     answers = rig.run(rig.sends(*[(handle, payload, {"publish_time": rig.now_ms} | (more[0] if more else {}))
                                   for handle, payload, *more in messages]))
     assert all(one.send_error.error == api.NotAllowedError for one in answers.commands(T.SEND_ERROR))
@@ -90,7 +94,7 @@ def later(rig, ms):
 @SPREAD
 @COUNTS
 def test_f182_a_fixed_delay_is_for_messages_with_and_without_a_time_of_their_own(rig, kind, count):
-    """Later or earlier than theirs; and the maximum does not matter then."""
+    """A fixed delay replaces a message's own time, be it earlier or later, and the maximum does not apply."""
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=kind)
     set_delays(rig, fixedDeliveryDelayInMillis=10_000, maxDeliveryDelayInMillis=1_000)
     rig.run(rig.flow(consumer, 1_000))
@@ -113,12 +117,19 @@ def test_f163_whoever_is_alone_gets_them_at_once(rig, kind):
 
 @COUNTS
 def test_f182_times_count_from_the_producers_clock_and_ours_where_that_is_ahead_and_ascend(rig, count):
-    """So the order of the topic is its schedule, whatever producers' clocks say."""
+    """Delivery times ascend in the order of the topic, whatever producers' clocks say."""
     producer = rig.producer(TOPIC)
     fixed(rig, 10_000)
     ahead = delay_policy.FIXED_AHEAD_MS
-    for published, found in ((START_MS - 300, -300), (START_MS + 7, 7), (START_MS + HOUR_MS, ahead), (START_MS - 5_000, ahead),
-                             (1, ahead), (0, ahead), (1 << 63, ahead)):
+    for published, found in (
+        (START_MS - 300, -300),
+        (START_MS + 7, 7),
+        (START_MS + HOUR_MS, ahead),
+        (START_MS - 5_000, ahead),
+        (1, ahead),
+        (0, ahead),
+        (1 << 63, ahead),
+    ):
         sent(rig, *[(producer, b"x", {"publish_time": published})] * count)
         assert times(rig)[-count:] == [START_MS + 10_000 + found] * count
     rig.now_ms += 5_000
@@ -128,7 +139,7 @@ def test_f182_times_count_from_the_producers_clock_and_ours_where_that_is_ahead_
 
 
 def test_f182_what_was_published_long_ago_waits_that_much_less(rig):
-    """Where nothing is before it: a producer that was held back, or whose clock is behind."""
+    """A first message published long ago, by a producer held back or with a slow clock, waits that much less."""
     producer = rig.producer(TOPIC)
     fixed(rig, HOUR_MS)
     sent(rig, (producer, b"x", {"publish_time": START_MS - MINUTE_MS}))
@@ -145,26 +156,38 @@ def test_f182_a_clock_that_is_set_back_a_little_keeps_the_order_and_more_does_no
 
 
 def test_f182_a_shorter_delay_holds_at_once(rig):
-    """Nothing of the one before is left over."""
+    """A shorter delay applies to the next message: the times of older messages do not hold it back."""
     producer = rig.producer(TOPIC)
     for ms in (HOUR_MS, 10_000, 1, HOUR_MS, 20):
         fixed(rig, ms)
         sent(rig, (producer, b"x"))
         assert times(rig)[-1] == START_MS + ms
-        set_delays(rig, NAMESPACE, maxDeliveryDelayInMillis=7)      # something else changes
+        set_delays(rig, NAMESPACE, maxDeliveryDelayInMillis=7)      # another policy changes
         sent(rig, (producer, b"x"))
         assert times(rig)[-1] == START_MS + ms
 
 
 @COUNTS
 def test_f186_metadata_are_rewritten_before_they_are_stored_and_all_else_stays(rig, count):
-    """Batches, compressed and encrypted messages, keys, properties; a replay after a kill has the same."""
+    """Payloads, keys and properties of all kinds of messages are stored as published, with another delivery time; after
+    a kill too.
+    """
     producer = rig.producer(TOPIC)
-    kinds = [{"batch": 3}, {"batch": 1}, {"compression": 1, "uncompressed_size": 99}, {"partition_key": "k"}, {"ordering_key": b"o"},
-             {"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")], "encryption_algo": "a"}, {"null_value": True},
-             {"properties": [api.KeyValue(key="a", value="b")], "event_time": 5}, {"deliver_at_time": START_MS + 5}, {"marker_type": 0}]
+    kinds = [
+        {"batch": 3},
+        {"batch": 1},
+        {"compression": 1, "uncompressed_size": 99},
+        {"partition_key": "k"},
+        {"ordering_key": b"o"},
+        {"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")], "encryption_algo": "a"},
+        {"null_value": True},
+        {"properties": [api.KeyValue(key="a", value="b")], "event_time": 5},
+        {"deliver_at_time": START_MS + 5},
+        {"marker_type": 0},
+    ]
     fixed(rig, 10_000)
-    messages = [(producer, b"%05d" % n, {"publish_time": START_MS, **kinds[n % len(kinds)]}) for n in range(count * len(kinds))]
+    messages = [(producer, b"%05d" % n, {"publish_time": START_MS, **kinds[n % len(kinds)]})
+                for n in range(count * len(kinds))]
     section = rig.sends(*messages)
     rig.run(section)
     found = stored(rig)
@@ -178,7 +201,7 @@ def test_f186_metadata_are_rewritten_before_they_are_stored_and_all_else_stays(r
 
 
 def test_f186_a_kill_changes_nothing_of_it(rigs):
-    """Neither what is stored nor what is set; the order goes on where it was."""
+    """After a kill, stored messages and policies are the same, and times go on ascending from the last one."""
     rig = rigs()
     producer = rig.producer(TOPIC)
     fixed(rig, 10_000)
@@ -186,7 +209,7 @@ def test_f186_a_kill_changes_nothing_of_it(rigs):
     before = stored(rig)
     for again in (rigs.crash, rigs.restart):
         rig = again(rig)
-        rig.now_ms -= 20      # and the clock was set back
+        rig.now_ms -= 20      # and the clock is put back
         producer = rig.producer(TOPIC)
         assert stored(rig)[:50] == before
         sent(rig, (producer, b"x"))
@@ -199,18 +222,33 @@ def test_f186_a_kill_changes_nothing_of_it(rigs):
 
 
 def chunk(rig, producer, sequence_id, number, of, publish_time, payload=b"part"):
-    """A section with one chunk."""
-    entry = entry_of(payload, sequence_id=sequence_id, publish_time=publish_time, uuid="u", chunk_id=number, num_chunks_from_msg=of,
-                     total_chunk_msg_size=4 * of)
-    row = np.array([sends.read_one(api.CommandSend(producer_id=producer.object_id, sequence_id=sequence_id, is_chunk=True), entry)],
-                   sends.SEND_ROW)
+    """Return a section with one chunk of a message."""
+    entry = entry_of(
+        payload,
+        sequence_id=sequence_id,
+        publish_time=publish_time,
+        uuid="u",
+        chunk_id=number,
+        num_chunks_from_msg=of,
+        total_chunk_msg_size=4 * of,
+    )
+    row = np.array(
+        [
+            sends.read_one(
+                api.CommandSend(producer_id=producer.object_id, sequence_id=sequence_id, is_chunk=True), entry
+            )
+        ],
+        sends.SEND_ROW,
+    )
     row["producer"], row["connection"] = producer.number, producer.connection
     return envelope.SENDS, row, entry
 
 
 @pytest.mark.parametrize("are_many", [False, True], ids=["few", "many"])
 def test_f186_chunks_are_delayed_alike_and_come_once_where_they_are_deduplicated(rigs, are_many):
-    """A chunk that is sent again is known by what came, not by what was stored: its time would be another one now."""
+    """Deduplication compares a chunk sent again with the received bytes. The stored ones have a delivery time, which
+    would differ now.
+    """
     rig = rigs(deduplication=True)
     producer, other = rig.producer(TOPIC, producer_name="p"), rig.producer(TOPIC, producer_name="q")
     fixed(rig, 10_000)
@@ -234,7 +272,8 @@ def test_f186_chunks_are_delayed_alike_and_come_once_where_they_are_deduplicated
     rig = rigs.crash(rig)
     producer = rig.producer(TOPIC, producer_name="p")
     assert rig.run(chunk(rig, producer, ids[1], 0, 3, published)).positions == [nowhere]
-    assert rig.run(chunk(rig, producer, ids[1], 0, 3, published, b"cut otherwise")).positions != [nowhere]      # begun anew
+    # the message begins anew
+    assert rig.run(chunk(rig, producer, ids[1], 0, 3, published, b"cut otherwise")).positions != [nowhere]
 
 
 def test_f186_what_is_sent_again_is_not_stored_again(rigs):
@@ -249,10 +288,11 @@ def test_f186_what_is_sent_again_is_not_stored_again(rigs):
 
 
 def test_f186_next_to_rates_what_is_held_back_gets_its_time_when_it_came(rig):
-    """When it was published, not when the rate let it through."""
+    """A message that a publish rate holds back gets its delivery time when it arrives, not when it is stored."""
     producer = rig.producer(TOPIC)
     fixed(rig, 10_000)
-    rig.owner.catalogue.policies.set(TOPIC, "publishRate", {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
+    rig.owner.catalogue.policies.set(TOPIC, "publishRate",
+                                     {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope=TOPIC))
     made = rig.sends(*[(producer, b"%d" % n, {"publish_time": START_MS}) for n in range(30)])
@@ -265,7 +305,7 @@ def test_f186_next_to_rates_what_is_held_back_gets_its_time_when_it_came(rig):
 
 
 def test_f186_transactions_are_refused_where_they_come_in():
-    """So there is no way past: a SEND of a transaction never gets to a topic."""
+    """SENDs of transactions are refused, so they cannot evade the policies."""
     with pytest.raises(sends.TransactionsRefused):
         sends.read_one(api.CommandSend(producer_id=1, sequence_id=1, txnid_least_bits=1), entry_of(b"x"))
 
@@ -282,7 +322,7 @@ def test_f186_topics_that_keep_nothing_know_no_delays(rig):
 
 @pytest.mark.slow
 def test_f196_a_fixed_delay_needs_no_index(rig):
-    """However many wait: no bit, no row, no file; the head of the queue is all there is."""
+    """Messages with a fixed delay need no bitmaps, no rows and no files: the index only has the limit."""
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SubType.Shared)
     fixed(rig, HOUR_MS)
     rig.run(rig.flow(consumer, 1 << 20))
@@ -306,19 +346,29 @@ def test_f183_what_is_to_be_delivered_later_than_the_maximum_is_refused_alone(ri
     producer = rig.producer(TOPIC)
     most(rig, 10_000)
     assert sent(rig, *[(producer, b"late", later(rig, 10_001))] * count) == refused(10_000, count)
-    positions, errors = sent(rig, (producer, b"a"), (producer, b"late", later(rig, HOUR_MS)), (producer, b"b", later(rig, 10_000)),
-                             (producer, b"late", {"deliver_at_time": (1 << 63) - 1}), (producer, b"c", {"deliver_at_time": 1}))
+    positions, errors = sent(
+        rig,
+        (producer, b"a"),
+        (producer, b"late", later(rig, HOUR_MS)),
+        (producer, b"b", later(rig, 10_000)),
+        (producer, b"late", {"deliver_at_time": (1 << 63) - 1}),
+        (producer, b"c", {"deliver_at_time": 1}),
+    )
     assert (len(positions), errors) == (3, refused(10_000, 2)[1])
     assert [payload for _, payload in stored(rig)] == [b"a", b"b", b"c"]
     assert len(sent(rig, *[(producer, b"ok", later(rig, 9_999))] * count)[0]) == count
 
 
 def test_f183_answers_come_in_the_order_of_what_was_sent(rig):
-    """Clients look for the answer to what they sent first."""
+    """Clients expect the answers in the order of their messages, refusals included."""
     producer, other = rig.producer(TOPIC), rig.producer(TOPIC, connection=2)
     most(rig, 10_000)
-    section = rig.sends(*[(producer if n % 3 else other, b"x", {"publish_time": START_MS} | ({} if n % 4 else later(rig, HOUR_MS)))
-                          for n in range(60)])
+    section = rig.sends(
+        *[
+            (producer if n % 3 else other, b"x", {"publish_time": START_MS} | ({} if n % 4 else later(rig, HOUR_MS)))
+            for n in range(60)
+        ]
+    )
     rig.owner.passes.begin(rig.now_ms)
     rig.owner.passes.receive(1, envelope.unseal([bytes(part) for part in envelope.seal([section])])[1])
     [(_, frames)] = rig.owner.passes.end()
@@ -334,11 +384,14 @@ def test_f183_answers_come_in_the_order_of_what_was_sent(rig):
                 order[int(row["connection"])].append(command.send_error.sequence_id)
                 at += int(row["size"])
     sequence_ids = section[1][["connection", "sequence_id"]].tolist()
-    assert order == {number: [sequence_id for connection, sequence_id in sequence_ids if connection == number] for number in (1, 2)}
+    assert order == {number: [sequence_id for connection, sequence_id in sequence_ids if connection == number]
+                     for number in (1, 2)}
 
 
 def test_f183_an_honest_producers_clock_may_be_wrong_and_a_liars_is_no_way_past(rig):
-    """It counts from the producer's clock, which may be ahead of ours by minutes, as that is what producers ask by."""
+    """The maximum counts from the producer's publish time, which may be minutes ahead of the broker's clock, but no
+    more.
+    """
     producer = rig.producer(TOPIC)
     most(rig, 10_000)
     for skew_ms in (0, -HOUR_MS, delay_policy.AHEAD_MS, 1_000):
@@ -347,13 +400,15 @@ def test_f183_an_honest_producers_clock_may_be_wrong_and_a_liars_is_no_way_past(
     for skew_ms in (0, -HOUR_MS + 20_000, 100):
         clock = {"publish_time": START_MS + skew_ms}
         if skew_ms + 10_001 > 0:
-            assert sent(rig, (producer, b"late", clock | {"deliver_at_time": START_MS + skew_ms + 10_001})) == refused(10_000)
+            fields = clock | {"deliver_at_time": START_MS + skew_ms + 10_001}
+            assert sent(rig, (producer, b"late", fields)) == refused(10_000)
     for lie in (START_MS + HOUR_MS, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
-        assert sent(rig, (producer, b"late", {"publish_time": lie, "deliver_at_time": START_MS + HOUR_MS})) == refused(10_000)
+        fields = {"publish_time": lie, "deliver_at_time": START_MS + HOUR_MS}
+        assert sent(rig, (producer, b"late", fields)) == refused(10_000)
 
 
 def test_f183_what_is_due_already_is_no_delay(rig):
-    """A producer that was held back for long, or whose clock stands still."""
+    """A message that is due when it arrives is no delayed message, even if its publish time is long ago."""
     producer = rig.producer(TOPIC)
     most(rig, 10_000)
     for deliver_at in (START_MS, START_MS - 1, 1, -5):
@@ -366,7 +421,8 @@ def test_f183_batches_and_chunks_are_refused_whole(rig):
     assert sent(rig, (producer, b"batch", {"batch": 5} | later(rig, HOUR_MS))) == refused(10_000)
     assert rig.partition(TOPIC).delays_refused == 5
     for number in range(3):
-        message = {"uuid": "u", "chunk_id": number, "num_chunks_from_msg": 3, "total_chunk_msg_size": 9} | later(rig, HOUR_MS)
+        message = {"uuid": "u", "chunk_id": number, "num_chunks_from_msg": 3, "total_chunk_msg_size": 9,
+                   **later(rig, HOUR_MS)}
         assert sent(rig, (producer, b"chunk", message)) == refused(10_000)
     assert stored(rig) == []
 
@@ -392,7 +448,7 @@ def test_f159_where_delayed_delivery_is_off_nothing_is_demanded(rig):
 
 @pytest.mark.parametrize("what", ["fixed", "max"])
 def test_f185_f200_a_topic_is_stronger_than_its_namespace_and_that_than_the_broker(rigs, what):
-    """And 0 means none here; removing it, as further up."""
+    """0 switches a policy off at its level; without a value, the level above counts."""
     rig = rigs(**{f"delayed_delivery_{what}_ms": 4_000})
     name = {"fixed": FIXED, "max": MAX}[what]
     producer, elsewhere = rig.producer(TOPIC), rig.producer(TOPIC + "2")
@@ -404,9 +460,16 @@ def test_f185_f200_a_topic_is_stronger_than_its_namespace_and_that_than_the_brok
         found = sent(rig, (handle, b"x", later(rig, (ms or HOUR_MS) + 1)), (handle, b"x", later(rig, ms or HOUR_MS)))
         return found[1] == (refused(ms)[1] if ms else []) and len(found[0]) == (1 if ms else 2)
 
-    for scope, ms, here, there in ((None, 4_000, 4_000, 4_000), (NAMESPACE, 3_000, 3_000, 3_000), (TOPIC, 2_000, 2_000, 3_000),
-                                   (TOPIC, 0, 0, 3_000), (TOPIC, 5_000, 5_000, 3_000), (NAMESPACE, 0, 5_000, 0), (TOPIC, None, 0, 0),
-                                   (NAMESPACE, None, 4_000, 4_000)):
+    for scope, ms, here, there in (
+        (None, 4_000, 4_000, 4_000),
+        (NAMESPACE, 3_000, 3_000, 3_000),
+        (TOPIC, 2_000, 2_000, 3_000),
+        (TOPIC, 0, 0, 3_000),
+        (TOPIC, 5_000, 5_000, 3_000),
+        (NAMESPACE, 0, 5_000, 0),
+        (TOPIC, None, 0, 0),
+        (NAMESPACE, None, 4_000, 4_000),
+    ):
         if scope is not None:
             set_delays(rig, scope, **({} if ms is None else {name: ms}))
         assert holds(producer, here) and holds(elsewhere, there), (scope, ms)
@@ -414,7 +477,7 @@ def test_f185_f200_a_topic_is_stronger_than_its_namespace_and_that_than_the_brok
 
 
 def test_f185_fields_that_a_topic_leaves_open_are_as_further_up(rig):
-    """A fixed delay of a namespace is not lost because somebody sets its topic's tick."""
+    """A topic that sets only its tick keeps the namespace's fixed delay."""
     rig.producer(TOPIC)
     set_delays(rig, NAMESPACE, fixedDeliveryDelayInMillis=10_000, timePartitionGranularityInMillis=60_000, tickTime=500)
     for fields, tick_ms in (({"maxDeliveryDelayInMillis": 1}, 500), ({"tickTime": 20}, 20)):
@@ -426,7 +489,7 @@ def test_f185_fields_that_a_topic_leaves_open_are_as_further_up(rig):
 
 
 def test_f198_what_is_set_holds_for_the_next_send(rig):
-    """Between two SENDs of one connection, with nothing else in between."""
+    """A policy that changes between two SENDs of a connection applies to the second one."""
     producer = rig.producer(TOPIC)
     for n in range(20):
         if n % 2:
@@ -445,10 +508,11 @@ def test_f198_what_is_set_holds_for_the_next_send(rig):
 # -- counted
 
 def test_f192_f193_messages_are_counted_that_were_refused_and_whose_own_time_was_overridden(rig):
-    """Not those that had none of their own."""
+    """Messages that had no time of their own do not count as overridden."""
     producer, partition = rig.producer(TOPIC), rig.partition(TOPIC)
     most(rig, 1_000)
-    sent(rig, (producer, b"a"), (producer, b"b", later(rig, 2_000)), (producer, b"c", {"batch": 10} | later(rig, 2_000)))
+    sent(rig, (producer, b"a"), (producer, b"b", later(rig, 2_000)),
+         (producer, b"c", {"batch": 10} | later(rig, 2_000)))
     assert (partition.delays_refused, partition.delays_overridden) == (11, 0)
     fixed(rig, 1_000)
     sent(rig, *[(producer, b"a")] * 50, *[(producer, b"b", {"batch": 2} | later(rig, 2_000))] * 50)
@@ -459,7 +523,8 @@ def test_f192_f193_messages_are_counted_that_were_refused_and_whose_own_time_was
 
 @pytest.mark.slow
 def test_f195_what_is_acknowledged_in_any_order_does_not_come_again_after_a_kill(rigs):
-    """More holes than others keep: 20,000 messages of a fixed delay, every second one acknowledged by itself."""
+    """20,000 messages with a fixed delay, every second one acknowledged alone: more holes than Pulsar's cursors keep.
+    """
     rig = rigs()
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SubType.Shared)
     fixed(rig, 10_000)
@@ -480,7 +545,7 @@ def test_f195_what_is_acknowledged_in_any_order_does_not_come_again_after_a_kill
 @pytest.mark.slow
 @COUNTS
 def test_f182_f183_topics_with_and_without_policies_come_together(rig, count):
-    """In one pass of one worker, in turn, two producers to a topic: each topic has its own, in the order in which it came."""
+    """Messages of several topics are mixed in one pass: each topic applies its own policies, and keeps its order."""
     topics = [TOPIC + str(number) for number in range(5)]
     demands = [{FIXED: 5_000}, {MAX: 1_000}, {}, {FIXED: 7_000}, {MAX: 3_000}]
     producers = [(number, rig.producer(topic)) for number, topic in enumerate(topics) for _ in range(2)]
@@ -516,7 +581,7 @@ def in_force(scopes, name):
 
 @pytest.mark.slow
 def test_any_policies_and_messages(rigs):
-    """Against a few lines that say what is to happen: levels, clocks, kills, few and many at a time."""
+    """Random policies, clocks, kills and numbers of messages, against a model of a few lines."""
     random_ = random.Random(20)
     for _ in range(4):
         rig, expected, scopes = rigs(), [], {TOPIC: {}, NAMESPACE: {}}
@@ -526,7 +591,8 @@ def test_any_policies_and_messages(rigs):
             what = random_.random()
             if what < 0.2:
                 scope = random_.choice((TOPIC, NAMESPACE))
-                scopes[scope] = random_.choice(({}, {FIXED: random_.choice((0, 5_000, 9_000))}, {MAX: random_.choice((0, 5_000))}))
+                scopes[scope] = random_.choice((
+                    {}, {FIXED: random_.choice((0, 5_000, 9_000))}, {MAX: random_.choice((0, 5_000))}))
                 set_delays(rig, scope, **scopes[scope])
             elif what < 0.25:
                 rig = rigs.crash(rig)

@@ -1,4 +1,6 @@
-"""Messages for later: on subscriptions of many consumers none comes before its time, and none is held back behind one that waits."""
+"""Delayed messages on Shared and Key_Shared subscriptions: none is delivered early, and none waits behind a delayed
+one.
+"""
 import pytest
 
 from geminga.storage.topics.subscription import SubType

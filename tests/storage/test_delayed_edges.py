@@ -75,5 +75,6 @@ def test_an_entry_that_is_due_within_a_tick_comes_at_once_unless_times_are_stric
     rig = rigs(delayed_delivery_strict=False)
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.run(rig.flow(consumer, 10))
-    answers = rig.run(rig.sends(*[(producer, b"%d" % ms, {"deliver_at_time": START_MS + ms}) for ms in (5_000, 1_000, 1_001)]))
+    answers = rig.run(rig.sends(*[(producer, b"%d" % ms, {"deliver_at_time": START_MS + ms})
+                                  for ms in (5_000, 1_000, 1_001)]))
     assert [payload for _, payload in rig.delivered(answers, consumer)] == [b"1000"]

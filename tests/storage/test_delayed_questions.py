@@ -1,4 +1,4 @@
-"""What operators see of messages that wait for their time, and do to them: an owner's answers, in virtual time."""
+"""Operators' questions about delayed messages, and their commands: an owner's answers, on a clock of the test's own."""
 import numpy as np
 import pytest
 
@@ -35,7 +35,7 @@ def given(rig, answers, consumer):
 
 
 def account(rig, subscription="sub"):
-    """What became of all messages; the sum of the others is what was published."""
+    """Return the subscription's totals that are not 0, {outcome: messages}, after a check that they add up."""
     told = rig.asked("why", "t", subscription=subscription)["messages"]
     assert told["published"] == sum(told.values()) - told["published"]
     return {what: count for what, count in told.items() if count}
@@ -45,7 +45,7 @@ def account(rig, subscription="sub"):
 
 @pytest.fixture
 def spread(rig):
-    """3,000 messages over 50 hours, in no order, and some for now; (rig, their times, ascending)."""
+    """Publish 3,000 messages due over 50 hours, in no order, and some due at once.  Return (rig, times, ascending)."""
     times = np.random.default_rng(9).integers(1, 50 * HOUR_MS, 3_000)
     producer = rig.producer("t")
     for some in np.split(times, 10):
@@ -55,14 +55,15 @@ def spread(rig):
 
 @pytest.fixture(params=["in memory", "in files"])
 def kept(spread, rigs, request):
-    """The same, wherever the index has it."""
+    """Return what `spread` returns, with the index in memory or, after a restart, in files."""
     rig, times = spread
     return (rig if request.param == "in memory" else rigs.restart(rig)), times
 
 
 @pytest.mark.parametrize("order", [(60_000, 120_000, 180_000), (180_000, 60_000, 120_000)])
 def test_a_window_that_reaches_into_the_range_is_counted_as_a_whole(rig, order):
-    """Messages that are due in the order of publication are in no file; they are counted like all others."""
+    """Messages that are due in the order of publication have no rows in the index.  They are counted like all others.
+    """
     producer, window_ms = rig.producer("t"), 300_000
     start_ms = START_MS // window_ms * window_ms + window_ms
     rig.run(rig.sends(*[at(producer, b"x", start_ms - START_MS + ms) for ms in order]))
@@ -88,7 +89,7 @@ def test_what_waits_is_counted_by_hour_and_window(kept):
 
 @pytest.mark.slow
 def test_what_the_index_takes_is_told(spread, rigs):
-    """Nothing on disk yet of what has just come; then files, which are not in memory."""
+    """Rows of new messages are in memory.  After a restart they are in files, and fewer bytes are in memory."""
     rig, times = spread
     before, after = waiting(rig), waiting(rigs.restart(rig))
     assert before["memory_bytes"] > after["memory_bytes"] > 0
@@ -102,7 +103,8 @@ def test_what_waits_is_listed_in_the_order_of_time(kept):
     assert [row["deliverAt"] for row in waiting(rig)["rows"]] == times.tolist()
     assert [row["deliverAt"] for row in waiting(rig, at_most=7)["rows"]] == times[:7].tolist()
     first, end = times[100], times[300]
-    assert [row["deliverAt"] for row in waiting(rig, first_ms=int(first), end_ms=int(end))["rows"]] == times[100:300].tolist()
+    rows = waiting(rig, first_ms=int(first), end_ms=int(end))["rows"]
+    assert [row["deliverAt"] for row in rows] == times[100:300].tolist()
     assert waiting(rig, first_ms=int(times[-1]) + 1)["rows"] == waiting(rig, end_ms=int(times[0]))["rows"] == []
     assert len({row["id"] for row in waiting(rig)["rows"]}) == 3_000
 
@@ -126,7 +128,8 @@ def test_what_is_due_does_not_wait_any_more(spread, tmp_path):
 
 def test_each_entry_is_told_with_what_it_is(rig):
     producer = rig.producer("t")
-    [plain, batch] = rig.run(rig.sends(at(producer, b"x", 2_000, publish_time=5), at(producer, b"many", 1_000, batch=3))).positions
+    sent = at(producer, b"x", 2_000, publish_time=5), at(producer, b"many", 1_000, batch=3)
+    [plain, batch] = rig.run(rig.sends(*sent)).positions
     first, second = waiting(rig)["rows"]
     assert (first["id"], first["messages"], first["deliverAt"]) == ("{}:{}".format(*batch), 3, START_MS + 1_000)
     assert second.items() >= {"id": "{}:{}".format(*plain), "partition": -1, "publishTime": 5, "messages": 1}.items()
@@ -142,7 +145,7 @@ def test_of_a_topic_that_nothing_waits_in_there_are_no_rows(rig):
 
 
 def check_counts(rig, times):
-    """All that is told is true of what waits for these times, and nothing else."""
+    """Assert that exactly the messages with these times wait, as listed, by hour, by window and in total."""
     times = np.sort(times)
     told = waiting(rig)
     assert [row["deliverAt"] for row in told["rows"]] == times.tolist() and told["waiting"] == len(times)
@@ -155,11 +158,14 @@ def check_counts(rig, times):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["in no order", "ascending"])
 def test_counts_are_exact_whatever_was_cancelled_and_moved_and_however_often(rigs, is_sorted):
-    """There and back, before it is in a file and after, over kills and restarts."""
+    """Messages are rescheduled, also back to their old times, before and after they are in a file, over kills and
+    restarts.
+    """
     rig, random = rigs(), np.random.default_rng(3)
     times = random.integers(HOUR_MS, FAR_MS, 100)
     times = np.sort(times) if is_sorted else times
-    positions = rig.run(rig.sends(*[at(producer, b"x", int(ms)) for producer in [rig.producer("t")] for ms in times])).positions
+    producer = rig.producer("t")
+    positions = rig.run(rig.sends(*[at(producer, b"x", int(ms)) for ms in times])).positions
     found = dict(zip(positions, (times + START_MS).tolist(), strict=True))
     written = dict(found)
     for life in (rigs.crash, rigs.restart, rigs.restart, rigs.crash):
@@ -180,7 +186,7 @@ def test_counts_are_exact_whatever_was_cancelled_and_moved_and_however_often(rig
 
 
 def test_what_is_deleted_with_its_ledger_is_not_counted_any_more(rigs):
-    """Though something that comes at the same time still waits; wherever the index has it."""
+    """Other messages that are due in the same windows are still counted."""
     rig = rigs(roll_over_entries=50)
     consumer = rig.consumer("t", subType=SubType.Shared)
     producer, times = rig.producer("t"), np.random.default_rng(4).integers(1, 100, 150) * HOUR_MS
@@ -198,7 +204,7 @@ def test_what_is_deleted_with_its_ledger_is_not_counted_any_more(rigs):
 
 @SPREAD
 def test_a_message_that_was_cancelled_is_for_nobody(rig, tmp_path, kind):
-    """Whoever is there, comes later, goes back, and after a crash; however far off its time was."""
+    """A cancelled message is skipped for existing and new subscriptions, after a seek back and after a crash."""
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
     rig.run(rig.flow(consumer, 100))
     sent = at(producer, b"soon", 5_000), at(producer, b"far", FAR_MS), at(producer, b"other", 6_000)
@@ -213,7 +219,8 @@ def test_a_message_that_was_cancelled_is_for_nobody(rig, tmp_path, kind):
         one.run(one.flow(its, 100))
         assert given(one, one.run(after_ms=10_000), its) == [b"other"]
         late, single = one.consumer("t", "late", subType=kind), one.consumer("t", "single")
-        assert given(one, one.run(one.flow(late, 9)), late) == given(one, one.run(one.flow(single, 9)), single) == [b"other"]
+        assert given(one, one.run(one.flow(late, 9)), late) == [b"other"]
+        assert given(one, one.run(one.flow(single, 9)), single) == [b"other"]
         one.asked("reset", "t", subscription="late", position=soon, behind=False)
         again = one.consumer("t", "late", subType=kind)
         assert given(one, one.run(one.flow(again, 9)), again) == [b"other"]
@@ -233,10 +240,13 @@ def test_a_batch_is_cancelled_as_a_whole(rig):
 
 
 def test_only_what_waits_is_cancelled_or_gets_another_time(rig):
-    """Not what is due, also when nobody was there to get it, nor what never had a time."""
+    """A message that is due, delivered or not, or that never was delayed, can be neither cancelled nor rescheduled."""
     producer = rig.producer("t")
-    now, past, due, waits = rig.run(rig.sends(
-        at(producer, b"now"), at(producer, b"past", -1), at(producer, b"due", 1_000), at(producer, b"waits", 5_000))).positions
+    now, past, due, waits = rig.run(
+        rig.sends(
+            at(producer, b"now"), at(producer, b"past", -1), at(producer, b"due", 1_000), at(producer, b"waits", 5_000)
+        )
+    ).positions
     rig.run(after_ms=2_000)
     for position in (now, past, due):
         assert cancel(rig, position) is reschedule(rig, position, 9_000) is False
@@ -251,15 +261,19 @@ def test_only_what_waits_is_cancelled_or_gets_another_time(rig):
 
 @pytest.mark.slow
 @SPREAD
-@pytest.mark.parametrize("before_ms, after_ms", [(5_000, 2_000), (2_000, 5_000), (FAR_MS, 3_000), (3_000, FAR_MS), (4_000, 4_001)])
+@pytest.mark.parametrize("before_ms, after_ms",
+                         [(5_000, 2_000), (2_000, 5_000), (FAR_MS, 3_000), (3_000, FAR_MS), (4_000, 4_001)])
 def test_another_time_holds_and_the_old_one_does_not(rig, tmp_path, kind, before_ms, after_ms):
-    """Earlier or later, within a window or over many; also after a crash."""
+    """A message is moved to an earlier or later time, in the same window or far away.  It is delivered once, also after
+    a crash.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
     rig.run(rig.flow(consumer, 9))
     [position, _] = rig.run(rig.sends(at(producer, b"moved", before_ms), at(producer, b"now"))).positions
     assert reschedule(rig, position, after_ms) is True
     told = waiting(rig)
-    assert (told["next_due_ms"], [row["deliverAt"] for row in told["rows"]]) == (START_MS + after_ms, [START_MS + after_ms])
+    assert told["next_due_ms"] == START_MS + after_ms
+    assert [row["deliverAt"] for row in told["rows"]] == [START_MS + after_ms]
     assert sum(row["entries"] for row in waiting(rig, "hour", first_ms=START_MS + after_ms)["rows"]) == 1
     after = rig.crashed(tmp_path / "next")
     for one, its in ((rig, consumer), (after, after.consumer("t", subType=kind))):
@@ -284,7 +298,7 @@ def test_a_time_that_is_past_means_at_once(rig, kind):
 
 
 def test_a_time_may_change_again_and_a_changed_one_be_cancelled(rigs, rig):
-    """The last word holds, through restarts as well."""
+    """Of several changes the last one counts, after crashes and restarts too."""
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     moved, gone = rig.run(rig.sends(at(producer, b"moved", 1_000), at(producer, b"gone", 1_000))).positions
     for ms in (FAR_MS, 10_000, 20_000, 3_000):
@@ -324,8 +338,11 @@ def test_who_is_told_why_is_told_the_new_time(rig):
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.run(rig.flow(consumer, 9))
     first, second = rig.run(rig.sends(at(producer, b"a", 1_000), at(producer, b"b", 2_000))).positions
-    for change, until_ms, count in ((lambda: reschedule(rig, first, 9_000), 2_000, 2), (lambda: reschedule(rig, second, 500), 500, 2),
-                                    (lambda: cancel(rig, second), 9_000, 1)):
+    for change, until_ms, count in (
+        (lambda: reschedule(rig, first, 9_000), 2_000, 2),
+        (lambda: reschedule(rig, second, 500), 500, 2),
+        (lambda: cancel(rig, second), 9_000, 1),
+    ):
         assert change() is True
         assert rig.asked("why", "t", subscription="sub")["causes"] == [
             {"cause": "delayed messages", "until_ms": START_MS + until_ms, "messages": count}]
@@ -333,7 +350,7 @@ def test_who_is_told_why_is_told_the_new_time(rig):
 
 @pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
 def test_a_single_consumer_has_what_is_given_another_time(rig, kind):
-    """Times are nothing to it."""
+    """An Exclusive subscription ignores delivery times."""
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
     [position] = rig.run(rig.sends(at(producer, b"a", 9_000))).positions
     assert reschedule(rig, position, FAR_MS) is True

@@ -1,6 +1,6 @@
-"""Messages for later, on a clock that is a number: none early, late by at most a tick, and what else happens to them meanwhile.
+"""Delayed messages among all other features, on a clock that is a number: none early, none late by more than a tick.
 
-test_delayed.py has the plain cases; here is what delays have to do with everything else.
+test_delayed.py has the plain cases.
 """
 import errno
 import os
@@ -37,13 +37,13 @@ T = api.BaseCommand.Type
 
 
 class Life:
-    """An owner whose consumers take whatever they are given; all times are milliseconds since the beginning.
+    """An owner with consumers that take all messages.  All times are milliseconds since the beginning.
 
         life = Life(rigs())
         consumer = life.consumer()
-        life.publish(late=5_000, now=None)     # by name; in order, in one pass
-        life.wait(2_000)                       # through all that the owner wakes up for
-        life.came(consumer)                    # [(when, name)] since this was asked last
+        life.publish(late=5_000, now=None)     # messages by name, in order, in one pass
+        life.wait(2_000)                       # with a pass whenever the owner wants one
+        life.came(consumer)                    # [(when, name)] of messages since the last call
     """
 
     def __init__(self, rig: Rig):
@@ -52,7 +52,7 @@ class Life:
         self.move(rig)
 
     def move(self, rig: Rig) -> None:
-        """The next process: nobody is connected."""
+        """Go on with the owner's next process, to which no client is connected."""
         self.rig, self._came, self._consumers = rig, {}, {}
         self._producer = rig.producer("t")
 
@@ -73,7 +73,7 @@ class Life:
         return self.run(self.rig.flow(consumer, permits))
 
     def publish(self, **times_ms):
-        """No time: for now; {..} instead: other arguments of the entry."""
+        """Publish messages by name: due at that time, at once for None, or with those fields of metadata for a dict."""
         self.publish_all(list(times_ms.items()))
 
     def publish_all(self, times_ms):
@@ -96,7 +96,9 @@ class Life:
         return answers
 
     def _go_on(self):
-        """With the passes that the owner wants at once: the schedule's work is done in pieces."""
+        """Run the passes that the owner wants at once, because the delayed index works in small pieces.  Then check
+        invariants.
+        """
         for _ in range(100):
             if self.rig.owner.passes.due_ms() > self.rig.now_ms:
                 break
@@ -111,13 +113,13 @@ class Life:
         return answers
 
     def wait(self, ms):
-        """As the process does: a pass whenever the owner wants one."""
+        """Let time pass, with a pass whenever the owner wants one, as its process does."""
         until_ms = self.rig.now_ms + ms
         while self.rig.now_ms < until_ms:
             self.run(after_ms=max(1, min(self.rig.owner.passes.due_ms(), until_ms) - self.rig.now_ms))
 
     def jump(self, ms):
-        """All of that in one pass: the process was stopped meanwhile, or the clock was set."""
+        """Let time pass at once, as if the process had been stopped meanwhile, or the clock been set."""
         self.run(after_ms=ms)
 
     def came(self, consumer):
@@ -135,7 +137,7 @@ class Life:
         del self._came[consumer.number], self._consumers[consumer.number]
 
     def seek(self, consumer, **where):
-        """Its consumers are gone then."""
+        """Seek the consumer's subscription, which disconnects its consumers."""
         self.run(self.rig.command("seek", consumer_id=consumer.object_id, request_id=1, **where))
         del self._came[consumer.number], self._consumers[consumer.number]
 
@@ -143,7 +145,7 @@ class Life:
         return api.MessageIdData(ledgerId=self.positions[name][0], entryId=self.positions[name][1])
 
     def account(self, name="sub"):
-        """What became of all since the subscription began."""
+        """Return the totals of a subscription: outcomes of all messages since it was made."""
         told = self.rig.asked("why", "t", subscription=name)["messages"]
         assert told["published"] == sum(count for what, count in told.items() if what != "published"), told
         return {what: count for what, count in told.items() if count and what != "published"}
@@ -151,7 +153,7 @@ class Life:
 
 @pytest.fixture(autouse=True)
 def saves_at_once(monkeypatch):
-    """What is saved is saved when it is due by our clock."""
+    """Save indexes in the pass instead of a thread, when the test's clock says so."""
     monkeypatch.setattr(delayed_scheduler, "ThreadPoolExecutor", AtOnce)
 
 
@@ -161,7 +163,7 @@ def life(rigs):
 
 
 def check_times(came, times_ms, tick_ms=DELAY_TICK_MS, *, published_ms=0):
-    """Each came, once, at its time or up to a tick later."""
+    """Assert that each message was delivered once, at its time or up to a tick later."""
     assert sorted(name for _, name in came) == sorted(times_ms)
     for when, name in came:
         due = max(times_ms[name] or 0, published_ms)
@@ -172,9 +174,10 @@ def check_times(came, times_ms, tick_ms=DELAY_TICK_MS, *, published_ms=0):
 
 @SPREAD
 def test_none_is_early_and_none_is_late_by_more_than_a_tick(life, kind):
-    """Whether its time is a moment ahead or weeks."""
+    """Delivery times are from a moment to weeks ahead."""
     consumer = life.consumer(kind)
-    times = {f"{n}": 1 + n * 7_919 % 40_000 for n in range(300)} | {"hour": HOUR_MS, "day": DAY_MS + 1, "now": None, "past": -5}
+    times = {f"{n}": 1 + n * 7_919 % 40_000 for n in range(300)}
+    times |= {"hour": HOUR_MS, "day": DAY_MS + 1, "now": None, "past": -5}
     life.publish(**times)
     life.wait(41_000)
     life.wait(HOUR_MS - life.now + SECOND_MS)
@@ -205,7 +208,8 @@ def test_when_it_is_not_strict_messages_are_early_by_at_most_a_tick(rigs):
 
 
 def test_a_message_that_waits_is_published_like_any_other(life):
-    """Receipted and synced at once, in its place; whoever reads the topic by itself gets it."""
+    """A delayed message is receipted and durable at once, and Exclusive subscriptions and readers get it in its place.
+    """
     before = life.rig.counters.read()["syncs"]
     life.publish(a=None)
     life.publish(later=HOUR_MS)
@@ -223,7 +227,7 @@ def test_a_single_consumer_does_not_wait(life, kind):
 
 
 def test_nobody_wakes_up_for_what_nobody_waits_for(life):
-    """Only the owner's own second passes as long as no subscription would give it out."""
+    """As long as no subscription would deliver a delayed message, the owner only wakes up for its tick."""
     life.publish(soon=500)
     assert life.rig.owner.passes.due_ms() >= START_MS + TICK_MS
     life.consumer(SubType.Exclusive)
@@ -245,7 +249,7 @@ YEAR_10000_MS = 253_402_300_800_000
 
 @SPREAD
 def test_times_that_never_come_hold_up_nobody(rigs, kind):
-    """The year 10000, and the largest number there is; over a crash, too."""
+    """Messages for the year 10000 and for the largest time there is hold up no others, after a crash too."""
     life = Life(rigs())
     consumer = life.consumer(kind)
     far = {"year": YEAR_10000_MS - START_MS, "beyond": (1 << 63) - 1 - START_MS, "century": 36_525 * DAY_MS}
@@ -267,7 +271,9 @@ def test_times_that_never_come_hold_up_nobody(rigs, kind):
 
 @SPREAD
 def test_consumers_come_and_go(life, kind):
-    """What waits falls to whoever is there when its time comes; what one had that goes is given to others at once."""
+    """A message goes to a consumer that is connected when it is due. Unacknowledged messages of a consumer that leaves
+    go to others at once.
+    """
     life.publish(a=1_000, b=2_000, c=3_000)
     first = life.consumer(kind)
     life.wait(1_500)
@@ -298,7 +304,7 @@ def test_one_permit_brings_one_message(life, kind):
 
 
 def test_each_key_keeps_its_order_among_what_is_due(life):
-    """Of a key those that are due come in the order they were published, at one consumer; those that wait hold up none."""
+    """Due messages of a key are delivered in the order of publication, to one consumer; waiting ones hold up none."""
     consumers = [life.consumer(SubType.Key_Shared, consumer_name=f"c{n}") for n in range(3)]
     times = 3_000, 0, 1_000, 3_000, 0, 1_000, 2_000
     life.publish_all([(f"{key}{n}", {"at": at, "partition_key": key}) for n, at in enumerate(times) for key in "klmn"])
@@ -312,7 +318,7 @@ def test_each_key_keeps_its_order_among_what_is_due(life):
         assert len({number for *_, number in came[key]}) == 1
         names = [name for _, name, _ in came[key]]
         assert sorted(names) == [f"{key}{n}" for n in range(7)]
-        for ones in ((1, 4), (2, 5), (0, 3)):      # of the same time
+        for ones in ((1, 4), (2, 5), (0, 3)):      # due at the same time
             assert [names.index(f"{key}{n}") for n in ones] == sorted(names.index(f"{key}{n}") for n in ones)
         assert names[:2] == [f"{key}1", f"{key}4"]
 
@@ -328,7 +334,7 @@ def test_a_key_whose_consumer_has_gone_waits_at_the_next(life):
 
 
 def test_subscriptions_have_each_their_own(life):
-    """At different places when the time comes: before it, behind it, made later, and not giving it out at all."""
+    """Subscriptions stand before the message or behind it when it is due, are made later, or do not wait at all."""
     far, near = life.consumer(name="far"), life.consumer(name="near", permits=1)
     life.publish(a=None, late=2_000, b=None, later=4_000)
     alone = life.consumer(SubType.Exclusive, "alone")
@@ -356,7 +362,9 @@ def test_a_subscription_that_begins_at_the_end_gets_nothing_of_what_waits(life):
 @SPREAD
 @pytest.mark.parametrize("single", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
 def test_a_subscription_that_changes_its_type(life, kind, single):
-    """There and back: a single consumer is given what waits; who shares waits, for what was not acknowledged."""
+    """As Exclusive, a subscription delivers waiting messages. As Shared again, it waits for those that were not
+    acknowledged.
+    """
     shared = life.consumer(kind)
     life.publish(a=None, b=2_000, c=4_000, d=None)
     assert life.names_of(shared) == ["a", "d"]
@@ -384,7 +392,9 @@ def test_a_subscription_that_changes_its_type(life, kind, single):
 @SPREAD
 @pytest.mark.parametrize("how", ["crash", "restart", "unload"])
 def test_they_wait_over_the_end_of_a_process(rigs, kind, how):
-    """What was acknowledged stays so, also before it was due, and with a hole for each that waits."""
+    """Acknowledgements survive the end of a process, also of messages that are not due, with a hole for each waiting
+    one.
+    """
     life = Life(rigs(roll_over_entries=50))
     consumer = life.consumer(kind)
     times = {f"{n}": 10_000 + n * 7_919 % 20_000 if n % 2 else None for n in range(200)}
@@ -406,7 +416,7 @@ def test_they_wait_over_the_end_of_a_process(rigs, kind, how):
 
 
 def test_acknowledgements_with_a_hole_for_each_that_waits_are_exact_after_a_crash(rigs):
-    """Every other message waits for weeks; all others are acknowledged, in no order, and none comes back."""
+    """Every other message waits for weeks. All others are acknowledged, in no order, and none is delivered again."""
     life = Life(rigs(roll_over_entries=2_000))
     consumer = life.consumer()
     for first in range(0, 10_000, 1_000):
@@ -428,15 +438,18 @@ def test_acknowledgements_with_a_hole_for_each_that_waits_are_exact_after_a_cras
 @SPREAD
 @pytest.mark.parametrize("by_time", [False, True], ids=["id", "time"])
 def test_seeks_back_and_forth(rigs, kind, by_time):
-    """What is due comes again at once, what waits goes on waiting, and what lies before is gone for the subscription."""
+    """After a seek due messages are delivered again at once, waiting ones wait on, and those before the position are
+    skipped.
+    """
     life = Life(rigs(roll_over_entries=3))
     consumer, names = life.consumer(kind), "abcdefgh"
-    life.leave(life.consumer(name="other"))      # that keeps everything
+    life.leave(life.consumer(name="other"))      # a subscription that keeps everything
     for n, name in enumerate(names):
         life.publish(**{name: {"publish_time": 1_000 + n} | ({"at": 5_000} if name in "bdg" else {})})
 
     def seek(consumer, name):
-        life.seek(consumer, **({"message_publish_time": 1_000 + names.index(name)} if by_time else {"message_id": life.id_of(name)}))
+        by = {"message_publish_time": 1_000 + names.index(name)} if by_time else {"message_id": life.id_of(name)}
+        life.seek(consumer, **by)
         return life.consumer(kind)
 
     assert sorted(life.names_of(consumer)) == list("acefh")
@@ -476,15 +489,16 @@ def test_what_is_skipped_or_made_to_expire_does_not_come(life, kind):
     life.publish(a=2_000, b=2_000)
     life.rig.asked("clear", "t", subscription="sub")
     life.publish(c=2_000, d=None, e=3_000)
-    life.rig.asked("skip", "t", subscription="sub", entries=1)      # the first there is: one that waits
+    life.rig.asked("skip", "t", subscription="sub", entries=1)      # to the first message, which waits
     assert life.account() == {"skipped": 3, "backlog": 2}
-    life.rig.asked("expire", "t", subscription="sub", seconds=0)    # but what is for later
+    life.rig.asked("expire", "t", subscription="sub", seconds=0)    # all but delayed ones
     assert life.account() == {"skipped": 3, "expired": 1, "backlog": 1}
     life.came(consumer)
     life.wait(5_000)
     assert [(when >= 3_000, name) for when, name in life.came(consumer)] == [(True, "e")]
     life.publish(f=life.now + 1_000)
-    life.rig.asked("expire", "t", subscription="sub", position=list(life.positions["f"]), behind=False)      # up to there, whatever it is
+    # up to there, whatever it is
+    life.rig.asked("expire", "t", subscription="sub", position=list(life.positions["f"]), behind=False)
     life.wait(3_000)
     assert life.came(consumer) == []
     assert "backlog" not in life.account()
@@ -533,7 +547,9 @@ def test_a_subscription_is_deleted_while_messages_wait(life):
 
 
 def test_space_is_given_back_around_what_waits(rigs):
-    """Ledgers whose entries are acknowledged go; one that has an entry which waits does not, nor does that come too late."""
+    """Ledgers without unacknowledged entries are deleted; one with a waiting entry is kept, and the entry is delivered
+    in time.
+    """
     life = Life(rigs(roll_over_entries=10))
     consumer = life.consumer()
     for n in range(10):
@@ -551,7 +567,9 @@ def test_space_is_given_back_around_what_waits(rigs):
 # -- policies
 
 def test_time_to_live_counts_from_the_time_of_delivery(rigs):
-    """A message for in six hours lives through two hours to live, and two more; what comes plain is gone after two."""
+    """Time to live is two hours: a message delayed by six hours lives until two hours after that, a plain one for two
+    hours.
+    """
     life = Life(rigs(message_ttl_s=7_200))
     life.consumer(permits=0)
     life.publish(late=6 * HOUR_MS, plain=None, weeks=20 * DAY_MS)
@@ -572,7 +590,7 @@ def test_time_to_live_counts_from_the_time_of_delivery(rigs):
 
 
 def test_expired_with_a_subscription_that_nobody_uses_they_stay_countable(rigs):
-    """Nothing vanishes without a number, whoever is there."""
+    """Expired messages are counted, whether consumers are connected or not."""
     life = Life(rigs(message_ttl_s=60))
     consumer = life.consumer()
     life.publish(**{f"{n}": n * 10_000 for n in range(20)})
@@ -587,7 +605,7 @@ def test_expired_with_a_subscription_that_nobody_uses_they_stay_countable(rigs):
 
 
 def test_eviction_takes_only_what_is_due(rigs):
-    """However much waits; then, when it is due, it is evicted like all else."""
+    """A backlog quota evicts no waiting messages. When they are due, they are evicted like all others."""
     payload_ms, size = 3_000, len(entry_of(b"00", deliver_at_time=START_MS, sequence_id=100))
     life = Life(rigs(backlog_quota_bytes=20 * size, backlog_quota_policy="consumer_backlog_eviction"))
     life.consumer(permits=0)
@@ -616,7 +634,9 @@ def switch(life, level, is_on):
 @LEVELS
 @pytest.mark.parametrize("kind", [SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
 def test_it_is_switched_off_and_on_again(life, kind, level):
-    """What waits is given out when it is switched off; what has come since is given at once; then messages wait again."""
+    """When delayed delivery is switched off, waiting messages and new ones are delivered at once. Switched on, messages
+    wait again.
+    """
     consumer = life.consumer(kind)
     life.publish(a=HOUR_MS, b=None)
     assert life.names_of(consumer) == ["b"]
@@ -630,7 +650,7 @@ def test_it_is_switched_off_and_on_again(life, kind, level):
     life.wait(4_000)
     assert [(when >= 2_000, name) for when, name in life.came(consumer)] == [(True, "d")]
     again = life.consumer(kind)
-    life.leave(consumer)      # what it had as nothing waited may wait again now
+    life.leave(consumer)      # pending messages from the time without delays may wait now
     life.wait(HOUR_MS)
     assert sorted(life.names_of(again)) == list("abcd")
 
@@ -675,7 +695,9 @@ def test_stats_tell_how_many_wait(life):
 
 @SPREAD
 def test_a_batch_with_a_time_waits_as_one(rigs, kind):
-    """Clients send none; other producers may.  Its messages count one by one, and what is acknowledged of it stays so."""
+    """Clients send no delayed batches, but other producers may. Its messages are counted one by one, and partial
+    acknowledgements stay.
+    """
     life = Life(rigs())
     consumer = life.consumer(kind, permits=6)
     life.publish(batch={"at": 2_000, "batch": 5}, plain=None)
@@ -713,7 +735,7 @@ def test_redeliveries_wait_for_nothing_and_count(life):
         answers = life.run(life.rig.redeliver(consumer, life.positions["a"]))
         assert life.rig.given(answers, consumer) == [(life.positions["a"], count + 1, [])]
         life.came(consumer)
-        life.run(life.rig.redeliver(consumer, life.positions["far"]))      # it does not have that
+        life.run(life.rig.redeliver(consumer, life.positions["far"]))      # the consumer does not have this message
         assert life.came(consumer) == []
     life.run(life.rig.redeliver(consumer))
     assert life.names_of(consumer) == ["a"]
@@ -731,7 +753,9 @@ def test_a_bound_of_unacknowledged_messages_holds_for_what_falls_due(rigs):
 
 
 def test_compacted_topics_have_delayed_messages_too(life):
-    """Who reads compacted is alone and does not wait; who shares gets what the ledgers have, each in its time."""
+    """A compacted reader is Exclusive and does not wait. Shared consumers get the messages of the ledgers, each in its
+    time.
+    """
     life.publish(old={"at": 3_000, "partition_key": "k"}, new={"at": 9_000, "partition_key": "k"},
                  other={"at": 3_000, "partition_key": "l"}, plain={"partition_key": "m"})
     target = nightly.Target(life.rig.partition("t").partition_id, TOPIC)
@@ -752,7 +776,8 @@ def test_compacted_topics_have_delayed_messages_too(life):
 
 
 def test_a_transaction_is_refused_with_a_delay_as_without(rig):
-    [refused] = rig.run(rig.command("producer", topic="t", producer_id=7, request_id=8, txn_enabled=True)).commands(T.ERROR)
+    answers = rig.run(rig.command("producer", topic="t", producer_id=7, request_id=8, txn_enabled=True))
+    [refused] = answers.commands(T.ERROR)
     assert refused.error.error == api.NotAllowedError
 
 
@@ -772,7 +797,9 @@ def test_what_a_producer_sends_again_waits_once(rigs):
 
 @SPREAD
 def test_a_clock_that_is_set_forward_and_back_loses_nothing(life, kind):
-    """A day ahead: what is due by then comes.  Back by an hour: what waits goes on waiting for its time, and new messages have theirs."""
+    """With the clock a day ahead, messages due by then are delivered. With the clock an hour back, waiting messages
+    wait on, and new ones are delivered in time.
+    """
     consumer = life.consumer(kind)
     life.publish(soon=HOUR_MS, day=DAY_MS - HOUR_MS // 2, far=2 * DAY_MS)
     life.jump(DAY_MS)
@@ -789,7 +816,7 @@ def test_a_clock_that_is_set_forward_and_back_loses_nothing(life, kind):
 
 @SPREAD
 def test_a_clock_that_is_set_back_delays_nothing_that_is_published_then(life, kind):
-    """When something last fell due, by a clock that was an hour ahead, keeps nothing back."""
+    """A message that fell due by a clock an hour ahead does not hold back others after the clock is put back."""
     consumer = life.consumer(kind)
     life.publish(before=1_000)
     life.wait(3_000)
@@ -805,7 +832,9 @@ def test_a_clock_that_is_set_back_delays_nothing_that_is_published_then(life, ki
 @SPREAD
 @pytest.mark.parametrize("together", [True, False])
 def test_what_is_due_before_the_last_of_what_ascends_is_not_late(life, kind, together):
-    """The last time counts, also of those that came behind the first few that ascend."""
+    """A message due before the last of many ascending times is in time, also if only the first few of these were
+    compared.
+    """
     consumer = life.consumer(kind)
     life.publish(a=10_000)
     life.publish(b=20_000, c=60_000) if together else [life.publish(b=20_000), life.publish(c=60_000)]
@@ -833,16 +862,20 @@ def test_a_process_that_begins_with_an_earlier_clock_loses_nothing(rigs, kind):
     assert life.names_of(consumer) == ["b"]
 
 
-# -- the schedule's files
+# -- the index's files
 
 DAMAGE_OF = {
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-5]), "lost": Path.unlink, "empty": lambda path: path.write_bytes(b""),
-    "flipped": lambda path: flip(path, path.stat().st_size // 2), "newer": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0" * 100)}
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-5]),
+    "lost": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "flipped": lambda path: flip(path, path.stat().st_size // 2),
+    "newer": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0" * 100),
+}
 
 
 def spread_over(count, span_ms, least_ms=1_000):
-    """So many messages with times all over that, in no order."""
+    """Return that many messages with times all over the range, in no order."""
     return {f"{n}": least_ms + n * 7_919 * 7_919 % span_ms for n in range(count)}
 
 
@@ -851,7 +884,9 @@ def files_of(life):
 
 
 def check_all_come(life, consumer, times, *, step_ms=60_000):
-    """In their time, seen every `step_ms`; how many of them have come before is not looked at."""
+    """Assert that all messages are delivered in time, to the precision of `step_ms`.  Some may have been delivered
+    before.
+    """
     came = []
     while len(came) < len(times):
         until = life.now + step_ms
@@ -865,7 +900,9 @@ def check_all_come(life, consumer, times, *, step_ms=60_000):
 @pytest.mark.parametrize("how", DAMAGE_OF)
 @pytest.mark.parametrize("which", ["a window", "every window", "what says of them"])
 def test_files_that_are_damaged_are_made_anew(rigs, how, which):
-    """At a start or when their time comes; from what the ledgers say, and it is told."""
+    """Damaged files, found at a start or when their window begins, are reported, and the index is rebuilt from the
+    ledgers.
+    """
     life = Life(rigs(roll_over_entries=40))
     consumer = life.consumer()
     times = spread_over(300, 2 * HOUR_MS)
@@ -882,12 +919,13 @@ def test_files_that_are_damaged_are_made_anew(rigs, how, which):
     life.move(rigs.on(life.rig.data_dir, now_ms=life.rig.now_ms, **life.rig.settings))
     consumer = life.consumer()
     check_all_come(life, consumer, {name: at for name, at in times.items() if name not in early})
-    assert how == "longer" or (how, which) == ("lost", "what says of them") or life.rig.counters.read()["damage_found"] >= 1
+    is_unnoticed = how == "longer" or (how, which) == ("lost", "what says of them")
+    assert is_unnoticed or life.rig.counters.read()["damage_found"] >= 1
     assert life.account()["acknowledged"] == 3
 
 
 def test_there_is_a_file_for_each_window_of_time(rigs):
-    """And none any more when all in it has been due for a while."""
+    """The file of a window is removed some time after all its messages were due."""
     life = Life(rigs(delayed_delivery_window_ms=60_000))
     consumer = life.consumer()
     times = spread_over(500, HOUR_MS)
@@ -919,11 +957,12 @@ def test_a_start_reads_no_window_before_its_time(rigs, monkeypatch):
 
 
 def test_memory_does_not_depend_on_how_many_wait(rigs):
-    """Beside a bit for each, there is in memory what falls due in the window that has begun, and which windows there are."""
+    """Memory has a bit for each waiting message, the rows of the window that has begun, and the list of windows."""
     rig = rigs(delayed_delivery_window_ms=DAY_MS)
     producer, _ = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     times = [START_MS + 2 * DAY_MS + n * 7_919 * 7_919 % (30 * DAY_MS) for n in range(6_000)]
-    passes = [rig.sends(*[(producer, b"x", {"deliver_at_time": at}) for at in times[n:n + 1_000]]) for n in range(0, 6_000, 1_000)]
+    passes = [rig.sends(*[(producer, b"x", {"deliver_at_time": at}) for at in times[n:n + 1_000]])
+              for n in range(0, 6_000, 1_000)]
     tracemalloc.start()
     try:
         for section in passes:
@@ -940,7 +979,7 @@ def test_memory_does_not_depend_on_how_many_wait(rigs):
 
 
 def test_what_ascends_needs_no_files(rigs):
-    """Until something comes that does not; over crashes, too."""
+    """Ascending times need no files, over crashes too, until a message comes that is due earlier."""
     life = Life(rigs(roll_over_entries=100))
     consumer = life.consumer()
     times = {f"{n}": 100_000 + 500 * n for n in range(400)}
@@ -965,9 +1004,10 @@ def test_what_ascends_needs_no_files(rigs):
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), [(300_000, 10_000), (10_000, 300_000), (3_600_000, 1_000)])
 def test_windows_may_become_narrower_and_wider_while_messages_wait(rigs, before_ms, after_ms):
-    """What lies in windows of another width is split when they begin."""
+    """Windows of another width are split when they begin."""
     life = Life(rigs())
-    set_policy(life.rig, "delayedDelivery", {"active": True, "tickTime": 1_000, "timePartitionGranularityInMillis": before_ms})
+    set_policy(life.rig, "delayedDelivery",
+               {"active": True, "tickTime": 1_000, "timePartitionGranularityInMillis": before_ms})
     consumer = life.consumer()
     times = spread_over(200, HOUR_MS)
     life.publish(**dict(list(times.items())[:100]))
@@ -1004,7 +1044,7 @@ def test_the_files_of_a_truncated_topic_bring_nothing_back(rigs, flushed):
 
 
 def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkeypatch):
-    """At each step of that, with what was published meanwhile."""
+    """The process is killed at each step of a save, with messages published meanwhile."""
     life = Life(rigs(roll_over_entries=150))
     consumer = life.consumer()
     killed, sync_all = [], delayed_scheduler.sync_all
@@ -1015,7 +1055,8 @@ def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkey
 
     monkeypatch.setattr(delayed_scheduler, "sync_all", copying)
     for first in range(0, 400, 100):
-        some = {f"{first + n}": first * 1_000 + at for n, at in enumerate(spread_over(100, 10 * 60_000, 1_000).values())}
+        some = {f"{first + n}": first * 1_000 + at
+                for n, at in enumerate(spread_over(100, 10 * 60_000, 1_000).values())}
         life.publish(**some)
         life.wait(33_000)
         life.ack(consumer, *life.names_of(consumer))
@@ -1040,7 +1081,7 @@ def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkey
 
 @pytest.mark.parametrize("where", ["windows", "what says of them", "both"])
 def test_a_disk_that_is_full_while_it_is_written_delays_nothing_further(rigs, monkeypatch, where, capsys):
-    """What is not in files stays in memory, is told of, and is written when there is room."""
+    """Rows that find no room stay in memory, which is reported, and are written when there is room."""
     life = Life(rigs())
     consumer = life.consumer()
     life.publish(**(times := spread_over(200, HOUR_MS, 40_000)))
@@ -1093,7 +1134,7 @@ def test_a_whole_folder_has_no_damage_to_tell_of(rigs):
 
 @pytest.mark.parametrize("width_s", [1, 60, 300, 420, 3_600, 24 * 3_600])
 def test_windows_are_as_wide_as_configured_at_first_and_never_overlap(width_s):
-    """Those further ahead are wider, and what waits can still be counted by the hour where an hour is so many windows."""
+    """Farther windows are wider. Where windows divide an hour, waiting messages can still be counted by the hour."""
     width_ms = width_s * 1_000
     times = START_MS + np.unique(np.random.default_rng(7).integers(0, 90 * 24 * HOUR_MS, 50_000))
     starts, widths = windows_of(times // width_ms * width_ms, width_ms, START_MS)

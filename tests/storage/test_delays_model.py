@@ -1,8 +1,8 @@
-"""Delays against a dictionary: nothing early, nothing lost, nothing acknowledged back, and everything due is given out.
+"""Delayed delivery against a model, a dictionary: no message early, lost, or back after its acknowledgement; none late.
 
-A machine publishes with all kinds of delays, lets time pass, has consumers come, ask, acknowledge, give back and go, cancels messages and
-gives them other times, changes how exact it is to be and how the schedule is cut, unloads the topic, and ends the process: by a stop, a
-kill, or a power cut.
+A state machine publishes with all kinds of delays and lets time pass. Its consumers come, grant permits, acknowledge,
+have messages redelivered, and go. It cancels and reschedules messages, changes the tick and the width of windows,
+unloads the topic, and ends the process: by a stop, a kill, or a power cut.
 """
 import os
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ DELAYS = st.one_of(
     st.none(), st.sampled_from([-HOUR_MS, 0, 1, 999, 1_000, 1_001, 2_500]), st.integers(1, 20_000),
     st.integers(MINUTE_MS, 20 * MINUTE_MS), st.sampled_from([HOUR_MS, 3 * DAY_MS, 40 * DAY_MS, 1 << 60]))
 TICKS_MS = 100, 1_000, 4_000
-PASSES = 1_000       # that nothing comes in; a piece of work is done in each
+PASSES = 1_000       # without input; each does a piece of work
 SUBSCRIPTIONS = "one", "two", "three"
 OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_over_entries": 9, "retention_s": 1 << 30,
            "retention_bytes": 1 << 40}
@@ -46,18 +46,20 @@ class Consumer:
 
 @dataclass(eq=False)
 class Model:
-    """One subscription; what is due to whom."""
+    """The model of one subscription: acknowledged messages, and which consumer has which message."""
 
     name: str
     kind: int = SubType.Shared
     consumers: list = field(default_factory=list)
     acked: set = field(default_factory=set)
     out: dict = field(default_factory=dict)         # position -> who has it
-    begin: tuple = (-1, -1)                         # after a seek: before that nothing comes
+    begin: tuple = (-1, -1)                         # after a seek: no message before this is delivered
 
     @property
     def limit(self):
-        """Consumers at a time; with several of a Key_Shared one it depends on hashes who is to get what, which others test."""
+        """Return the maximum of consumers. Key_Shared has one: with several, hashes would decide about deliveries,
+        which others test.
+        """
         return 3 if self.kind == SubType.Shared else 1
 
 
@@ -80,7 +82,7 @@ class DelaysMachine(RuleBasedStateMachine):
         self.lives.options["delayed_delivery_strict"] = is_strict
         self.lives.next("stop")
         self.is_strict, self.tick_ms, self.log = is_strict, 1_000, {}
-        self.coarsest_ms = self.tick_ms      # of those since the last pass
+        self.coarsest_ms = self.tick_ms  # the longest tick since the last pass
         self.cancelled = set()
         self.models = [Model(name) for name in SUBSCRIPTIONS]
         self.producer = self.rig.producer("t")
@@ -95,7 +97,7 @@ class DelaysMachine(RuleBasedStateMachine):
         return answers
 
     def check(self, answers):
-        """With the passes that the owner wants at once."""
+        """Check deliveries of this pass and of those that the owner wants at once.  Then no wanted message is late."""
         self.check_given(answers)
         for _ in range(PASSES):
             if self.rig.owner.passes.due_ms() > self.rig.now_ms:
@@ -105,8 +107,15 @@ class DelaysMachine(RuleBasedStateMachine):
             partition.check()
         for model in self.models:
             if any(consumer.permits > 0 for consumer in model.consumers):
-                late = [position for position in self.log if self.is_wanted(model, position) and self.must_be_given(model, position)]
-                assert not late, (model.name, {position: self.log[position].due_ms - self.rig.now_ms for position in late})
+                late = [
+                    position
+                    for position in self.log
+                    if self.is_wanted(model, position) and self.must_be_given(model, position)
+                ]
+                assert not late, (
+                    model.name,
+                    {position: self.log[position].due_ms - self.rig.now_ms for position in late},
+                )
         self.coarsest_ms = self.tick_ms
 
     def check_given(self, answers):
@@ -120,14 +129,17 @@ class DelaysMachine(RuleBasedStateMachine):
         return position >= model.begin and position not in model.acked and position not in model.out
 
     def must_be_given(self, model, position):
-        """Its time has come, and a tick has passed."""
+        """Whether the message has been due for a tick."""
         return model.kind == SubType.Exclusive or self.log[position].due_ms + self.coarsest_ms <= self.rig.now_ms
 
     def give(self, model, consumer, position):
         assert self.is_wanted(model, position), position
         assert consumer.permits > 0
         early_ms = self.log[position].due_ms - self.rig.now_ms
-        assert model.kind == SubType.Exclusive or early_ms <= (0 if self.is_strict else max(TICKS_MS)), (position, early_ms)
+        assert model.kind == SubType.Exclusive or early_ms <= (0 if self.is_strict else max(TICKS_MS)), (
+            position,
+            early_ms,
+        )
         if model.kind == SubType.Exclusive:
             assert not [other for other in self.log if self.is_wanted(model, other) and other < position]
         consumer.permits -= self.log[position].messages
@@ -142,12 +154,16 @@ class DelaysMachine(RuleBasedStateMachine):
 
     # -- what clients do
 
-    @rule(fresh=st.lists(st.tuples(DELAYS, st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 3])), min_size=1, max_size=8),
-          then_ms=st.sampled_from([0, 0, 700, 3_000, 31_000]))
+    @rule(
+        fresh=st.lists(st.tuples(DELAYS, st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 3])), min_size=1, max_size=8),
+        then_ms=st.sampled_from([0, 0, 700, 3_000, 31_000]),
+    )
     def publish(self, fresh, then_ms):
         now_ms, sent = self.rig.now_ms, []
         for delay_ms, key, batch in fresh:
-            fields = ({} if delay_ms is None else {"deliver_at_time": now_ms + delay_ms}) | ({"partition_key": key} if key else {})
+            fields = ({} if delay_ms is None else {"deliver_at_time": now_ms + delay_ms}) | (
+                {"partition_key": key} if key else {}
+            )
             sent.append((self.producer, b"x", fields | {"batch": batch}))
         answers = self.rig.run(self.rig.sends(*sent))
         for position, (delay_ms, _, batch) in zip(answers.positions, fresh, strict=True):
@@ -155,9 +171,10 @@ class DelaysMachine(RuleBasedStateMachine):
         self.check(answers)
         self.pass_time(then_ms)
 
-    @rule(count=st.integers(20, 60), delay_ms=st.sampled_from([3_000, 7_000, MINUTE_MS, HOUR_MS]), step_ms=st.sampled_from([0, 1, 300]))
+    @rule(count=st.integers(20, 60), delay_ms=st.sampled_from([3_000, 7_000, MINUTE_MS, HOUR_MS]),
+          step_ms=st.sampled_from([0, 1, 300]))
     def publish_many(self, count, delay_ms, step_ms):
-        """At once, or in the order of their times."""
+        """Publish many messages, in any order or in the order of their times."""
         self.publish([(delay_ms + number * step_ms, None, 0) for number in range(count)], 0)
 
     @rule(ms=st.sampled_from([1, 10, 400, 1_000, 1_500, 5_000, 30_000]))
@@ -165,7 +182,7 @@ class DelaysMachine(RuleBasedStateMachine):
         self.pass_time(ms)
 
     def pass_time(self, ms):
-        """As for the process: a pass whenever the owner wants one."""
+        """Let time pass, with a pass whenever the owner wants one, as its process does."""
         until_ms = self.rig.now_ms + ms
         while self.rig.now_ms < until_ms:
             self.run(after_ms=max(1, min(self.rig.owner.passes.due_ms(), until_ms) - self.rig.now_ms))
@@ -208,11 +225,12 @@ class DelaysMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.sampled_from([1, 3, 1_000]), is_mine=st.sampled_from([True, True, False]))
     def acknowledge(self, data, count, is_mine):
-        """What the consumer has; or others, whether they are due or not."""
+        """Acknowledge messages that the consumer has, or others, due or not."""
         model, consumer = self.draw_consumer(data)
         if consumer is None:
             return
-        known = [position for position, holder in model.out.items() if holder is consumer] if is_mine else list(self.log)
+        mine = [position for position, holder in model.out.items() if holder is consumer]
+        known = mine if is_mine else list(self.log)
         chosen = known[-count:] if data.draw(st.booleans()) else known[:count]
         if chosen:
             model.acked |= set(chosen)
@@ -233,8 +251,15 @@ class DelaysMachine(RuleBasedStateMachine):
             return
         model.begin = data.draw(st.sampled_from([*self.log][-20:]))
         model.consumers, model.out, model.acked = [], {}, set(self.cancelled)
-        self.run(self.rig.command("seek", connection=consumer.handle.connection, consumer_id=consumer.handle.object_id, request_id=1,
-                                  message_id={"ledgerId": model.begin[0], "entryId": model.begin[1]}))
+        self.run(
+            self.rig.command(
+                "seek",
+                connection=consumer.handle.connection,
+                consumer_id=consumer.handle.object_id,
+                request_id=1,
+                message_id={"ledgerId": model.begin[0], "entryId": model.begin[1]},
+            )
+        )
 
     # -- what operators do, and what happens
 
@@ -245,7 +270,7 @@ class DelaysMachine(RuleBasedStateMachine):
         self.check(set_policy(self.rig, "delayedDelivery", policy))
 
     def draw_waiting(self, data):
-        """One that waits, as far as that can be told."""
+        """Draw a message that waits for certain."""
         waiting = [position for position, entry in self.log.items() if entry.due_ms > self.rig.now_ms + max(TICKS_MS)
                    and position not in self.cancelled]
         return data.draw(st.sampled_from(waiting)) if waiting else None
@@ -275,7 +300,7 @@ class DelaysMachine(RuleBasedStateMachine):
     def unload(self):
         for model in self.models:
             model.consumers, model.out = [], {}
-        self.rig.settle()      # what others write at the same time `Disk` does not follow
+        self.rig.settle()      # `Disk` does not follow what threads write at the same time
         self.rig.asked("unload", "t")
         self.producer = self.rig.producer("t")
 
@@ -292,4 +317,5 @@ class DelaysMachine(RuleBasedStateMachine):
 
 
 TestDelaysMachine = pytest.mark.slow(DelaysMachine.TestCase)
-TestDelaysMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "25")), stateful_step_count=40, deadline=None)
+TestDelaysMachine.settings = settings(
+    max_examples=int(os.environ.get("EXAMPLES", "25")), stateful_step_count=40, deadline=None)

@@ -1,4 +1,6 @@
-"""Topics that are new to somebody who discovers them: what they keep, and where such a client's subscription begins."""
+"""New topics and clients that discover them: the topics keep their messages, and such a client's subscription begins
+with the first one.
+"""
 import numpy as np
 import pytest
 
@@ -10,12 +12,12 @@ from geminga.storage.catalogue.database import now_ms
 TOPIC = "persistent://public/default/new"
 LATEST = {"initialPosition": 0}
 GRACE_MS = 120_000
-DISCOVERER = 77          # a connection
+DISCOVERER = 77          # (worker, connection)
 PAYLOADS = [b"%d" % number for number in range(6)]
 
 
 def said(kind, text, connection=DISCOVERER):
-    """A worker's word about a connection."""
+    """Send the owner a worker's command about a connection."""
     row = np.zeros(1, envelope.COMMAND_ROW)
     row["connection"], row["kind"], row["size"] = connection, kind, len(text)
     return envelope.COMMANDS, row, text.encode()
@@ -35,7 +37,7 @@ def rig(rigs):
 
 
 def published(rig):
-    """Six messages in three ledgers of a new topic; what there is to read when that has been idle for a while."""
+    """Publish six messages in three ledgers of a new topic.  Return the owner some time later."""
     producer = rig.producer(TOPIC)
     for payload in PAYLOADS:
         rig.publish(producer, payload)
@@ -44,12 +46,12 @@ def published(rig):
 
 
 def first_of(rig, **fields):
-    """What a new subscription gets."""
+    """Return the messages that a new subscription gets."""
     return [payload for _, payload in rig.receive(rig.consumer(TOPIC, **fields))]
 
 
 def test_a_subscription_of_who_discovers_the_topic_begins_at_its_beginning(rig):
-    """On whatever connection: the lookup tells, and is answered when the owner knows."""
+    """The lookup tells the owner, before it is answered.  The client may subscribe on another connection."""
     rig.run(discovers())
     answers = published(rig).run(looks_up())
     assert answers.replies == [(DISCOVERER, envelope.WRITE, 0, 0, None)]
@@ -63,7 +65,7 @@ def test_without_discovery_latest_is_latest_and_nothing_is_kept(rig):
 
 
 def test_a_lookup_counts_for_the_subscription_that_follows_it(rig):
-    """Not for those of later, and for no other topic's."""
+    """A subscription made much later, or on another topic, begins at the end."""
     rig.run(discovers())
     published(rig).run(looks_up(), looks_up(TOPIC + "er"))
     rig.run(after_ms=10_000)
@@ -80,7 +82,7 @@ def test_positions_that_are_asked_for_by_name_are_taken(rig):
 
 
 def test_a_topic_is_new_for_so_long_as_the_configuration_says(rig):
-    """Then it gives back what nobody needs."""
+    """After that time the topic deletes ledgers that no subscription needs."""
     rig.run(discovers())
     published(rig)
     assert len(rig.files(TOPIC)) == 3
@@ -91,7 +93,8 @@ def test_a_topic_is_new_for_so_long_as_the_configuration_says(rig):
 
 
 @pytest.mark.parametrize("ends", [
-    lambda rig: rig.run(said(envelope.CONNECTION_GONE, "")), lambda rig: rig.owner.worker_gone(1)], ids=["connection", "worker"])
+    lambda rig: rig.run(said(envelope.CONNECTION_GONE, "")), lambda rig: rig.owner.worker_gone(1)],
+    ids=["connection", "worker"])
 def test_nothing_is_kept_for_who_is_gone(rig, ends):
     rig.run(discovers())
     ends(rig)
@@ -114,7 +117,7 @@ def test_it_can_be_switched_off(rigs):
 
 
 def test_a_topic_stays_new_when_its_owner_was_killed(rigs, rig):
-    """Who discovers is told to the next one."""
+    """Workers tell the owner's next process which connections discover topics."""
     rig.run(discovers())
     published(rig)
     rig = rigs.crash(rig)
@@ -126,7 +129,7 @@ def test_a_topic_stays_new_when_its_owner_was_killed(rigs, rig):
 # -- the catalogue
 
 def test_the_catalogue_tells_when_topics_come_and_go(tmp_path):
-    """And of nothing else; what was there already, or never was, changes nothing."""
+    """Creating a topic that exists and deleting one that does not exist tell nothing."""
     catalogue = open_catalogue(tmp_path / "catalogue.sqlite")
     seen = [catalogue.topics.version()]
     for change in (lambda: catalogue.topics.create(parse(TOPIC), 0), lambda: catalogue.topics.delete(parse(TOPIC)),

@@ -1,4 +1,4 @@
-"""Memory that is nearly used up: producers wait, the rest goes on."""
+"""Memory that is nearly used up: producers wait, and everything else goes on."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.owner.owner_pass import TICK_MS
 
@@ -9,7 +9,7 @@ def test_while_memory_is_short_nobody_publishes_and_the_rest_goes_on(rigs):
     rig = rigs()
     producer, consumer = rig.producer("a"), rig.consumer("a")
     [position] = rig.publish(producer, b"1")
-    rig.owner.counters.set("memory_refuses", 1)      # as the admin process says in its own
+    rig.owner.counters.set("memory_refuses", 1)      # as the admin process sets them among its own
     rig.run(after_ms=TICK_MS)
     answers = rig.run(rig.sends((producer, b"2")))
     assert [command.type for command in answers.commands()] == [T.CLOSE_PRODUCER] and not answers.receipts

@@ -1,4 +1,5 @@
-"""Files that somebody removes while an owner uses them: each is told of once, and what the owner removes itself is not."""
+"""Files that are removed while an owner uses them: each is reported once, but not those that the owner itself removes.
+"""
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ BLOCK = b"x" * 500
 
 @pytest.fixture
 def said(monkeypatch):
-    """Lines with the code, as they come."""
+    """Return a list that gets the reported lines, with their codes."""
     lines = []
     monkeypatch.setattr(log, "_write", lambda level, text, code, fields: code == "G126" and lines.append(text))
     return lines
@@ -24,7 +25,7 @@ def seconds(rig, count=3):
 
 @pytest.fixture
 def rig(rigs):
-    """One topic with two ledgers, the second of them written to."""
+    """Return an owner with one topic of two ledgers, the second of which has entries."""
     rig = rigs(roll_over_entries=4)
     rig.consumer("t")
     rig.producers = rig.producer("t")

@@ -1,4 +1,4 @@
-"""Space within ledgers: what everybody has acknowledged is given back, and nothing else; nobody gets it any more."""
+"""Holes in ledgers: disk blocks of entries that all subscriptions have acknowledged are given back, and no others."""
 import random
 
 import numpy as np
@@ -21,9 +21,10 @@ SECOND = 1_000
 
 
 def used(rig):
-    """Bytes that the ledgers' entries take on disk: without what was allocated ahead, which sealed ones have given back."""
+    """Return the bytes that the ledgers' entries take on disk, without bytes allocated ahead in the open ledger."""
     files = [(ledger, ledger.ledger_path.stat()) for ledger in rig.partition("t").ledgers]
-    return sum(found.st_blocks * 512 - (0 if ledger.is_sealed else found.st_size - ledger.size) for ledger, found in files)
+    return sum(found.st_blocks * 512 - (0 if ledger.is_sealed else found.st_size - ledger.size)
+               for ledger, found in files)
 
 
 def filled(rigs, entries, size=10_000, **options):
@@ -31,7 +32,8 @@ def filled(rigs, entries, size=10_000, **options):
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = []
     for start in range(0, entries, 50):
-        positions += rig.publish(producer, *[b"%06d" % number * (size // 6) for number in range(start, min(start + 50, entries))])
+        positions += rig.publish(producer,
+                                 *[b"%06d" % number * (size // 6) for number in range(start, min(start + 50, entries))])
     return rig, producer, consumer, positions
 
 
@@ -47,7 +49,7 @@ def is_whole(rig, position, number, size=10_000):
 
 @pytest.mark.slow
 def test_what_lies_between_messages_that_are_needed_is_given_back(rigs):
-    """Nine of ten are acknowledged: most of the space goes, every message that is left stays whole, over a crash too."""
+    """Nine of ten messages are acknowledged: most of the space goes, and the others stay whole, after a crash too."""
     rig, _, consumer, positions = filled(rigs, 1_000)
     before = used(rig)
     random_ = random.Random(1)
@@ -64,7 +66,7 @@ def test_what_lies_between_messages_that_are_needed_is_given_back(rigs):
 
 
 def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
-    """So that a worker, which may still have it before it, does not give half of it to a client."""
+    """A worker that still has a discarded message to deliver recognizes the hole, and does not send half a message."""
     rig, _, consumer, positions = filled(rigs, 300, size=1_700)
     rig.run(rig.acks(consumer, *(position for number, position in enumerate(positions) if number % 50)))
     rig.run(after_ms=SECOND)
@@ -81,7 +83,7 @@ def test_a_new_subscription_passes_over_what_is_gone(rigs):
     late = rig.consumer("t", "late")
     got = [position for position, _ in rig.receive(late)]
     assert got[:10] == positions[:10] and got[-10:] == positions[90:]
-    assert len(got) < 25      # what shares its blocks with neighbours stays
+    assert len(got) < 25      # messages that share blocks with others stay
     assert rig.partition("t").subscriptions["late", True].cursor.totals[SKIPPED] == 100 - len(got)
 
 
@@ -108,7 +110,7 @@ def test_what_another_one_needs_stays(rigs, durable):
 
 
 def test_a_ledger_goes_on_growing_around_its_holes(rigs):
-    """Where space was given back it stays given back, and what is published later is whole."""
+    """Holes stay holes while the ledger grows, and messages published later are whole."""
     rig, producer, consumer, positions = filled(rigs, 300)
     rig.run(rig.acks(consumer, *positions[1:]))
     rig.run(after_ms=SECOND)
@@ -125,7 +127,9 @@ def test_a_ledger_goes_on_growing_around_its_holes(rigs):
 
 @pytest.mark.slow
 def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger(rigs):
-    """F175: nothing of what lies around it stays, nor its rows of the index; it comes in its time, and the folder is whole."""
+    """Everything around it is given back, blocks of the index included.  It is delivered in time, and the folder
+    verifies.
+    """
     rig = rigs()
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.run(rig.flow(consumer, 1 << 20))
@@ -147,7 +151,8 @@ def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger
         "published": 5001, "acknowledged": 5000, "expired": 0, "skipped": 0, "evicted": 0, "backlog": 1}
     rig = rigs.restart(rig)
     assert rig.receive(rig.consumer("t", subType=SubType.Shared)) == []
-    assert found.index_path.stat().st_blocks * 512 <= 32 << 10 and rig.partition("t").find(found.ledger_id).messages_in(0, 5001) == 5001
+    assert found.index_path.stat().st_blocks * 512 <= 32 << 10
+    assert rig.partition("t").find(found.ledger_id).messages_in(0, 5001) == 5001
     assert rig.asked("why", "t", subscription="sub")["messages"]["backlog"] == 1
     again = rigs.crash(rig)
     assert [str(one) for one in walk(again.data_dir) if one.severity > Severity.NOTE] == []
@@ -158,14 +163,18 @@ def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger
 
 
 def with_lone_ones(rigs, *numbers, entries=5_000, **options):
-    """A sealed ledger in which all is acknowledged but delayed messages before those numbers: (rig, it, {position: payload})."""
+    """Make a sealed ledger in which all is acknowledged but a delayed message before each of these numbers.
+
+    Return (rig, ledger, {position of a delayed message: payload}).
+    """
     rig = rigs(**options)
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.run(rig.flow(consumer, 1 << 20))
     acked, lone, borders = [], {}, [0, *sorted(numbers), entries]
     for first, end in zip(borders, borders[1:], strict=False):
         if first:
-            [position] = rig.run(rig.sends((producer, b"%d" % first, {"deliver_at_time": rig.now_ms + 3_600_000}))).positions
+            fields = {"deliver_at_time": rig.now_ms + 3_600_000}
+            [position] = rig.run(rig.sends((producer, b"%d" % first, fields))).positions
             lone[position] = b"%d" % first
         for start in range(first, end, 500):
             acked += rig.publish(producer, *[b"%06d" % number * 40 for number in range(start, min(start + 500, end))])
@@ -188,7 +197,9 @@ def problems(rig):
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["restart", "crash"])
 def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, then):
-    """A subscription from the beginning gets what is left, and its figures add up; so does one that seeks back."""
+    """A new subscription from the beginning and one that seeks back get the messages that are left, and their totals
+    add up.
+    """
     rig, found, lone = with_lone_ones(rigs, 700, 2_500, 2_600)
     assert taken_by_index(found) <= 64 << 10
     positions = [(found.ledger_id, entry) for entry in (1_500, 2_501, 4_000)]
@@ -196,7 +207,7 @@ def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, 
     consumer, late = rig.consumer("t", subType=SubType.Shared), rig.consumer("t", "late", subType=SubType.Shared)
     partition = rig.partition("t")
     assert partition.find(found.ledger_id).messages_in(0, found.entries) == partition.next_message == 5_003
-    for position in positions:      # in the midst of what is gone
+    for position in positions:      # amid rows that were given back
         cursor = partition.new_cursor(99, position, is_durable=False)
         assert cursor.since + cursor.totals[SKIPPED] + cursor.backlog_messages(partition.ledgers) == 5_003
     assert rig.receive(late, 10_000) == rig.receive(consumer, 10_000) == []
@@ -212,7 +223,7 @@ def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, 
 
 @pytest.mark.slow
 def test_a_damaged_row_beside_rows_that_were_given_back_costs_nothing(rigs):
-    """Of any that is left: those of the blocks on either side are whole."""
+    """The rows of messages that are left are read, because the blocks on either side of a hole are whole."""
     rig, found, lone = with_lone_ones(rigs, 2_500)
     rig.close()
     content = found.index_path.read_bytes()
@@ -231,7 +242,7 @@ def test_a_damaged_row_beside_rows_that_were_given_back_costs_nothing(rigs):
 
 
 def test_rows_that_are_zeros_of_entries_that_are_needed_are_lost_and_told(rigs, capfd):
-    """A disk that has lost both is no one that was asked to give them back."""
+    """Zeros in place of rows that nobody punched mean a damaged disk: the entries are lost, and that is reported."""
     rig = rigs()
     positions = rig.publish(rig.producer("t"), *[b"%04d" % number * 100 for number in range(300)])
     rig.consumer("t", subType=SubType.Shared)
@@ -265,7 +276,7 @@ def test_an_index_that_was_being_made_anew_when_the_process_was_killed_is_taken_
 
 @pytest.mark.slow
 def test_of_entries_that_are_there_again_after_a_power_cut_rows_are_made_anew(rigs):
-    """The index without its blocks has got to disk, and what was given back of the entries has not."""
+    """After a power cut the index has its hole and the ledger has not: the rows are made anew from the entries."""
     rig, found, lone = with_lone_ones(rigs, 2_500)
     offset = int(found.column("offset")[1_000])
     rig.close()
@@ -303,7 +314,8 @@ def test_a_dump_says_which_rows_were_given_back(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_figures_stay_right_whatever_rows_are_given_back(rigs, seed):
-    """Batches of several sizes, stretches of them acknowledged in any order, over restarts and crashes."""
+    """Batches of several sizes are acknowledged in any order, with restarts and crashes in between: totals stay right.
+    """
     random_ = random.Random(seed)
     rig = rigs(journal_segment_bytes=8 << 20, roll_over_entries=6_000)
     sizes, positions, producer, most = {}, [], None, 0
@@ -327,9 +339,11 @@ def test_figures_stay_right_whatever_rows_are_given_back(rigs, seed):
         told = rig.asked("why", "t", subscription="sub")["messages"]
         assert (told["backlog"], told["published"]) == (sum(sizes[one] for one in positions), sum(sizes.values()))
         found = rig.partition("t")
-        assert sum(one.messages_in(0, one.entries) for one in found.ledgers) + found.ledgers[0].first_message == found.next_message
+        messages = sum(one.messages_in(0, one.entries) for one in found.ledgers)
+        assert messages + found.ledgers[0].first_message == found.next_message
         for one in found.ledgers:
-            columns = [one.column(name)[:one.entries].astype(np.int64) for name in ("offset", "size", "message_index", "messages")]
+            columns = [one.column(name)[:one.entries].astype(np.int64)
+                       for name in ("offset", "size", "message_index", "messages")]
             assert all(np.array_equal(at[1:], at[:-1] + size[:-1]) for at, size in (columns[:2], columns[2:]))
         most = max(most, sum(one.has_holes for one in found.ledgers))
         if random_.random() < 0.3:
@@ -340,7 +354,7 @@ def test_figures_stay_right_whatever_rows_are_given_back(rigs, seed):
 
 @pytest.mark.slow
 def test_rows_that_were_given_back_take_little_memory(rigs, monkeypatch):
-    """Of many ledgers only some have theirs filled in at a time."""
+    """Only some of many ledgers have their given back rows filled in in memory at a time."""
     monkeypatch.setattr(ledger, "_FILLED_MAX", 100_000)
     rig, one, _ = with_lone_ones(rigs, 2_500)
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
@@ -368,7 +382,9 @@ def test_little_is_not_worth_the_trouble(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
-    """After many rounds of publishing and acknowledging, by two subscriptions, in order and not; over restarts and crashes."""
+    """Two subscriptions acknowledge in many rounds, in order and not, with restarts and crashes: all other messages
+    stay whole.
+    """
     random_ = random.Random(seed)
     size = random_.choice((600, 5_000, 20_000))
     rig = rigs(journal_segment_bytes=8 << 20, roll_over_entries=random_.choice((70, 10_000)))
@@ -378,7 +394,8 @@ def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
         if producer is None:
             producer = rig.producer("t")
             consumers = {name: rig.consumer("t", name, subType=SubType.Shared) for name in left}
-        for position in rig.publish(producer, *[b"%06d" % number * (size // 6) for number in range(40 * step, 40 * step + 40)]):
+        for position in rig.publish(producer,
+                                    *[b"%06d" % number * (size // 6) for number in range(40 * step, 40 * step + 40)]):
             numbers[position] = len(numbers)
             for positions in left.values():
                 positions.add(position)
@@ -392,13 +409,16 @@ def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
         if random_.random() < 0.2:
             rig, producer = (rigs.crash if random_.random() < 0.5 else rigs.restart)(rig), None
     for name, positions in left.items():
-        assert positions == {position for position, _ in rig.receive(rig.consumer("t", name, subType=SubType.Shared), 100_000)}
+        consumer = rig.consumer("t", name, subType=SubType.Shared)
+        assert positions == {position for position, _ in rig.receive(consumer, 100_000)}
     assert all(is_whole(rig, position, numbers[position], size) for position in left["one"] | left["two"])
 
 
 @pytest.mark.slow
 def test_what_a_backup_has_too_stays_as_it_is_also_over_a_crash(rigs, tmp_path):
-    """Neither is it given back, nor does what the journal has come back where there was a hole before.  Later it is given back."""
+    """A ledger that a backup shares gets no hole. After a crash the journal does not write entries back into a hole.
+    When the backup is gone, the space is given back.
+    """
     rig, _, consumer, positions = filled(rigs, 1_000)
     rig.run(rig.acks(consumer, *positions[1:300]))
     rig.run(after_ms=SECOND)
@@ -411,13 +431,14 @@ def test_what_a_backup_has_too_stays_as_it_is_also_over_a_crash(rigs, tmp_path):
     rig.run(after_ms=SECOND)
     assert used(rig) == before and backup.read_bytes() == content
     rig.settle()
-    folder = copy_of(rig.data_dir, tmp_path / "data")      # as a kill leaves it
+    folder = copy_of(rig.data_dir, tmp_path / "data")      # as a kill leaves the file
     backup.unlink()
     backup.hardlink_to(folder / ledger.ledger_path.relative_to(rig.data_dir))
     again = Rig(folder, now_ms=rig.now_ms, **rig.settings)
     assert again.recovered and backup.read_bytes() == content
     consumer = again.consumer("t", subType=SubType.Shared)
-    assert [position for position, _ in again.receive(consumer, 10_000)] == [positions[0], positions[300], *positions[900:]]
+    received = [position for position, _ in again.receive(consumer, 10_000)]
+    assert received == [positions[0], positions[300], *positions[900:]]
     before = used(again)
     backup.unlink()
     again.run(again.acks(consumer, *positions[900:910]))

@@ -1,4 +1,4 @@
-"""What a disk does that is full, or fails: who is refused what, and that nothing that was answered is lost."""
+"""Disks that are full or fail: which requests are refused, and that nothing that was answered is lost."""
 import errno
 import os
 from types import SimpleNamespace
@@ -16,14 +16,14 @@ from ..crash import full
 from .rig import T
 
 MIB = 1 << 20
-DISK = 1 << 40                                        # bytes of the disk that `room` makes up
+DISK = 1 << 40                                        # bytes of the disk in tests with `room`
 SMALL = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 4}
 MARKS = {"disk_refuse_below_bytes": 100 * MIB, "disk_accept_above_bytes": 200 * MIB}
 
 
 @pytest.fixture
 def room(monkeypatch):
-    """room(bytes): so much is free from now on."""
+    """Return room(bytes), which sets how much is free from now on."""
     def room(free):
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=DISK, f_frsize=1, f_bavail=free))
     room(DISK)
@@ -31,7 +31,7 @@ def room(monkeypatch):
 
 
 def fails(monkeypatch, name, number, *, when=lambda path: True):
-    """os.NAME ends with that error for files whose path is of interest; returns what undoes it."""
+    """Make os.NAME fail with an error for files whose paths `when` chooses.  Return a function that undoes that."""
     real = getattr(os, name)
 
     def failing(fd, *more):
@@ -77,7 +77,9 @@ def test_between_the_watermarks_publishing_goes_on_and_nothing_is_allocated_ahea
 
 
 def test_who_was_sent_away_is_let_in_as_soon_as_there_is_room(rigs, room):
-    """Above the low watermark, not before; a producer that comes back is kept waiting for that, and refused only when it takes long."""
+    """Publishing goes on above disk_accept_above_bytes.  Until then a producer that comes back waits, and is refused
+    only after a long wait.
+    """
     rig = rigs(**MARKS)
     rig.producer("a")
     room(99 * MIB)
@@ -109,7 +111,9 @@ def test_the_reserve_is_given_up_piece_by_piece_and_taken_back(rigs, room):
 
 @pytest.mark.slow
 def test_acknowledgements_go_on_while_checkpoints_find_no_room(rigs, monkeypatch):
-    """Their segments are kept; when there is room again the same is written, and nothing comes back."""
+    """Journal segments are kept while a checkpoint fails.  When there is room again it is written, and no
+    acknowledgement is lost.
+    """
     rig = rigs(**SMALL)
     producer, consumer = rig.producer("a"), rig.consumer("a")
     positions = [position for number in range(100) for position in rig.publish(producer, *(b"%d" % number,) * 8)]
@@ -132,7 +136,9 @@ def test_acknowledgements_go_on_while_checkpoints_find_no_room(rigs, monkeypatch
 
 
 def test_a_segment_that_there_is_no_room_for_is_done_without(rigs, monkeypatch):
-    """Also by the next process, which would keep those that it has replayed if it had others."""
+    """If no segment can be made, the journal goes on in the two it has.  So does the next process, which otherwise
+    keeps the segments that it has replayed.
+    """
     rig = rigs(**SMALL)
     producer = rig.producer("a")
 
@@ -151,7 +157,8 @@ def test_a_segment_that_there_is_no_room_for_is_done_without(rigs, monkeypatch):
 
 @pytest.mark.slow
 def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, monkeypatch):
-    """What was answered is there for the next process, wherever it was; the file itself only keeps its place."""
+    """Everything answered is there for the next process.  The segment's file is kept, but nothing is written into it.
+    """
     rig = rigs(**SMALL)
     producer, consumer = rig.producer("a"), rig.consumer("a")
     first, _second = rig.publish(producer, b"1", b"2")
@@ -161,7 +168,8 @@ def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, m
         rig.run(rig.sends((producer, b"3")))
     mend()
     folder = journal_folder(rig.data_dir, 0)
-    fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(("1.bad", "1.aside")))      # this file fails for good
+    # fails for good
+    fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(("1.bad", "1.aside")))
     again = rigs.crash(rig)
     folder = journal_folder(again.data_dir, 0)
     aside = {path.name: path.read_bytes() for path in folder.glob("*.aside")}
@@ -217,7 +225,9 @@ def test_a_checkpoint_that_failed_to_sync_ends_the_process_and_keeps_its_segment
 
 
 def test_a_topic_that_cannot_be_put_on_disk_is_not_given_up(rigs, monkeypatch):
-    """The kernel forgets what it could not write: only the journal has it, so that is what the next process begins with."""
+    """After a failed sync the kernel forgets the pages. Only the journal has their bytes, so the next process replays
+    it.
+    """
     rig = rigs()
     rig.publish(rig.producer("a"), b"1")
     mend = fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(".ledger"))
@@ -228,19 +238,19 @@ def test_a_topic_that_cannot_be_put_on_disk_is_not_given_up(rigs, monkeypatch):
 
 
 def test_a_journal_that_was_removed_ends_the_process(rigs):
-    """What is written to a file without a name would be lost at the next start."""
+    """Bytes written to a journal file without a name would be lost at the next start."""
     rig = rigs()
     rig.run(after_ms=TICK_MS)
     for path in journal_folder(rig.data_dir, 0).glob("*.journal"):
         path.unlink()
     with pytest.raises(NotDurable, match="removed"):
         rig.run(after_ms=TICK_MS)
-    rig.close()      # what it had is put where it belongs all the same
+    rig.close()      # entries in the journal get into their ledgers all the same
 
 
 @pytest.mark.slow
 def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monkeypatch):
-    """However many topics are used in turn, or at once."""
+    """The number of open ledgers stays below the limit, however many topics are used in turn or at once."""
     monkeypatch.setattr(ledger, "open_max", lambda: 16)
     rig = rigs()
     topics = [f"t{number}" for number in range(40)]
@@ -256,12 +266,14 @@ def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monke
 
 
 def blocks_of(found):
-    """Bytes that a ledger and its index take on disk."""
+    """Return the bytes that a ledger and its index take on disk."""
     return [path.stat().st_blocks * 512 for path in found.files()]
 
 
 def test_a_sealed_ledger_takes_what_it_holds_and_has_room_again_if_it_has_to_go_on(rigs):
-    """The one behind it may be lost in a power cut: then it is the open one again, and a full disk must not be met while writing to it."""
+    """If a power cut loses the ledger behind it, a sealed ledger is open again.  It must have room allocated before
+    entries are written to it.
+    """
     rig = rigs()
     producer = rig.producer("a")
     for _ in range(9):
@@ -282,7 +294,7 @@ def test_a_sealed_ledger_takes_what_it_holds_and_has_room_again_if_it_has_to_go_
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 96 MiB."""
+    """Return the folder of a mounted file system of 96 MiB."""
     if reason := full.why_not("tmpfs"):
         pytest.skip(reason)
     with full.disk(tmp_path, "tmpfs") as place:
@@ -291,7 +303,8 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_small_disk_is_used_to_its_watermark_and_after_it_was_cleared_again(small_disk, rigs):
-    """What was allocated ahead neither stops publishing before the disk is full nor keeps it stopped afterwards."""
+    """Bytes allocated ahead neither stop publishing before the disk is full, nor keep it stopped after space was freed.
+    """
     rig = rigs.on(small_disk / "data", journal_segment_bytes=6 * MIB)
     for topic in ("a", "b"):
         rig.consumer(topic)
