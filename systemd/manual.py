@@ -49,8 +49,8 @@ def member(context: click.Context, name: str) -> click.Context:
 
 def members(context: click.Context) -> list[click.Context]:
     """Contexts of the commands of a group that help shows."""
-    found = [member(context, name) for name in context.command.list_commands(context)]
-    return [one for one in found if not one.command.hidden]
+    everything = [member(context, name) for name in context.command.list_commands(context)]
+    return [one for one in everything if not one.command.hidden]
 
 
 # -- pages

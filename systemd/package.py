@@ -16,8 +16,8 @@ so that an upgrade of the broker does not replace it.
     /usr/share/doc/geminga              README.md, docs, runbook, Prometheus' rules, dashboards, licences
 
 The script needs the standard library, and Debian's python3, pip (not with --site-packages) and dpkg-deb.  It prints the
-path of each finished package.  Rejected: debhelper, which brings half a gigabyte to a machine that only wants to install
-a broker, and xz, which takes a minute where zstd takes two seconds.
+path of each finished package.  Rejected: debhelper, which brings half a gigabyte to a machine that only wants to
+install a broker, and xz, which takes a minute where zstd takes two seconds.
 """
 import argparse
 import gzip
@@ -43,8 +43,8 @@ LAYERS = ("proto", "storage", "workers", "supervisor")
 JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless"}      # by release of Debian
 UNITS = (".service", ".timer", ".slice")
 # Beginnings of links in pages of the checkout, and where these lead among the installed documents.
-INSTALLED_LINKS = {"](systemd/runbook/": "](runbook/", "](../systemd/runbook/": "](../runbook/", "](../../docs/": "](../docs/",
-                   "](LICENSE)": "](copyright)"}
+INSTALLED_LINKS = {"](systemd/runbook/": "](runbook/", "](../systemd/runbook/": "](../runbook/",
+                   "](../../docs/": "](../docs/", "](LICENSE)": "](copyright)"}
 # Folders of dependencies that are not needed at run time.
 NOT_NEEDED = ("bin", "**/test", "**/tests", "pyarrow/include", "pyarrow/src", "numpy/_core/include")
 INTERPRETER = "usr/lib/geminga/bin/python3"
@@ -262,9 +262,9 @@ def site_packages_of(root: Path) -> Path:
 
 def folder_version() -> str:
     """Number of the data folder's format, read from the source, because an import would need numpy."""
-    found = re.search(r"^FOLDER_VERSION\b.*?= (\d+)", (CHECKOUT / "storage/format.py").read_text(), re.M)
-    assert found, "storage/format.py has FOLDER_VERSION"
-    return found[1]
+    line = re.search(r"^FOLDER_VERSION\b.*?= (\d+)", (CHECKOUT / "storage/format.py").read_text(), re.M)
+    assert line, "storage/format.py has FOLDER_VERSION"
+    return line[1]
 
 
 def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> None:

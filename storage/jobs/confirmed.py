@@ -58,7 +58,8 @@ def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern[str]) ->
     try:
         if isinstance(topics, re.Pattern):
             pattern = re.compile(_complete(topics.pattern), topics.flags)
-            wanted = [name for text in catalogue.topics.all_base_names() if not names.is_system(text) and pattern.fullmatch(text)
+            wanted = [name for text in catalogue.topics.all_base_names()
+                      if not names.is_system(text) and pattern.fullmatch(text)
                       for name in _parts(catalogue, names.parse(text))]
         else:
             wanted = [name for text in dict.fromkeys(topics) for name in _parts(catalogue, names.parse(text))]

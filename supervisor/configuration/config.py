@@ -1,9 +1,9 @@
 """The configuration: the source of each key's value, and checks before a process starts.
 
-    command line  >  GEMINGA_<SECTION>_<KEY>  >  PULSAR_PREFIX_<name>  >  file (TOML, or Pulsar's key=value)  >  defaults
+    command line > GEMINGA_<SECTION>_<KEY> > PULSAR_PREFIX_<name> > file (TOML, or Pulsar's key=value) > defaults
 
-KEYS is derived from the options' dataclasses that the layers declare: a field added there is a key here.  Nothing below the
-supervisor reads a file or the environment; each layer is handed its part of a Config.
+KEYS is derived from the options' dataclasses that the layers declare: a field that is added there is a key here.  Only
+the supervisor reads the file and the environment; each layer is given its part of a Config.
 """
 import itertools
 import os
@@ -37,62 +37,64 @@ from geminga.workers.options import WorkerOptions
 
 __all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]
 
-FRAME_OVERHEAD = 10 * 1024     # what a frame may hold beside the message, as Pulsar has it
+FRAME_OVERHEAD = 10 * 1024     # bytes that a frame may have beside the message, as in Pulsar
 ENVIRONMENT_PREFIX = "GEMINGA_"
 Settings = dict[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Who may ask over HTTP, beside what [authentication] and [authorization] say."""
+    """Limits of requests over HTTP, beside [authentication] and [authorization]."""
 
-    hosts: tuple[str, ...] = ()                   # names that the broker is asked by, beside those it knows
-    backup_folders: tuple[str, ...] = ()          # where backups over HTTP may be made; none: by authorized or local callers anywhere
+    hosts: tuple[str, ...] = ()                   # names in requests' Host header, beside those that the broker knows
+    # Folders for backups over HTTP; none: authorized or local callers may use any folder.
+    backup_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """What /metrics has series of."""
+    """Series in /metrics."""
 
-    topics: bool = True                           # topics and their subscriptions; else only namespaces
-    topics_max: int = 500                         # at most so many; others are summed up by namespace
-    consumers: bool = False                       # consumers of those topics, each by itself
-    producers: bool = False                       # likewise producers
+    topics: bool = True                           # of topics and their subscriptions; else only of namespaces
+    topics_max: int = 500                         # topics with series; others are summed up by namespace
+    consumers: bool = False                       # of each consumer of those topics
+    producers: bool = False                       # of each producer of those topics
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmOptions:
-    """From when on memory is an alarm."""
+    """Thresholds of alarms.  Memory is in percent of the control group's limit, or of the host's memory."""
 
-    memory_percent: int = 85                      # of the control group's limit, or the host's memory: used above this is one
-    memory_refuse_percent: int = 95               # ... and above this nobody may publish until it is less; 0: everybody may
+    memory_percent: int = 85                      # used memory above this is an alarm
+    memory_refuse_percent: int = 95               # above this, publishing is refused until it is less; 0: never
 
 
 @dataclass(frozen=True, slots=True)
 class NightlyOptions:
-    """How the nightly job, and compaction on demand, deal with their host."""
+    """Resources of the nightly job, and of compaction on demand."""
 
-    engine: str = "auto"                          # "here": in one process; "spark"; "auto": a night by Spark, on demand what is large
-    in_process_bytes: int = 256 << 20             # ... that is larger than this
+    # "here": in one process; "spark"; "auto": Spark for nights, and on demand above in_process_bytes.
+    engine: str = "auto"
+    in_process_bytes: int = 256 << 20
     master: str = ""                              # of Spark; empty: this host's cores
     cores: int = 0                                # of this host that Spark may use; 0: all
-    memory_bytes: int = 640 << 20                 # of Spark's own process; its Python workers have some 200 MiB each beside it
-    niceness: int = 10                            # 0 to 19; the disk is asked for only while nobody else wants it
-    retain_keyless: bool = False                  # messages without a key are kept
-    check_interval_s: int = 60                    # between looks at which partitions have passed their threshold
+    memory_bytes: int = 640 << 20                 # of Spark's own process; a Python worker takes some 200 MiB more
+    niceness: int = 10                            # 0 to 19; the disk's priority is always the lowest
+    retain_keyless: bool = False                  # whether messages without a key are kept
+    check_interval_s: int = 60                    # between two checks which partitions exceed their threshold
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """All options of a broker.  load() fills in zeros and blanks that stand for a default."""
 
-    data_dir: Path = Path("data")                  # relative to where it is started; everything that is kept lies below
-    cluster_name: str = "standalone"              # as clients and tools see it
-    http_port: int = 8080                         # administration, HTTP lookup and metrics; 0 takes a free one
-    http_bind: str = ""                           # address for these; empty: the same as network.bind
+    data_dir: Path = Path("data")                 # relative to the folder in which the broker is started
+    cluster_name: str = "standalone"              # that clients and tools see
+    http_port: int = 8080                         # of administration, HTTP lookup and metrics; 0 takes a free one
+    http_bind: str = ""                           # address of this port; empty: network.bind
     workers: int = 0                              # processes that serve connections; 0: one per core
-    owners: int = 0                               # processes that keep partitions; 0: one per core
-    affinity: str = "none"                        # "spread": each worker and owner keeps to a core, in turn; "none": the kernel chooses
+    owners: int = 0                               # processes that store partitions; 0: one per core
+    affinity: str = "none"                        # "spread" pins workers and owners to cores in turn; "none": no pins
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
@@ -136,12 +138,14 @@ def _keys() -> dict[str, Key]:
 KEYS = _keys()
 
 # Keys of files that the service manager may hand over: "credential:NAME".
-FILES = {"tls.certificate", "tls.key", "tls.trusted", "authentication.secret_keys", "authentication.public_keys", "authentication.users"}
+FILES = {"tls.certificate", "tls.key", "tls.trusted",
+         "authentication.secret_keys", "authentication.public_keys", "authentication.users"}
 CREDENTIAL = "credential:"
 CREDENTIALS = "/run/credentials/geminga.service"      # systemd's folder, for commands that systemd did not start
 
 
-def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
+def load(config_path: Path | str | None, environ: Mapping[str, str],
+         overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Load the configuration from all sources.  Returns (the configuration, notes for the log).
 
     overrides: values of the command line by key ("http_port", "network.port"), None for options that are not given.
@@ -151,7 +155,8 @@ def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: 
     values = {name: key.default for name, key in KEYS.items()}
     values |= {name: value_of(name, setting) for name, setting in given.items()}
     for name in FILES & given.keys():
-        values[name] = _located(name, values[name], given[name].origin, environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS))
+        folder = environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS)
+        values[name] = _located(name, values[name], given[name].origin, folder)
     notes += _relate(values, given)
     values["http_bind"] = values["http_bind"] or values["network.bind"]
     for name in ("workers", "owners"):
@@ -159,12 +164,14 @@ def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: 
     return _compose(values), notes
 
 
-def origins(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Say where the value of each key that is set comes from.  Raises ConfigError."""
+def origins(config_path: Path | str | None, environ: Mapping[str, str],
+            overrides: Mapping[str, Any]) -> dict[str, str]:
+    """Return {key: source of its value} for all keys that are set.  Raises ConfigError."""
     return {name: setting.origin for name, setting in _gather(config_path, environ, overrides)[0].items()}
 
 
-def _gather(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+def _gather(config_path: Path | str | None, environ: Mapping[str, str],
+            overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Collect each key's strongest setting, as it was written, and notes for the log."""
     document, properties = _read(config_path) if config_path is not None else ({}, {})
     # Pulsar's settings are merged before they are translated, because two of them may make one key.
@@ -228,7 +235,8 @@ def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
         if variable in names:
             given[names[variable]] = Setting(environ[variable], variable)
         elif variable.startswith(ENVIRONMENT_PREFIX):
-            # Not all are errors: Kubernetes gives every pod GEMINGA_SERVICE_HOST and GEMINGA_PORT when a service is called geminga.
+            # Not all are errors: if a service is called geminga, Kubernetes sets GEMINGA_SERVICE_HOST and GEMINGA_PORT
+            # in every pod.
             hint = nearest(variable, names, cutoff=0.87)
             if hint or variable.startswith(sections):
                 raise ConfigError(f"{variable}: there is no such setting{hint or nearest(variable, names)}")
@@ -259,7 +267,7 @@ def _located(name: str, value: Any, origin: str, folder: str) -> Any:
     if not value.startswith(CREDENTIAL):
         return value
     if not re.fullmatch(r"(?!\.)[-.\w]+", credential := value.removeprefix(CREDENTIAL)):
-        raise ConfigError(f"{origin}: {name} must be {CREDENTIAL}NAME, with a name that LoadCredential= of the unit gives to one")
+        raise ConfigError(f"{origin}: {name} must be {CREDENTIAL}NAME, with a name that the unit's LoadCredential= has")
     return type(value)(Path(folder) / credential)
 
 
@@ -304,18 +312,23 @@ def _secrets(value: Any) -> tuple[Secret, ...]:
     return tuple(map(Secret, _texts(re.split(r"(?<!base64),", value) if isinstance(value, str) else value)))
 
 
-READERS: dict[Any, Callable[[Any], Any]] = {int: _integer, bool: _boolean, str: _text, Path: _path, tuple[str, ...]: _texts,
-                                            Secret: lambda value: Secret(_text(value)), tuple[Secret, ...]: _secrets}
+# Type of a key: the function that reads its value, and raises ValueError with the text of what it must be.
+READERS: dict[Any, Callable[[Any], Any]] = {
+    int: _integer, bool: _boolean, str: _text, Path: _path, tuple[str, ...]: _texts,
+    Secret: lambda value: Secret(_text(value)), tuple[Secret, ...]: _secrets}
 
 
 def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
-    """Refuse values that exclude each other, and raise defaults that another key needs larger.  Returns notes for the log."""
+    """Refuse values that exclude each other, and raise defaults that are too small for other keys' values.
+
+    Return notes for the log.  Raises ConfigError.
+    """
     notes = []
     message_size = values["network.max_message_size"]
     reason = f"for network.max_message_size = {message_size}"
     least_values = {
         "storage.roll_over_bytes": message_size + FRAME_OVERHEAD + 1,    # any one entry fits a ledger
-        # A pass is one record: what it takes in, one frame more, and tables that may be as large as small entries are.
+        # A pass is one record: its messages, one frame more, and tables as large as the messages if these are small.
         "storage.journal_segment_bytes": 2 * message_size + 4 * values["storage.pass_bytes_max"] + MIB,
     }
     for name, least in least_values.items():
@@ -328,11 +341,13 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
     below, above = "storage.disk_refuse_below_bytes", "storage.disk_accept_above_bytes"
     if values[above] < values[below]:
         if above in given:
-            raise ConfigError(f"{given[above].origin}: {above} must be at least {values[below]}, as {below} is, not {values[above]}")
+            raise ConfigError(f"{given[above].origin}: {above} must be at least {values[below]}, as {below} is, "
+                              f"not {values[above]}")
         values[above] = values[below] + values[below] // 2
         notes.append(f"{above} is {values[above]}, more than by default, for {below} = {values[below]}")
     if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
-        notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound")
+        notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; "
+                     "-1 is no bound")
     if not values["tls.versions"]:
         raise ConfigError(f"{given['tls.versions'].origin}: tls.versions must be one of TLSv1.2 and TLSv1.3, or both")
     _refuse_clashes(values, given)
@@ -354,20 +369,26 @@ def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> 
 
 
 def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
-    """Refuse keys of TLS and identity that need another key: half a set-up would be open, or closed to everybody."""
+    """Refuse keys of TLS and identity without the keys that they need.
+
+    Half of such a set-up would let everybody in, or nobody.
+    """
     needed = [(key, needs) for key, needs in (
         ("tls.certificate", "tls.key"), ("tls.key", "tls.certificate"), ("tls.trusted", "tls.certificate"),
-        ("authentication.audience", "authentication.audience_claim"), ("authentication.audience_claim", "authentication.audience"),
+        ("authentication.audience", "authentication.audience_claim"),
+        ("authentication.audience_claim", "authentication.audience"),
         ("authorization.enabled", "authentication.methods")) if values[key]]
     needed += [(key, "tls.certificate") for key in ("tls.port", "tls.http_port") if key in given and values[key] >= 0]
     for key, other in (("network.port", "tls.port"), ("http_port", "tls.http_port")):
         if values[key] < 0 and not (values["tls.certificate"] and values[other] >= 0):
-            raise ConfigError(f"{given[key].origin}: {key} is -1, which needs tls.certificate and {other}: nobody could connect")
+            raise ConfigError(f"{given[key].origin}: {key} is -1, which needs tls.certificate and {other}: "
+                              "nobody could connect")
     if values["tls.client_certificates"] == "required":
         needed.append(("tls.client_certificates", "tls.trusted"))
-    by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"), "basic": ("authentication.users",),
-                 "tls": ("tls.trusted",)}
-    needed += [("authentication.methods", " or ".join(by_method[method])) for method in values["authentication.methods"]]
+    by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"),
+                 "basic": ("authentication.users",), "tls": ("tls.trusted",)}
+    needed += [("authentication.methods", " or ".join(by_method[method]))
+               for method in values["authentication.methods"]]
     for key, needs in needed:
         if not any(values[one] for one in needs.split(" or ")):
             raise ConfigError(f"{given[key].origin}: {key} needs {needs}")
@@ -383,15 +404,16 @@ def _compose(values: Mapping[str, Any]) -> Config:
 
 
 def core_count(root: Path = Path("/")) -> int:
-    """Number of cores for this process, at least 1: its CPU affinity, or a control group's quota if that is less."""
+    """Return the number of cores for this process, at least 1: its affinity, or a control group's quota if less."""
     # A quota of one and a half cores is worth two processes.
     limits = [-(-quota // period) for quota, period in _quotas(root)]
     return max(1, min([len(os.sched_getaffinity(0)), *limits]))
 
 
 def _quotas(root: Path) -> list[tuple[int, int]]:
-    """(quota, period) in µs of each control group that this process is in and that has a limit."""
+    """Return (quota, period) in µs of each control group of this process that has a limit."""
     groups = root / "sys/fs/cgroup"
     limits = [host.words(level / "cpu.max") for level in host.control_groups(root)]
-    limits.append(host.words(groups / "cpu/cpu.cfs_quota_us") + host.words(groups / "cpu/cpu.cfs_period_us"))    # version 1: -1 is no limit
+    # Control groups of version 1, where -1 is no limit.
+    limits.append(host.words(groups / "cpu/cpu.cfs_quota_us") + host.words(groups / "cpu/cpu.cfs_period_us"))
     return [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and limit[0].isdigit()]

@@ -1,4 +1,4 @@
-"""Times and sizes as pulsar-admin reads them (90, 10m, 7d, -1; 4096, 10M, 2G), and moments as the broker shows them."""
+"""Times and sizes as pulsar-admin reads them (90, 10m, 7d, -1; 4096, 10M, 2G), and moments as printed."""
 import re
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
@@ -14,7 +14,7 @@ def seconds(text: str) -> int:
 
 
 def millis(text: str) -> int:
-    """Return a time in milliseconds, also one such as 500ms.  Raises ValueError."""
+    """Return a time in milliseconds, also of a text such as 500ms.  Raises ValueError."""
     return int(text[:-2]) if _MILLIS.fullmatch(text) else 1_000 * seconds(text)
 
 
@@ -25,24 +25,24 @@ def moment(text: str, now_ms: int) -> int:
     """
     if relative := _RELATIVE.fullmatch(text):
         sign, length = relative.groups()
-        found = now_ms + (-1 if sign == "-" else 1) * millis(length)
+        time_ms = now_ms + (-1 if sign == "-" else 1) * millis(length)
     elif text.isascii() and text.isdigit():
-        found = int(text[:20])
+        time_ms = int(text[:20])
     else:
         from datetime import UTC, datetime
         try:
             when = datetime.fromisoformat(text)
-            found = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1_000)
+            time_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1_000)
         except (ValueError, OverflowError):
-            found = -1
-    if not 0 <= found <= LAST_MS:
-        raise ValueError(f"{text[:50]!r} is not a time from 1970 to 9999: ms, ISO 8601 such as 2026-01-31T12:00:00Z, or so long from now, "
-                         "such as 10m or -2h")
-    return found
+            time_ms = -1
+    if not 0 <= time_ms <= LAST_MS:
+        raise ValueError(f"{text[:50]!r} is not a time from 1970 to 9999: ms, ISO 8601 such as 2026-01-31T12:00:00Z, "
+                         "or a time from now, such as 10m or -2h")
+    return time_ms
 
 
 def instant(time_ms: int) -> str:
-    """Return a moment in ms as ISO 8601; a number beyond any date, which producers may set, as it is."""
+    """Return a moment in ms as ISO 8601.  A number beyond all dates, which producers may set, stays a number."""
     from datetime import UTC, datetime
     try:
         return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -57,14 +57,14 @@ def size(text: str) -> int:
 
 def minutes(text: str) -> int:
     """Return a time in whole minutes; -1 stays -1.  Raises ValueError."""
-    found = seconds(text)
-    return found // 60 if found > 0 else found
+    amount = seconds(text)
+    return amount // 60 if amount > 0 else amount
 
 
 def mebibytes(text: str) -> int:
     """Return a size in whole MiB; -1 stays -1.  Raises ValueError."""
-    found = size(text)
-    return found >> 20 if found > 0 else found
+    amount = size(text)
+    return amount >> 20 if amount > 0 else amount
 
 
 def _scaled(text: str, units: dict[str, int], expected: str) -> int:

@@ -1,4 +1,4 @@
-"""Which values the keys of the configuration take, beyond their types.
+"""The values that keys of the configuration take, beyond their types.
 
     RANGES    first and last value of each number
     FORMS     pattern that a text, or each of a list of texts, matches
@@ -108,7 +108,8 @@ FORMS = {
     "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "nightly.engine": ("auto|here|spark", "auto, here or spark"),
-    "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?", "local[N], spark://HOST:PORT or another master of Spark"),
+    "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?",
+                       "local[N], spark://HOST:PORT or another master of Spark"),
     "http.hosts": (r"[-.\w]+|\[?[0-9A-Fa-f:.]+\]?", "a host name or address, without scheme and port"),
     "http.backup_folders": (r"[^\0\n]+", "a path"),
     "network.bind": (_HOST, "an address"),

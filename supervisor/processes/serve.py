@@ -68,7 +68,7 @@ class Supervisor:
     """
 
     def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
-        """`load` reads the configuration anew for a reload, returns it with notes for the log, and raises ConfigError."""
+        """load: reads the configuration anew for a reload; returns it with notes for the log, raises ConfigError."""
         self.config = config
         self.began = time.monotonic()
         self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # one socket for each worker
