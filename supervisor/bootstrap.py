@@ -1,4 +1,4 @@
-"""From a fresh checkout to a running broker, or to its passed tests, in one command.
+"""Set up a fresh checkout, and run the broker, a night or the tests in it, with one command.
 
     python3 supervisor/bootstrap.py serve [arguments of `geminga serve`]
     python3 supervisor/bootstrap.py nightly [arguments of `geminga nightly`]

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def rewritten(text: str) -> str:
-    """Make the generated parts of a page anew.  Raises KeyError for a part that nothing makes."""
+    """Return a page with its generated parts replaced by new ones.  Raises KeyError for a part without a generator."""
     def make(match: re.Match[str]) -> str:
         return f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}"
     return re.sub(r"(<!-- begin ([\w ]+):[^\n]*-->\n).*?(<!-- end -->)", make, text, flags=re.DOTALL)

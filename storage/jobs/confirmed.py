@@ -1,4 +1,4 @@
-"""Find what can be read: partitions, the confirmed entries of their ledgers, and their views.
+"""Find partitions, the confirmed entries of their ledgers, and their views, as stretches to read.
 
 Only files are read, with or without a running broker. An entry is confirmed when its row is in the index, because the
 journal has it by then. The header of an open ledger counts at least some of its entries; the rows behind those are
@@ -39,7 +39,7 @@ class Stretch:
     view: int = 0      # number of the compacted view to read them from; 0: the ledger itself
 
 
-# -- which partitions
+# -- partitions
 
 def open_catalogue(data_dir: Path | str) -> Catalogue:
     """Open the data folder's catalogue for reading.  Raises CatalogueError."""
@@ -83,7 +83,7 @@ def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
     return [topic.partition_name(number) for number in range(count)] if count else [topic]
 
 
-# -- what of a partition
+# -- stretches of a partition
 
 def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE, up_to: Position | None = None,
               view: int = 0, size_max: int = SIZE_MAX) -> list[Stretch]:

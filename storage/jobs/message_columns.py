@@ -50,7 +50,7 @@ _SINGLE = {
     "event_time": Field("event_time", 5), "key_is_base64": Field("key_is_base64", 6),
     "ordering_key": Field("ordering_key", 7, is_bytes=True), "sequence_id": Field("sequence_id", 8, default=ABSENT),
     "null_value": Field("null_value", 9)}
-# Fields that are read whatever the columns are: they say how to read the payload.
+# Fields that are always read, because the payload cannot be read without them.
 _OUTER_ALWAYS = (
     Field("compression", 8, maximum=api.SNAPPY), Field("uncompressed_size", 9, maximum=(1 << 32) - 1),
     Field("count", 11, maximum=(1 << 31) - 1, default=ABSENT), Field("encryption", 13, is_bytes=True),

@@ -281,8 +281,13 @@ class _Reading:
 
 
 class Reader(datasource.DataSourceReader):
+    """A reader of all messages up to now."""
+
     def __init__(self, options: Options, schema: StructType):
         self._reading = _reading(options, schema)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._reading}>"
 
     def partitions(self) -> list[Task]:
         return self._reading.tasks({})
@@ -347,6 +352,9 @@ class StreamReader(datasource.DataSourceStreamReader):
         if options.is_compacted:
             raise BadOption("option compacted: a stream has all messages as they come, and no compacted view")
         self._reading = _reading(options, schema)
+
+    def __repr__(self) -> str:
+        return f"<StreamReader {self._reading}>"
 
     def initialOffset(self) -> dict[str, str]:
         return {}

@@ -88,7 +88,7 @@ def _needed(config: Demand, root: Path, limits: tuple[int, int]) -> Iterator[Hos
 
 
 def at_start(config: Demand) -> list[HostCheck]:
-    """Return what `serve` warns of at its start; a service can read only these settings."""
+    """Return the checks that `serve` warns of at its start: they matter, and a service can read their settings."""
     needed = _needed(config, Path("/"), resource.getrlimit(resource.RLIMIT_NOFILE))
     return [check for check in needed if check.matters and not check.is_fine]
 

@@ -55,12 +55,12 @@ class Child:
     process: Process | None = field(default=None, repr=False)
     serial: int = 0
     started: float = 0.0                              # monotonic; of a child that is GONE: when it may start
-    progress: str = ""                                # of its recovery
+    progress: str = ""                                # of an owner's recovery: "12 of 40 entries"
     killed_for: str = ""                              # why the supervisor killed it
     leaves_for: str = ""                              # why it was told to end
-    is_asked: bool = False                            # for new options, without an answer yet
+    is_asked: bool = False                            # new options were sent, and not confirmed yet
     is_drained: bool = False
-    core: int | None = None                           # that it is pinned to
+    core: int | None = None                           # to which the process is pinned
 
     def become(self, state: str) -> None:
         """Change the state along TRANSITIONS."""

@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 def state_of(pid: int) -> State:
-    """Read the state of a process's threads from /proc; of none, the letter is Z.
+    """Read the state of a process's threads from /proc.  Without threads the letter is Z.
 
     All threads count, as the main thread may wait for one that waits for the disk.  ZeroMQ's own threads do not: they
     wake for every envelope, whatever the process does.

@@ -1,6 +1,6 @@
-"""A debug bundle: one archive with what is needed to find out what is wrong with a broker, without secrets.
+"""A debug bundle: one archive of facts about a broker, for finding out what is wrong with it, without secrets.
 
-A part that cannot be had is named with its reason, as the broker may hang or not run.  Every part has a time limit.
+The broker may hang or be down: a part that cannot be made is listed with its reason, and every part has a time limit.
 """
 import contextlib
 import gzip
@@ -30,7 +30,7 @@ from geminga.workers.identity.options import Secret
 
 _HTTP_SECONDS, _ALL_HTTP_SECONDS, _COMMAND_SECONDS, _FOLDER_SECONDS = 3.0, 10.0, 4.0, 3.0
 _TOPICS_MAX = 10             # with stats, the busiest ones
-_FOLDERS_MAX = 50            # of partitions, the largest ones
+_FOLDERS_MAX = 50            # folders of partitions, the largest ones
 _LOG_LINES = 5_000
 _OF_PROCESSES = ("status", "limits", "io", "stat", "sched", "schedstat", "wchan", "smaps_rollup", "cgroup",
                  "oom_score_adj")

@@ -41,7 +41,7 @@ class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
     handshakes: Handshakes
     rights: Rights | None                # None: authorization is off
     broker_fields: int                   # bits of deliveries.BROKER_* that are written to clients which understand them
-    is_draining: bool                    # nobody may produce or subscribe any more
+    is_draining: bool                    # no producer or consumer is opened any more
 
     @property
     def owners(self) -> OwnerLinks: ...
@@ -73,15 +73,15 @@ class Client:
         self.requests = PendingRequests(worker.counters)
         self.deliveries = DeliveryQueue(worker, self.stream, self.routes)
         self.identity: Identity | None = None      # None: CONNECT has not succeeded yet
-        self.is_challenged = False                 # it was asked to authenticate again
+        self.is_challenged = False                 # the client was asked to authenticate again
         self.protocol_version = 0
         self.client_version = ""                   # name of its library, as the client says
         self.supports_partial_producer = self.supports_auth_refresh = False
-        self._takes_broker_fields = False          # it understands BrokerEntryMetadata
+        self._takes_broker_fields = False          # the client understands BrokerEntryMetadata
         # Topic lists it has asked for: (namespace, pattern's text) -> (pattern, newest partition when it asked first)
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
-        self.probed_by: list[OwnerLink] = []       # links of owners that ask whether it lives
-        self.introduced: set[OwnerLink] = set()    # links of owners that know it, and must hear of its end
+        self.probed_by: list[OwnerLink] = []       # links of owners that ask whether the client is alive
+        self.introduced: set[OwnerLink] = set()    # links of owners to tell when the connection ends
 
     def __repr__(self) -> str:
         return f"<Client {self.number} {self.routes} {self.requests}>"
@@ -184,7 +184,7 @@ class Client:
                 self.routes.drop(route)
                 self.stream.write(responses.error(route.request_id, api.ServiceNotReady,
                                                   "The broker is being stopped; try again"))
-            elif not route.is_expelled:      # its owner may wait for another producer to go, which may never happen
+            elif not route.is_expelled:      # the owner may be waiting for another producer to close, perhaps for ever
                 route.is_expelled = True
                 self.expel(route.link, producer_id, 0, is_producer=True)
         self.stream.resume_reading()

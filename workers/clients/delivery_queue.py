@@ -127,7 +127,7 @@ class DeliveryQueue:
         run, ledgers = self.runs[0], self._worker.ledgers
         try:
             if self._routes.consumers.get(run.route.object_id) is not run.route:
-                raise LedgerGone      # its client has closed the consumer meanwhile
+                raise LedgerGone      # the client has closed the consumer meanwhile
             if run.picked is None:
                 rows, data = ledgers.read(run.partition_id, run.ledger_id, run.first, run.count)
             else:

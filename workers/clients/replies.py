@@ -46,7 +46,7 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
     if action in _READY:
         route = _made(client, link, object_id, handle, request_id, is_producer=action == envelope.PRODUCER_READY)
         if route is None:
-            pass      # its owner is going to end it
+            pass      # the owner is told to close it
         elif route.is_producer:
             route.success = data
         else:
@@ -55,7 +55,7 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
         is_producer = action == envelope.PRODUCER_GONE
         ended = client.routes.ended(link, object_id, handle, request_id, is_producer=is_producer)
         if ended is None and request_id == NO_REQUEST:
-            return      # its client has closed it meanwhile, and may have used the id again
+            return      # the client has closed it meanwhile, and may have used the id again
     elif action == envelope.CONSUMER_EPOCH and (consumer := client.routes.by_handle.get((link, object_id))) is not None:
         consumer.epoch = handle
     elif action == envelope.PAUSE_READING:
@@ -72,7 +72,7 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
     if data:
         client.stream.tell(data)
     if client.worker.rights is not None and route is not None:
-        client.worker.rights.keeps(client, route)      # it may have taken long to make
+        client.worker.rights.keeps(client, route)      # rights may have changed while the owner opened it
 
 
 def _made(client: Client, link: OwnerLink, object_id: int, handle: int, request_id: int, *,

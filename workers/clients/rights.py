@@ -131,8 +131,8 @@ class Rights:
         self._worker.watchers.end(self._is_over)
         lost = 0
         for client in self._worker.all_clients():
-            # Routes whose producer or consumer is being made count too.  Commands that wait in this worker are checked
-            # at their turn.
+            # Routes whose producer or consumer is being opened count too.  Commands that wait in this worker are
+            # checked when they are carried out.
             lost += sum(route.link is not None and not self.keeps(client, route) for route in client.routes.all())
         return not lost
 

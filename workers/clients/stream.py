@@ -90,16 +90,16 @@ class Stream(asyncio.BufferedProtocol):
         self._worker, self._handlers = worker, handlers
         self._client: StreamClient = client
         self.connection = Connection(worker.options.max_message_size)
-        self.was_heard = True                      # since the last keep-alive tick
-        self.is_writable = True                    # the client reads what is written to it
-        # Bytes read and not dealt with: an unfinished frame, or all that waits for this stream's turn.
+        self.was_heard = True                      # whether bytes came since the last keep-alive tick
+        self.is_writable = True                    # whether the socket takes more bytes
+        # Bytes read and not handled: an unfinished frame, or frames that wait for this stream's turn.
         self._rest = _EMPTY
         self._own: bytearray | mmap.mmap | None = None   # a large unfinished frame, in a buffer of its own size
         self._filled = 0                           # bytes of it
-        self._is_waiting = False                   # for its turn
+        self._is_waiting = False                   # for this stream's turn
         self._has_more = False                     # whole frames, which wait for owners before they wait for a turn
         self._is_reading = True                    # False: until the client reads its answers, or its handshake is done
-        self._waiting_commands = 0                 # that wait for their owners, or for room there
+        self._waiting_commands = 0                 # commands that wait for their owners, or for room in their queues
         self._throttled_by: set[object] = set()    # links of the owners that throttle its producers
 
     def __repr__(self) -> str:

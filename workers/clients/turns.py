@@ -59,7 +59,7 @@ class Turns:
         self._set_room()
         self._is_due = bool(self._waiting)
         if self._is_due:
-            self._loop.call_soon(self._give_turns)      # behind what sockets have brought meanwhile
+            self._loop.call_soon(self._give_turns)      # after sockets have been read
 
     def unread(self, stream: Stream, size: int) -> None:
         """Record how many bytes written to the connection its client has not read."""

@@ -91,7 +91,7 @@ class Directory:
             self._counts.clear()
             self._topics_version = None
             return self._partition_count(topic) or 0
-        return 0        # its owner makes it for the first producer or consumer
+        return 0        # the owner creates the topic for the first producer or consumer
 
     def urls(self, text: str, listener: str = "") -> tuple[str, str]:
         """Return (URL without TLS, URL with TLS) at which the topic is served; "" where it is not.

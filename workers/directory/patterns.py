@@ -15,7 +15,7 @@ from geminga.proto import names
 LENGTH_MAX = 1_000              # characters of a pattern; an arbitrary bound, above what is written by hand
 _MEMORY_MAX = 1 << 20           # bytes of one compiled pattern with its cache
 PATTERNS_MAX = 256              # compiled at a time for all clients; above it, clients evaluate patterns themselves
-_SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU that a pattern may take for a list: ten times as much as usual ones
+_SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU for one list: ten times the need of usual patterns
 _LOOK_EVERY = 64                # names between two looks at the clock
 _HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # RE2's words for a pattern that no dialect has
 
@@ -43,13 +43,16 @@ class Pattern:
                 raise ForeignPattern("Too many patterns")
         self._set = re2.Set.FullMatchSet(_options())
         self._is_slow = False
-        path = _without_scheme(text)
+        self._path = _without_scheme(text)
         try:
-            self._set.Add(path)
+            self._set.Add(self._path)
             self._set.Compile()
         except re2.error:
-            raise _why(path) from None
+            raise _why(self._path) from None
         _compiled.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Pattern {self._path!r}{' too slow' if self._is_slow else ''}>"
 
     def choose(self, topics: list[str]) -> list[str]:
         """Return the complete topic names that match.  Raises ForeignPattern: matching takes too long."""

@@ -39,7 +39,10 @@ class SchemaThread:
     def __init__(self, path: Path, options: StorageOptions):
         self._path, self.options = path, options      # options may be replaced while it runs
         self._thread = ThreadPoolExecutor(1)
-        self._catalogue: Catalogue | None = None
+        self._catalogue: Catalogue | None = None      # opened at the first use
+
+    def __repr__(self) -> str:
+        return f"<SchemaThread {self._path}{'' if self._catalogue else ' not used yet'}>"
 
     async def do(self, topic: TopicName, work: Work[Answer]) -> Answer:
         """Run work(catalogue, the topic's policies) in the thread, and return its result after its writes are on

@@ -78,7 +78,7 @@ class Watcher:
     namespace: str
     pattern: Pattern
     seen: frozenset[str]           # all topics of the namespace, at the last update of the client
-    topics: set[str]               # the matching ones of them
+    topics: set[str]               # those of `seen` that match
 
     def __repr__(self) -> str:
         matching = f"{len(self.topics)} of {len(self.seen)} topics in {self.namespace}"

@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
     is_allowed: bool
     why: str            # for administration
-    told: str = ""      # for the client, instead of its command's usual text, where that helps more
+    told: str = ""      # for the client, instead of the command's usual text; "": the usual text
 
 
 class Right(NamedTuple):
@@ -53,7 +53,7 @@ class Authorization:
         self._seen: tuple[int, int] | None = None
         self._rights_version = -1
         self._decided: dict[tuple[str, str, str, Resource, str], Decision] = {}
-        self._policies: dict[str, dict[str, Any]] = {}       # of tenants, namespaces and topics, where they were needed
+        self._policies: dict[str, dict[str, Any]] = {}       # by tenant, namespace or topic; filled when needed
         self.configure(options)
 
     def configure(self, options: AuthorizationOptions) -> None:

@@ -59,7 +59,7 @@ class Basic:
         file, role = self._source.get(), ""
         try:
             role, known = name.decode(), file.get_hash(name)  # type: ignore[arg-type]  # takes bytes too
-            # A hash is computed for an unknown user too, else the time that an answer takes would tell who is one.
+            # A hash is computed for an unknown user too.  Otherwise the time of an answer would tell which users exist.
             computed = known or file.get_hash(file.users()[0])  # type: ignore[arg-type]
             is_right = _HASHES.verify(password, computed) and known is not None
         except ValueError:       # not UTF-8, NUL bytes, or more than 72 bytes for bcrypt

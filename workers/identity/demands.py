@@ -19,8 +19,8 @@ class Demand(NamedTuple):
     answer: Callable[[int, ErrorCode, str], bytes] = responses.error      # (request id, code, text) -> frame
 
 
-# All commands that a client may send.  None: the command does nothing to what other clients have, or it is about a
-# producer, consumer or watcher of its own connection, which was allowed when it was made.
+# All commands that a client may send.  None: the command has no effect on other clients, or it is about a producer,
+# consumer or watcher of its own connection, which was allowed when it was opened.
 DEMANDS: dict[int, Demand | None] = {
     T.CONNECT: None, T.AUTH_RESPONSE: None, T.PING: None, T.PONG: None,
     T.PARTITIONED_METADATA: Demand("partitionMetadata", LOOKUP, "Client is not authorized to Get Partition Metadata",

@@ -16,7 +16,7 @@ from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.credentials import NotAuthenticated
 
 OF_ADDRESS_MAX = 100         # checks of one address that wait; another one is refused, and asked to try again
-_WAITING_MAX = 1_000         # of all addresses: the more there are, the fewer checks of each may wait, but always one
+_WAITING_MAX = 1_000         # checks of all addresses; each address has an equal share, and at least one check
 
 
 class Work(NamedTuple):

@@ -1,4 +1,4 @@
-"""News of owners, from the supervisor: which process each of them has, and what the worker itself is to do."""
+"""The supervisor's messages to a worker or the admin process: new and ended owners, options, drain, stop."""
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -25,8 +25,8 @@ def follow(control: Control, follower: Follower, configure: Callable[[str], None
     Unusable.  drain: returns after everything published has been answered.
     """
     stopping = asyncio.Event()
-    draining: list[asyncio.Task[None]] = []      # a task is lost unless it is referenced
-    serials: dict[int, int] = {}                 # of the owners that are there, by index
+    draining: list[asyncio.Task[None]] = []      # asyncio keeps no reference to a task
+    serials: dict[int, int] = {}                 # index of an owner -> serial number of its process
 
     async def drain_and_report() -> None:
         await drain()

@@ -22,7 +22,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.opening import OpeningQueue
 
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
-_ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
+_ACK_SECONDS = 0.02              # that an acknowledgement may wait for another section of the envelope
 
 
 class OwnerLink:
@@ -159,7 +159,7 @@ class LinksUser(Protocol):
     """The parts of the worker that its links use."""
 
     options: WorkerOptions
-    is_draining: bool            # nobody may publish any more: publishers stay paused
+    is_draining: bool            # publishing has ended: publishers stay paused
 
     def stop_publishers(self) -> None:
         """Stop reading from clients that publish: too many bytes are in flight to owners."""

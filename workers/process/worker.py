@@ -35,7 +35,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.links import OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
 
-_BUFFER_BYTES = 1 << 20      # that one read can bring, shared by all connections: a read is dealt with before the next
+_BUFFER_BYTES = 1 << 20      # for one read; connections share the buffer, as a read is handled before the next one
 _PROBE_SECONDS = 2               # of silence after a PING, which end a connection that another client wants to replace
 _GOODBYE_SECONDS = 2             # until everything written to clients must have been sent when the broker stops
 _POLL_SECONDS = 0.005            # between two looks at the condition that a drain or a stop waits for
@@ -61,7 +61,7 @@ class Worker:
         self.options, self.directory, self.counters = options, directory, counters
         self._loop = asyncio.get_running_loop()
         self._authenticator, self._authorization, self._schemas = authenticator, authorization, schemas
-        self.is_draining = False                  # nobody may produce or subscribe any more
+        self.is_draining = False                  # no producer or consumer is opened any more
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.buffer_array = np.frombuffer(self.buffer, np.uint8)
         self.broker_fields = _broker_fields(options)
@@ -158,7 +158,7 @@ class Worker:
         stream = client.stream
         if stream.was_heard:
             return
-        if stream.is_held or stream.has_many_waiting:      # its answer may lie unread behind what it had sent before
+        if stream.is_held or stream.has_many_waiting:      # its answer may lie unread behind earlier commands
             return self.end_if_silent_soon(client)
         stream.transport.abort()
 
@@ -166,7 +166,7 @@ class Worker:
         """Send PING to all clients, and end the connections of those that have been silent since the last PING."""
         for client in self.all_clients():
             attempt(client.stream, client.keep_alive)
-        give_back_memory()        # of connections that have ended; takes a tenth of a millisecond when there is none
+        give_back_memory()        # of ended connections; takes a tenth of a millisecond if there is none
         self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
 
     def _resume(self, client: Client, command: api.BaseCommand) -> None:
@@ -217,7 +217,7 @@ class Worker:
         """
         self.is_draining = True
         self.owners.pause()
-        while True:      # also what clients have published with producers that they have closed
+        while True:      # messages of producers that clients have closed are waited for too
             is_in_flight = self.owners.has_in_flight
             producing = [client for client in self.clients.values() if client.routes.producers]
             if not (producing or is_in_flight):

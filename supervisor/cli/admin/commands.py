@@ -121,6 +121,9 @@ class _Converted(click.ParamType):
         self.name = name
         self._convert = convert
 
+    def __repr__(self) -> str:
+        return f"_Converted({self.name})"
+
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         try:
             return self._convert(value) if isinstance(value, str) else value
