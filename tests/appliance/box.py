@@ -1,4 +1,4 @@
-"""A fresh machine in a folder: Debian with systemd as its first process, and its plug.
+"""A fresh machine in a folder: Debian with systemd as its first process, and a power plug.
 
     own_machine()              # this process has mounts, network and control groups of its own, which end with it
     with Box(folder, [pristine(cache, "bookworm")]) as box:
@@ -8,12 +8,12 @@
         box.boot()
         box.power_off()
 
-A box is an overlay: what it writes lies in its own folder, and the Debian below it is laid down once.  Its network is
-this process's own, so that clients in here find its ports at 127.0.0.1, and nobody else does; what it has to fetch
-comes by a proxy (relay.py).  Needs root, debootstrap and systemd-nspawn.
+A box is an overlay: its changes lie in its own folder, and the Debian below is laid down once.  Its network is that of
+this process, so that clients in here, and nobody else, find its ports at 127.0.0.1.  Downloads go through a proxy
+(relay.py).  A box needs root, debootstrap and systemd-nspawn.
 
-What was written to files before the plug was pulled is there afterwards, synced or not: the kernel that has it in its
-cache goes on running.  That what is answered has been synced is what tests/crash/power.py shows.
+Files that were written before the plug was pulled are there afterwards, synced or not, as the host's kernel keeps its
+cache.  tests/crash/power.py shows that answered changes have been synced.
 """
 
 import ctypes
@@ -40,32 +40,31 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NoBox(Exception):
-    """Why there cannot be one here, or one did not come up."""
+    """A box cannot be made here, or did not come up."""
 
 
 def what_is_missing() -> str:
-    """What keeps boxes from being made here; empty: nothing."""
+    """Return what keeps boxes from being made here; empty: nothing."""
     if os.geteuid():
         return "root"
     return ", ".join(tool for tool in TOOLS if shutil.which(tool) is None)
 
 
 def own_machine() -> None:
-    """From now on this process has mounts, a network and control groups of its own.  To be called before it has
-    threads.
-    """
+    """Give this process mounts, a network and control groups of its own; to be called before it has threads."""
     network = os.open("/proc/self/ns/net", os.O_RDONLY)
     if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWCGROUP | _CLONE_NEWNET):
         raise NoBox(f"no machine of its own: {os.strerror(ctypes.get_errno())}")
     _call("mount", "--make-rprivate", "/")
-    _call("umount", "--recursive", str(_CONTROL_GROUPS))       # a mixed machine's would be taken for the first version
+    # mounted control groups of a mixed machine would be taken for version 1
+    _call("umount", "--recursive", str(_CONTROL_GROUPS))
     _call("mount", "-t", "cgroup2", "none", str(_CONTROL_GROUPS))
     _call("ip", "link", "set", "lo", "up")
     relay.start(network)
 
 
 def pristine(cache: Path, suite: str) -> Path:
-    """A minimal Debian with systemd, never booted; laid down when there is none in the cache."""
+    """Return a minimal Debian with systemd, never booted; it is laid down when the cache has none."""
     folder = cache / f"pristine-{suite}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -76,11 +75,11 @@ def pristine(cache: Path, suite: str) -> Path:
         _call("env", *_ENVIRONMENT, "unshare", "--mount", "debootstrap", "--variant=minbase",
               "--include=systemd,systemd-sysv,dbus", suite,
               str(begun))
-        # What Debian's installer writes, and debootstrap does not.
+        # Debian's installer writes this, and debootstrap does not.
         (begun / "etc/hosts").write_text(
             f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{(begun / 'etc/hostname').read_text()}"
         )
-        # It trusts whom this machine trusts; what is asked for by name is asked for by the proxy.
+        # The box trusts this machine's authorities, and leaves looking up names to the proxy.
         if TRUSTED.is_dir():
             shutil.copytree(TRUSTED, begun / TRUSTED.relative_to("/"), dirs_exist_ok=True)
         begun.rename(folder)
@@ -94,10 +93,10 @@ def _call(*command: str) -> None:
 
 
 class Box:
-    """One such machine."""
+    """One machine in a folder."""
 
     def __init__(self, folder: Path, layers: list[Path]):
-        """layers: folders that are its files before it has written any, the upper ones first."""
+        """layers: folders with the files of the unused machine, the upper ones first."""
         self.folder = folder
         self.root = folder / "root"
         self.upper = folder / "upper"
@@ -117,7 +116,7 @@ class Box:
         self.close()
 
     def close(self) -> None:
-        """Without power, and without files beside what lies in the folder."""
+        """Switch the box off, and remove its mounts; its files stay in the folder."""
         if self._process is not None:
             self.pull_plug()
         if self.root.is_mount():
@@ -126,7 +125,7 @@ class Box:
     # -- power
 
     def start(self) -> None:
-        """Power is on."""
+        """Switch the power on."""
         def settle() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             (self._control_group / "cgroup.procs").write_text(str(os.getpid()))
@@ -154,7 +153,7 @@ class Box:
         return 0
 
     def boot(self) -> None:
-        """Everything that starts by itself has been started, or has failed to."""
+        """Start the box, and wait until all services have been started, or have failed."""
         self.start()
         eventually(self._is_up, UP_SECONDS, f"a box that is up; {self.console()[-2000:]}")
 
@@ -165,13 +164,14 @@ class Box:
         )
 
     def pull_plug(self) -> None:
-        """Every process inside dies at once, without notice."""
+        """Kill every process inside at once, without notice."""
         with suppress(ProcessLookupError):
-            os.kill(self.init or self._process.pid, signal.SIGKILL)      # it may not have got so far
+            # the first process may not have been started yet
+            os.kill(self.init or self._process.pid, signal.SIGKILL)
         self._ended()
 
     def power_off(self) -> None:
-        """As its administrator does it."""
+        """Shut the box down, as its administrator does."""
         self.run("systemctl", "poweroff", is_checked=False)
         self._ended()
 
@@ -185,8 +185,9 @@ class Box:
     # -- what runs in it
 
     def run(self, *command: str, is_checked: bool = True, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-        """A command inside, as root, with / as its folder; what it said is text.  is_checked: AssertionError unless it
-        succeeds.
+        """Run a command inside, as root, in the folder /; its output is text.
+
+        Raises AssertionError if is_checked and the command fails.
         """
         inside = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--root", "--wd",
                   "--"]
@@ -198,20 +199,20 @@ class Box:
         return done
 
     def say(self, *command: str, **how) -> str:
-        """What a command inside prints."""
+        """Return what a command inside prints."""
         return self.run(*command, **how).stdout.strip()
 
     def show(self, unit: str, name: str) -> str:
-        """A property of a unit."""
+        """Return a property of a unit."""
         return self.say("systemctl", "show", "--value", f"--property={name}", unit)
 
     def processes(self) -> list[int]:
-        """Of all that run in it, their ids as seen from here."""
+        """Return the ids of all processes inside, as seen from here."""
         return [int(pid) for group in self._control_group.rglob("cgroup.procs") for pid in group.read_text().split()
                 if int(pid)]
 
     def path(self, inside: str) -> Path:
-        """A file of the box, as seen from here."""
+        """Return the path of a file of the box, as seen from here."""
         return self.root / inside.lstrip("/")
 
     def console(self) -> str:
@@ -219,7 +220,7 @@ class Box:
 
 
 def comm(pid: int) -> str:
-    """A process's name as the kernel has it; empty when it is gone."""
+    """Return the kernel's name of a process; empty when it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""

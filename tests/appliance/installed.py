@@ -9,7 +9,7 @@ from .box import Box, NoBox, own_machine, pristine, what_is_missing
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 CHECKOUT = "docs", "proto", "storage", "supervisor", "systemd", "workers", "pyproject.toml", "README.md", "LICENSE"
-INSTALL = "sh", "/root/install.sh"       # without a checkout: from packages that are named
+INSTALL = "sh", "/root/install.sh"       # without a checkout: from packages whose files are named
 SUITES = "bookworm", "trixie"
 
 
@@ -22,14 +22,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                              "%(default)s)")
 
 
-NOT_HERE = 77      # exit status of what cannot be tried on this machine, as automake has it
+NOT_HERE = 77      # exit status if nothing can be tried on this machine, as in automake
 
 
 def begin(options: argparse.Namespace) -> Path:
-    """This process can have boxes; returns the Debian for them.  SystemExit NOT_HERE when there can be none here."""
+    """Prepare this process for boxes, and return the Debian for them; SystemExit NOT_HERE if none can be made here."""
     if missing := what_is_missing():
         raise not_here(f"boxes need {missing}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))       # by way of everything that closes boxes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))       # exit, so that every context closes its box
     try:
         own_machine()
         return pristine(options.cache, options.suite)
@@ -43,8 +43,9 @@ def not_here(why: object) -> SystemExit:
 
 
 def bring(box: Box, packages: list[Path]) -> list[str]:
-    """What is to be installed is in the box; returns the command that does it: from packages, or without any from the
-    checkout.
+    """Copy what is to be installed into the box; return the command that installs it.
+
+    Without packages the checkout is installed.
     """
     place = box.path("/root/geminga")
     place.mkdir()
@@ -63,7 +64,7 @@ def bring(box: Box, packages: list[Path]) -> list[str]:
 
 
 def installed(folder: Path, debian: Path, packages: list[Path]) -> list[Path]:
-    """The files of a box in which it was installed, and that was switched off."""
+    """Return the files of a box in which Geminga was installed, and which was switched off."""
     with Box(folder, [debian]) as box:
         box.boot()
         print(box.say(*bring(box, packages), seconds=600), flush=True)

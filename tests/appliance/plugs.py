@@ -1,11 +1,10 @@
-"""Plugs: a box with Geminga under load of real clients and raw ones loses its power, again and again, and has to come
-back by itself.
+"""Power cuts: a box with Geminga under load of real and raw clients loses its power again and again.
 
     python -m tests.appliance.plugs --plugs 200 --seed 1
 
-A round is a box as it was after the installation, a configuration by chance, some topics, and PLUGS plugs.  Nobody does
-anything in it but to give it power.  Each time it is back, what was receipted since the last time is read; in the end
-all is held against what clients were promised.
+A round is a freshly installed box, a random configuration, some topics, and PLUGS power cuts.  Nobody does anything in
+the box but switch it on.  After each start the messages with receipts since the last time are read, and in the end
+everything is compared with what clients were promised.
 """
 import argparse
 import random
@@ -28,14 +27,14 @@ from ..workers.peer import Closed, Peer
 from .box import Box
 from .installed import add_options, begin, installed
 
-PLUGS = 20                    # of a round
-LOAD_SECONDS = 2.0            # at most, between a start and a plug
-BACK_SECONDS = 60             # in which it has to be back; how long it took is in the figures
-EARLY = 0.25                  # of the plugs are followed by one during the start
+PLUGS = 20                    # power cuts of a round
+LOAD_SECONDS = 2.0            # at most, between a start and a power cut
+BACK_SECONDS = 60             # in this time the broker has to be back; the real time is in the figures
+EARLY = 0.25                  # the share of power cuts that are followed by one during the start
 
 
 class Appliance:
-    """The broker in a box, for those who know where its ports are; it is started by giving power to the box."""
+    """The broker in a box, by its ports; it is started by switching the box on."""
 
     service_url, http_url = "pulsar://127.0.0.1:6650", "http://127.0.0.1:8080"
 
@@ -43,7 +42,7 @@ class Appliance:
         self.box = box
 
     def start(self) -> None:
-        """It serves.  RuntimeError when it does not come back."""
+        """Switch on, and return when the broker serves.  Raises RuntimeError if it does not come back."""
         self.box.start()
         try:
             eventually(self._answers, BACK_SECONDS, "a broker that answers")
@@ -57,7 +56,7 @@ class Appliance:
         return False
 
     def log(self) -> str:
-        """What it said over all starts, also when the box is not there any more."""
+        """Return the log over all starts, also when the box is gone."""
         command = ["journalctl", f"--directory={self.box.upper / 'var/log/journal'}", "--no-pager", "--unit=geminga",
                    "--output=short-iso"]
         return subprocess.run(command, capture_output=True, text=True).stdout
@@ -67,7 +66,7 @@ class Appliance:
 
 
 class Seen:
-    """What a topic holds, as far as it was read."""
+    """The content of a topic, as far as it was read."""
 
     def __init__(self, url: str, topic: str):
         self._url, self._topic = url, topic
@@ -75,7 +74,7 @@ class Seen:
         self._found: set[int] = set()
 
     def read_on(self) -> set[int]:
-        """The numbers of all that the topic has held so far."""
+        """Read further; return the numbers of all messages that the topic has had so far."""
         start = (
             {"start_message_id": dict(zip(("ledgerId", "entryId"), self._place, strict=True))} if self._place else {}
         )
@@ -96,7 +95,7 @@ class Seen:
 
 
 class Round(rounds.Round):
-    """One box."""
+    """One box under load and power cuts."""
 
     def __init__(self, folder: Path, seed: int, layers: list[Path]):
         chance = random.Random(seed)

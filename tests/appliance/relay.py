@@ -1,4 +1,4 @@
-"""How a box fetches what it needs: an HTTP proxy in its network, which connects in the network of the machine."""
+"""A box's way to downloads: an HTTP proxy in its network, which connects in the machine's network."""
 import asyncio
 import ctypes
 import os
@@ -15,9 +15,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(network: int) -> None:
-    """From now on, and as long as this process lives, it listens in the network that this process has.
+    """Listen in this process's network, from now on and for as long as the process lives.
 
-    network: descriptor of the other one.  To be called before there are threads, as it forks.
+    network: a descriptor of the other network.  To be called before there are threads, as it forks.
     """
     listener = socket.create_server(("127.0.0.1", PORT))
     if os.fork():
@@ -25,7 +25,8 @@ def start(network: int) -> None:
         return
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)       # it ends with its parent, which may need it until then
+        # the proxy ends with its parent, which may need it until then
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if _libc.setns(network, 0) == 0:
             asyncio.run(_serve(listener))
     finally:
@@ -38,7 +39,7 @@ async def _serve(listener: socket.socket) -> None:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One request, or with CONNECT all that is said."""
+    """Pass on one request, or with CONNECT everything."""
     with suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
         method, target, _ = line.split(" ")

@@ -1,12 +1,11 @@
-"""The appliance on a fresh Debian, as its administrator meets it: installed, started, reloaded, hung, starved of power,
-upgraded, removed.
+"""The appliance on a fresh Debian, as its administrator meets it: installed, reloaded, hung, upgraded, removed.
 
     python -m tests.appliance.run                              the package is built in the box, from this checkout
     python -m tests.appliance.run --suite trixie --package FILE --package FILE
-    python -m tests.appliance.run --only watchdog              only what has this word in its name, and the installation
+    python -m tests.appliance.run --only watchdog              only checks with this word, and the installation
 
-Each thing that is shown is a line with the seconds that it took; exit status 1 says that one of them is not so, 77 that
-nothing can be tried on this machine.
+Each check prints a line with its seconds.  Exit status: 1 when a check fails, 77 when nothing can be tried on this
+machine.
 """
 import argparse
 import json
@@ -36,7 +35,7 @@ SERVICES = "geminga.service", "geminga-nightly.service", "geminga-nightly-failed
 UNITS = *SERVICES, "geminga-nightly.timer", "geminga-nightly.slice"
 BASIC = "workers = 2\nowners = 2\n"
 
-Shown = Callable[[Box], str | None]       # raises when it is not so; what it returns is printed
+Shown = Callable[[Box], str | None]       # raises if the check fails; the returned text is printed
 ALL: list[Shown] = []
 
 
@@ -52,7 +51,7 @@ def configure(box: Box, text: str) -> None:
 
 
 def drop_in(box: Box, unit: str, text: str) -> None:
-    """What `systemctl edit` makes."""
+    """Write a drop-in, as `systemctl edit` does."""
     folder = box.path(f"/etc/systemd/system/{unit}.d")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "override.conf").write_text(text)
@@ -65,12 +64,12 @@ def take_back(box: Box, unit: str) -> None:
 
 
 def journal(box: Box, *words: str) -> list[dict[str, str]]:
-    """Lines of the journal, with their fields."""
+    """Return lines of the journal, with their fields."""
     return [json.loads(line) for line in box.say("journalctl", "--no-pager", "--output=json", *words).splitlines()]
 
 
 def from_now(box: Box) -> Callable[..., str]:
-    """A function that returns what the journal has for these words since now."""
+    """Return a function that gives the journal's lines for these words since now."""
     at = f"--since=@{time.time():.6f}"
     return lambda *words: "\n".join(line.get("MESSAGE", "") for line in journal(box, at, *words))
 
@@ -80,12 +79,12 @@ def main_pid(box: Box) -> str:
 
 
 def child(box: Box, name: str) -> int:
-    """Process id, as seen from here, of the process of that name."""
+    """Return the process id, as seen from here, of the process with this name."""
     return eventually(lambda: next((pid for pid in box.processes() if comm(pid) == name), 0), 10, f"a process {name}")
 
 
 def publish(topic: str, data: bytes = b"hello") -> tuple[int, int]:
-    """Its place, when it is receipted."""
+    """Publish a message; return its position when the receipt has come."""
     with Peer(SERVICE) as peer:
         peer.open_producer(topic)
         peer.say(send(entry_of(message_metadata(), data)))
@@ -107,7 +106,7 @@ def settings() -> dict[str, str]:
     return json.loads(text)
 
 
-# -- what is shown
+# -- the checks
 
 @shown
 def units_are_valid(box: Box) -> None:
@@ -132,7 +131,7 @@ def it_starts_by_itself_and_a_start_returns_when_it_serves(box: Box) -> None:
     box.run("systemctl", "stop", "geminga")
     assert not serves()
     box.run("systemctl", "start", "geminga")
-    assert serves()      # at the first question
+    assert serves()      # it serves at the first question
 
 
 @shown
@@ -188,7 +187,7 @@ def a_reload_of_a_bad_configuration_fails_and_changes_nothing(box: Box) -> str:
     topic = unique_topic("not-reloaded")
     with Peer(SERVICE) as one, Peer(SERVICE) as other:
         one.open_producer(topic)
-        # the old one is in force
+        # the former configuration is in force
         assert other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1).type == T.ERROR
     configure(box, "")
     box.run("systemctl", "reload", "geminga")
@@ -196,7 +195,7 @@ def a_reload_of_a_bad_configuration_fails_and_changes_nothing(box: Box) -> str:
 
 
 def replaced(box: Box, name: str, topic: str) -> str:
-    """A process is stopped, and another takes its place; meanwhile all that is published to `topic` is receipted."""
+    """Stop a process, and wait for its successor; all messages to `topic` get their receipts meanwhile."""
     old = child(box, name)
     with Publisher(SERVICE, topic, pause=0.05) as publisher:
         publisher.wait_for_more(100)
@@ -224,14 +223,14 @@ def a_hung_owner_is_replaced_while_others_go_on(box: Box) -> str:
 
 @shown
 def a_hung_worker_is_replaced(box: Box) -> str:
-    """A connection of the other one's goes on: which one it is at, the kernel has decided."""
+    """A connection to the other worker goes on; the kernel decides which worker a connection is at."""
     before = box.show("geminga", "NRestarts")
     for _ in range(8):
         with Publisher(SERVICE, unique_topic("other"), pause=0.05) as publisher:
             publisher.wait_for_more(50)
             begun, old = time.monotonic(), child(box, "geminga-w0")
             os.kill(old, 19)
-            time.sleep(1)         # then what was on its way has come
+            time.sleep(1)         # by then all bytes on the way have come
             received = len(publisher.receipted)
             time.sleep(0.5)
             is_other = len(publisher.receipted) > received
@@ -259,7 +258,7 @@ def a_hung_supervisor_ends_by_systemds_watchdog(box: Box) -> str:
 
 
 def inner(pid: int) -> str:
-    """The process id that it has in the box."""
+    """Return the process id inside the box."""
     return re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.M)[1]
 
 
@@ -383,7 +382,7 @@ def a_night_that_fails_is_told_of(box: Box) -> str:
 
 @shown
 def a_night_that_was_missed_is_made_up_for(box: Box) -> None:
-    """Switched off for two days; the random delay, which has to be waited for otherwise, is taken out."""
+    """The box was off for two days; the timer's random delay is removed, so that nobody waits for it."""
     drop_in(box, "geminga-nightly.timer", "[Timer]\nRandomizedDelaySec=0\nAccuracySec=1s\n")
     box.run("systemctl", "restart", "geminga-nightly.timer")
     stamp = box.path("/var/lib/systemd/timers/stamp-geminga-nightly.timer")
@@ -399,7 +398,7 @@ def a_night_that_was_missed_is_made_up_for(box: Box) -> None:
 
 @shown
 def it_is_upgraded_with_its_data_and_configuration(box: Box) -> str:
-    """By the same program under a larger number: what is new about a new one is another test's matter."""
+    """The new package is the same program under a higher version."""
     configure(box, "# ours\n")
     place = publish(topic := unique_topic("upgraded"))
     old = box.say("dpkg-query", "-W", "-f", "${Version}", "geminga")
@@ -426,7 +425,7 @@ def a_downgrade_is_refused_when_the_format_moved(box: Box) -> str:
 
 
 def renumbered(box: Box, version: str) -> str:
-    """The installed package under another version; where it is in the box."""
+    """Build the installed package under another version; return its path in the box."""
     package = next(box.path("/root/geminga").rglob("geminga_*.deb"))
     with tempfile.TemporaryDirectory(dir=box.folder) as folder:
         subprocess.run(["dpkg-deb", "--raw-extract", package, folder], check=True)
@@ -454,8 +453,7 @@ def its_removal_keeps_data_and_a_purge_does_not(box: Box) -> None:
 # -- the run
 
 def from_nothing(box: Box, packages: list[Path]) -> str:
-    """One command, then a client publishes a message: within a minute from packages; building one takes as long as the
-    network does.
+    """One command, then a client publishes: within a minute from packages, or as long as building and the network take.
     """
     command = bring(box, packages)
     begun = time.monotonic()
@@ -473,7 +471,7 @@ def plugs_are_pulled(folder: Path, layers: list[Path]) -> str:
 
 
 def tell(name: str, show: Callable[[], str | None]) -> bool:
-    """Whether it is so."""
+    """Run a check, print its outcome, and return whether it succeeded."""
     begun, text = time.monotonic(), name.replace("_", " ")
     try:
         more, how = show(), "ok"

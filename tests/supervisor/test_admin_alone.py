@@ -20,7 +20,7 @@ NAMESPACES, TOPICS = "/admin/v2/namespaces/public", "/admin/v2/persistent/public
 
 
 class Played:
-    """Owners that answer each question about a topic as the test says: a value, or an exception to raise."""
+    """Owners that answer each question about a topic as the test says: with a value, or an exception that is raised."""
 
     def __init__(self):
         self.answers = {}
@@ -32,7 +32,7 @@ class Played:
         return answer
 
     async def tell_all(self, question):
-        """All of them have heard it."""
+        """Note what all owners were told."""
 
 
 class Alone:
@@ -44,7 +44,7 @@ class Alone:
         made[operations.CONTROL] = self
 
     def send(self, **message):
-        """What would go to the supervisor."""
+        """Note a message to the supervisor instead of sending it."""
         self.sent.append(message)
 
     def ask(self, *requests):
@@ -69,7 +69,7 @@ def alone(tmp_path):
 # -- requests
 
 def test_a_second_host_counts_as_well(alone):
-    """The parser of HTTP refuses two already; another parser may not."""
+    """The HTTP parser refuses a second Host already; another parser might not."""
     sent = CIMultiDict([("Host", "localhost"), ("Host", "evil.example")])
     with pytest.raises(web.HTTPForbidden):
         asyncio.run(alone.made[origins.GUARD].check(make_mocked_request("GET", "/admin/v2/clusters", headers=sent,

@@ -1,4 +1,4 @@
-"""Alarms: when each is raised, when it is over, and where it is told."""
+"""Alarms: when each is raised and cleared, and where it is shown."""
 import json
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ class Host:
         self.start()
 
     def start(self):
-        """Of a process that has the alarms, perhaps after another."""
+        """Start a process that has the alarms, perhaps after an earlier one."""
         rows = {("owner", 0): self.owner, ("worker", 0): self.worker, ("admin", 0): self.admin}
         self.alarms = Alarms(self.config, rows, self.root, lambda: self.wall, lambda: self.steady)
 
@@ -113,7 +113,7 @@ def test_memory_of_the_host_is_an_alarm_and_near_its_end_nobody_may_publish_unti
     assert list(host.alarms.obstacles()) == [host.raised()["memory"]]
     host.memory(1000, 90)
     host.passes()
-    assert host.owner.total("memory_refuses") == 1      # a little room is filled at once
+    assert host.owner.total("memory_refuses") == 1      # a little room is used up at once
     host.memory(1000, 110)
     host.passes()
     assert host.owner.total("memory_refuses") == 0 and "memory" in host.raised() and not list(host.alarms.obstacles())
@@ -192,7 +192,7 @@ def test_a_clock_that_is_made_to_go_faster_or_slower_and_a_host_that_sleeps_are_
         for _ in range(100):
             host.passes(put=put)
     host.passes(8 * 3600.0)
-    host.passes(60.0, put=4.0)      # nobody looked for a minute, in which it was corrected as fast as before
+    host.passes(60.0, put=4.0)      # the clock was not read for a minute, in which it was corrected as fast as before
     assert host.raised() == {} and not host.said
 
 
@@ -283,7 +283,7 @@ def test_a_process_that_is_started_three_times_within_ten_minutes_is_an_alarm(ho
     assert host.raised() == {} and [code for code, _ in host.said] == ["G206", "G206"]
 
 
-# -- what is written of them --------------------------------------------------------------------------------------
+# -- pages about alarms
 
 SHIPPED = Path(__file__).parents[2] / "systemd"
 
@@ -307,7 +307,7 @@ def test_every_rule_names_a_page_of_the_runbook_that_there_is():
 
 
 def commands():
-    """(page, words) of what pages tell operators to type."""
+    """Yield (page, words) of commands that pages tell operators to type."""
     for path in sorted((SHIPPED / "runbook").glob("*.md")):
         text = path.read_text()
         for found in re.findall(r"^    (geminga [^#|\n]+)|`(geminga [^`]+)`", text, re.MULTILINE):
@@ -330,10 +330,12 @@ def test_what_pages_tell_to_type_are_commands_with_such_options(words):
 
 @pytest.mark.parametrize("what", ["catalogue.sqlite", "catalogue.sqlite-wal", "lock", "format", "ledger", "index"])
 def test_a_file_that_is_removed_while_it_is_used_is_an_alarm(fresh_broker, what):
-    """Told in the log by file, by status and for Prometheus; the broker goes on, as it has the file open."""
+    """The alarm is in the log by the file's name, in the status and in /metrics; the broker goes on, as its file is
+    open.
+    """
     topic = unique_topic("removed")
     place = fresh_broker.http_url + topic.replace("://", "/").join(("/admin/v2/", "/subscription/s"))
-    assert request("PUT", place, b'"earliest"')[0] == 204      # what nobody waits for would be deleted
+    assert request("PUT", place, b'"earliest"')[0] == 204      # without a subscription the message would be deleted
     assert run("publish", "--url", fresh_broker.service_url, topic, "before")[0] == 0
     if what in ("ledger", "index"):
         [path] = fresh_broker.data_dir.glob(f"partitions/*/*.{what}")
@@ -349,5 +351,5 @@ def test_a_file_that_is_removed_while_it_is_used_is_an_alarm(fresh_broker, what)
     assert 'geminga_alarm{alarm="damage"} 1.0' in request("GET", fresh_broker.http_url + "/metrics")[1]
     lines = [line for line in fresh_broker.log().splitlines() if f"{path.name}: it was removed" in line]
     assert len(lines) == 1, fresh_broker.log()
-    assert run("read", "--url", fresh_broker.service_url, unique_topic("other"))[0] == 1      # it answers
+    assert run("read", "--url", fresh_broker.service_url, unique_topic("other"))[0] == 1      # the broker still answers
     assert run("status", "--admin-url", fresh_broker.http_url, "--seen", "damage")[0] == 0

@@ -1,4 +1,4 @@
-"""Who may do what over HTTP and over the binary protocol, with a real broker that asks for tokens."""
+"""Authorization over HTTP and over the binary protocol, with a real broker that asks for tokens."""
 import contextlib
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ wildcards = true
 """
 ADMINS = {"admin", "tenant-admin"}
 PRODUCERS, CONSUMERS = {"namespace-producer", "wild-east"}, {"namespace-consumer"}
-MAY = {     # by what a route demands
+MAY = {     # by what a route demands: the roles that may
     authorization.SUPER: {"admin"}, authorization.TENANTS: ADMINS, authorization.TENANT: ADMINS,
     authorization.NAMESPACE: ADMINS,
     authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS,
@@ -44,7 +44,7 @@ MAY = {     # by what a route demands
 
 
 class Guarded:
-    """A broker, and somebody who asks it."""
+    """A broker with authorization, and requests to it by each role."""
 
     def __init__(self, folder, options=""):
         (folder / "key").write_bytes(KEY)
@@ -88,7 +88,7 @@ def fresh(tmp_path):
 
 @pytest.fixture(scope="module")
 def place(guarded):
-    """A namespace with topics and grants, see the sweep; nobody changes it."""
+    """A namespace with topics and grants, as the sweep makes them; no test changes it."""
     return guarded.people.place(with_parted=True)
 
 
@@ -104,7 +104,7 @@ def all_routes():
 
 
 def test_every_route_says_what_it_demands():
-    """One that is added does not slip in without, and none that is gone stays in the table."""
+    """A route that is added needs a row in the table, and no row is left of a route that is gone."""
     assert all_routes() == authorization.DEMANDS.keys()
 
 
@@ -114,7 +114,7 @@ NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
 
 
 def test_every_row_of_the_table_is_as_it_was_decided():
-    """Written out, so that a row changes only together with the decision."""
+    """The table is written out here, so that a row changes only on purpose."""
     assert NAMES == {
         "SUPER": ("", "administer", 401, False), "TENANTS": ("tenant", "administer", 401, True),
         "TENANT": ("tenant", "administer", 401, False),
@@ -133,7 +133,7 @@ def test_a_route_that_forgot_is_for_super_users():
 
 # -- role x action x level
 
-QUESTIONS = {       # one that changes nothing for each kind of demand
+QUESTIONS = {       # a question that changes nothing for each kind of demand
     authorization.SUPER: ("GET", "/admin/v2/brokers/configuration"),
     authorization.TENANTS: ("GET", "/admin/v2/tenants/{tenant}"),
     authorization.TENANT: ("GET", "/admin/v2/namespaces/{tenant}"),
@@ -176,7 +176,8 @@ def test_nobody_needs_a_right_to_what_is_open(guarded):
         404,
         {"reason": "Tenant does not exist"},
     )
-    assert guarded.ask("admin", "GET", "/admin/v2/brokers/health") == (200, "ok")      # it asks the broker itself
+    # this route asks the broker itself
+    assert guarded.ask("admin", "GET", "/admin/v2/brokers/health") == (200, "ok")
 
 
 def test_a_name_is_not_taken_for_another(guarded, place):
@@ -197,7 +198,7 @@ def test_a_name_is_not_taken_for_another(guarded, place):
 
 
 def over_binary(guarded, place, role, original=""):
-    """{what: what became of it}"""
+    """Send every command in every role; return {command: outcome}."""
     connection = guarded.connect(role, original)
     assert connection.connected == "allowed"
     return {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place)
@@ -219,9 +220,9 @@ OF_TOPIC = {"PARTITIONED_METADATA": authorization.LOOKS_UP, "LOOKUP": authorizat
 
 
 def may(what):
-    """Who may: a topic's grants hold for itself, and for its partitions."""
+    """Return the roles that may: a topic's grants hold for the topic and its partitions."""
     if "missing tenant" in what:
-        # who may not look it up is told that it is not there
+        # a lookup without the right is answered as if nothing were there
         return set(rights.ROLES) if what.startswith("PART") else {"admin"}
     if "missing namespace" in what:
         return ADMINS
@@ -233,7 +234,7 @@ def may(what):
 
 @pytest.mark.parametrize("role", rights.ROLES)
 def test_over_the_binary_protocol_a_command_needs_what_it_demands(guarded, place, role):
-    """Whoever lacks it is told so in the answer that the command has, and the connection stays."""
+    """A role without the right gets the command's own error answer, and its connection stays open."""
     found = over_binary(guarded, place, role)
     assert {what for what, became in found.items() if became == "allowed"} == {what for what in found
                                                                                if role in may(what)}
@@ -242,7 +243,7 @@ def test_over_the_binary_protocol_a_command_needs_what_it_demands(guarded, place
             assert became == f"AuthorizationError: {TEXTS[what.split()[0]]}"
 
 
-# Commands that demand nothing, as they name something of their own connection: here what they name is somebody else's.
+# Commands without a demand, as they name something of their own connection; here they name ids of somebody else.
 OF_OTHERS = {
     T.PING: {}, T.PONG: {}, T.SEND: {"producer_id": 1, "sequence_id": 7},
     T.CLOSE_PRODUCER: {"producer_id": 1, "request_id": 7},
@@ -263,7 +264,7 @@ OF_OTHERS = {
 
 
 def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded):
-    """All the commands that no right is asked for, by somebody who has none: whose ids they are goes on as before."""
+    """A role without rights sends every command that demands none: the owner of the ids goes on as before."""
     assert OF_OTHERS.keys() == {kind for kind, demand in DEMANDS.items() if demand is None}
     place = guarded.people.place()
     owner, topic = guarded.connect("admin"), f"persistent://{place}/plain"
@@ -282,7 +283,7 @@ def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded):
         stranger._socket.sendall(frame(said, entry))
         stranger._socket.sendall(command(T.PING))
         with contextlib.suppress(ConnectionResetError):
-            # dealt with, or the connection has ended
+            # the command was carried out, or the connection has ended
             while (answer := stranger._receive()) is not None and answer.type != T.PONG:
                 assert answer.type not in (T.MESSAGE, T.SEND_RECEIPT, T.PRODUCER_SUCCESS), (kind, answer)
     owner._socket.sendall(command(T.FLOW, consumer_id=1, messagePermits=1) + send(producer_id=1, sequence_id=3))
@@ -309,13 +310,13 @@ def test_a_proxy_may_ask_for_what_both_may(guarded, place):
 # -- rights that are taken away
 
 def command_of(connection):
-    """The next that the broker says unasked."""
+    """Return the next command that the broker sends unasked."""
     while (command := connection._receive()).type in (T.PING, T.ACTIVE_CONSUMER_CHANGE):
         pass
     return command
 
 
-WAYS = {     # how a right is given, and taken away: (what to do before, what to do then)
+WAYS = {     # the ways in which a right is given and taken away: (request before, request then)
     "namespace": ([("POST", "{namespace}/permissions/svc", ["produce", "consume"])],
                   ("DELETE", "{namespace}/permissions/svc")),
     "wildcard": ([("POST", "{namespace}/permissions/sv*", ["produce", "consume"])],
@@ -357,14 +358,14 @@ def test_who_loses_a_right_is_told_to_go_before_that_is_answered(guarded, way):
     told = {command_of(svc).type for _ in kinds}
     assert told == {T.CLOSE_PRODUCER if kind == T.PRODUCER else T.CLOSE_CONSUMER for kind in kinds}
     assert all(ask(svc, kind).startswith("AuthorizationError") for kind in kinds)
-    assert admin.ask(T.GET_LAST_MESSAGE_ID, consumer_id=1) == "allowed"          # who has another right stays
+    assert admin.ask(T.GET_LAST_MESSAGE_ID, consumer_id=1) == "allowed"          # a role with another right stays
     stats = guarded.done("GET", f"{paths['topic']}/stats")
     assert [len(one["consumers"]) for one in stats["subscriptions"].values()] == [1]
     assert len(stats["publishers"]) == len(kinds) - 1
 
 
 def test_who_waits_for_its_turn_is_told_to_go_when_it_has_lost_its_right(guarded):
-    """The right was there when it asked.  It is out of the line when the answer comes, and its turn comes no more."""
+    """It had the right when it asked.  It leaves the line before the revocation is answered, and never has its turn."""
     namespace = guarded.people.place()
     path = f"/admin/v2/namespaces/{namespace}/permissions/svc"
     guarded.done("POST", path, ["produce"])
@@ -374,7 +375,7 @@ def test_who_waits_for_its_turn_is_told_to_go_when_it_has_lost_its_right(guarded
     assert svc.ask(T.PRODUCER, producer_access_mode=api.WaitForExclusive, **asked) == "allowed"
     guarded.done("DELETE", path)
     svc._socket.settimeout(60)
-    assert command_of(svc).error.error == api.ServiceNotReady      # it tries again, and hears why
+    assert command_of(svc).error.error == api.ServiceNotReady      # it tries again, and gets the reason
     assert svc.ask(T.PRODUCER, producer_access_mode=api.WaitForExclusive, **asked).startswith("AuthorizationError")
     assert admin.ask(T.CLOSE_PRODUCER, producer_id=1) == "allowed"
     assert admin.ask(T.PRODUCER, producer_access_mode=api.Exclusive, **asked) == "allowed"
@@ -400,7 +401,7 @@ def test_who_watches_a_list_of_topics_hears_no_more_without_a_right(guarded):
 
 @pytest.mark.slow
 def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh):
-    """The start scripts of clients' suites make it and ignore the answer; others change it because it is there."""
+    """Start scripts of clients' test suites create this tenant and ignore the answer; others then change it."""
     public = "/admin/v2/tenants/public"
     first, second = ({"adminRoles": [role], "allowedClusters": ["standalone"]} for role in ("anonymous", "others"))
     assert fresh.ask("anonymous", "PUT", public, first)[0] == 401
@@ -456,7 +457,7 @@ def test_over_http_a_subscription_for_certain_roles_is_for_these(guarded):
 
 
 def test_rights_on_several_topics_are_granted_by_administrators(guarded, place):
-    """The path does not say which tenant it is about."""
+    """The tenant stands in the request's body, not in its path."""
     body = [{"topic": f"persistent://{place}/plain", "role": "several", "actions": ["produce"]}]
     path = "/admin/v2/namespaces/grantPermissionsOnTopics"
     assert [
@@ -481,7 +482,7 @@ def test_can_i_tells_why_to_who_administers(guarded, place):
 
 @pytest.fixture
 def log(tmp_path):
-    """log(folder): an audit log there."""
+    """log(folder): an audit log in this folder."""
     made = []
 
     def log(folder=tmp_path):

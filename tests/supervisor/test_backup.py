@@ -1,7 +1,6 @@
-"""`geminga backup` and `geminga restore`: what was answered before a backup began is there when it has been put in
-place.
+"""`geminga backup` and `geminga restore`: everything that was answered before a backup began is there after a restore.
 
-Backups of one broker, which goes on meanwhile: what a backup has must not change with that.
+Backups are made of one broker while it goes on: later changes must not change a backup.
 """
 import contextlib
 import json
@@ -41,7 +40,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(place):
-    """start(folder): a broker on it."""
+    """start(folder): a broker on this folder."""
     started = []
 
     def start(folder):
@@ -73,7 +72,7 @@ def client(broker):
 
 
 def make(broker, folder, *more):
-    """The new backup."""
+    """Make a backup; return its folder."""
     status, printed, complaints = run("backup", "--data-dir", broker.data_dir, "--json", *more, folder)
     assert (status, complaints) == (0, [])
     report = json.loads(printed)
@@ -88,7 +87,7 @@ def put(made, folder):
 
 
 def take_all(consumer, timeout_ms=300, acknowledge=False):
-    """[(id, data, redeliveries)] of what comes."""
+    """Return [(id, data, redeliveries)] of the messages that come."""
     found = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -126,7 +125,7 @@ def stats(broker, topic):
 
 
 class Load:
-    """Publishes to some topics and acknowledges half, and knows what was answered."""
+    """A load that publishes to some topics, acknowledges half, and knows what was answered."""
 
     def __init__(self, client, topics=4):
         self.topics = [unique_topic("load") for _ in range(topics)]
@@ -155,7 +154,7 @@ class Load:
             one.close()
 
     def answered(self):
-        """(what was published, what was acknowledged) by now."""
+        """Return (messages with a receipt, messages with an answered acknowledgement) so far."""
         return ({topic: list(found) for topic, found in self.published.items()},
                 {topic: set(found) for topic, found in self.acknowledged.items()})
 
@@ -167,12 +166,14 @@ class Load:
 def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_change_with_its_source(
     broker, client, start, place
 ):
-    """Entries, acknowledgements, redeliveries, sequence ids, schedules, policies, schemas, views, ids; whatever becomes
-    of them later.
+    """A backup has entries, acknowledgements, redelivery counts, sequence ids, delays, policies, schemas, views and
+    ids.
+
+    Changes of the broker afterwards do not reach it.
     """
     load = Load(client)
 
-    acked = unique_topic("acked")        # each second one acknowledged, one of them given back; several ledgers
+    acked = unique_topic("acked")        # each second message is acknowledged, one of them given back; several ledgers
     consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared,
                                 negative_ack_redelivery_delay_ms=100)
     producer = client.create_producer(acked, properties={"made": "by a test"})
@@ -229,18 +230,18 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     for number in range(30):
         producer.send(b"%d" % number)
     quiet = [acked, exact, delayed, keyed]
-    admin(broker, "PUT", f"{path_of(exact)}/unload")      # not open: as its files say
+    admin(broker, "PUT", f"{path_of(exact)}/unload")      # an unloaded topic has its state in files only
     before = {topic: stats(broker, topic) for topic in quiet if topic != exact}
     eventually(lambda: all(len(found) > 40 for found in load.published.values()), 60, "load")
 
     published, acknowledged = load.answered()
     made = make(broker, place / "backups")
     folder = place / "backups" / os.path.basename(made["folder"])
-    later = make(broker, place / "backups")               # which shares with the first what has not changed
+    later = make(broker, place / "backups")               # a later backup shares unchanged files with the first
     assert later["shared_bytes"] > 1_000_000
     archive = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".ledger"}
 
-    # What happens afterwards
+    # changes after the backups
     consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared)
     take_all(consumer, acknowledge=True)
     consumer.close()
@@ -283,7 +284,7 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
             assert {data for data in published[topic] if not int(data) % 2} <= set(came)
             assert len(came) == len(set(came)) and [int(data) for data in came] == sorted(map(int, came))
 
-    # ... and ids that are given out later are others
+    # ledger ids given out later differ
         old, new = [int(stats(one, unique)["ledgers"][-1])
                     for one, unique in ((broker, _used(client)), (elsewhere, _used(again)))]
         assert new > old
@@ -316,7 +317,7 @@ def _partition(folder, topic):
 
 @pytest.fixture(scope="module")
 def one(broker, client, place):
-    """A backup, and what of a topic is left in it."""
+    """(a backup, a topic in it, the topic's messages that were left)"""
     topic = unique_topic("one")
     client.subscribe(topic, "s").close()
     producer = client.create_producer(topic)
@@ -421,7 +422,7 @@ def memory():
 
 def test_on_another_file_system_a_backup_is_a_copy_and_the_next_shares_with_it(broker, client, start, one, memory,
                                                                                place):
-    """... and both can be put in place there, and elsewhere."""
+    """Both backups can be restored there, and elsewhere."""
     if memory.stat().st_dev == broker.data_dir.stat().st_dev:
         pytest.skip("there is one file system")
     first, second = make(broker, memory), make(broker, memory)
@@ -449,7 +450,7 @@ def test_a_broker_that_was_killed_is_backed_up_with_what_only_its_journals_have(
         expected = left(client, topic)
         broker.kill_supervisor()
     made = make(broker, place / "of-down")
-    broker.start()      # goes on where it was
+    broker.start()      # the broker goes on where it was
     for one in (broker, start(put(made["folder"], tmp_path / "data"))):
         with client_of(one) as client:
             assert left(client, topic) == expected

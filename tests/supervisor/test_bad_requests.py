@@ -1,4 +1,4 @@
-"""Whatever is sent to whatever route: the right status with a reason, never a 500, never an effect."""
+"""Bad requests to every route: the right status with a reason, never a 500, never an effect."""
 import asyncio
 import contextlib
 import http.client
@@ -27,7 +27,7 @@ from ..harness import request, unique_topic
 NAMES = ("..", "..%2F..%2Fetc", "%00", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", "%0d%0aX-A:b")
 NOT_JSON = (b"{", b"\xff\xfe", b"NaN", b"[" * 10_000, b"\x00")
 WRONG = (b"[[[]]]", b'"\\ud800"', b"1" * 400, b"-0.5", b"true")
-# Routes that do something whatever their body says, as they read none, or a text without quotes.
+# Routes that do something whatever their body is: they read none, or take any text.
 NO_BODY = re.compile(
     r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
     r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|"
@@ -39,7 +39,7 @@ SHUTDOWN = "/admin/v2/brokers/shutdown"
 
 @contextlib.contextmanager
 def made_app(tmp_path, owners=None):
-    """One without owners, or with some that are played."""
+    """Make the app without owners, or with played ones."""
     config, _ = load(None, {}, {"data_dir": tmp_path / "data"})
     where = Addresses("pulsar://127.0.0.1:1", "", "http://127.0.0.1:2")
     counters = {("admin", 0): make_counters(1)[0]}
@@ -50,7 +50,7 @@ def made_app(tmp_path, owners=None):
 
 @pytest.fixture(scope="module")
 def routes(tmp_path_factory):
-    """(method, path) of all that are registered; HEAD is as GET."""
+    """Return (method, path) of all routes; HEAD is handled as GET."""
     with made_app(tmp_path_factory.mktemp("routes")) as made:
         found = {(route.method if route.method != "*" else "POST", route.resource.canonical)
                  for route in made.router.routes()}
@@ -58,14 +58,14 @@ def routes(tmp_path_factory):
 
 
 class Asker:
-    """One connection, kept alive."""
+    """One connection that is kept alive."""
 
     def __init__(self, broker):
         self._connection = http.client.HTTPConnection(urlsplit(broker.http_url).netloc, timeout=60)
         self.close = self._connection.close
 
     def __call__(self, method, path, body=None):
-        """(status, reason)"""
+        """Send a request; return (status, reason)."""
         self._connection.putrequest(method, path, skip_accept_encoding=True)
         if body is not None:
             self._connection.putheader("Content-Length", str(len(body)))
@@ -88,7 +88,7 @@ def ask(broker):
 
 
 def seen(broker):
-    """What garbage could have changed."""
+    """Return everything that a bad request might have changed."""
     found = []
     for path in ("clusters", "tenants", "namespaces/public", "namespaces/public/default",
                  "namespaces/public/default/properties",
@@ -100,8 +100,9 @@ def seen(broker):
 
 
 def filled(path, value):
-    """The path with that for each of its parts; a topic is in a namespace that does not exist unless value says
-    another.
+    """Return the path with this value for each of its parts.
+
+    A topic is in a namespace that does not exist unless `value` names another.
     """
     return re.sub(r"\{(\w+)\}",
                   lambda match: {"domain": "persistent", "bundle": "0x00000000_0xffffffff"}.get(match[1], value), path)
@@ -149,7 +150,7 @@ def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes,
     assert seen(broker)[:4] == before[:4]
 
 
-# Bodies for what is there: none is what any route wants, or does harm where it is.
+# Bodies that no route expects, and that do no harm to what exists.
 ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1", b"9" * 30, b'"x"', b'"\\ud800"',
        b'["\\ud800"]',
        b'{"\\udfff": "\\ud800"}', b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}',
@@ -163,7 +164,7 @@ ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1
 
 
 def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(routes, start_broker):
-    """Members of policies with values of every other kind as well."""
+    """Members of policies with values of every other kind are among these bodies."""
     broker = start_broker("--workers", "1", "--owners", "1")
     ask, topic = Asker(broker), "/admin/v2/persistent/public/default/odd"
     parts = {"tenant": "public", "namespace": "default", "topic": "odd", "cluster": "standalone", "subscription": "s",
@@ -209,7 +210,7 @@ def test_what_is_no_http_is_refused_and_is_one_line_of_the_log(start_broker):
             connection.sendall(sent)
             with contextlib.suppress(ConnectionResetError):
                 assert re.match(rb"HTTP/1.[01] 4\d\d ", connection.recv(1_000)), sent
-    # one that goes away in the middle of its body
+    # a client that goes away in the middle of its body
     with socket.create_connection((where.hostname, where.port), 60) as connection:
         connection.sendall(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nabcde")
     assert request("GET", broker.http_url + "/ready")[0] == 200
@@ -235,7 +236,7 @@ def test_old_paths_and_wrong_methods_are_told(ask):
 # -- slow clients
 
 def served(tmp_path, monkeypatch, talk):
-    """What `talk(reader, writer)` comes to, over a connection to a server that waits for next to nothing."""
+    """Return the result of `talk(reader, writer)` over a connection to a server that waits for next to nothing."""
     monkeypatch.setattr(app, "_SILENT_SECONDS", 0.05)
     monkeypatch.setattr(request_parts, "_BODY_SECONDS", 0.05)
 
@@ -268,7 +269,7 @@ def test_a_client_that_never_sends_a_whole_request_is_cut_off(tmp_path, monkeypa
         return heard, time.monotonic() - began
 
     heard, seconds = served(tmp_path, monkeypatch, talk)
-    assert heard == b"" and seconds > app._SILENT_SECONDS / 2      # it had its time
+    assert heard == b"" and seconds > app._SILENT_SECONDS / 2      # the client had its time
 
 
 def test_a_body_that_never_comes_is_answered_in_time(tmp_path, monkeypatch):
@@ -280,7 +281,7 @@ def test_a_body_that_never_comes_is_answered_in_time(tmp_path, monkeypatch):
 
 
 def test_a_client_that_has_asked_may_ask_again(tmp_path, monkeypatch):
-    """Later than a first question may come."""
+    """A second request may come later than the time that a client has for its first one."""
     async def talk(reader, writer):
         for _ in range(2):
             writer.write(b"GET /status.html HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A child's life is a table, and its end is told in an operator's words."""
+"""The states of a child are a table, and its end is described in an operator's words."""
 import os
 import signal
 

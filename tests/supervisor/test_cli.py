@@ -23,7 +23,7 @@ from ..harness import Broker, request
 HERE = Path(__file__).parent
 REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
 SCHEMAS = HERE / "sweep"
-# Verbs of pulsar-admin that are about what a broker of one host has not.
+# Verbs of pulsar-admin for things that a broker of one host does not have.
 LEFT_OUT = ("topics *shadow*", "topics offload-status", "namespaces clear-offload*", "namespaces delete-anti-affinity*",
             "namespaces *resource-group", "namespaces get-topic-positions", "namespaces split-bundle",
             "broker-stats allocator-stats")
@@ -31,7 +31,7 @@ TOPIC, NAMESPACE = "public/default/orders", "public/default"
 
 
 def rows():
-    """(group, verb) of all there are."""
+    """Return (group, verb) of every command."""
     return [(group, name) for group in verbs.GROUPS
             for name in [*(verb.name for verb in verbs.GROUPS[group][1]), *commands.policies_of(group)]]
 
@@ -48,8 +48,9 @@ def run(capsys):
 
 @pytest.fixture(scope="module")
 def listener():
-    """Somebody who answers everything as a broker would that has one cluster and four partitions of each topic, and
-    remembers it.
+    """A server that answers every request like a broker with one cluster and four partitions of each topic.
+
+    It remembers the requests.
     """
     class Handler(http.server.BaseHTTPRequestHandler):
         wbufsize = -1       # an answer is one packet
@@ -78,13 +79,14 @@ def listener():
     server.server_close()
 
 
-ALWAYS = ("deleteSchema", "messageTTL")      # what pulsar-admin says when it deletes something, and means nothing there
+# parameters that pulsar-admin always sends when it deletes, and that mean nothing there
+ALWAYS = ("deleteSchema", "messageTTL")
 ANSWERS = {"clusters": ["standalone"], "partitions": {"partitions": 4},
            "compaction": {"status": "SUCCESS", "lastError": ""}}
 
 
 def equal(ours, theirs):
-    """The same question, but for what holds anyway where it is not said."""
+    """Return a request without the parts that mean the same when they are left out."""
     (our_method, our_target, our_body), (method, target, *body) = ours, theirs
     our_place, place = urllib.parse.urlsplit(our_target), urllib.parse.urlsplit(target)
     our_query, query = (dict(urllib.parse.parse_qsl(each.query)) for each in (our_place, place))
@@ -101,7 +103,7 @@ def equal(ours, theirs):
 
 @pytest.mark.slow
 def test_what_is_sent_is_what_pulsar_admin_sends(run, listener, monkeypatch):
-    """For hundreds of commands as they were recorded: the same methods, paths, parameters and JSON."""
+    """Hundreds of recorded commands send the same methods, paths, parameters and JSON."""
     monkeypatch.chdir(SCHEMAS)
     url, asked = listener
     assert len(REQUESTS) > 300
@@ -119,7 +121,7 @@ def test_what_is_sent_is_what_pulsar_admin_sends(run, listener, monkeypatch):
 
 @pytest.mark.slow
 def test_every_verb_says_how_it_is_used(capsys):
-    """Its help has a line about it and an example that begins with itself."""
+    """The help of each verb has a line about the verb and an example that begins with it."""
     assert len(rows()) > 300
     for group, name in rows():
         assert main(["admin", group, name, "--help"]) == 0
@@ -130,7 +132,7 @@ def test_every_verb_says_how_it_is_used(capsys):
 
 @pytest.fixture(scope="module")
 def filled_broker(tmp_path_factory):
-    """The address of a broker of these tests with a topic, subscriptions, messages plain and in batches."""
+    """The HTTP address of a broker with a topic, subscriptions, and messages both plain and in batches."""
     own = Broker(tmp_path_factory.mktemp("cli") / "data")
     try:
         own.start()
@@ -156,7 +158,7 @@ def fill(service_url):
 
 
 def test_messages_are_shown_one_by_one(filled_broker, run):
-    """Batches are unpacked, texts are texts, other bytes are hexadecimal; JSON has them in base64."""
+    """Batches are unpacked, texts shown as texts, other bytes in hexadecimal; JSON has them in base64."""
     status, printed, _ = run(filled_broker, "topics", "peek", TOPIC, "-s", "billing", "-n", "4")
     text, binary, *many = printed.split("\n\n")
     assert status == 0 and len(many) == 2
@@ -177,7 +179,7 @@ def test_messages_are_shown_one_by_one(filled_broker, run):
 
 
 def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):
-    """Whose object has lists of clusters that are empty: the broker's own cluster is meant."""
+    """The object that pulsar-admin sends has empty lists of clusters, which mean the broker's own cluster."""
     made = json.dumps({"replication_clusters": [], "allowed_clusters": [], "backlog_quota_map": {},
                        "offload_threshold": -1}).encode()
     assert request("PUT", f"{filled_broker}/admin/v2/namespaces/public/made", made) == (204, "")
@@ -186,7 +188,8 @@ def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):
 
 
 def test_exit_status_and_the_line_that_says_why(filled_broker, run):
-    """0 done, 1 refused by the broker, 2 wrong usage, 3 not reachable; one line each but for usage."""
+    """Status 0: done, 1: refused by the broker, 2: wrong usage, 3: not reachable.  Each but usage is told in one line.
+    """
     assert run(filled_broker, "tenants", "list")[0] == 0
     status, printed, complaints = run(filled_broker, "topics", "subscriptions", "public/default/missing")
     assert (status, printed, len(complaints)) == (1, "", 1) and complaints[0].endswith("(HTTP 404)")
@@ -206,7 +209,7 @@ def test_exit_status_and_the_line_that_says_why(filled_broker, run):
 @pytest.mark.parametrize("sent", [b"", b"nonsense", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[]",
                                   b"HTTP/1.1 2xx\r\n\r\n"])
 def test_no_whole_answer_is_no_answer(run, sent):
-    """Whatever talks there: it is told in a line, and nothing of it is taken for an answer."""
+    """Whatever answers in place of a broker, one line says so, and nothing of the answer is used."""
     import socket
     with socket.create_server(("127.0.0.1", 0)) as server:
         def answer():
@@ -222,7 +225,8 @@ def test_no_whole_answer_is_no_answer(run, sent):
 
 
 def test_output_for_programs_is_the_answer_as_it_came(filled_broker, run):
-    """Byte for byte, and wherever the option stands; a list for people is a line each."""
+    """With -o json the output is the answer byte for byte, wherever the option stands; without, a list has a line each.
+    """
     import urllib.request
     with urllib.request.urlopen(f"{filled_broker}/admin/v2/tenants") as answer:
         expected = answer.read().decode()
@@ -234,10 +238,10 @@ def test_output_for_programs_is_the_answer_as_it_came(filled_broker, run):
     assert run(filled_broker, "tenants", "list")[1].splitlines() == json.loads(expected)
 
 
-# These come after all others, in this order.
+# These verbs come after all others, in this order.
 LAST = ["topics unsubscribe", "topics terminate", "topics partitioned-terminate", "topics truncate", "topics delete",
         "topics delete-partitioned-topic", "brokers shutdown"]
-# Examples that a broker as these tests have it refuses, and with which status.
+# Examples that this broker refuses, with their exit statuses.
 REFUSED = {
     "topics create": 409, "topics create-partitioned-topic": 409, "topics get-message-by-id": 404,
     "topicPolicies set-entry-filters-per-topic": 400, "topicPolicies set-offload-policies": 412,
@@ -251,7 +255,7 @@ REFUSED = {
 
 @pytest.mark.slow
 def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
-    """With a real broker: nothing is wrong usage, and what is refused is known, with a reason."""
+    """No example is wrong usage for a real broker, and each one that is refused is listed with its status."""
     (tmp_path / "schema.json").write_text((SCHEMAS / "avro.json").read_text())
     monkeypatch.chdir(tmp_path)
     own, wrong = Broker(tmp_path / "data"), []
@@ -264,7 +268,7 @@ def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
         every.sort(key=lambda row: ((name := f"{row[0]} {row[1].name}") in LAST and LAST.index(name) + 1,
                                     row[0] != "topics"))
         for group, verb in every:
-            if verb.hidden:     # the same as one of topicPolicies
+            if verb.hidden:     # the same as a verb of topicPolicies
                 continue
             words = [commands._ARGUMENTS[name][1] for name in commands._arguments(verb)] + shlex.split(verb.example)
             if "partition" in verb.name and words[0] == TOPIC:
@@ -324,7 +328,7 @@ def test_names_of_topics_are_quoted_in_paths():
 
 
 def test_every_policy_has_its_verbs():
-    """Each row of the table of policies can be set, shown and taken away wherever it says it can be set."""
+    """Each policy of the table can be set, shown and removed by a verb at each of its levels."""
     for of in ("namespace", "topic"):
         made = {verb.name for verb in policies.verbs(of)}
         rows = [(policy, policies.verb_of(policy, of)) for policy in policies.TABLE.values() if of in policy.levels]
@@ -337,7 +341,7 @@ def test_every_policy_has_its_verbs():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete(shell, capsys):
-    """What is printed asks the command itself."""
+    """The printed script asks the command itself for completions."""
     assert main(["completion", shell]) == 0
     assert "_GEMINGA_COMPLETE" in capsys.readouterr().out
 
@@ -366,7 +370,7 @@ def test_names_are_completed_as_far_as_the_broker_tells_them(filled_broker):
 
 @pytest.mark.slow
 def test_a_command_starts_without_what_only_a_broker_needs(filled_broker):
-    """Most of what a command costs is what it imports."""
+    """Most of a command's start is spent on imports."""
     words = ["admin", "--admin-url", filled_broker, "topics", "list", "public/default"]
     code = f"import sys; from geminga.supervisor.main import main; main({words}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

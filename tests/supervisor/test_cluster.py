@@ -1,5 +1,4 @@
-"""The night on a Spark cluster: a master and two workers, processes of their own, that see the data folder under the
-same path.
+"""A nightly run on a Spark cluster: a master and two workers, processes that see the data folder under the same path.
 """
 import contextlib
 import os
@@ -32,7 +31,7 @@ def client(broker) -> Iterator[pulsar.Client]:
 
 @contextlib.contextmanager
 def started(log: Path, role: str, *words: str) -> Iterator[Path]:
-    """A process of the cluster; what it says goes to the log."""
+    """A process of the cluster, whose output goes to the log."""
     command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port",
                "0", *words]
     with log.open("w") as out:
@@ -46,7 +45,7 @@ def started(log: Path, role: str, *words: str) -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
-    """(its master's address, its workers' folders), with a core each."""
+    """(the master's address, the workers' folders); each worker has a core."""
     try:
         check_java()
     except NoSpark as error:
@@ -75,6 +74,6 @@ def test_a_cluster_of_two_workers_compacts(broker, client: pulsar.Client, cluste
                           timeout=2 * LONG)
     assert done.returncode == 0, done.stdout + done.stderr
     assert master in done.stdout
-    assert all(any(folder.glob("app-*/*")) for folder in folders)      # each has run an executor
+    assert all(any(folder.glob("app-*/*")) for folder in folders)      # each worker has run an executor
     for topic in topics:
         assert compacted_values(client, topic) == {f"key-{number % 5}": number for number in range(45, 50)}

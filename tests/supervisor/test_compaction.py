@@ -1,6 +1,4 @@
-"""Compaction on demand: over HTTP, by a threshold, by the jobs that the broker starts; and what is told of it, whatever
-becomes of them.
-"""
+"""Compaction on demand and by threshold, the jobs that the broker starts for it, and their status after any failure."""
 import contextlib
 import json
 import socket
@@ -36,7 +34,7 @@ def own(tmp_path_factory):
 
 
 def fill(client, topic, rounds=10, size=10):
-    """The last of each key has the highest number."""
+    """Publish several messages of each key; the last one has the highest number."""
     producer = client.create_producer(topic, batching_enabled=True)
     for number in range(rounds * KEYS):
         producer.send_async(b"%0*d" % (size, number), lambda *_: None, partition_key=f"key-{number % KEYS}")
@@ -49,7 +47,7 @@ def url_of(broker, topic):
 
 
 def status_of(broker, topic):
-    """As soon as who is to answer has been started."""
+    """Return a compaction's status, as soon as the process that answers has been started."""
     def answer():
         with contextlib.suppress(OSError):
             code, text = request("GET", url_of(broker, topic))
@@ -60,7 +58,7 @@ def status_of(broker, topic):
 
 
 def ended(broker, topic):
-    """How it ended."""
+    """Wait for the end of a compaction; return its status."""
     found = eventually(lambda: (now := status_of(broker, topic))["status"] != "RUNNING" and now, WAIT_S,
                        f"the end of {topic}'s compaction")
     return found["status"], found["lastError"]
@@ -103,7 +101,8 @@ def test_a_topic_is_compacted_when_it_is_asked_for(own, client):
 def test_one_in_which_there_is_nothing_succeeds_too(own):
     topic = unique_topic("nothing")
     assert request("PUT", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}")[0] == 204
-    assert request("PUT", url_of(own, topic), b"[1") == (204, "")      # whatever the body is: there is nothing to say
+    # the body does not matter, as the route reads none
+    assert request("PUT", url_of(own, topic), b"[1") == (204, "")
     assert ended(own, topic) == ("SUCCESS", "")
 
 
@@ -115,7 +114,8 @@ def test_all_partitions_of_a_topic_are_compacted(own, client):
     assert request("PUT", url_of(own, topic)) == (204, "")
     assert [ended(own, part) for part in parts] == [("SUCCESS", "")] * 3
     assert [views(own, part) for part in parts] == [[1]] * 3
-    status, text = request("GET", url_of(own, topic))      # it has none by itself, as with Pulsar
+    # the partitioned topic has no status of its own, as in Pulsar
+    status, text = request("GET", url_of(own, topic))
     assert (status, json.loads(text)) == (404, {"reason": f"Topic {topic} not found"})
 
 
@@ -131,7 +131,7 @@ def test_what_there_is_not_is_refused(own, method, topic, status):
 
 
 def test_a_threshold_begins_it(own, client):
-    """Anew each time that so much has come."""
+    """A compaction begins each time that so much was published since the last one."""
     topic = unique_topic("threshold")
     place = f"{own.http_url}/admin/v2/{topic.replace('://', '/')}"
     assert request("PUT", place)[0] == 204
@@ -147,7 +147,7 @@ def test_a_threshold_begins_it(own, client):
 
 @contextlib.contextmanager
 def job(broker):
-    """A job's way to the broker, as the tests speak for it: say(...) -> answer."""
+    """say(...) -> answer: a job's messages to the broker, sent by the test."""
     with socket.socket(socket.AF_UNIX) as link, short_path(broker.data_dir / job_socket.SOCKET) as path:
         link.settimeout(WAIT_S)
         link.connect(path)
@@ -208,7 +208,7 @@ def test_what_compactions_have_read_is_told_apart_from_what_consumers_got(own, c
 
 
 def test_of_all_partitions_the_last_compaction_is_told(own, client):
-    """Not the sum of when they were."""
+    """Times are the latest of all partitions, and not added."""
     topic = partitioned_topic(own.http_url, 2, "together")
     fill(client, topic)
     assert request("PUT", url_of(own, topic))[0] == 204
@@ -252,7 +252,7 @@ def test_nobody_is_refused_because_the_path_is_long(tmp_path):
 # -- whatever is killed
 
 def jobs_of(broker):
-    """Those that the broker has started."""
+    """Return the jobs that the broker has started."""
     with contextlib.suppress(psutil.NoSuchProcess, TypeError):
         return [child for child in psutil.Process(broker.child("admin")).children()
                 if "--partitions" in child.cmdline()]
@@ -260,7 +260,7 @@ def jobs_of(broker):
 
 
 def caught(broker, topic):
-    """A job of that topic that stands still; the topic is being compacted as long as it does."""
+    """A job of this topic that stands still; the topic is being compacted for as long."""
     def attempt():
         if status_of(broker, topic)["status"] != "RUNNING":
             request("PUT", url_of(broker, topic))
@@ -280,12 +280,12 @@ def test_a_job_that_is_killed_is_told_of_and_the_next_goes_on(own, client):
     fill(client, other)
     child = caught(own, topic)
     assert request("PUT", url_of(own, other))[0] == 204
-    assert status_of(own, other)["status"] == "RUNNING"      # it has to wait, and is not begun twice
+    assert status_of(own, other)["status"] == "RUNNING"      # the second topic has to wait, and is not begun twice
     assert request("PUT", url_of(own, other))[0] == 409
     child.kill()
     status, error = ended(own, topic)
     assert status == "ERROR" and "killed by SIGKILL" in error
-    before = views(own, topic)      # one, if it was killed between two words
+    before = views(own, topic)      # there is one if the job was killed between two messages
     assert ended(own, other) == ("SUCCESS", "")
     fill(client, topic)
     assert request("PUT", url_of(own, topic))[0] == 204
@@ -303,7 +303,7 @@ def test_after_the_admin_process_was_killed_its_job_is_gone_and_the_views_say_ho
     admin = own.kill("admin")
     own.wait_replaced("admin", 0, admin, WAIT_S)
     with contextlib.suppress(psutil.NoSuchProcess):
-        child.resume()      # it may have been caught before it could say that it goes with its parent
+        child.resume()      # the job may have been stopped before it asked the kernel to end it with its parent
     eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the end of its job")
     assert status_of(own, done)["status"] == "SUCCESS"
     assert status_of(own, begun)["status"] == ("SUCCESS" if views(own, begun) else "NOT_RUN")
@@ -312,7 +312,7 @@ def test_after_the_admin_process_was_killed_its_job_is_gone_and_the_views_say_ho
 
 
 def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
-    """It says again what it is at."""
+    """The job repeats what it is working on."""
     topic = unique_topic("goes-on")
     fill(client, topic)
     number = partition_id(own, topic)
@@ -351,7 +351,7 @@ def test_compactions_have_series_by_topic(own, client):
     assert ended(own, topic) == ("SUCCESS", "")
     labels = {"cluster": "standalone", "namespace": "public/default", "topic": topic}
 
-    def told(name):      # a moment after the view is in force
+    def told(name):      # the counters follow a moment after the view is in force
         some = samples(request("GET", f"{own.http_url}/metrics")[1])[f"pulsar_compaction_{name}"]
         return sum(sample.value for sample in some if sample.labels == labels)
 

@@ -1,4 +1,4 @@
-"""The configuration: where values come from, what is refused and how, Pulsar's own files.
+"""The configuration: sources of values and their precedence, refusals, and Pulsar's own files.
 
 Every refusal is one line that names the key as its author wrote it; the command prints that line and nothing else.
 """
@@ -23,7 +23,7 @@ TIMESTAMP = "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInt
 
 @pytest.fixture
 def written(tmp_path):
-    """Write a configuration file; returns its path."""
+    """Write a configuration file; return its path."""
     def write(text, name="geminga.toml"):
         path = tmp_path / name
         path.write_text(text)
@@ -42,7 +42,7 @@ def refusal(path=None, environ=None, overrides=None):
 # -- defaults and precedence --------------------------------------------------------------------------------------
 
 def test_without_any_setting_the_layers_defaults_hold():
-    """Nothing is said twice: the defaults are those of the layers' dataclasses, with zeros and blanks filled in."""
+    """The defaults are those of the layers' dataclasses, with zeros and blanks filled in."""
     config, notes = load(None, {}, {})
     assert (config.storage, config.worker, notes) == (StorageOptions(), WorkerOptions(), [])
     assert (config.http_port, config.http_bind, config.cluster_name) == (8080, config.worker.bind, "standalone")
@@ -50,7 +50,7 @@ def test_without_any_setting_the_layers_defaults_hold():
 
 
 def test_the_example_file_shows_every_key_with_its_default():
-    """Uncommented, the example holds every key, no other, and changes nothing; as shipped it changes nothing either."""
+    """Uncommented, the example holds every key and no other, with its default; as shipped it sets nothing."""
     text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
     document = tomllib.loads(text)
     shown = {name: value for name, value in document.items() if not isinstance(value, dict)}
@@ -94,7 +94,7 @@ SOURCES = [
 @pytest.mark.parametrize(("file", "environ", "overrides", "expected"), SOURCES)
 @pytest.mark.parametrize(("name", "line"), [("geminga.toml", "http_port = {}"), ("broker.conf", "webServicePort={}")])
 def test_the_stronger_source_wins(written, name, line, file, environ, overrides, expected):
-    """Command line over GEMINGA_ over PULSAR_PREFIX_ over file over default; None on the command line is nothing said.
+    """Command line over GEMINGA_ over PULSAR_PREFIX_ over file over default; None on the command line counts as absent.
     """
     path = written(line.format(file["file"]), name) if file else None
     assert load(path, environ, overrides)[0].http_port == expected
@@ -115,7 +115,7 @@ def test_a_variable_is_read_as_its_keys_type(variable, text, read):
 
 
 def test_variables_that_something_else_made_are_noted_not_refused():
-    """In a Kubernetes pod beside a service named geminga the broker starts, and says what it passed over."""
+    """A Kubernetes pod beside a service named geminga has such variables: the broker starts, and notes them."""
     environ = {"GEMINGA_PORT": "tcp://10.0.0.1:6650", "GEMINGA_SERVICE_HOST": "10.0.0.1",
                "GEMINGA_PORT_6650_TCP_PORT": "6650"}
     assert load(None, environ, {})[1] == ["variables without effect: " + ", ".join(sorted(environ))]
@@ -146,7 +146,7 @@ def test_publishing_goes_on_above_the_watermark_and_not_at_it():
 
 
 def test_a_retention_that_keeps_nothing_is_noted():
-    """It is kept while it is young and there is room: with no time, or no room, it is not."""
+    """Retention needs both a time and a size: with 0 for either, nothing is retained."""
     _, notes = load(None, {"GEMINGA_STORAGE_RETENTION_S": "60"}, {})
     assert notes == [
         "nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound"
@@ -231,7 +231,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_a_default_grows_with_the_message_size_and_says_so():
-    """A larger max_message_size alone is enough: ledgers and journal segments nobody has set make room for it."""
+    """If max_message_size is set alone, the defaults for ledgers and journal segments grow with it, which is noted."""
     config, notes = load(None, {"PULSAR_PREFIX_maxMessageSize": str(100 << 20)}, {})
     assert config.storage.journal_segment_bytes == 205 << 20
     assert config.storage.roll_over_bytes == 101 << 20
@@ -322,13 +322,13 @@ def retention(config):
     ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
 ])
 def test_a_setting_of_pulsar_is_followed_in_our_units(written, line, read, expected):
-    """What has a counterpart here is taken over, without a note."""
+    """A setting with a counterpart here is taken over, without a note."""
     config, notes = load(written(line, "broker.conf"), {}, {})
     assert (read(config), notes) == (expected, [])
 
 
 def test_a_port_of_tls_is_open_only_where_it_is_said(written):
-    """Although there is a certificate."""
+    """A certificate alone opens no TLS port."""
     for said in ("brokerServicePortTls=\n", ""):
         text = f"tlsCertificateFilePath=/a\ntlsKeyFilePath=/b\nwebServicePortTls=8443\n{said}"
         tls = load(written(text, "broker.conf"), {}, {})[0].tls
@@ -336,7 +336,7 @@ def test_a_port_of_tls_is_open_only_where_it_is_said(written):
 
 
 def test_two_settings_from_two_places_make_one_of_ours(written):
-    """A variable of the container image completes what the file says."""
+    """A variable of the container image completes a setting of the file."""
     path = written("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=2", "standalone.conf")
     assert load(path, {"PULSAR_PREFIX_defaultNumPartitions": "6"}, {})[0].storage.auto_create_partitions == 6
 
@@ -354,7 +354,7 @@ def test_unsafe_durability_is_not_copied(written):
 
 
 def test_settings_without_effect_are_listed_once(written):
-    """One note for all of them, names included; empty ones and ones for Pulsar's own clients are known as well."""
+    """One note names all of them; empty settings, and those for Pulsar's own clients, are left out."""
     text = ("zookeeperServers=\nnumIOThreads=8\nloadBalancerEnabled=true\n"
             "bookkeeper_tlsHostnameVerificationEnabled=false\ntlsEnabled=false")
     assert load(written(text, "broker.conf"), {}, {})[1] == [
@@ -366,7 +366,7 @@ def test_settings_without_effect_are_listed_once(written):
     ("transactionCoordinatorEnabled", "transactions are"),
 ])
 def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
-    """The broker starts; its log says what a client will not find."""
+    """The broker starts, and a note says which feature clients will miss."""
     path = written(f"{name}=true", "broker.conf")
     assert load(path, {}, {})[1] == [f"{path}:1: {name}: {what} not available in this version"]
     assert load(written(f"{name}=false", "broker.conf"), {}, {})[1] == []
@@ -444,7 +444,8 @@ DEMANDS = [
 
 @pytest.mark.parametrize(("line", "complaint"), DEMANDS)
 def test_a_demand_for_security_is_never_passed_over(written, line, complaint):
-    """Whoever asks for a closed door and does not say how is not given an open one: the line names the setting."""
+    """A demand for security without its details is refused by the setting's name: the broker does not start without it.
+    """
     path = written("# first\n" + line, "broker.conf")
     name = line.partition("=")[0]
     assert refusal(path) == f"{path}:2: {name}: {complaint}"
@@ -481,7 +482,7 @@ def test_a_variable_withdraws_a_demand_of_the_file(written):
      "advertisedListeners: network.advertised_listeners must be name:pulsar://host:port"),
 ])
 def test_a_wrong_setting_of_pulsar_is_refused_by_its_name(written, line, complaint):
-    """The line has file, line number and the name the author wrote."""
+    """The line has the file, the line's number and the name that the author wrote."""
     path = written(line, "broker.conf")
     assert re.match(rf"{path}:\d: {re.escape(complaint)}", refusal(path))
 
@@ -513,7 +514,7 @@ def test_a_properties_file_is_read_as_java_reads_it(text, expected):
 
 
 def test_the_list_of_pulsars_names_is_a_list_of_names():
-    """Sorted, no name twice, only names, and whole: from broker, bookie and offloader settings something is there."""
+    """The list is sorted, has no name twice, and covers broker, bookie and offloader settings."""
     lines = (
         (Path(__file__).parents[2] / "supervisor" / "configuration" / "pulsar_keys.txt").read_text().splitlines()[1:]
     )
@@ -536,7 +537,9 @@ def test_the_list_of_pulsars_names_is_a_list_of_names():
     ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 8),
 ])
 def test_cores_are_those_this_process_may_use(tmp_path, monkeypatch, files, expected):
-    """Affinity and the tightest quota of its control groups, either version, rounded up, never none."""
+    """The number follows affinity and the tightest quota of the control groups, either version, rounded up, at least
+    one.
+    """
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     for name, text in files.items():
         path = tmp_path / name
@@ -546,16 +549,14 @@ def test_cores_are_those_this_process_may_use(tmp_path, monkeypatch, files, expe
 
 
 def test_a_number_of_processes_that_is_set_is_kept():
-    """Only 0 stands for one per core."""
+    """Only 0 means one per core."""
     config, _ = load(None, {"GEMINGA_WORKERS": "3"}, {"owners": 1})
     assert (config.workers, config.owners) == (3, 1)
     assert isinstance(config, Config)
 
 
 def test_credentials_are_where_the_service_manager_has_them(written):
-    """For the broker, which is told where; and for whoever looks at the same configuration without having been started
-    by it.
-    """
+    """Credentials lie in CREDENTIALS_DIRECTORY if that is set, else in the unit's folder below /run/credentials."""
     path = written('tls = {certificate = "/c", key = "credential:tls.key"}\n'
                    'authentication = {secret_keys = ["credential:a", "/b", "data:,c"]}\n')
     found, _ = load(path, {"CREDENTIALS_DIRECTORY": "/run/c"}, {})

@@ -1,5 +1,4 @@
-"""`geminga definitions`: what is told of one broker makes another one the same, once; what is wrong is refused before
-anything changes.
+"""`geminga definitions`: the export of one broker makes another one equal, once, and a wrong one is refused as a whole.
 """
 import json
 
@@ -28,7 +27,7 @@ def admin(broker, method, path, body=None):
 
 @pytest.fixture(scope="module")
 def full(own):
-    """A broker with something of every kind."""
+    """A broker with definitions of every kind."""
     admin(own, "PUT", "clusters/far", CLUSTER)
     admin(own, "POST", "clusters/far/failureDomains/d", {"brokers": ["b"]})
     admin(own, "PUT", "tenants/acme", {"adminRoles": ["boss"], "allowedClusters": ["standalone"]})

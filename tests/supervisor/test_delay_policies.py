@@ -1,5 +1,4 @@
-"""Delay policies as administrators set and watch them: REST, command line, metrics; on a broker of several workers and
-owners.
+"""Delay policies over REST, on the command line and in metrics, on a broker of several workers and owners.
 
 The names begin with the rows that they hold; what the policies do is in tests/storage/test_delay_policies.py.
 """
@@ -81,7 +80,7 @@ class Delays:
 
 
 class Producer:
-    """On a connection of its own, which any worker may have accepted."""
+    """A producer on a connection of its own, which any worker may have accepted."""
 
     def __init__(self, broker, topic):
         self._peer, self._sent = Peer(broker.service_url), 0
@@ -92,7 +91,7 @@ class Producer:
             raise
 
     def send(self, ms=0):
-        """A message that is to be delayed for so long: "stored", or the error's text."""
+        """Publish a message with this delay; return "stored", or the error's text."""
         self._sent += 1
         now_ms = int(time.time() * 1_000)
         asked = {"deliver_at_time": now_ms + ms} if ms else {}
@@ -109,7 +108,7 @@ class Producer:
 
 
 def delays_of(broker, topic):
-    """How long each message of the topic has to wait after it was published, as a consumer is told."""
+    """Return for each message of the topic how long after its publication a consumer is told to get it."""
     with Peer(broker.service_url) as peer:
         peer.subscribe(topic, unique_topic("reader").rpartition("/")[2])
         peer.say(command(T.FLOW, consumer_id=1, messagePermits=1_000))
@@ -130,7 +129,7 @@ def exceeds(ms):
 # -- REST
 
 def test_f181_f187_to_f190_the_fields_are_set_and_shown_at_both_levels(several, place):
-    """The two that Pulsar does not have are shown where they are configured."""
+    """The two fields that Pulsar does not have are shown only if they are configured."""
     assert len(place) == 2
     for name in place:
         delays = Delays(several, name)
@@ -142,7 +141,7 @@ def test_f181_f187_to_f190_the_fields_are_set_and_shown_at_both_levels(several, 
         assert delays.post(**whole) == (204, "") and delays.get() == whole
         assert delays.post(**NOTHING, fixedDeliveryDelayInMillis=0) == (204, "")
         assert delays.get() == NOTHING | {"fixedDeliveryDelayInMillis": 0}
-        # who demands a delay means that there are any
+        # a fixed delay implies that delayed delivery is active
         assert delays.post(fixedDeliveryDelayInMillis=5) == (204, "")
         assert delays.get() == {"active": True, "tickTime": 0, "maxDeliveryDelayInMillis": 0,
                                 "fixedDeliveryDelayInMillis": 5}
@@ -198,7 +197,8 @@ def test_f191_a_fixed_delay_is_set_alone_or_next_to_the_other_options(several, p
                              (["-e"], NOTHING)):
             assert run(group, "set-delayed-delivery", name, *words) == (0, "", [])
             assert delays.get() == found
-        assert run(group, "set-delayed-delivery", name, "-t", "2s")[0] == 2      # on or off?
+        # neither --enable nor --disable is given
+        assert run(group, "set-delayed-delivery", name, "-t", "2s")[0] == 2
         assert run(group, "set-delayed-delivery", name, "-e", "-d", "-fd", "1s")[0] == 2
         assert run(group, "set-delayed-delivery", name, "-fd", "-1s")[0] in (1, 2)
         assert run(group, "set-delayed-delivery", name, "-fd", "soon")[0] == 2
@@ -252,7 +252,7 @@ def test_f197_what_is_lost_by_a_downgrade_is_listed(several, place, run):
 # -- in force
 
 def test_f198_what_is_set_binds_every_worker_and_owner_before_it_is_answered(several, place, connect):
-    """A dozen producers of topics at both owners, on connections of all workers: the next SEND of each obeys."""
+    """A dozen producers of topics at both owners, on connections of all workers, obey from the next SEND on."""
     namespace, _ = place
     topics = [f"persistent://{namespace}/t{number}" for number in range(4)]
     producers = [(connect(several, topic), topic) for topic in topics * 3]
@@ -268,7 +268,7 @@ def test_f198_what_is_set_binds_every_worker_and_owner_before_it_is_answered(sev
     for topic in topics:
         found = delays_of(several, topic)
         assert len(found) == len(expected)
-        # What came before it with a longer delay is no reason to wait; within one delay the times ascend.
+        # Earlier messages with a longer delay do not hold later ones up; within one delay the times ascend.
         assert all(0 <= got - wanted <= 60_000 for got, wanted in zip(found, expected, strict=True))
 
 
@@ -327,7 +327,7 @@ def test_f194_alert_rules_watch_both_counters():
 
 @pytest.mark.slow
 def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path, connect):
-    """And in force for the first message."""
+    """The first message after a start obeys the policies."""
     own = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
     try:
         own.start()
@@ -354,5 +354,5 @@ def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path, connect):
 def _stores(connect, broker, topic):
     try:
         return connect(broker, topic).send(HOUR_MS) == "stored"
-    except (AssertionError, Closed, TimeoutError):      # it is being started
+    except (AssertionError, Closed, TimeoutError):      # the broker is being started
         return False

@@ -1,4 +1,4 @@
-"""Messages that wait, over HTTP and by `geminga admin`, of a broker with real clients."""
+"""Delayed messages over HTTP and by `geminga admin`, with a real broker and clients."""
 import json
 import time
 from urllib.parse import quote
@@ -25,7 +25,7 @@ def path_of(topic):
 
 
 def ask(broker, method, topic, rest="", body=None):
-    """Status, and what was said."""
+    """Send a request; return status and answer."""
     status, text = request(method, f"{broker.http_url}/ops/v1/delayed/{path_of(topic)}{rest}",
                            body and json.dumps(body).encode())
     return status, json.loads(text) if text else None
@@ -49,7 +49,7 @@ def client(broker):
 
 
 def send(client, topic, *times_ms):
-    """A message for each of these times; 0: for now."""
+    """Publish a message for each of these times; 0: without a delay."""
     producer = client.create_producer(topic, batching_enabled=False)
     for number, time_ms in enumerate(times_ms):
         producer.send(b"%d" % number, **({"deliver_at": time_ms} if time_ms else {}))
@@ -60,7 +60,7 @@ def ids(broker, topic):
     return [row["id"] for row in told(broker, topic, "by=message")["rows"]]
 
 
-# -- what waits
+# -- lists of delayed messages
 
 def test_what_waits_is_told_by_hour_by_window_and_each(broker, client):
     topic, hour = unique_topic("delayed"), (now_ms() // HOUR_MS + 48) * HOUR_MS
@@ -99,7 +99,8 @@ def test_partitions_are_told_together(broker, client):
                                                                              (12, 2)]
     assert [row["partition"] for row in told(broker, topic, "by=message&limit=2")["rows"]] == [0, 1]
     assert told(broker, f"{topic}-partition-1")["waiting"] == 2 and told(broker, topic)["waiting"] == 6
-    assert ask(broker, "DELETE", topic, f"/{rows[4]['id']}")[0] == 204      # it is found in whichever it is
+    # the message is found in whichever partition it is
+    assert ask(broker, "DELETE", topic, f"/{rows[4]['id']}")[0] == 204
     assert ask(broker, "DELETE", f"{topic}-partition-0", f"/{rows[5]['id']}")[0] == 404
     assert told(broker, topic)["waiting"] == 5
 
@@ -112,7 +113,7 @@ BAD_TIMES = ("", "soon", "-5", "1.5h", "2026-13-01", "10000-01-01", "25340230080
 
 @pytest.fixture(scope="module")
 def refusing(broker, client):
-    """A topic with one message that waits."""
+    """A topic with one delayed message."""
     topic = unique_topic("delayed")
     send(client, topic, now_ms() + HOUR_MS)
     return topic
@@ -146,7 +147,7 @@ def test_ids_that_are_none_and_messages_that_are_not_there(broker, refusing):
 
 
 def test_one_message_of_a_batch_is_refused(broker, refusing):
-    """All of it waits together; the same for an id that names its partition."""
+    """Messages of a batch have one delivery time, so an id with a message's or partition's number is refused."""
     [message] = ids(broker, refusing)
     for more in (":0", ":7", ":-1:0"):
         for method, body in (("DELETE", None), ("PATCH", {"deliverAt": "1h"})):
@@ -166,7 +167,7 @@ def test_topics_that_keep_nothing_or_are_not_there(broker, client):
 # -- cancelled, and given another time
 
 def test_what_is_cancelled_or_moved_survives_a_kill(start_broker):
-    """Of messages for the same time one is cancelled, one comes sooner, one later, and one as it was."""
+    """Of messages for the same time one is cancelled, one moved forward, one moved back, and one left as it was."""
     own = start_broker("--owners", "1")
     topic, due_ms = unique_topic("delayed"), now_ms() + HOUR_MS
     client = silent(own.service_url)
@@ -181,7 +182,7 @@ def test_what_is_cancelled_or_moved_survives_a_kill(start_broker):
     own.wait_replaced("owner", 0, pid, WAIT_S)
 
     def receive():
-        """The next message that is another one: what was given out before the kill comes again."""
+        """Return the next message that is a new one: messages delivered before the kill come again."""
         while True:
             message = consumer.receive(WAIT_S * 1_000)
             consumer.acknowledge(message)

@@ -1,6 +1,4 @@
-"""A stop that waits for its consumers: nobody may publish or get anything any more, and whoever has something may
-acknowledge it.
-"""
+"""A drain: nothing is published or delivered any more, and consumers may acknowledge what they have."""
 import os
 import socket
 import subprocess
@@ -28,7 +26,7 @@ GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 
 def drain(broker, seconds):
-    """Its answers, as they come."""
+    """Start a drain; yield its answers as they come."""
     return control_socket.ask(broker.data_dir, drain=seconds)
 
 
@@ -50,7 +48,7 @@ class Reader(threading.Thread):
 
 
 def given_out(peer, topic, count):
-    """The ids of so many messages that the peer has been given, and has not acknowledged."""
+    """Publish so many messages to the peer's consumer; return their ids, none acknowledged."""
     peer.open_producer(topic)
     peer.subscribe(topic)
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=1_000))
@@ -71,14 +69,14 @@ def acknowledge(peer, ids):
 
 
 def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
-    """Producers are closed, readiness says why not, new ones are to try again; consumers are closed last."""
+    """Producers are closed, readiness gives the reason, new ones are to try again; consumers are closed last."""
     topic = unique_topic()
     with Peer(fresh_broker.service_url) as peer, Peer(fresh_broker.service_url) as other:
         ids = given_out(peer, topic, 20)
         reader = Reader(fresh_broker, 60)
         assert peer.hear().type == T.CLOSE_PRODUCER
         eventually(lambda: 20 in reader.said, 30)
-        # is ignored: it is not answered, nor given out
+        # the SEND is ignored: neither answered nor delivered
         peer.say(send(entry_of(message_metadata(sequence_id=99)), sequence_id=99))
         refused = other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1)
         assert refused.error.error == api.ServiceNotReady
@@ -95,12 +93,12 @@ def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
     assert reader.said[-1] == 0
     fresh_broker.start()
     with Peer(fresh_broker.service_url) as peer:
-        # nothing is given out again, nor was number 99 kept
+        # nothing is delivered again, and number 99 was not stored
         assert [found.entryId for found in given_out(peer, topic, 1)] == [20]
 
 
 def test_it_waits_no_longer_than_it_may(fresh_broker):
-    """What is not acknowledged by then is given out again after the next start."""
+    """Messages that are not acknowledged in time are delivered again after the next start."""
     topic = unique_topic()
     with Peer(fresh_broker.service_url) as peer:
         ids = given_out(peer, topic, 5)
@@ -118,7 +116,7 @@ def test_it_waits_no_longer_than_it_may(fresh_broker):
 @pytest.mark.parametrize("kind",
                          [pulsar.ConsumerType.Shared, pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared])
 def test_real_clients_lose_nothing_and_get_nothing_twice(fresh_broker, kind):
-    """While they publish and consume: they find the broker again when it is back."""
+    """Clients publish and consume through the stop: they find the broker again when it is back."""
     topic, ended, published = unique_topic(), threading.Event(), threading.Event()
     client = pulsar.Client(fresh_broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     consumers = [client.subscribe(topic, "s", kind) for _ in range(2)]
@@ -169,14 +167,14 @@ def test_a_child_that_is_started_meanwhile_is_drained_too(fresh_broker):
         given_out(peer, topic, 3)
         Reader(fresh_broker, 60)
         assert peer.hear().type == T.CLOSE_PRODUCER
-        # which neither have nor count what is out
+        # processes that neither have pending messages nor count them
         for role, index in (("owner", 1 - owner_of(topic, 2)), ("admin", 0)):
             fresh_broker.wait_replaced(role, index, fresh_broker.kill(role, index), 10)
-    assert fresh_broker.ended(20) == 0      # nobody has anything any more
+    assert fresh_broker.ended(20) == 0      # no message is pending any more
 
 
 class Driven:
-    """A drain of a supervisor that is played."""
+    """A drain of a played supervisor."""
 
     def __init__(self, monkeypatch):
         self.now, self.outstanding, self.told, self.has_stopped = 100.0, 3, [], False
@@ -198,14 +196,14 @@ class Driven:
         return said
 
     def at(self, now):
-        """Whether it stops then."""
+        """Let time pass; return whether the drain stops the broker then."""
         self.now = now
         self.drain.go_on()
         return self.has_stopped
 
 
 def test_who_asks_again_says_how_long_it_takes_from_now_on(monkeypatch):
-    """Longer, or shorter; children are told once."""
+    """The new time may be longer or shorter; children are told once."""
     driven = Driven(monkeypatch)
     said = [driven.ask(10), driven.ask(60)]
     assert not driven.at(111) and not driven.at(159)
@@ -270,7 +268,7 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
                                   b'{"drain": NaN}',
                                   b'{"stop": 1}'])
 def test_what_is_no_command_is_hung_up_on(own, said):
-    """And the broker goes on."""
+    """The broker goes on."""
     with socket.socket(socket.AF_UNIX) as link, short_path(own.data_dir / control_socket.SOCKET) as path:
         link.settimeout(10)
         link.connect(path)

@@ -1,7 +1,6 @@
-"""What each route that changes something brings about: one row a route, which looks for the effect itself and not for
-the answer.
+"""The effect of each route that changes something: one row for each, which looks for the effect and not for the answer.
 
-A route that is added fails here until it has a row.  Rows of policies are made of the table of policies.
+A route that is added fails here until it has a row.  Rows of policies are made from the table of policies.
 """
 import asyncio
 import contextlib
@@ -34,7 +33,7 @@ _OPS = "/{domain}/{tenant}/{namespace}/{topic}"
 _CLUSTER, _BROKERS, _B = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", _N + "/{bundle}"
 STRING = {"type": "STRING", "schema": "", "properties": {}}
 
-# Routes that are refused whatever is asked: what they would do there is none of on one host.
+# Routes that are always refused: a broker of one host has nothing for them to change.
 REFUSED = {
     ("PUT", _B + "/split"): 412,
     ("PUT", _T + "/offload"): 405,
@@ -83,7 +82,7 @@ class At:
         return request(method, self.broker.http_url + path, None if body is None else json.dumps(body).encode())
 
     def set(self, method, path, body=None):
-        """What the row needs to be there before."""
+        """Send another request that prepares the row; return its answer."""
         status, text = self.raw(method, path, body)
         assert status < 300, (method, path, status, text)
         return json.loads(text) if text else None
@@ -92,7 +91,7 @@ class At:
         return self.set("GET", path)
 
     def go(self, body=None, query="", **parts):
-        """The row's own route; what it answers."""
+        """Send the request of the row's route; return its answer."""
         self.calls += 1
         known = {"domain": "persistent", "tenant": self.tenant, "namespace": self.namespace, "topic": self.topic,
                  "subscription": self.subscription, "bundle": BUNDLE, "cluster": "standalone"} | parts
@@ -102,7 +101,7 @@ class At:
     # -- what is there
 
     def made(self, subscription="", messages=0, topic=None):
-        """The topic, with a subscription at its beginning and messages."""
+        """Make the topic, with subscriptions at its beginning and messages."""
         name = topic or "t"
         path = f"/admin/v2/persistent/{self.place}/{name}"
         if self.raw("GET", path + "/stats")[0] == 404:
@@ -227,7 +226,7 @@ def _(at):
 
 
 def moved(at):
-    """What a producer is told whose namespace is sent away."""
+    """Return what a producer is told whose namespace is migrated to another cluster."""
     at.made()
     with Peer(at.broker.service_url) as peer:
         peer.open_producer(at.name)
@@ -363,14 +362,14 @@ def _(at):
 @effect("DELETE", _N + "/property/{key}")
 def _(at):
     at.set("PUT", at.n + "/properties", {"a": "b", "c": "d"})
-    with contextlib.suppress(json.JSONDecodeError):      # it answers the bare text
+    with contextlib.suppress(json.JSONDecodeError):      # this route answers the bare text
         at.go(key="a")
     assert at.get(at.n + "/properties") == {"c": "d"}
 
 
 @effect("DELETE", _N + "/resourcegroup")
 def _(at):
-    """There are none, so that none is taken away."""
+    """There are no resource groups, so nothing is removed."""
     before = at.get(at.n)
     at.go()
     assert at.get(at.n) == before
@@ -428,7 +427,7 @@ def _(at):
 @effect("PUT", _B + "/unload")
 @effect("PUT", _T + "/unload")
 def _(at):
-    """Whoever uses it is told to go, and what is there is there again."""
+    """Clients are told to reconnect, and the stored messages are still there."""
     at.made("s", 2)
     with Peer(at.broker.service_url) as peer:
         peer.open_producer(at.name)
@@ -479,7 +478,7 @@ def _(at):
 
 @effect("POST", _T + "/createMissedPartitions")
 def _(at):
-    """None is ever missed."""
+    """No partition is ever missing."""
     at.set("PUT", at.t + "/partitions", 2)
     before = at.topics()
     at.go()
@@ -674,14 +673,14 @@ def _(at):
 
 @effect("POST", _S + "/analyzeBacklog")
 def _(at):
-    """It only looks."""
+    """The route only reads."""
     at.made("s", 3)
     assert at.go()["messages"] == 3 and at.backlogs() == {"s": 3}
 
 
 @effect("PUT", _T + "/backlogSize")
 def _(at):
-    """It only looks."""
+    """The route only reads."""
     at.made("s")
     ids = at.publish(3)
     sizes = [at.go({"ledgerId": one.ledger_id(), "entryId": one.entry_id()}) for one in ids]
@@ -708,7 +707,7 @@ def _(at):
 @effect("POST", _SCHEMAS + "/version")
 @effect("POST", _SCHEMAS + "/compatibility")
 def _(at):
-    """They only look."""
+    """The routes only read."""
     at.made()
     assert at.go(STRING) in ({"version": -1}, {"schemaCompatibilityStrategy": "FULL", "compatibility": True})
     assert at.raw("GET", f"/admin/v2/schemas/{at.place}/t/schema")[0] == 404
@@ -717,7 +716,7 @@ def _(at):
 # -- our own
 
 def delayed(at):
-    """The path of a message that waits."""
+    """Return the path of a delayed message."""
     at.made("s")
     [one] = at.publish(1, deliver_after=timedelta(hours=1))
     where = f"/ops/v1/delayed/persistent/{at.place}/t"
@@ -786,7 +785,7 @@ PLAYED = names.parse("persistent://public/default/t")
 
 
 def played(at, method, path):
-    """(status, text, what was asked)"""
+    """Send the request to owners that are played; return (status, text, what they were asked)."""
     async def talk(made):
         async with TestClient(TestServer(made)) as client:
             answer = await client.request(method, path)
@@ -827,7 +826,7 @@ def all_routes(tmp_path):
 
 
 def policies():
-    """{(method, path): (policy, route)} of those that the table makes."""
+    """Return {(method, path): (policy, route)} of the routes that the table makes."""
     found = {}
     for policy in TABLE.values():
         for route, prefix in zip(ROUTES[policy.name], (_N, _T), strict=True):
@@ -857,12 +856,12 @@ def test_what_there_is_none_of_is_refused(own, client, method, path):
 
 @pytest.mark.parametrize(("method", "path"), policies())
 def test_a_policy_is_kept_or_taken_away(own, client, method, path):
-    """What holds because of it is tested where it does, see `where` in the table."""
+    """The policy is stored and removed; its effect is tested where its row in the table says (`where`)."""
     policy, route = policies()[method, path]
     at = At(own, client, method, path)
     at.made()
     base = at.t if path.startswith(_T) else at.n
-    if policy.name == "entryFilters":  # there are none to be named
+    if policy.name == "entryFilters":  # no filters exist that could be named
         assert (
             at.raw(route.method, f"{base}/{route.path}", {"entryFilterNames": "x"})[0] >= 400
             if method != "DELETE"
@@ -875,7 +874,7 @@ def test_a_policy_is_kept_or_taken_away(own, client, method, path):
     body = None if route.query or route.implied is not None else value
     at.set(route.method, way, body)
     shown = at.raw("GET", f"{base}/{route.path}")
-    assert shown != before or value == ["standalone"]      # the only cluster there is
+    assert shown != before or value == ["standalone"]      # the value is that of the only cluster
     if method == "DELETE":
         at.go()
         assert at.raw("GET", f"{base}/{route.path}") == before

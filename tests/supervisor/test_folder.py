@@ -1,6 +1,4 @@
-"""The data folder's number: who opens a folder to write looks at it first, and leaves what a newer program has written
-alone.
-"""
+"""The data folder's format number: a program that opens a folder to write leaves newer formats alone."""
 import pytest
 
 from geminga.storage import format
@@ -25,7 +23,7 @@ def everything(data_dir):
 def test_a_folder_that_is_made_or_taken_over_has_the_programs_number(fresh_broker):
     assert number(fresh_broker.data_dir) == f"{format.FOLDER_VERSION}\n"
     assert fresh_broker.stop() == 0
-    format.format_path(fresh_broker.data_dir).unlink()      # as folders were before there was one
+    format.format_path(fresh_broker.data_dir).unlink()      # folders had no such file in the past
     fresh_broker.start()
     assert number(fresh_broker.data_dir) == f"{format.FOLDER_VERSION}\n"
 

@@ -1,6 +1,4 @@
-"""A process that hangs is replaced within ten seconds, and whoever does not need it notices nothing; what a service
-manager is told.
-"""
+"""A process that hangs is replaced within ten seconds, others go on, and the service manager is told."""
 import os
 import signal
 import socket
@@ -22,7 +20,7 @@ HUNG_SECONDS = 10
 
 
 class Manager:
-    """What systemd is for a service: a socket, and what was told to it."""
+    """The socket of a service manager, and the messages it got."""
 
     def __init__(self, path):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -41,13 +39,13 @@ class Manager:
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory):
-    """At an abstract address, as containers have them."""
+    """A service manager at an abstract address, as in containers."""
     return Manager(f"\0geminga-test-{os.getpid()}")
 
 
 @pytest.fixture(scope="module")
 def hung_broker(tmp_path_factory, manager):
-    """With two of each, and watched."""
+    """A broker of two workers and two owners, under a service manager."""
     place = {"NOTIFY_SOCKET": f"@geminga-test-{os.getpid()}", "WATCHDOG_USEC": "60000000"}
     os.environ.update(place)
     try:
@@ -69,7 +67,7 @@ def topic_of(owner):
 
 
 def client_at(broker, worker):
-    """A client that the worker of that number serves."""
+    """Return a client that this worker serves."""
     def connections():
         return len(psutil.Process(broker.child("worker", worker)).net_connections("tcp"))
 
@@ -90,13 +88,12 @@ def test_readiness_is_told_when_everybody_is(hung_broker, manager):
     before = next(at for at, (_, line) in enumerate(manager.lines) if line == "READY=1")
     told = [line for _, line in manager.lines[:before]]
     assert any("recovering: owner 1 of 2" in line for line in told)
-    assert hung_broker.service_url in told[-1]      # STATUS: what is served
+    assert hung_broker.service_url in told[-1]      # STATUS names the addresses that are served
 
 
 @pytest.mark.slow
 def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
-    """A worker, an owner and the admin at once: clients of the other worker with topics of the other owner publish as
-    if nothing was.
+    """A worker, an owner and the admin hang at once: clients of the other worker with topics of the other owner go on.
     """
     broker = hung_broker
     other = client_at(broker, 1)
@@ -129,7 +126,8 @@ def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
     assert "it is stopped by a signal; it was killed; starting it again" in broker.log()
     assert "out of memory" not in broker.log()
     assert any("geminga-o0 has not answered" in line for line in manager.said("STATUS"))
-    assert any("recovering: owner 1 of 2, " in line for line in manager.said("STATUS"))      # how far it is
+    # the status tells how far recovery is
+    assert any("recovering: owner 1 of 2, " in line for line in manager.said("STATUS"))
     assert manager.said("EXTEND_TIMEOUT_USEC=")
     assert fed <= len(manager.said("WATCHDOG"))
     other.close()
@@ -138,7 +136,7 @@ def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
 
 @pytest.mark.slow
 def test_a_supervisor_that_was_stopped_kills_nobody(hung_broker):
-    """Nor do children mind: they go on meanwhile, and answer when they are asked again."""
+    """Children do not mind either: they go on meanwhile, and answer when they are asked again."""
     broker = hung_broker
     before = broker.children()
     os.kill(broker.pid, signal.SIGSTOP)
@@ -155,7 +153,8 @@ def test_a_supervisor_that_was_stopped_kills_nobody(hung_broker):
 
 
 def test_a_reload_is_told_and_what_is_wrong_with_it(hung_broker, manager):
-    """It ends with READY=1 whatever becomes of it, and STATUS says what is wrong until one is taken."""
+    """A reload ends with READY=1 whatever becomes of it, and STATUS gives the error until a configuration is accepted.
+    """
     file = hung_broker.data_dir.with_name("geminga.toml")
     for text, error in (("[storage]\nretention_s = -7\n", "storage.retention_s"), ("[storage]\nretention_s = 7\n", "")):
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""The supervisor's promises to its children and about them: they end with it, and end as it says."""
+"""The supervisor's promises about its children: they end with it, and their ends are reported with the right cause."""
 import os
 import signal
 import subprocess
@@ -13,16 +13,16 @@ from ..harness import COMMAND, Broker, eventually, unique_topic
 from ..workers.peer import Peer
 
 T = api.BaseCommand.Type
-CONNECTED = "03"      # of a socket's state, as /proc/net/unix has it
+CONNECTED = "03"      # the state of a connected socket in /proc/net/unix
 
 
 def sockets_of(pid: int) -> set[str]:
-    """Inodes of the sockets that a process holds."""
+    """Return the inodes of the sockets that a process holds."""
     links = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-        except FileNotFoundError:      # closed since it was listed
+        except FileNotFoundError:      # the descriptor was closed since it was listed
             continue
     return {link[len("socket:["):-1] for link in links if link.startswith("socket:[")}
 
@@ -33,7 +33,7 @@ def connected_unix_sockets() -> set[str]:
 
 
 def test_children_that_are_stopped_end_with_their_supervisor(fresh_broker):
-    """A stopped child reads nothing: the kernel ends it, not the closed line."""
+    """A stopped child does not notice the closed line: the kernel ends it."""
     fresh_broker.pause("owner")
     fresh_broker.pause("worker")
     fresh_broker.kill_supervisor(30)
@@ -88,7 +88,7 @@ def test_the_path_of_a_data_folder_may_be_long(tmp_path):
 
 @pytest.mark.slow
 def test_a_certificate_that_cannot_be_read_ends_as_a_wrong_configuration(tmp_path):
-    """Status 2: a service manager does not start the same again."""
+    """Status 2 keeps the service manager from starting the same configuration again."""
     file = tmp_path / "geminga.toml"
     file.write_text(f'[tls]\ncertificate = "{tmp_path}/none.pem"\nkey = "{tmp_path}/none.key"\nport = 0\n')
     command = [*COMMAND, "--data-dir", tmp_path / "data", "--config", file, "--port", "0", "--http-port", "0"]
@@ -98,7 +98,7 @@ def test_a_certificate_that_cannot_be_read_ends_as_a_wrong_configuration(tmp_pat
 
 
 def test_a_second_end_has_its_own_cause(start_broker):
-    """A child that was killed as hanging, and is killed by somebody later, did not hang the second time."""
+    """A child was killed because it hung; its successor, killed by somebody else, is not reported as hanging."""
     broker = start_broker()
     second = broker.wait_replaced("worker", 0, broker.pause("worker"), 60)
     before = len(broker.log())

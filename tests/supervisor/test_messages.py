@@ -1,4 +1,4 @@
-"""How an entry is shown over HTTP, whatever its producer put into it."""
+"""Messages shown over HTTP, whatever bytes and metadata their producers sent."""
 import base64
 import json
 import struct
@@ -21,7 +21,7 @@ COMPRESSED = {
 
 
 def shown(payload=PAYLOAD, *, raw=None, added=(), index=0, timestamp=0, **fields):
-    """(body, headers)"""
+    """Return (body, headers)."""
     fields = {"producer_name": "p", "sequence_id": 7, "publish_time": 1_700_000_000_001} | fields
     metadata = api.MessageMetadata(**fields).SerializeToString()
     entry = b"\x0e\x01\0\0\0\0" + struct.pack(">I", len(metadata)) + metadata + payload if raw is None else raw
@@ -40,7 +40,7 @@ def test_a_payload_is_unpacked(compression):
 @pytest.mark.parametrize("compression", [one for one in COMPRESSED if one], ids=api.CompressionType.Name)
 @pytest.mark.parametrize(("payload", "size"), [(None, 3), (b"", 10), (b"\xff" * 50, 50)])
 def test_one_that_is_not_what_its_metadata_says_is_refused(compression, payload, size):
-    """Also one that would unpack to more than it says."""
+    """The same holds for a payload that would unpack to more than it says."""
     with pytest.raises(web.HTTPClientError) as refused:
         shown(COMPRESSED[compression] if payload is None else payload, compression=compression, uncompressed_size=size)
     assert refused.value.status_code == 422

@@ -35,7 +35,7 @@ STRANGE = 'a"b\\c'
 
 
 def scrape(broker):
-    """{name: [sample]}"""
+    """Return {name: [sample]}."""
     status, text = request("GET", broker.http_url + "/metrics")
     assert status == 200
     return samples(text)
@@ -50,7 +50,7 @@ def samples(text):
 
 
 def value(found, name, **labels):
-    """The one sample with these labels, and perhaps others."""
+    """Return the value of the one sample with these labels, and perhaps others."""
     [sample] = [sample for sample in found[name] if labels.items() <= sample.labels.items()]
     return sample.value
 
@@ -67,7 +67,7 @@ def client(broker):
 
 
 def test_a_topic_and_its_subscriptions_have_series(broker, client):
-    """With Pulsar's labels, whatever is in their names."""
+    """The series have Pulsar's labels, whatever characters the names have."""
     topic = unique_topic("series")
     consumers = [client.subscribe(topic, name, pulsar.ConsumerType.Shared) for name in ("plain", STRANGE)]
     producer = client.create_producer(topic)
@@ -112,7 +112,7 @@ def test_counters_of_the_broker_only_rise(broker, client):
     producer.close()
 
 
-# Families of Pulsar's that are not here, or have other labels: each stands on the page of differences with its reason.
+# Families of Pulsar that do not exist here, or have other labels: the page of differences gives a reason for each.
 ABSENT = ("pulsar_ml_", "pulsar_metadata_store_", "pulsar_web_executor_", "pulsar_resource_group_",
           "pulsar_broker_pending_bytes_to_dispatch", "pulsar_delayed_message_index_bucket_op_latency_ms")
 PRESENT_OF_THESE = {"pulsar_ml_cache_hits_rate", "pulsar_ml_cache_misses_rate"}
@@ -150,7 +150,7 @@ def test_every_name_of_pulsars_metrics_is_there_with_its_labels_or_is_stated(bro
 
 
 def test_every_metric_that_a_page_names_is_there_and_every_own_one_is_on_the_page(broker, client):
-    """A name on a page is that of a sample or a family, or how some of them begin."""
+    """A name on a page is that of a sample or a family, or a prefix of some."""
     topic = unique_topic("pages")
     consumer, producer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared), client.create_producer(topic)
     producer.send(b"x")
@@ -172,7 +172,7 @@ def test_every_metric_that_a_page_names_is_there_and_every_own_one_is_on_the_pag
 
 
 def test_bytes_of_the_broker_are_told_apart_and_so_is_its_health(broker):
-    """The message that a look at the health publishes is one of a system topic."""
+    """The message that a health check publishes counts for a system topic."""
     before = scrape(broker)
     assert request("GET", f"{broker.http_url}/admin/v2/brokers/health")[0] == 200
     after = scrape(broker)
@@ -203,11 +203,12 @@ def test_what_is_done_to_files_of_delayed_messages_is_counted(rig):
         schedule.store.files.path(window).write_bytes(b"")
     rig.run(after_ms=3_600_000)
     after = counts()
-    assert after["load", "failed"] == 1 and after["load", "all"] == after["load", "succeed"] + 1      # it was made anew
+    # the index was made anew
+    assert after["load", "failed"] == 1 and after["load", "all"] == after["load", "succeed"] + 1
 
 
 def risen(before, after, name, **labels):
-    """By how much the one series of that name has grown."""
+    """Return by how much the one series of this name has grown."""
     return value(after, name, **labels) - value(before, name, **labels)
 
 
@@ -269,7 +270,7 @@ def test_what_a_worker_had_open_ended_with_it():
 
 
 def test_schemas_are_counted(broker):
-    """Read, added, found compatible and incompatible, deleted."""
+    """Reading, adding and deleting schemas is counted, and checks of compatibility by their outcome."""
     def schema(*fields):
         text = {"type": "record", "name": "R",
                 "fields": [{"name": name, "type": "int", "default": 0} for name in fields]}
@@ -292,7 +293,7 @@ def test_schemas_are_counted(broker):
 
 
 def test_every_family_is_told_once_and_has_a_type(broker):
-    """No family is in two pieces, and no series there twice."""
+    """No family comes in two pieces, and no series comes twice."""
     _, text = request("GET", broker.http_url + "/metrics/")
     types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(types) == len(set(types))
@@ -303,7 +304,7 @@ def test_every_family_is_told_once_and_has_a_type(broker):
 # -- of an owner in this process
 
 class Asked:
-    """The owners that Metrics asks: one, or one that does not answer."""
+    """The owners that Metrics asks: one that answers, or one that does not."""
 
     count = 1
 
@@ -336,7 +337,7 @@ def told(rig, *, answers=True, **environment):
 
 
 def test_beyond_the_bound_topics_are_summed_up_by_namespace(rig):
-    """Sums over all series are what they are without a bound."""
+    """Sums over all series are the same as without the bound."""
     found = told(rig, GEMINGA_METRICS_TOPICS_MAX="2")
     for name in ("pulsar_in_messages_total", "pulsar_msg_backlog", "pulsar_subscription_back_log"):
         assert total(found, name) == 15
@@ -365,7 +366,7 @@ def test_consumers_and_producers_have_series_where_that_is_asked_for(rig):
 
 
 def test_messages_whose_time_has_not_come_are_told(rig):
-    """Of each subscription that waits for them; and where their index is, which they share."""
+    """Delayed messages are told for each subscription, and the memory of the index that these share."""
     rig.run(rig.flow(rig.consumer("t0", "waits", subType=1), 9), rig.flow(rig.consumer("t0", "too", subType=3), 9))
     producer = rig.producer("t0", producer_name="later")
     rig.run(rig.sends(*[(producer, b"x", {"deliver_at_time": rig.now_ms + ms}) for ms in (60_000, 30_000, 10 ** 9)]))
@@ -385,7 +386,7 @@ def test_messages_whose_time_has_not_come_are_told(rig):
         == stats["subscriptions"]["waits"]["delayedMessageIndexSizeInBytes"]
         == memory
     )
-    rig.run(rig.question("unload", "t0"))        # all of it is in files then
+    rig.run(rig.question("unload", "t0"))        # after an unload the index is in files only
     rig.close_consumer(rig.consumer("t0", "waits", subType=1))
     found = told(rig)
     assert (
@@ -404,7 +405,7 @@ def test_without_topics_there_are_namespaces(rig):
 
 
 def test_an_owner_that_does_not_answer_is_told(rig):
-    """The rest is there."""
+    """The values of all other processes are there."""
     found = told(rig, answers=False)
     assert value(found, "geminga_owner_measured", process="owner-0") == 0 and "pulsar_msg_backlog" not in found
     assert value(told(rig), "geminga_owner_measured", process="owner-0") == 1
@@ -412,7 +413,7 @@ def test_an_owner_that_does_not_answer_is_told(rig):
 
 
 def test_quantiles_lie_where_most_entries_do():
-    """Between the bounds of their buckets."""
+    """A quantile lies between the bounds of its bucket."""
     counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
     assert set(quantiles_ms(counts)) == {0}
     counts[[2, 5]] = 90, 10      # 0.5 to 1 ms, and 5 to 10 ms
@@ -421,7 +422,7 @@ def test_quantiles_lie_where_most_entries_do():
 
 
 def test_quantiles_are_of_a_minute_at_least(rig, monkeypatch):
-    """However often somebody asks: of what was seen a minute ago the newest is what counts from."""
+    """However often somebody asks, a quantile covers at least what came since the newest look that is a minute old."""
     config, _ = load(None, {}, {})
     metrics, clock, counted = Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=True)), [0.0], []
     monkeypatch.setattr("geminga.supervisor.admin.monitoring.collector.time",
@@ -462,7 +463,7 @@ def test_small_rates_and_topics_without_a_backlog_are_told_as_they_are(rig):
 
 
 def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
-    """Between two scrapes; no series where there is none."""
+    """The use is that between two scrapes; links without a speed have no series."""
     def links(speed, received):
         link = SimpleNamespace(isup=True, speed=speed)
         monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": SimpleNamespace(isup=True, speed=0), "eth0": link})
@@ -480,11 +481,11 @@ def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
     assert used.used() == {}
 
 
-# -- what is shipped
+# -- dashboards and rules
 
 def names_in(text):
-    """Of metrics in an expression or a query."""
-    # labels
+    """Return the names of metrics in an expression or a query."""
+    # labels begin like metrics
     return set(re.findall(r"\b(?:pulsar|geminga|process)_\w+", text)) - {"pulsar_cluster", "pulsar_namespace",
                                                                          "pulsar_topic"}
 
@@ -502,7 +503,7 @@ def shipped():
 
 @pytest.mark.parametrize("texts", list(shipped()))
 def test_dashboards_and_rules_name_what_there_is(broker, client, texts):
-    """Every metric that they ask for is one that /metrics tells."""
+    """Every metric in dashboards and rules is one that /metrics has."""
     _, text = request("GET", broker.http_url + "/metrics")
     told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) | set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
     asked = set().union(*map(names_in, texts))

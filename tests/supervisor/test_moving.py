@@ -1,4 +1,4 @@
-"""`geminga import` and `geminga export`: what a topic holds is in another cluster afterwards, as it was."""
+"""`geminga import` and `geminga export` copy a topic's messages to another cluster unchanged."""
 import signal
 import subprocess
 
@@ -24,7 +24,7 @@ class NewerOrder(pulsar.schema.Record):
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    """The broker on the other side."""
+    """The broker of the other cluster."""
     made = Broker(tmp_path_factory.mktemp("other") / "data")
     try:
         yield made.start()
@@ -34,7 +34,7 @@ def other(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def there(other):
-    """A client of it."""
+    """A client of the other broker."""
     made = pulsar.Client(other.service_url, logger=QUIET)
     yield made
     made.close()
@@ -52,7 +52,7 @@ def bring(own, other):
 
 @pytest.fixture
 def export(own, other):
-    """Likewise out of own into other."""
+    """export(topics...): runs `geminga export` out of own into other; (exit status, output, complaints)."""
     def export(*words):
         done = subprocess.run([GEMINGA, "export", "--to", other.service_url, "--to-admin-url", other.http_url, "--url",
                                own.service_url,
@@ -62,7 +62,7 @@ def export(own, other):
 
 
 def all_of(client, topic):
-    """Everything that consumers see of all its messages, in order."""
+    """Return everything that consumers see of all messages, in order."""
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     found = []
     while reader.has_message_available():

@@ -1,4 +1,4 @@
-"""`geminga nightly`: with a broker and without, what it prints, and how it ends when it cannot do all of it."""
+"""`geminga nightly`, with a broker and without: its output, its report, and its exit status when something fails."""
 import contextlib
 import io
 import json
@@ -29,8 +29,9 @@ LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
 
 @pytest.fixture
 def nightly(own, capsys, monkeypatch):
-    """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was,
-    and without Spark unless that is asked for.
+    """nightly(words...): (exit status, standard output, complaints) of a run in this process.
+
+    The process keeps its priority, and Spark is used only if asked for.
     """
     monkeypatch.setattr("geminga.supervisor.tasks.nights.be_polite", lambda niceness: None)
     monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
@@ -43,7 +44,7 @@ def nightly(own, capsys, monkeypatch):
 
 
 def compact_later(broker, topic):
-    """By night: it has a threshold that is never passed."""
+    """Have the topic compacted at night only: its threshold is never reached."""
     place = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/compactionThreshold"
     assert request("POST", place, b"1000000000000")[0] == 204
 
@@ -51,7 +52,7 @@ def compact_later(broker, topic):
 # -- beside a broker
 
 def test_a_night_beside_a_broker(own, client, nightly):
-    """Planned, done, told; and then there is nothing to do."""
+    """The night is planned, carried out and reported; a second one finds nothing to do."""
     assert request("GET", f"{own.http_url}/ops/v1/compaction/report")[0] == 404
     status, _, complaint = nightly("report")
     assert status == 1 and "no night yet" in complaint
@@ -110,7 +111,7 @@ def test_its_numbers_are_in_metrics(own, client, nightly):
 
 
 def test_topics_are_named_or_match(own, client, nightly):
-    """Without the threshold that a night goes by."""
+    """Topics that are named, or match, need no threshold."""
     names = [unique_topic(hint) for hint in ("named", "matched", "neither")]
     for name in names:
         fill(client, name)
@@ -133,7 +134,7 @@ def test_what_a_deleted_topic_has_left_goes(own, client, nightly):
 
 
 def test_a_damaged_topic_fails_and_the_others_do_not(own, client, nightly):
-    """The status says so, in the report, to the shell and to whoever watches; the last success stays what it was."""
+    """The report, the exit status and the alarm say so; the time of the last success stays."""
     bad, good = unique_topic("damaged"), unique_topic("whole")
     for name in (bad, good):
         fill(client, name)
@@ -219,7 +220,7 @@ def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkey
 
 
 def test_where_spark_is_not_installed_a_night_is_of_one_process(own, client, nightly, monkeypatch):
-    """Unless it was told to be Spark's."""
+    """--engine auto then compacts in this process; --engine spark fails in one line."""
     topic = unique_topic("no-spark")
     fill(client, topic)
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
@@ -248,7 +249,7 @@ def test_a_night_without_a_broker(own, client, nightly):
 
 
 def test_a_broker_may_be_started_and_stopped_while_a_job_is_at_it(own, client):
-    """The job is in nobody's way, and its view is put in force by whoever can."""
+    """The broker and the job do not disturb each other, and the view is put in force by whichever can."""
     topic = unique_topic("up-and-down")
     fill(client, topic)
     target = jobs.Target(partition_id(own, topic), topic)
@@ -274,7 +275,7 @@ def test_a_broker_may_be_started_and_stopped_while_a_job_is_at_it(own, client):
 
 @pytest.mark.spark
 def test_a_night_with_spark(own, client):
-    """As the timer starts it: the command by itself."""
+    """The command is run as the timer runs it."""
     topic = unique_topic("spark")
     fill(client, topic)
     command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic",
@@ -314,7 +315,7 @@ def test_without_a_terminal_there_are_lines_now_and_then(monkeypatch):
 
 
 def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
-    """By the service manager: in the log, and in the report, which keeps when a night last succeeded."""
+    """The service manager has it reported, in the log and in the report, which keeps the time of the last success."""
     def failed(result, status):
         environ = os.environ | {"MONITOR_SERVICE_RESULT": result, "MONITOR_EXIT_STATUS": status}
         command = [COMMAND[0], "nightly", "failed", "--data-dir", str(own.data_dir)]
@@ -323,7 +324,7 @@ def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
     assert nightly()[0] == 0
     before = job_socket.last_report(own.data_dir)
     failed("exit-code", "1")
-    assert job_socket.last_report(own.data_dir) == before      # that run has told all itself
+    assert job_socket.last_report(own.data_dir) == before      # that run has reported everything itself
     assert "the nightly job failed: it ended with exit status 3" in failed("exit-code", "3")
     assert "the nightly job failed: it ended with oom-kill" in failed("oom-kill", "KILL")
     status, told, _ = nightly("report")

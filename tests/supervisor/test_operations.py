@@ -1,4 +1,4 @@
-"""What operators look at and set: the log's level, alarms, status."""
+"""Tools of operators: the log's level, alarms, status."""
 import json
 import os
 import re
@@ -36,7 +36,7 @@ def own(tmp_path_factory):
 
 @pytest.fixture
 def run(own, capsys):
-    """(exit status, what was printed, what was complained about) of a command about that broker."""
+    """Run a command about this broker; return (exit status, output, complaints)."""
     def run(*words):
         status = main.main([*words, "--http-url", own.http_url])
         printed = capsys.readouterr()
@@ -51,7 +51,7 @@ def lines(broker, *parts):
 # -- the log ------------------------------------------------------------------------------------------------------
 
 def use(broker, topic):
-    """A client that publishes a message and reads it."""
+    """Publish and read a message by a client."""
     assert main.main(["publish", "--url", broker.service_url, topic, "hello"]) == 0
 
 
@@ -63,7 +63,8 @@ def test_debug_of_one_topic_is_told_by_all_processes_and_ends_by_itself(own, run
                30)
     use(own, other)
     assert not lines(own, "a producer was made", other)
-    assert run("log", "level", "debug", "--topic", topic, "--for", "1s")[0] == 0      # instead of the minute
+    # this replaces the level for a minute
+    assert run("log", "level", "debug", "--topic", topic, "--for", "1s")[0] == 0
     eventually(lambda: json.loads(request("GET", own.http_url + LEVEL)[1])["for_now"] == [], 30)
     told = len(lines(own, "a producer was made"))
     use(own, topic)
@@ -109,9 +110,7 @@ def metric(broker, name):
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """One that nobody has done harm to, with a topic of three messages; its folder has a flipped bit when it is
-    started.
-    """
+    """A broker with a topic of three messages and a flipped bit in its folder."""
     broker = Broker(tmp_path_factory.mktemp("status") / "data", "--workers", "1", "--owners", "1")
     broker.start()
     assert main.main(["publish", "--url", broker.service_url, "kept", "1", "2", "3"]) == 0
@@ -186,7 +185,7 @@ def test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed(tmp_
 
 
 def test_a_process_serves_when_it_has_said_so_itself():
-    """Not while one begins in the place of another."""
+    """A process is not serving yet while it is started in the place of another."""
     counters = dict(zip((("admin", 0), ("worker", 0), ("owner", 0)), make_counters(3), strict=True))
     is_up = [True]
     app = {COUNTERS: counters, OWNERS: SimpleNamespace(is_up=lambda index: is_up[0]),
@@ -207,7 +206,7 @@ def test_a_process_serves_when_it_has_said_so_itself():
     ("S", 0x400040, 0, False), ("R", 0x400040, 1 << 2, False), ("D", 0x400040, 1 << 8, True), ("R", 0x400044, 0, True),
     ("Z", 0x400044, 0, True), ("X", 0x400040, 0, True)])
 def test_a_process_ends_from_the_moment_on_that_it_was_killed(tmp_path, state, flags, pending, ends):
-    """As proc_pid_stat(5) has it; its name may have blanks and brackets."""
+    """The state is that of proc_pid_stat(5), whose name field may have blanks and brackets."""
     folder = tmp_path / "proc" / "7"
     folder.mkdir(parents=True)
     fields = [state, *["1", "7", "7", "0", "-1"], str(flags), *["0"] * 21, str(pending), *["0"] * 20]
@@ -217,7 +216,7 @@ def test_a_process_ends_from_the_moment_on_that_it_was_killed(tmp_path, state, f
 
 
 def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(tmp_path):
-    """Whoever answers meanwhile says that it is not: no 200 comes before each process is another."""
+    """Readiness gives no 200 before each process has been replaced."""
     broker = Broker(tmp_path / "data", "--workers", "2", "--owners", "2")
     try:
         broker.start()
@@ -233,7 +232,7 @@ def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(tmp_path
 
 
 def ready(broker):
-    """0: nobody answers."""
+    """Return the status of readiness; 0 if nobody answers."""
     try:
         return request("GET", broker.http_url + "/ready")[0]
     except OSError:
@@ -281,7 +280,7 @@ def test_a_process_that_has_to_be_started_again_and_again_is_an_alarm(fresh, cap
 
 
 def test_status_takes_less_than_a_blink(fresh):
-    """Of CPU, as it is typed, which other tests beside it do not change much; the best of some."""
+    """The least CPU time of some runs counts, which other work on the machine changes little."""
     took = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -292,7 +291,7 @@ def test_status_takes_less_than_a_blink(fresh):
 
 
 def test_short_memory_is_an_alarm_and_not_ready_and_what_is_refused_follows_the_configuration(tmp_path, capsys):
-    """Of this host nearly nothing may be used; then, without a start, all of it."""
+    """First the broker may use nearly nothing of the host's memory; then, without a start, all of it."""
     if host.memory().part < 0.011:
         pytest.skip("less than one percent of this host's memory is used")
     config = tmp_path / "geminga.toml"

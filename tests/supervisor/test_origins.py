@@ -1,6 +1,4 @@
-"""What browsers send for pages of other sites changes nothing, and is told nothing; what tools send is dealt with as
-ever.
-"""
+"""Requests that browsers send for pages of other sites are refused; those of tools are not."""
 import base64
 import contextlib
 import http.client
@@ -26,7 +24,9 @@ FOREIGN = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "local
 
 
 def asked(broker, method, path, body=None, source=None, **headers):
-    """(status, text); headers by their names with _ for -, a tuple for one that is sent more than once; source: the
+    """Return (status, text) of a request.
+
+    Headers are given by their names with _ for -, with a tuple for a header that is sent more than once; source: the
     caller's address.
     """
     where = urlsplit(broker.http_url).netloc
@@ -69,7 +69,7 @@ def is_there(broker, topic):
     return topic.rpartition("/")[2] in request("GET", f"{broker.http_url}/admin/v2/persistent/public/default")[1]
 
 
-# -- whose page it is
+# -- origins
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "something-new", ("none", "cross-site")])
 def test_a_page_that_the_browser_calls_foreign_changes_nothing(broker, topic, site):
@@ -218,7 +218,7 @@ def reloaded(broker):
     ).returncode
 
 
-# -- with passwords, which browsers remember
+# -- passwords, which browsers send by themselves
 
 def test_the_right_password_helps_no_page_of_another_site(tmp_path):
     (tmp_path / "users").write_text(f"admin:{hashpw(b'secret', gensalt(4)).decode()}\n")
@@ -234,7 +234,8 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
                      {"Content_Type": FORMS[0]}):
             assert asked(broker, "DELETE", path, **known, **told)[0] == 403
         assert asked(broker, "GET", "/metrics", **known, Host="evil.example")[0] == 403
-        assert asked(broker, "GET", "/admin/v2/tenants", Host="evil.example")[0] == 403      # nor is it asked for one
+        # the browser is not asked for a password either
+        assert asked(broker, "GET", "/admin/v2/tenants", Host="evil.example")[0] == 403
         assert asked(broker, "DELETE", path, **known)[0] == 204
         refused = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines()
                    if '"status": 403' in line]
@@ -244,7 +245,7 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
 # -- where backups go
 
 def backed_up(broker, folder, **more):
-    """(status, text)"""
+    """Ask for a backup; return (status, text)."""
     return asked(broker, "POST", "/ops/v1/backup", json.dumps({"folder": str(folder)}).encode(), Content_Type=JSON,
                  **more)
 

@@ -1,6 +1,4 @@
-"""Folders that a command cannot use, and what it makes: one line says what is wrong, and what is made is its user's
-alone.
-"""
+"""Folders that a command cannot use are refused in one line, and everything it makes is private to its user."""
 import grp
 import os
 import pwd
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 NOBODY = 65534
 SERVE = ("serve", "--port", 0, "--http-port", 0, "--data-dir")
-# Commands that are told of a folder, and their exit statuses when it cannot be used.
+# Commands that take a folder, and their exit statuses if they cannot use it.
 COMMANDS = {SERVE: {2}, ("nightly", "--data-dir"): {1, 2}, ("nightly", "plan", "--data-dir"): {1, 2}, ("verify",): {5},
             ("nightly", "report", "--data-dir"): {1, 2}, ("verify", "--repair"): {5}, ("upgrade", "check"): {5},
             ("reload", "--data-dir"): {1}, ("drain", "--data-dir"): {1}, ("config", "check", "--data-dir"): {2},
@@ -54,7 +52,7 @@ def as_nobody():
 
 
 def complaint(done):
-    """(exit status, the one line of it)"""
+    """Return (exit status, the one line of complaint)."""
     status, printed, complaints = done
     said = [*printed.splitlines(), *complaints]
     complaints = [line for line in said if "optimisation" not in line and not line.startswith("0 partitions")]
@@ -143,7 +141,7 @@ def read_only_catalogue(place):
 @pytest.mark.parametrize("command", [SERVE, ("config", "check", "--data-dir")],
                          ids=lambda words: "-".join(map(str, words)))
 def test_a_folder_that_cannot_be_written_to_is_one_line_and_no_start(place, as_nobody, kind, command):
-    """And nothing is made of it."""
+    """Nothing is created in it."""
     data_dir = kind(place)
     before = sorted(place.rglob("*"))
     status, line = complaint(as_nobody(*command, data_dir))
@@ -160,30 +158,28 @@ def test_a_catalogue_that_cannot_be_written_is_one_line(place, as_nobody):
 
 @pytest.fixture
 def open_umask():
-    """What is made is everybody's, if whoever makes it does not see to it."""
+    """A umask under which files are everybody's unless their maker takes care."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def shown_to_others(folder):
-    """What of it others may touch, and how."""
+    """Return the files that others may access, with their modes."""
     return {str(path.relative_to(folder)): oct(path.lstat().st_mode & 0o777) for path in [folder, *folder.rglob("*")]
             if path.lstat().st_mode & 0o077 and not path.is_symlink()}
 
 
 @pytest.fixture
 def elsewhere():
-    """A folder of another file system than the data's: nothing can be linked there."""
+    """A folder on another file system than the data, so that nothing can be hard-linked there."""
     folder = Path(tempfile.mkdtemp(prefix="geminga-places-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
 
 
 def test_what_a_broker_makes_is_its_users_alone_whatever_the_umask(open_umask, tmp_path, elsewhere):
-    """Its folder, sockets, audit log, stacks, backups on the same file system and on another, and what is put in place
-    of them.
-    """
+    """This holds for the folder, sockets, audit log, stacks, backups on any file system, and restored folders."""
     broker = Broker(tmp_path / "above" / "data")
     (tmp_path / "above").mkdir()
     try:
@@ -215,7 +211,7 @@ def test_what_a_broker_makes_is_its_users_alone_whatever_the_umask(open_umask, t
 
 
 def test_nobody_else_may_ask_a_broker_by_its_sockets(place, as_nobody):
-    """For a reload, a drain, a compaction or a backup; nor read what it keeps."""
+    """Others may not ask for a reload, a drain, a compaction or a backup, and cannot read the data."""
     if os.geteuid():
         pytest.skip("needs another user than the broker's")
     broker = Broker(place / "data")
@@ -224,7 +220,7 @@ def test_nobody_else_may_ask_a_broker_by_its_sockets(place, as_nobody):
         sockets = [path for path in broker.data_dir.rglob("*") if path.is_socket()]
         assert len(sockets) > 2
         script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-        broker.data_dir.chmod(0o755)      # as an operator may have it who wants others to see how large it is
+        broker.data_dir.chmod(0o755)      # an operator may want others to see how large the folder is
         for path in sockets:
             done = subprocess.run(["/usr/bin/python3", "-c", script, path], user=NOBODY, group=NOBODY, extra_groups=[],
                                   capture_output=True,
@@ -238,11 +234,11 @@ def test_nobody_else_may_ask_a_broker_by_its_sockets(place, as_nobody):
         broker.close()
 
 
-# -- a configuration, as the broker's user sees it
+# -- a configuration as the broker's user sees it
 
 @pytest.fixture
 def configured(place):
-    """A configuration that all can use, and its files by key."""
+    """A configuration whose files everybody can read, and these files by key."""
     issued = trustme.CA().issue_cert("localhost")
     (place / "cert").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
     (place / "key").write_bytes(issued.private_key_pem.bytes())
@@ -279,13 +275,13 @@ def check(place, *more):
 @needs_root
 @pytest.mark.parametrize("key", ["tls.certificate", "tls.key", "tls.trusted", "users", "secret_keys", "", "data_dir"])
 def test_a_configuration_is_looked_at_with_the_rights_of_the_brokers_user(place, configured, as_nobody, key):
-    """Mode, owner and group of each file that it names count; so do those of the folders above it, and who else may."""
+    """Mode, owner, group and access list count, for each named file and for the folders above it."""
     mine, path = ("--user", pwd.getpwuid(NOBODY).pw_name), configured[key]
     assert check(place, *mine)[::2] == (0, [])
     group = grp.getgrgid(os.stat(path).st_gid).gr_gid
     path.chmod(0o700 if path.is_dir() else 0o600)
     os.chown(path, 0, group)
-    assert check(place)[::2] == (0, [])      # root can
+    assert check(place)[::2] == (0, [])      # root can read everything
     status, line = complaint(check(place, *mine))
     assert status == 2 and key in line and str(path) in line and "as user" in line
     os.chown(path, 0, NOBODY)

@@ -1,5 +1,4 @@
-"""Every row of the table of policies over HTTP, at every level: set, shown, taken away, refused, kept over a restart.
-"""
+"""Every policy of the table over HTTP, at each level: set, shown, removed, refused, and kept over a restart."""
 import json
 import uuid
 
@@ -14,7 +13,7 @@ from ..harness import request
 EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values()
          for level in policy.levels]
 SET = [one for one in EVERY if one.values[0].name != "entryFilters"]
-ODD = {     # values of what cannot be any
+ODD = {     # values of policies whose fields depend on each other
     "retention": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 20},
     "backlogQuota/destination_storage": {"limit": 9, "limitSize": 9, "limitTime": 0, "policy": "producer_exception"},
     "backlogQuota/message_age": {"limit": 0, "limitSize": 0, "limitTime": 9, "policy": "producer_exception"},
@@ -28,7 +27,7 @@ ODD = {     # values of what cannot be any
 
 
 def value_of(policy):
-    """One that somebody may set."""
+    """Return a value that may be set."""
     if policy.name in ODD:
         return ODD[policy.name]
     values = {}
@@ -60,7 +59,7 @@ class Place:
             assert level == "namespace" or request("PUT", topic)[0] == 204
 
     def get(self, applied=False):
-        """(status, value); of the backlog quotas, which are shown together, ours."""
+        """Return (status, value); of backlog quotas, which are shown together, only this one."""
         kind = self.route.kind
         url = f"{self.base}/backlogQuotaMap" if kind else self.url
         status, text = request("GET", url + ("?applied=true" if applied else ""))
@@ -123,7 +122,7 @@ def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
     )
     if not place.route.nullable:
         bodies += [b"", b"null"]
-    if place.route.is_raw:      # any text is one
+    if place.route.is_raw:      # any text is valid
         bodies = [b"[" * 100_000, b"[[1]]", b"{}", b""]
     for body in bodies:
         if place.route.query:
@@ -175,7 +174,7 @@ def test_other_clusters_are_refused(broker):
 
 
 def test_a_namespace_is_made_with_all_policies_and_shows_them(broker):
-    """The object that a namespace is shown as makes another one like it."""
+    """The object that shows a namespace can be used to create another one like it."""
     url = f"{broker.http_url}/admin/v2/namespaces/public/{uuid.uuid4().hex[:12]}"
     body: dict = {}
     for policy in TABLE.values():
@@ -247,7 +246,7 @@ def test_permissions_are_granted_shown_and_revoked(broker):
     assert request("DELETE", f"{namespace}/nosub/r1")[0] == request("GET", f"{place.base}x/permissions")[0] == 404
 
 
-# -- what workers and administration go by
+# -- policies in force in workers and in administration
 
 def test_administration_makes_no_more_topics_than_a_namespace_may_have(broker):
     place = Place(broker, TABLE["maxTopicsPerNamespace"], "namespace")

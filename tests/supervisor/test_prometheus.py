@@ -1,6 +1,4 @@
-"""A real Prometheus server, where there is one (Debian: the package prometheus): it scrapes, and takes what is shipped
-for it.
-"""
+"""A real Prometheus server, where installed (Debian: prometheus), scrapes the broker and loads the shipped rules."""
 import json
 import re
 import shutil
@@ -33,7 +31,7 @@ def test_promtool_takes_the_rules():
 
 @pytest.fixture(scope="module")
 def server(broker, tmp_path_factory):
-    """Its address; it scrapes the broker each second."""
+    """The server's address; it scrapes the broker each second."""
     command, folder = program("prometheus"), tmp_path_factory.mktemp("prometheus")
     (folder / "prometheus.yml").write_text(f"""
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
@@ -56,13 +54,13 @@ scrape_configs:
 
 
 def ask(server: str, path: str):
-    with suppress(OSError):      # it is not there yet
+    with suppress(OSError):      # the server is not listening yet
         status, text = request("GET", f"{server}/api/v1/{path}")
         return json.loads(text)["data"] if status == 200 else None
 
 
 def test_it_scrapes_and_evaluates_what_is_shipped(server):
-    """Every target is well, so is every rule, and every question of a dashboard is one."""
+    """Every target is up, every rule is healthy, and every query of a dashboard is valid."""
     eventually(lambda: (ask(server, "query?query=up%7Bjob%3D%22broker%22%7D") or {}).get("result"), WAIT_S)
     eventually(lambda: [one["health"] for one in ask(server, "targets")["activeTargets"]] == ["up"], WAIT_S)
     rules = [rule for group in ask(server, "rules")["groups"] for rule in group["rules"]]

@@ -1,5 +1,6 @@
-"""When a process that does not answer is given up, and when not: decided by what the kernel says of it, and only by
-time that counted.
+"""Heartbeats: a process that does not answer is given up or not by its state in the kernel.
+
+Only time in which the supervisor itself was running counts.
 """
 import os
 import signal
@@ -14,7 +15,7 @@ from ..harness import eventually
 
 
 def seconds_until(wanted, state, limit=200):
-    """How long after it was asked; None when it does not come to that."""
+    """Return how long after a question the heartbeat says this word; None if it never does."""
     heartbeat = Heartbeat(0)
     assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, state) == "ask"
     for passed in range(1, limit):
@@ -30,7 +31,7 @@ def at_work(letter):
 
 @pytest.mark.parametrize("letter", ["T", "t", "S"])
 def test_who_is_stopped_or_asleep_is_replaced_within_ten_seconds(letter):
-    """Also when it hung right after it had answered."""
+    """The time holds even for a process that hung right after an answer."""
     assert ASK_SECONDS + seconds_until("kill", lambda pid: State(letter, 5)) + LOOK_SECONDS < 9
 
 
@@ -44,7 +45,7 @@ def test_who_waits_for_a_disk_is_left_alone_and_shown():
     for _ in range(500):
         assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5)) in ("", "ask")
     assert heartbeat.waits_for_disk and "disk" in heartbeat.trouble
-    assert heartbeat.is_fine      # as far as a service manager is concerned: it could not end it either
+    assert heartbeat.is_fine      # the service manager is not told, as it could not end the process either
 
 
 def test_the_time_in_the_kernel_is_not_held_against_it_afterwards():
@@ -55,7 +56,7 @@ def test_the_time_in_the_kernel_is_not_held_against_it_afterwards():
 
 
 def test_a_pause_of_the_host_is_nobodys_delay():
-    """However long nobody looked, its next looks are what counts."""
+    """A pause between two looks, however long, does not count."""
     heartbeat = Heartbeat(0)
     heartbeat.check(LOOK_SECONDS, BUSY_SECONDS)
     assert heartbeat.check(3_600, BUSY_SECONDS, lambda pid: State("S", 5)) == ""
@@ -85,7 +86,7 @@ thread.join()
 
 
 def test_who_waits_for_a_thread_that_waits_in_the_kernel_does_so_too():
-    """As an owner for a checkpoint, on a disk that hangs."""
+    """An owner waits for the thread of its checkpoint, on a disk that hangs."""
     waiter = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_THREAD], start_new_session=True)
     try:
         eventually(lambda: state_of(waiter.pid).letter == "D", 10)

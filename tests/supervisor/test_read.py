@@ -1,6 +1,4 @@
-"""`geminga publish` and `geminga read`: what was published is what is printed, and what goes wrong is one line that
-says what.
-"""
+"""`geminga publish` and `geminga read`: messages are printed as they were published, and errors in one line."""
 import contextlib
 import json
 import re
@@ -24,7 +22,7 @@ from .test_serve import run
 
 pytestmark = pytest.mark.slow
 
-LARGE = "".join(str(number) for number in range(2_000_000))      # more than a message may have
+LARGE = "".join(str(number) for number in range(2_000_000))      # longer than a message may be
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def clients(broker):
 
 
 def read(broker, topic):
-    """(exit status, lines printed, lines of complaint)"""
+    """Run `geminga read`; return (exit status, lines printed, lines of complaint)."""
     status, printed, complaints = run("read", "--url", broker.service_url, topic)
     return status, printed.splitlines(), complaints
 
@@ -112,7 +110,7 @@ def test_publishing_to_a_partitioned_topic_is_refused_in_one_true_sentence(broke
 
 @pytest.fixture
 def publish(broker):
-    """publish(topic, (metadata's fields, payload), ...): as they are."""
+    """publish(topic, (metadata's fields, payload), ...): publishes these entries as they are."""
     def publish(topic, *entries):
         with Peer(broker.service_url) as peer:
             peer.open_producer(topic)
@@ -168,7 +166,7 @@ def test_bytes_that_are_no_text_are_told_apart(broker, publish):
 # -- addresses
 
 class Listener:
-    """Somebody who accepts connections, and does with each what `meets` does."""
+    """A server that accepts connections, and treats each as `meets` does."""
 
     def __init__(self, meets):
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -203,7 +201,7 @@ def gibberish(link):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """{what listens: its port}; and the authority of TLS."""
+    """{kind of listener: its port}, and the authority of TLS."""
     authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("elsewhere.example").configure_cert(context)
     place = tmp_path_factory.mktemp("authority") / "trusted"
@@ -228,7 +226,7 @@ COMMANDS = {"pulsar": (("publish", "{address}", "t", "x"), ("read", "{address}",
             "http": (("why", "{address}", "t", "s"), ("status", "{address}"),
                      ("admin", "{address}", "tenants", "list"))}
 KNOWN, SECURE = {"pulsar": 1, "http": 3}, {"pulsar": "pulsar+ssl", "http": "https"}
-REASONS = [      # what listens, whether TLS is wanted, more options, what is said
+REASONS = [      # (listener, whether TLS is wanted, more options, the complaint)
     ("silent", False, (), "without an answer"), ("silent", True, (), "may not speak TLS"),
     ("resets", False, (), "reset|without an answer"), ("resets", True, (), "reset|may not speak TLS"),
     ("gibberish", False, (), "does not speak"), ("gibberish", True, (), "may not speak TLS"),

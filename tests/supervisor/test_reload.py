@@ -1,5 +1,4 @@
-"""A configuration that is loaded while the broker runs: every key holds afterwards, or is named as one that needs a
-restart.
+"""A reload of the configuration while the broker runs: every key takes effect, or is named as one that needs a restart.
 """
 import json
 import os
@@ -36,7 +35,7 @@ from ..workers.peer import Closed, Peer
 pytestmark = pytest.mark.slow
 
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
-CHOICES = {     # of keys whose values are not any number, or any text
+CHOICES = {     # other values of keys that do not take any number or any text
     "affinity": "spread",
     "storage.sync": "interval", "storage.failover_selection": "join-order",
     "storage.backlog_quota_policy": "producer_exception",
@@ -50,7 +49,7 @@ CHOICES = {     # of keys whose values are not any number, or any text
 
 
 def other(key, now):
-    """Another value that the key may have."""
+    """Return another value that the key may have."""
     if key in CHOICES:
         return CHOICES[key]
     if isinstance(now, bool):
@@ -73,7 +72,7 @@ def test_each_key_holds_or_is_named(key):
     before = replace(Config(), tls=TlsOptions(certificate="c", key="k"))
     wanted = other(key, value(before, key))
     after, [change] = merged(before, with_value(before, key, wanted))
-    needs = key in NEEDS_RESTART or key == "tls.certificate"      # which is gone, and so is TLS
+    needs = key in NEEDS_RESTART or key == "tls.certificate"      # without its certificate TLS is switched off
     assert (change.key, change.old, change.new, bool(change.needs)) == (key, value(before, key), wanted, needs)
     assert value(after, key) == (change.old if needs else wanted)
 
@@ -85,7 +84,7 @@ def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
 
 
 def test_tls_is_not_switched_on_halfway():
-    """None of its keys holds when there is nobody who listens; each is named."""
+    """If no TLS port was open at the start, no key of TLS takes effect, and each is named."""
     after, changes = merged(Config(), replace(Config(), tls=TlsOptions(certificate="c", key="k", trusted="t")))
     assert after == Config()
     assert {(change.key, change.needs) for change in changes} == {(f"tls.{name}", TLS_SWITCH)
@@ -96,10 +95,10 @@ def test_secrets_are_shown_to_nobody():
     assert shown((Secret("data:,s3cret"), Secret("/etc/key"))) == '["***", "***"]'
 
 
-# -- one that is played
+# -- a supervisor that is played
 
 class Driven:
-    """A reload of a supervisor that is played: what is done, in order."""
+    """A reload of a played supervisor, with its steps in order."""
 
     def __init__(self, new, *, old=None, has_tls=True):
         self.done, self.errors = [], []
@@ -130,7 +129,7 @@ class Driven:
 
 
 def test_owners_are_told_first_and_last_when_messages_become_smaller():
-    """No message may come to an owner that is larger than it takes."""
+    """No message may reach an owner that is larger than the owner accepts."""
     for size, order in ((1 << 20, [["worker", "admin"], ["owner", "owner"]]),
                         (6 << 20, [["owner", "owner"], ["worker", "admin"]])):
         driven = Driven(with_value(Config(), "network.max_message_size", size), has_tls=False)
@@ -148,7 +147,7 @@ def test_owners_are_told_first_and_last_when_messages_become_smaller():
 
 
 def test_nothing_is_taken_of_a_configuration_of_which_a_part_cannot_be_used(tmp_path):
-    """Neither certificates for users' sake, nor users for certificates' sake."""
+    """Certificates do not take effect if users cannot be read, nor users if certificates cannot."""
     files = {"certificate": str(tmp_path / "cert"), "key": str(tmp_path / "key")}
     certificate = trustme.CA().issue_cert("localhost")
     certificate.private_key_pem.write_to_path(files["key"])
@@ -189,7 +188,7 @@ def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done(
     assert driven.done.count("reloading") == 2
     driven.answer("owner")
     driven.answer("worker", "admin")
-    assert driven.done.count("ready") == 2 and len(driven.answers) == 1      # who had asked was answered before
+    assert driven.done.count("ready") == 2 and len(driven.answers) == 1      # the first caller was answered before
 
 
 def test_a_child_that_cannot_follow_makes_room_for_one_that_can(monkeypatch):
@@ -216,7 +215,7 @@ def test_a_reload_that_is_asked_for_in_other_words_is_none(said):
 # -- with a broker
 
 class Reloaded:
-    """A broker whose file is written anew."""
+    """A broker whose configuration file is written anew."""
 
     def __init__(self, folder):
         self.folder, self.file = folder, folder / "geminga.toml"
@@ -232,12 +231,12 @@ class Reloaded:
         return SimpleNamespace(status=done.returncode, printed=done.stdout, said=done.stderr)
 
     def load(self, text, tls=None):
-        """Have the broker take it."""
+        """Reload the configuration, and return what `geminga reload` prints."""
         self.file.write_text(text + "\n" + (self.tls if tls is None else tls))
         return self.run("reload", "--data-dir", self.broker.data_dir)
 
     def holds(self, text, tls=None):
-        """What `geminga reload` prints then."""
+        """Reload a configuration that must take effect."""
         self.file.write_text(text + "\n" + (self.tls if tls is None else tls))
         [answer] = control_socket.ask(self.broker.data_dir, reload=True)
         assert not answer["error"]
@@ -263,13 +262,13 @@ def producer_answer(broker, **fields):
 
 
 def test_all_keys_at_once_are_told_and_taken_back(reload):
-    """Every process answers that it goes by them: else the command would not return."""
+    """Every process answers that it uses the new values, else the command would not return."""
     sections, before = {"": []}, replace(Config(), tls=TlsOptions(certificate="c", key="k"))
     changed = []
     for key in KEYS:
         section, _, name = key.rpartition(".")
         if section in ("tls", "authentication", "authorization") or key in NEEDS_RESTART:
-            continue      # the first two need files that fit each other, and are below
+            continue      # keys of the first two sections need files that fit each other; tests below change them
         wanted = other(key, value(before, key))
         changed.append(key)
         sections.setdefault(section, []).append(f"{name} = {json.dumps(wanted)}")
@@ -283,7 +282,7 @@ def test_all_keys_at_once_are_told_and_taken_back(reload):
 
 def test_what_needs_a_restart_stays_and_is_said(reload):
     printed = reload.holds('http_bind = "0.0.0.0"\nowners = 7\n[storage]\nretention_s = 5\n')
-    assert "owners" not in printed      # which the command line said, and says
+    assert "owners" not in printed      # the command line gave this value, which is stronger
     assert "http_bind: " in printed and "needs a restart" in printed and "stays" in printed
     assert "storage.retention_s: 0 -> 5" in printed
     assert reload.broker.service_url and request("GET", reload.broker.http_url + "/status.html")[0] == 200
@@ -295,7 +294,7 @@ def test_what_needs_a_restart_stays_and_is_said(reload):
                                            ("[authentication]\nmethods = ['basic']\nusers = '/nowhere'",
                                             "authentication.users")])
 def test_a_wrong_one_changes_nothing(reload, text, key):
-    """One line names the key, the same that geminga config check prints; the exit status says so."""
+    """One line names the key, as `geminga config check` does, and the exit status tells the failure."""
     reload.holds("[network]\nmax_message_size = 100000\n")
     done = reload.load(f"[network]\nmax_message_size = 200000\n{text}")
     assert (done.status, len(done.said.splitlines())) == (2, 1)
@@ -339,12 +338,12 @@ def test_nobody_is_disturbed(reload):
 
 
 def connections(reload):
-    """That clients have made so far."""
+    """Return how many connections clients have made so far."""
     lines = request("GET", reload.broker.http_url + "/metrics")[1].splitlines()
     return [line for line in lines if line.startswith("pulsar_broker_connection_created_total_count")]
 
 
-# -- one by one: what holds
+# -- keys one by one
 
 def test_topics_are_made_or_not(reload):
     assert producer_answer(reload.broker).type == T.PRODUCER_SUCCESS
@@ -372,7 +371,7 @@ def test_types_of_subscriptions(reload):
 
 
 def test_the_size_of_messages_also_on_connections_that_are_there(reload):
-    """One that was told another bound before is told by its end."""
+    """A connection that was told another bound before is closed."""
     topic = unique_topic()
     with Peer(reload.broker.service_url) as before:
         before.open_producer(topic)
@@ -410,7 +409,7 @@ def test_where_clients_are_sent(reload):
 
 
 def test_what_brokers_add_to_entries(reload):
-    """For a consumer that is there already."""
+    """Consumers that exist already get the new metadata."""
     topic = unique_topic()
     with Peer(reload.broker.service_url, b"") as peer:
         peer.say(command(T.CONNECT, client_version="t", protocol_version=21,
@@ -426,11 +425,12 @@ def test_what_brokers_add_to_entries(reload):
             peer.say(send(entry_of(message_metadata()), sequence_id=number))
             heard = {said.type: entry for said, entry in (peer.hear_frame(), peer.hear_frame())}
             sizes.append(heard[T.MESSAGE][:2])
-    assert sizes == [b"\x0e\x01", b"\x0e\x02"]  # the entry's own magic; a broker's part before it
+    # an entry begins with its own magic, or with that of the broker's metadata
+    assert sizes == [b"\x0e\x01", b"\x0e\x02"]
     with urllib.request.urlopen(
         f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}/examinemessage"
     ) as answer:
-        assert answer.headers["X-Pulsar-Broker-Entry-METADATA-index"] == "1"      # of the second
+        assert answer.headers["X-Pulsar-Broker-Entry-METADATA-index"] == "1"      # the answer shows the second message
         assert answer.headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] is None
 
 
@@ -445,7 +445,7 @@ def test_the_name_of_the_cluster_and_what_metrics_show(reload):
 
 
 def test_policies_that_hold_where_nothing_is_set(reload):
-    """A topic that is open has them, too; what was set over REST for it, or for the broker, is stronger."""
+    """Open topics use them too; policies set over REST, for the topic or for the broker, are stronger."""
     topic = unique_topic()
     path = f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}"
     with Peer(reload.broker.service_url) as peer:
@@ -463,7 +463,7 @@ def test_policies_that_hold_where_nothing_is_set(reload):
 
 
 def test_rates(reload):
-    """Of a producer that publishes already."""
+    """The new rates hold for existing producers."""
     topic = unique_topic()
     client = pulsar.Client(reload.broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     producer = client.create_producer(topic, batching_enabled=False)
@@ -477,13 +477,13 @@ def test_rates(reload):
 
 
 def test_the_certificate_and_who_must_show_one(reload):
-    """Handshakes from then on; connections that are there go on."""
+    """New handshakes use them; existing connections go on."""
     folder = reload.folder / "other"
     second = Authority(folder)
 
     def serial(authority, *, shows=False):
         context = ssl.create_default_context(cafile=authority.trusted)
-        # in which a refusal comes with the handshake
+        # TLS 1.2, where a refusal comes within the handshake
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
         if shows:
             context.load_cert_chain(f"{authority.folder}/joe", f"{authority.folder}/joe-key")
@@ -518,7 +518,7 @@ def test_the_certificate_and_who_must_show_one(reload):
 
 
 def test_who_is_asked_and_what_they_may_do(reload):
-    """Somebody who was not asked before does not stay; users that are not there any more do not come in."""
+    """Clients that never authenticated are closed, and users that were removed cannot connect."""
     from passlib.hash import bcrypt
     users = reload.folder / "users"
     users.write_text(f"joe:{bcrypt.using(rounds=4).hash('one')}\n")
@@ -552,7 +552,7 @@ def test_who_is_asked_and_what_they_may_do(reload):
         joe.hear()
         joe.open_producer(unique_topic())
         reload.holds(identity + '[authorization]\nenabled = true\nsuper_user_roles = ["jim"]\n')
-        assert joe.hear().type == T.CLOSE_PRODUCER      # it may not any more
+        assert joe.hear().type == T.CLOSE_PRODUCER      # this role has lost its right
     (reload.folder / "users2").write_text(f"jim:{bcrypt.using(rounds=4).hash('two')}\n")
     reload.holds(identity.replace("/users", "/users2"))
     assert (connect(b"joe:one"), connect(b"jim:two")) == (T.ERROR, T.PRODUCER_SUCCESS)
@@ -561,7 +561,7 @@ def test_who_is_asked_and_what_they_may_do(reload):
 
 
 def test_processes_keep_to_a_core_or_do_not(reload):
-    """All threads of those that run are moved."""
+    """All threads of running processes are moved."""
     cores = sorted(os.sched_getaffinity(0))
     for text, is_spread in (('affinity = "spread"\n', True), ("", False)):
         reload.holds(text)
@@ -573,9 +573,7 @@ def test_processes_keep_to_a_core_or_do_not(reload):
 
 
 def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
-    """A file that only the supervisor can read, as if it went away in between: whoever is forked from it has what it
-    read.
-    """
+    """Only the supervisor can read the file, as if it had been removed; its successors inherit what it read."""
     broker = reload.broker
     key = f"/proc/self/task/{broker.pid}/cmdline"
     before = broker.children()

@@ -1,4 +1,4 @@
-"""What a broker takes of its host while nothing happens, and which cores it takes."""
+"""Resources that an idle broker uses, and the cores that it runs on."""
 import os
 
 import psutil

@@ -1,4 +1,4 @@
-"""The geminga command as its user meets it: what it prints, what it refuses in one line, what HTTP answers."""
+"""The geminga command as its user meets it: its output, its refusals in one line, and the answers over HTTP."""
 import socket
 import subprocess
 import sys
@@ -16,13 +16,13 @@ GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 
 def run(*arguments):
-    """Exit status, what was printed, and the lines of complaint."""
+    """Run a command; return (exit status, output, lines of complaint)."""
     done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False)
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 
 def test_a_data_folder_has_one_broker(fresh_broker):
-    """The second is refused in one line and touches nothing."""
+    """A second broker on the folder is refused in one line, and touches nothing."""
     status, _, complaints = run("serve", "--data-dir", fresh_broker.data_dir, "--port", 0, "--http-port", 0)
     assert status == 1
     assert [line for line in complaints if "data_dir" in line and "in use" in line]
@@ -30,7 +30,7 @@ def test_a_data_folder_has_one_broker(fresh_broker):
 
 @pytest.mark.parametrize(("option", "key"), [("--port", "network.port"), ("--http-port", "http_port")])
 def test_a_port_that_is_taken_is_named(tmp_path, option, key):
-    """One line with the key, also when the other end would share it."""
+    """One line names the key, even if the other program would share the port."""
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ def test_a_port_that_is_taken_is_named(tmp_path, option, key):
 
 
 def test_a_bad_configuration_is_one_line_and_status_2(tmp_path):
-    """Nothing is made before the configuration is known to be good."""
+    """No file is made before the configuration is known to be good."""
     file = tmp_path / "geminga.toml"
     file.write_text("[storage]\nsnyc = \"group\"\n")
     status, printed, complaints = run("serve", "--config", file, "--data-dir", tmp_path / "data")
@@ -56,7 +56,7 @@ def test_the_serve_command_is_the_one_tested():
 
 
 def test_what_is_published_can_be_read(broker):
-    """The line that the start prints works, and reading takes nothing away."""
+    """The command line that the start prints works, and reading acknowledges nothing."""
     topic = unique_topic("cli")
     assert run("publish", "--url", broker.service_url, topic, "one", "two")[0] == 0
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_broker_that_is_not_there_is_one_line():
 @pytest.mark.parametrize(("path", "text"), [("/status.html", "OK"), ("/admin/v2/brokers/health", "ok"),
                                             ("/admin/v2/brokers/ready", "ok")])
 def test_health_is_told(broker, path, text):
-    """`health` has published a message and read it back."""
+    """A health check publishes a message and reads it back."""
     assert request("GET", broker.http_url + path) == (200, text)
 
 
@@ -92,7 +92,7 @@ def test_metrics_are_prometheus_text(broker):
     (b"0", 406), (b"-1", 406), (b"1000000", 406), (b"three", 400), (b"", 400), (b"[]", 400), (b"true", 400),
     (b"1.5", 400)])
 def test_partitioned_topics_are_made_by_a_number(broker, body, status):
-    """As clients send it; anything else is their mistake, with a reason, and makes nothing."""
+    """The number is sent as clients send it; anything else is refused with a reason, and makes nothing."""
     topic = unique_topic("parts")
     got, text = request("PUT", partitions_url(broker.http_url, topic), body)
     assert got == status, text
@@ -115,7 +115,7 @@ def test_what_is_not_there_has_a_reason(broker, path, status):
 
 @pytest.mark.parametrize("prefix", ["/lookup/v2/topic", "/lookup/v2/destination"])
 def test_lookup_names_the_address_that_clients_use(broker, prefix):
-    """Both URLs are strings: the C++ client insists."""
+    """Both addresses are strings, as the C++ client insists on them."""
     path = urllib.parse.quote(unique_topic("lookup").replace("://", "/"))
     status, text = request("GET", f"{broker.http_url}{prefix}/{path}")
     assert status == 200

@@ -1,4 +1,4 @@
-"""How a broker starts and leaves: what it says to whoever started it, and the folder of its sockets."""
+"""A broker's start and end: messages to whoever started it, and the folder of its sockets."""
 import contextlib
 import subprocess
 import sys
@@ -15,7 +15,7 @@ GEMINGA = Path(sys.executable).with_name("geminga")
 
 @pytest.mark.slow
 def test_a_key_that_cannot_be_read_is_one_line_and_status_2(tmp_path):
-    """With which systemd does not start it again and again."""
+    """With status 2, systemd does not start the broker again and again."""
     file = tmp_path / "geminga.toml"
     file.write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/missing"]\n')
     done = subprocess.run([GEMINGA, "serve", "--config", file, "--data-dir", tmp_path / "data", "--port", "0",

@@ -1,4 +1,4 @@
-"""Stats over HTTP, of a broker with real clients: the shapes that Pulsar's tools read."""
+"""Stats over HTTP, of a broker with real clients, in the shapes that Pulsar's tools read."""
 import json
 
 import pulsar
@@ -156,7 +156,9 @@ def test_a_topic_that_nobody_has_used_has_stats(broker):
 
 
 def test_partitions_are_put_together_as_their_fields_demand():
-    """What one of them has, all have; the first time is one; the last is the largest; averages are averages."""
+    """Rates and counts are added, averages averaged; the earliest or latest time counts, and one chunk in any
+    partition.
+    """
     def part(chunked, earliest, published, average, rate):
         consumer = {"consumerName": "c", "avgMessagesPerEntry": average, "msgOutCounter": 1}
         return {"msgChunkPublished": chunked, "earliestMsgPublishTimeInBacklogs": earliest,

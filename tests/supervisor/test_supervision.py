@@ -167,7 +167,7 @@ def test_a_busy_child_is_killed_when_its_time_is_over(played, state, seconds):
     for other in played.children:
         if other is not child:
             other.state = GONE
-    played.pass_second()      # asks
+    played.pass_second()      # the supervisor asks the child in this second
     for _ in range(int(seconds) - 1):
         played.pass_second()
     assert played.killed == []
@@ -178,7 +178,7 @@ def test_a_busy_child_is_killed_when_its_time_is_over(played, state, seconds):
 
 def test_the_watchdog_is_fed_while_all_children_answer(played):
     """Otherwise systemd would never restart a broker that hangs as a whole."""
-    played.serve().pass_second()       # asks
+    played.serve().pass_second()       # the supervisor asks its children in this second
     assert played.watchdog_fed == 1
     for child in played.children[1:]:
         child.heartbeat.answered()

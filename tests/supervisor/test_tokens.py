@@ -1,5 +1,4 @@
-"""`geminga admin tokens`, and who our own commands are to a broker: keys and tokens as Apache Pulsar's tool makes and
-takes them.
+"""`geminga admin tokens`, and the credentials of our own commands: keys and tokens fit those of Apache Pulsar's tool.
 """
 import base64
 import json
@@ -15,7 +14,7 @@ from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.credentials import Credentials
 from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions
 
-# Made by `pulsar tokens` of Apache Pulsar 4.0: keys, and a token for "me" with each.
+# Keys made by `pulsar tokens` of Apache Pulsar 4.0, and a token for "me" with each.
 PULSARS_SECRET = "VYFmrgLV0pat/tRofdGdh6Gn8v+6aNpQsTtRQre31a0="
 BY_SECRET = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJtZSJ9.tHRqx8Fi-LsWhdjDyNTOM8eXJPJbvAP9EGqTK4zBLKE"
 PULSARS_PUBLIC = ("MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE9xCccDecDL6Js1WVT1jAVirMyEti7sNW0fMUunpEc/"
@@ -104,7 +103,7 @@ def test_how_long_a_token_is_good(run):
 
 
 def test_what_a_token_says_is_shown(run, tmp_path, monkeypatch):
-    """From wherever it comes, whoever has signed it."""
+    """A token is shown wherever it comes from, and whoever has signed it."""
     token = jwt.encode({"sub": "joe"}, "nobody knows this key; it is long enough", "HS256", headers={"typ": None})
     (tmp_path / "token").write_text(token + "\n")
     shown = 0, b'{"alg":"HS256"}\n---\n{"sub":"joe"}\n', ""
@@ -130,7 +129,7 @@ def test_wrong_words(run, words, status):
     assert (found, said) == (status, b"") and "Traceback" not in complaint and PULSARS_SECRET not in complaint
 
 
-# -- who our own commands are
+# -- credentials of our own commands
 
 def test_credentials_by_pulsars_names(tmp_path):
     path = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""What is looked at of a host, and when it matters."""
+"""`geminga tune`: which settings of a host are looked at, and when each matters."""
 import json
 import os
 import resource
@@ -19,7 +19,7 @@ SYSCTLS = {"vm/max_map_count": 65_530, "vm/overcommit_memory": 0, "vm/swappiness
 
 
 class Host:
-    """One where all is as it should be, until something is `put` otherwise."""
+    """A host on which everything is right, until something is `put` otherwise."""
 
     def __init__(self, folder):
         self.root, self.data_dir = folder / "root", folder / "data"
@@ -46,8 +46,9 @@ class Host:
         (self.root / path).write_text(text)
 
     def wrong(self):
-        """By name, those that are not fine, and whether they matter; of the clock and the interpreter the host is not
-        asked.
+        """Return {name: whether it matters} of the settings that are wrong.
+
+        Clock and interpreter are left out, as they are not read from the test's folder.
         """
         return {check.name: check.matters for check in tune.checks(self.config, self.root, self.limits)
                 if not check.is_fine and check.name not in ("clock", "interpreter")}
@@ -154,7 +155,7 @@ def test_the_limits_of_another_process_can_be_looked_at(capsys):
 
 @pytest.mark.slow
 def test_a_start_tells_once_of_what_matters(tmp_path, monkeypatch):
-    """With advice; here a process may have few descriptors."""
+    """The line comes with advice; here a process may have few descriptors."""
     monkeypatch.setattr("tests.harness.COMMAND", ["prlimit", "--nofile=600:600", *COMMAND])
     broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
     broker.start()

@@ -1,13 +1,13 @@
-"""Who may do what, as two brokers see it: plays every route of HTTP and every command of the binary protocol in many
-roles to both.
+"""Compares the rights of two brokers: every route and every command of the binary protocol, in many roles.
 
     python tests/supervisor/sweep/rights.py --key FILE [--only TEXT] HTTP_URL SERVICE_URL HTTP_URL SERVICE_URL
 
-The first two are of the broker to compare with.  Both know tokens of the secret key in FILE, have `admin` as a super
+The second broker is compared with the first.  Both accept tokens of the secret key in FILE, have `admin` as a super
 user, `proxy` as a role of proxies (not a super user), `anonymous` as the anonymous role, and wildcards allowed.  Each
-question is asked about a namespace and topics of its own, with the same grants.  Told are those that one broker answers
-and the other refuses, or refuses otherwise; rights-reasons.txt says of those that are known why.  Exit status: 1 when
-there is a difference without a reason.
+question is asked about a namespace and topics of its own, with the same grants.  A line is printed for each question
+that one broker allows and the other refuses, or refuses otherwise; rights-reasons.txt has reasons for known ones.
+
+Exit status: 1 when there is a difference without a reason.
 """
 import argparse
 import base64
@@ -34,15 +34,15 @@ from geminga.proto import pulsar_api_pb2 as api
 from tests.proto.client_frames import T, command, field_of
 
 HERE = Path(__file__).parent
-# From those that may least to those that may most, so that what somebody was allowed to do is in nobody's way.
+# From the role with the fewest rights to the one with the most, so that no allowed change hinders a later role.
 ROLES = ("anonymous", "nobody", "topic-producer", "topic-consumer", "wild-east", "namespace-producer",
          "namespace-consumer", "tenant-admin",
          "admin")
 _AT_ONCE = 4
-# the first that can be read is sent
+# the first body that the route can read is sent
 _BODIES = {}, ["produce"], 5, True, {"k": "v"}, ["Shared"], "FULL", "Prefix", "latest"
 _REFUSED = api.AuthenticationError, api.AuthorizationError
-_CLASS = "org.apache.pulsar.broker.PulsarServerException: "        # before some of Pulsar's texts
+_CLASS = "org.apache.pulsar.broker.PulsarServerException: "        # the beginning of some of Pulsar's texts
 _VALUES = {"domain": "persistent", "cluster": "elsewhere", "broker": "nobody:1", "bundle": "0x00000000_0xffffffff",
            "version": "0",
            "time_ms": "0", "number": "1", "ledger": "1", "entry": "1", "entries": "1", "seconds": "100",
@@ -78,13 +78,13 @@ class Broker:
             with urllib.request.urlopen(asked, timeout=20) as answer:
                 return answer.status, answer.read().decode(errors="replace")
         except TimeoutError:
-            return 405, ""         # a few of Pulsar's never answer
+            return 405, ""         # a few routes of Pulsar never answer
         except urllib.error.HTTPError as refused:
             with refused:
                 return refused.code, refused.read().decode(errors="replace")
 
     def place(self, *, with_parted: bool = False) -> str:
-        """A namespace of a tenant, `tenant/namespace`, with topics `plain` and `parted` and grants to the roles."""
+        """Make a namespace, `tenant/namespace`, with topics `plain` and `parted` and grants to the roles."""
         tenant = f"t{self._run}-{next(self._numbers)}"
         namespace, topics = f"{tenant}/n", f"/admin/v2/persistent/{tenant}/n"
         for method, path, body in (
@@ -106,7 +106,7 @@ class Broker:
 
 
 def questions() -> list[Question]:
-    """Every route of ours that Pulsar may have too."""
+    """Return every route of ours that Pulsar may have too."""
     from geminga.supervisor.admin.app import PARTS
     found = {Question(route.method, canonical(route.path)) for part in PARTS for route in part.routes}
     return sorted(one for one in found if one.path.startswith(("/admin", "/lookup"))
@@ -114,12 +114,12 @@ def questions() -> list[Question]:
 
 
 def canonical(path: str) -> str:
-    """{name:pattern} as {name}."""
+    """Return the path with {name} in place of {name:pattern}."""
     return re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", path)
 
 
 def over_http(broker: Broker, question: Question) -> Iterator[tuple[str, str]]:
-    """(role, what became of it)."""
+    """Ask one question over HTTP in each role; yield (role, outcome)."""
     tenant, _, name = broker.place().partition("/")
     path = question.path
     for key, value in (_VALUES | {"tenant": tenant, "namespace": name, "topic": "plain"}).items():
@@ -136,7 +136,7 @@ def over_http(broker: Broker, question: Question) -> Iterator[tuple[str, str]]:
 # -- the binary protocol
 
 class Connection:
-    """A session in a role; of a proxy's, on behalf of an original."""
+    """A connection in a role; a proxy's is made on behalf of an original role."""
 
     def __init__(self, broker: Broker, role: str, original: str = "") -> None:
         address = urlsplit(broker.service_url)
@@ -149,12 +149,12 @@ class Connection:
         self.connected = outcome(self._answer())
 
     def ask(self, kind: int, **fields: Any) -> str:
-        """What became of it."""
+        """Send a command; return the outcome."""
         self._socket.sendall(command(kind, request_id=next(self._numbers), **fields))
         return outcome(self._answer())
 
     def _answer(self) -> api.BaseCommand | None:
-        """What comes unasked is passed over."""
+        """Return the next answer; commands that come unasked are passed over."""
         while (answer := self._receive()) is not None and answer.type in (T.PING, T.ACTIVE_CONSUMER_CHANGE):
             pass
         return answer
@@ -179,7 +179,7 @@ class Connection:
 
 
 def outcome(answer: api.BaseCommand | None) -> str:
-    """Whatever else is wrong with it, it was allowed."""
+    """Return "allowed" or the refusal; any other error means that the command was allowed."""
     if answer is None:
         return "closed"
     body = getattr(answer, field_of(answer.type))
@@ -190,7 +190,7 @@ def outcome(answer: api.BaseCommand | None) -> str:
 
 
 def commands(namespace: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(what it is called, type, fields)"""
+    """Yield (name, type, fields) of every command."""
     tenant = namespace.partition("/")[0]
     ids = itertools.count(1)
     schema = {"name": "s", "schema_data": b'"string"', "type": api.Schema.String}
@@ -219,7 +219,7 @@ def commands(namespace: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def over_binary(broker: Broker) -> Iterator[tuple[str, str, str]]:
-    """(what, role, what became of it)"""
+    """Send each command in each role; yield (name, role, outcome)."""
     for mode in ("", "with subscriptionAuthMode"):
         namespace = broker.place(with_parted=True)
         path = f"/admin/v2/namespaces/{namespace}"
@@ -263,7 +263,7 @@ def main() -> int:
 
 
 def _all(broker: Broker, only: str) -> dict[tuple[str, str], str]:
-    """{(what, role): what became of it}"""
+    """Return {(question, role): outcome}."""
     asked = [one for one in questions() if only in " ".join(one)]
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = pool.map(lambda one: list(over_http(broker, one)), asked)

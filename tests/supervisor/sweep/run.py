@@ -2,10 +2,11 @@
 
     python tests/supervisor/sweep/run.py [--jars DIR] [--only TEXT] HTTP_URL HTTP_URL
 
-The first is the one to compare with.  commands.txt has the commands; reasons.txt says of differences that are known why
-they are there: these are counted, the others shown.  Compared are exit status, output and the reason of a refusal; of
-numbers that are measured, and of ids and times, only that they are there.  Needs a Java runtime, and Maven unless DIR
-holds the tool's jars.  Exit status: 1 when there is a difference without a reason.
+The second broker is compared with the first.  commands.txt has the commands, and reasons.txt the reasons of known
+differences, which are only counted.  Exit status, output and the reason of a refusal are compared; of measured numbers,
+ids and times only the presence.  The run needs a Java runtime, and Maven unless DIR holds the tool's jars.
+
+Exit status: 1 when there is a difference without a reason.
 """
 import argparse
 import base64
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import pulsar
 
 HERE = Path(__file__).parent
-# Of these only names and types are compared: the values are measured, or the broker's own.
+# Only names and types are compared for these: their values are measured, or the broker's own.
 MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topics info-internal*",
             "topics last-message-id*",
             "topics get-message-id *", "topics terminate*", "topics partitioned-terminate*", "topics get-backlog-size*",
@@ -33,7 +34,7 @@ MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topic
 
 class Outcome(NamedTuple):
     status: int
-    out: Any        # parsed where it is JSON
+    out: Any        # parsed if it is JSON
     reason: str
 
 
@@ -59,7 +60,7 @@ def _fetched() -> Path:
 
 
 def _all(jars: Path, url: str, commands: list[str]) -> list[Outcome | None]:
-    """What became of each command."""
+    """Return the outcome of each command."""
     with tempfile.TemporaryDirectory() as folder:
         conf, logging = Path(folder) / "client.conf", Path(folder) / "log4j2.xml"
         conf.write_text(f"webServiceUrl={url}/\nbrokerServiceUrl={url}/\n")
@@ -109,7 +110,7 @@ def _run(tool: subprocess.Popen, url: str, command: str) -> Outcome:
 
 
 def _neutral(text: str, url: str) -> str:
-    """Without what differs from broker to broker and from time to time."""
+    """Return an answer without what differs from broker to broker and from time to time."""
     port = url.rpartition(":")[2]
     for pattern, name in ((rf"(localhost|127\.0\.0\.1):{port}\b", "HOST:HTTP"),
                           (r"(localhost|127\.0\.0\.1):\d+", "HOST:PORT"),
@@ -121,7 +122,7 @@ def _neutral(text: str, url: str) -> str:
 
 
 def _shape(value: Any, path: str = "") -> set[str]:
-    """Paths and types of all values; whatever has a number for a name is one."""
+    """Return paths and types of all values; names that are numbers count as one."""
     if isinstance(value, dict):
         return {
             each for name, item in value.items() for each in _shape(item, f"{path}.{re.sub('[0-9]+', '#', name)}")
