@@ -17,6 +17,9 @@ class EntryCounts:
     def __init__(self) -> None:
         self.arrays: dict[int, NDArray[np.uint16]] = {}      # ledger id -> a count for each entry
 
+    def __repr__(self) -> str:
+        return f"<EntryCounts {({ledger_id: np.count_nonzero(counts) for ledger_id, counts in self.arrays.items()})}>"
+
     def add(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """Count one more event for each of these entries (n,), ascending; return their counts (n,)."""
         counts = self._grown(ledger_id, int(entries[-1]) + 1)

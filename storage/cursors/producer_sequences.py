@@ -104,6 +104,9 @@ class Sequences:
     def __init__(self) -> None:
         self.by_producer: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
 
+    def __repr__(self) -> str:
+        return f"<Sequences of {len(self.by_producer)} producers>"
+
     def __len__(self) -> int:
         return len(self.by_producer)
 
@@ -164,7 +167,8 @@ class Sequences:
             for sequence_id in sorted(known.under_way.keys() | progress.under_way.keys()):
                 following, beginning = progress.under_way.get(sequence_id, (0, 0))
                 if known.under_way.get(sequence_id, (0, 0)) != (following, beginning):
-                    ops += journal_ops.chunked(partition_id, halves, sequence_id, next_chunk=following, crc32c=beginning)
+                    ops += journal_ops.chunked(
+                        partition_id, halves, sequence_id, next_chunk=following, crc32c=beginning)
         return ops
 
     def apply_produced(self, ops: Rows) -> None:

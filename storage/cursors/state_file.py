@@ -164,7 +164,10 @@ class StateFile:
     def __init__(self, folder: Path, partition_id: int):
         self.path, self.partition_id = format.state_path(folder), partition_id
         self._lock = threading.Lock()
-        self._taken = self._written = 0
+        self._taken = self._written = 0                  # numbers of the newest snapshot, and of the newest on disk
+
+    def __repr__(self) -> str:
+        return f"<StateFile {self.path} taken={self._taken} written={self._written}>"
 
     def take(self, state: State) -> "Snapshot":
         """A snapshot of the state as of now, to be written by any thread."""

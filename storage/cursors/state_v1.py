@@ -114,11 +114,11 @@ def _read(path: Path) -> bytes:
 
 
 def remove(folder: Path) -> None:
-    """Of a partition whose `state` is written: these files say what held before."""
+    """Remove the files of version 1, once the state file that replaces them is written.  Raises OSError."""
     if is_there(folder):
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)      # it has its name
+            os.fsync(fd)      # the new file's name is on disk before the old files go
         finally:
             os.close(fd)
         for path in (*folder.glob("*.*.*"), folder / "parts", folder / "cursors"):

@@ -124,7 +124,7 @@ class Exclusive(Dispatcher):
 
 
 def _within(ranges: list[tuple[int, int]], ledger: ReadableLedger, deliverable: Iterator[Entries]) -> Iterator[Entries]:
-    """Those of the entries whose keys' hashes lie in one of the ranges."""
+    """Entries, of the deliverable ones, whose keys' hashes lie in one of the ranges."""
     is_wanted = np.zeros(HASHES, bool)
     for first, last in ranges:
         is_wanted[first:last + 1] = True

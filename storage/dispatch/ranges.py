@@ -24,7 +24,10 @@ _SPREAD = 0x9E3779B1    # odd: consecutive entries without a key get hashes far 
 
 
 def hashes_of(ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Hashes (n,) of the entries' keys, 1 .. 65535 as in Apache Pulsar; entry ids spread those without a key."""
+    """Hashes (n,) of the entries' keys, 1 .. 65535 as in Apache Pulsar; entry ids spread those without a key.
+
+    Compacted ledgers do not keep hashes: consumers with ranges of hashes cannot read them.
+    """
     hashes: NDArray[np.int64] = ledger.column("key_hash")[entries].astype(np.int64)
     keyless = (ledger.column("flags")[entries] & HAS_KEY) == 0
     hashes[keyless] = entries[keyless] * _SPREAD >> 8

@@ -352,7 +352,7 @@ def _acknowledged(
 
 
 def _existing(ledger: ReadableLedger, entries: EntryIds) -> list[int] | NDArray[np.int64]:
-    """Those of the entries that the ledger has, ascending, each once."""
+    """The entries among these that the ledger has, ascending, each once."""
     if isinstance(entries, list):
         return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
     known = entries[entries < ledger.entries].astype(np.int64)

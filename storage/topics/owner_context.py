@@ -1,6 +1,6 @@
-"""The owner as rooms below it see it: its tables, the decisions of the pass, and what they may ask of it.
+"""The owner as commands, policies, upkeep and administration see it: tables, decisions of the pass, and requests.
 
-Commands, policies, upkeep and administration take an OwnerContext, never the Owner: so they are read, typed and tested without it.
+These rooms take an OwnerContext, never the Owner, so they can be read, typed and tested without it.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics.decisions import Outbox
@@ -22,28 +23,28 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Producer, Subscription, Topic
 
-Position = tuple[int, int]
-ParkedCommands = dict[tuple[Session, int, int], api.BaseCommand]      # (session, type, id of the producer or consumer) -> the command
+# (session, type, id of the producer or consumer) -> the command
+ParkedCommands = dict[tuple[Session, int, int], api.BaseCommand]
 
 
 class ProducerGate(Protocol):
     """The part of the publish gate that commands use."""
 
     def enter(self, session: Session, command: api.BaseCommand, partition: Partition) -> bool:
-        """Whether the producer may go on; else it waits.  Raises Refusal."""
+        """Whether the producer may be created now; else its command waits.  Raises Refusal."""
 
     def withdraw(self, session: Session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
-        """Withdraw the command of a producer that waits."""
+        """Withdraw and return the command of a producer that waits; None: none does."""
 
 
 class ProducerRates(Protocol):
     """The part of the rate limiter that commands and administration use."""
 
     def left(self, producer: Producer) -> None:
-        """Drop what is held back of a producer that has gone."""
+        """Drop the SENDs held back of a producer that has closed."""
 
     def causes(self, topic: Topic) -> list[dict[str, Any]]:
-        """What keeps the topic's producers waiting."""
+        """[{"cause": ..., ...}], as JSON, of the rates that throttle the topic's producers."""
 
 
 class Discoveries(Protocol):
@@ -53,17 +54,17 @@ class Discoveries(Protocol):
         """Forget a connection, (worker, number)."""
 
     def is_expected(self, partition: Partition, now_ms: int) -> bool:
-        """Whether a subscription that is made now is to begin at the first message."""
+        """Whether a subscription that is created now is to begin at the first message."""
 
     def holds(self, partition: Partition, now_ms: int) -> bool:
-        """Whether the partition keeps ledgers that no subscription needs yet."""
+        """Whether ledgers of the partition are kept for subscriptions that are yet to be created."""
 
 
 class CompactedReaders(Protocol):
     """The part of the compacted views that commands use."""
 
     def begin(self, subscription: Subscription, *, reads_compacted: bool) -> None:
-        """Give the subscription its view, as its first consumer comes."""
+        """Give the subscription the compacted view that its consumers read, before the first one attaches."""
 
 
 class OwnerContext(Protocol):
@@ -75,16 +76,16 @@ class OwnerContext(Protocol):
     catalogue: Catalogue
     journal: Journal
     counters: Counters
-    now_ms: int                                       # when the pass began
-    began: float                                      # likewise, of time.perf_counter
+    now_ms: int                                       # when the pass began, in ms since 1970
+    began: float                                      # when the pass began, in seconds of time.perf_counter
     by_name: dict[TopicName, Partition]               # open partitions
-    non_persistent: dict[TopicName, NonPersistentTopic]
+    non_persistent: dict[TopicName, NonPersistentTopic]      # non-persistent topics that clients use
     sessions: dict[tuple[int, int], Session]          # by worker and connection
     producers: dict[int, Producer]                    # by handle
-    non_persistent_producers: dict[int, Producer]               # those of non-persistent topics
+    non_persistent_producers: dict[int, Producer]     # of non-persistent topics, by handle
     consumers: dict[int, Consumer]                    # by handle
-    parked: dict[tuple[int, int], ParkedCommands]     # by the connection whose fate they wait for
-    expected_readers: dict[Subscription, int]         # subscriptions of readers that sought -> since when they are to come back
+    parked: dict[tuple[int, int], ParkedCommands]     # by the connection that is in their way, and is being probed
+    expected_readers: dict[Subscription, int]         # readers that sought and must reconnect -> since when, in ms
     unreadable: set[tuple[Partition, Position]]       # entries that clients could not read, of the last minute
 
     # Decisions of the pass, see decisions.py
@@ -131,7 +132,7 @@ class OwnerContext(Protocol):
 
     def outbox(self, worker: int) -> Outbox: ...
 
-    # What they may ask of it
+    # Requests to the owner
 
     def has(self, session: Session) -> bool:
         """Whether the session's connection is still open."""
@@ -140,7 +141,7 @@ class OwnerContext(Protocol):
         """A number for a producer or consumer, unique as long as the owner lives."""
 
     def commit(self) -> None:
-        """Make all that was decided so far durable, in the middle of a pass.  Raises NotDurable.
+        """Make all decisions so far durable, in the middle of a pass.  Raises NotDurable.
 
         The sync step of the pass does this for nearly all decisions; `after_commit` has files changed behind it.  A
         decision may not wait for that step when something that is carried out later in the same pass, or its own
@@ -170,16 +171,16 @@ class OwnerContext(Protocol):
         """Delete the partition of that name.  Raises StorageFull, NotDurable."""
 
     def forget_topic(self, topic: NonPersistentTopic) -> bool:
-        """Forget a non-persistent topic; whether there was one."""
+        """Forget a non-persistent topic; return whether there was one."""
 
     def apply_policies(self, topic: Topic) -> None:
-        """Apply what the catalogue says of the topic's policies."""
+        """Apply the topic's policies, as the catalogue has them."""
 
     def apply_options(self) -> None:
-        """Apply what the catalogue says of the options."""
+        """Apply the options, as the catalogue has them."""
 
     def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
-        """Go on in a new ledger.  Raises StorageFull."""
+        """Seal the partition's open ledger and open a new one.  Raises StorageFull."""
 
     def truncate(self, partition: Partition) -> None:
         """Delete all entries of a partition on which everything is acknowledged.  Raises StorageFull."""
@@ -188,16 +189,16 @@ class OwnerContext(Protocol):
         """Have workers unmap the ledger's files."""
 
     def publish_held(self, topic: Topic) -> None:
-        """Publish what a rate holds back of the topic."""
+        """Publish the SENDs to the topic that a rate holds back."""
 
     def refuse_sends(self, worker: int, rows: NDArray[Any], code: api.ServerError.ValueType, text: str) -> None:
-        """Answer rows (n,) SEND_ROW of what is being published with an error."""
+        """Answer rows (n,) SEND_ROW, which are being published, with an error."""
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-        """Carry out a client's command; probed: the connection in its way was asked, and lives."""
+        """Carry out a client's command.  probed: the connection in its way was probed, and answered."""
 
     def log_once(self, text: str, *, code: str, **fields: str) -> None:
-        """Log an error line, once however often it happens."""
+        """Log an error line, once however often the error occurs."""
 
     def report_damage(self, text: str, *, code: str = "G120") -> None:
         """Log damage of a file, and count it."""

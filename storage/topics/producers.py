@@ -19,7 +19,7 @@ WaitForExclusive, ExclusiveWithFencing = api.WaitForExclusive, api.ExclusiveWith
 
 
 class Contender(Protocol):
-    """What access modes need to know of a producer."""
+    """A producer, as far as access modes need to know it."""
 
     name: str
     access_mode: int

@@ -1,9 +1,10 @@
 """Rate limits as data: token buckets, and the limits of a topic, a subscription and the broker.
 
-A rate is a bucket of tokens that come evenly.  Only 150 ms' worth is saved up: over ten seconds nobody gets more than 1.5 % above the
-rate, and a client that is a little late gets no less.  A batch may overdraw the bucket once; the debt is paid before anything else goes.
+A rate is a bucket of tokens that come evenly.  Only 150 ms' worth is saved up.  So over ten seconds nobody gets more
+than 1.5 % above the rate, and a client that is a little late gets no less.  A batch may overdraw the bucket once, and
+the debt is paid before anything else is let through.
 
-The rules for applying them stand in enforcement/rate_limiter.py.
+The rules for applying limits stand in enforcement/rate_limiter.py.
 """
 from dataclasses import dataclass, field
 
@@ -11,8 +12,8 @@ from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics.permits import UNBOUNDED
 
-SAVED_MS = 150              # worth of tokens that are saved up
-STEP_MS = 20                # throttled topics of an owner are looked at together, so often: one sync serves all of them
+SAVED_MS = 150              # a bucket saves up the tokens of this time
+STEP_MS = 20                # between looks at all throttled topics of an owner: one sync serves all of them
 _CONSUMERS_MAX = 1_000      # consumers of a topic whose latest subscriptions are remembered
 
 Rate = tuple[int, int, int, bool]      # messages, bytes, in so many seconds, relative to what is published
@@ -27,14 +28,18 @@ class Bucket:
     __slots__ = ("rate", "_price", "_most", "_level", "_at_ms")
 
     def __init__(self, rate: int, period_s: int, now_ms: int, saved_ms: int = SAVED_MS):
-        self.rate = rate                                  # units that come in a millisecond, too
+        self.rate = rate                                  # tokens in a period, which is as many units in a millisecond
         self._price = 1_000 * period_s
+        assert rate > 0 and period_s > 0, (rate, period_s)
         self._most = self._level = self._price + rate * saved_ms
         self._at_ms = now_ms
 
+    def __repr__(self) -> str:
+        return f"<Bucket rate={self.rate} level={self._level / self._price:.1f} of {self._most / self._price:.1f}>"
+
     def room(self, now_ms: int) -> int:
         """Whole tokens at that time; 0 or less: none."""
-        if now_ms != self._at_ms:                         # a clock that is set back brings nothing, and takes nothing
+        if now_ms != self._at_ms:                         # a clock that is set back adds no tokens, and takes none
             self._level = min(self._level + self.rate * max(0, now_ms - self._at_ms), self._most)
             self._at_ms = now_ms
         return self._level // self._price
@@ -70,11 +75,12 @@ class Limit:
                     mine.owes(other)
 
     def room(self, now_ms: int) -> tuple[int, int]:
-        """(messages, bytes)"""
+        """(messages, bytes) that there are tokens for at that time"""
         return (self.messages.room(now_ms) if self.messages is not None else UNBOUNDED,
                 self.size.room(now_ms) if self.size is not None else UNBOUNDED)
 
     def take(self, messages: int, size: int) -> None:
+        """Take tokens for messages and for bytes."""
         if self.messages is not None:
             self.messages.take(messages)
         if self.size is not None:
@@ -90,14 +96,23 @@ class Limit:
         """Time in ms at which both buckets have a token."""
         return max(bucket.ready_ms() for bucket in (self.messages, self.size) if bucket is not None)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.level}: {self}>"
+
     def __str__(self) -> str:
+        """The limit in words, for operators."""
         messages, size, period_s, is_relative = self.rates
-        bounds = " and ".join(f"{count} {what}" for count, what in ((messages, "messages"), (size, "bytes")) if count > 0)
-        return f"{bounds} in {f'{period_s} seconds' if period_s > 1 else 'a second'}{' more than is published' if is_relative else ''}"
+        kinds = (messages, "messages"), (size, "bytes")
+        bounds = " and ".join(f"{count} {kind}" for count, kind in kinds if count > 0)
+        period = f"{period_s} seconds" if period_s > 1 else "a second"
+        return f"{bounds} in {period}{' more than is published' if is_relative else ''}"
 
 
 class SharedLimit(Limit):
-    """A limit that all owners share: each counts its own use in shared counters, and charges its bucket for the use of the others."""
+    """A limit that all owners share.
+
+    Each owner counts its own use in shared counters, and takes tokens off its bucket for the others' use.
+    """
 
     __slots__ = ("_counters", "_names", "_seen")
 
@@ -107,11 +122,13 @@ class SharedLimit(Limit):
         self._seen = [counters.total(name) for name in names]
 
     def room(self, now_ms: int) -> tuple[int, int]:
+        """(messages, bytes), after taking off what other owners have used since the last call."""
         seen, self._seen = self._seen, [self._counters.total(name) for name in self._names]
         super().take(*[now - before for now, before in zip(self._seen, seen, strict=True)])
         return super().room(now_ms)
 
     def take(self, messages: int, size: int) -> None:
+        """Take tokens, and tell the other owners."""
         for name, count in zip(self._names, (messages, size), strict=True):
             self._counters.add(name, count)
         self._seen = [before + count for before, count in zip(self._seen, (messages, size), strict=True)]
@@ -119,7 +136,7 @@ class SharedLimit(Limit):
 
 
 def renew_limit(before: Limit | None, level: str, rates: Rate, now_ms: int) -> Limit | None:
-    """The limit for these rates: `before` where its rates are the same, None where neither messages nor bytes are bounded."""
+    """The limit for these rates: `before` if its rates are the same; None if neither messages nor bytes are bounded."""
     if rates[0] <= 0 and rates[1] <= 0:
         return None
     return before if before is not None and before.rates == rates else Limit(level, rates, now_ms, before)
@@ -131,11 +148,15 @@ def next_step(ms: int) -> int:
 
 
 class Subscribed:
-    """Subscribe rate of a topic: how often one consumer may subscribe in a time."""
+    """The subscribe rate of a topic: how often one consumer may subscribe in a time."""
 
     def __init__(self, limit: tuple[int, int]):
-        self.limit = limit                                # so often in so many seconds
-        self._buckets: dict[tuple[str, str, int], Bucket] = {}
+        """limit: (times, seconds)"""
+        self.limit = limit
+        self._buckets: dict[tuple[str, str, int], Bucket] = {}      # by consumer: (host, name, id)
+
+    def __repr__(self) -> str:
+        return f"<Subscribed {self.limit} consumers={len(self._buckets)}>"
 
     def may(self, consumer: tuple[str, str, int], now_ms: int) -> bool:
         """Whether the consumer, (host, name, id), may subscribe now."""
@@ -145,7 +166,8 @@ class Subscribed:
         """Count one subscription of the consumer."""
         if consumer not in self._buckets:
             if len(self._buckets) >= _CONSUMERS_MAX:
-                self._buckets = {one: bucket for one, bucket in self._buckets.items() if bucket.room(now_ms) < self.limit[0]}
+                self._buckets = {
+                    one: bucket for one, bucket in self._buckets.items() if bucket.room(now_ms) < self.limit[0]}
             count, period_s = self.limit
             self._buckets[consumer] = Bucket(count, period_s, now_ms, (period_s * 1_000) * (count - 1) // count)
         self._buckets[consumer].room(now_ms)
@@ -161,8 +183,8 @@ class Limits:
     broker: SharedLimit | None = None                     # of all topics' subscriptions together
     subscribed: Subscribed | None = None
     served_ms: int = 0                                    # when a consumer of the topic was last delivered an entry
-    counts_entries: bool = False                          # a batch is one message
-    spares_keen: bool = False                             # subscriptions with hardly a backlog are not throttled
+    counts_entries: bool = False                          # a batch counts as one message
+    spares_keen: bool = False                             # subscriptions with a small backlog are not throttled
     publish_limited_times: int = 0                        # times that SENDs were held back
 
 

@@ -1,4 +1,4 @@
-"""A session: one client connection's producers and consumers, as an owner knows them."""
+"""Sessions: the producers and consumers of one client connection, as an owner knows them."""
 from dataclasses import dataclass, field
 
 from geminga.storage.topics.subscription import Consumer, Producer
@@ -16,13 +16,17 @@ class Session:
     supports_partial_producer: bool = False
     producers: dict[int, Producer] = field(default_factory=dict)     # by the client's id
     consumers: dict[int, Consumer] = field(default_factory=dict)     # by the client's id
-    waiting: dict[tuple[int, int], object] = field(default_factory=dict)     # (type, id) of a parked command -> what it waits for
-    is_over: bool = False              # a command failed: what still comes is ignored until the worker has closed the connection
+    # (type, id) of a parked command -> the thing that it waits for
+    waiting: dict[tuple[int, int], object] = field(default_factory=dict)
+    # A command broke the protocol: later ones are ignored until the worker has closed the connection.
+    is_over: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
+        """(worker, connection), the key in OwnerContext.sessions."""
         return self.worker, self.connection
 
     @property
     def host(self) -> str:
+        """The host of the client's address."""
         return self.address.rpartition(":")[0]

@@ -463,7 +463,7 @@ class Subscription:
                 yield some
 
     def left_of(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the entries (n,), n > 0, ascending, that are neither acknowledged nor parked."""
+        """The entries among these (n,), n > 0, ascending, that are neither acknowledged nor parked."""
         first = int(entries[0])
         entries = entries[~self.cursor.acknowledged(ledger_id, first, int(entries[-1]) + 1)[entries - first]]
         if len(entries) and (parked := self.parked(ledger_id, entries)):
@@ -471,7 +471,7 @@ class Subscription:
         return entries
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
-        """Those of the entries that are parked: they had too many deaths."""
+        """The entries among these that are parked, because they had too many deaths."""
         counts = self.cursor.deaths.of(ledger_id, entries) if self.deaths_max else None
         return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
 
