@@ -91,13 +91,13 @@ class Chunks:
         if metadata.chunk_id != metadata.num_chunks_from_msg - 1:
             return []
         whose, expected = _whose(metadata), metadata.chunk_id - 1
-        found: list[tuple[_Ledger, int, int]] = []
+        earlier: list[tuple[_Ledger, int, int]] = []
         for there, at in self._before(entry_id):
             other, number, size = there.head(at)
             if other != whose:
                 continue
             if number == expected:
-                found.append((there, at, size))
+                earlier.append((there, at, size))
                 expected -= 1
                 if expected < 0:
                     break
@@ -105,15 +105,15 @@ class Chunks:
                 return []
         if expected >= 0:
             return []
-        found.reverse()
-        indexes = [int(there.rows["message_index"][at]) for there, at, _ in found] + [int(row["message_index"])]
+        earlier.reverse()
+        indexes = [int(there.rows["message_index"][at]) for there, at, _ in earlier] + [int(row["message_index"])]
         if with_payload:
-            payload: bytes | memoryview = b"".join([*(there.payload(at) for there, at, _ in found), stored])
+            payload: bytes | memoryview = b"".join([*(there.payload(at) for there, at, _ in earlier), stored])
             if not one_by_one.is_encrypted(metadata):
                 payload = one_by_one.undone(metadata, payload)
             size = len(payload)
         else:
-            payload, size = b"", sum(size for *_, size in found) + len(stored)
+            payload, size = b"", sum(size for *_, size in earlier) + len(stored)
             if metadata.compression and not one_by_one.is_encrypted(metadata):
                 size = metadata.uncompressed_size
         return [one_by_one.message(metadata, metadata, payload)

@@ -95,11 +95,11 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
     Raises CorruptFile, and FileNotFoundError if the view does not exist.
     """
     folder = format.partition_folder(Path(data_dir), partition_id)
-    found = []
+    pieces = []
     if view:
         opened = compacted_ledgers.open_view(folder, view)
         assert opened is not None      # a view has a number above 0
-        found += _of_view(opened, behind, up_to, size_max)
+        pieces += _of_view(opened, behind, up_to, size_max)
         behind = max(behind, opened.horizon)
     for ledger_id in ledger_headers.ledger_ids(folder):
         if ledger_id < behind[0] or (up_to is not None and ledger_id > up_to[0]):
@@ -110,8 +110,8 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
             continue
         first, end = _within(ledger_id, len(rows), behind, up_to)
         offsets = np.maximum.accumulate(rows["offset"])      # rows whose space was given back are zeros
-        found += [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(offsets, first, end, size_max)]
-    return found
+        pieces += [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(offsets, first, end, size_max)]
+    return pieces
 
 
 def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
@@ -133,15 +133,15 @@ def current_view(data_dir: Path | str, partition_id: int) -> int:
 
 
 def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int) -> list[Stretch]:
-    found = []
+    pieces = []
     for part in view.manifest.parts:
         opened = view.find(part.ledger_id)
         assert opened is not None
         start, stop = np.searchsorted(opened.kept, _within(part.ledger_id, part.entries, behind, up_to)).tolist()
-        found += [Stretch(view.manifest.partition_id, part.ledger_id, int(opened.kept[at]),
+        pieces += [Stretch(view.manifest.partition_id, part.ledger_id, int(opened.kept[at]),
                           int(opened.kept[until - 1]) + 1, view.number)
                   for at, until in _split(opened.rows["offset"], start, stop, size_max)]
-    return found
+    return pieces
 
 
 def _within(ledger_id: int, entries: int, behind: Position, up_to: Position | None) -> tuple[int, int]:

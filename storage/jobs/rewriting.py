@@ -33,7 +33,7 @@ class Unreadable(Exception):
 
 def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unreadable]:
     """Return the entries of batches, rewritten with the messages (n,) that are kept."""
-    found: list[bytes | Unreadable] = []
+    rewritten: list[bytes | Unreadable] = []
     some: list[_Batch | Unreadable] = []
     size = 0
     for entry, mask in zip(entries, kept, strict=True):
@@ -44,9 +44,9 @@ def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unr
         except Unreadable as error:
             some.append(error)
         if size >= _TOGETHER_SIZE:
-            found += _cut(some)
+            rewritten += _cut(some)
             some, size = [], 0
-    return found + _cut(some)
+    return rewritten + _cut(some)
 
 
 class _Batch(NamedTuple):
@@ -85,18 +85,18 @@ def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
             bounds[number] = [0, *(unpacked.payload_ends[done:done + len(batch.kept)] - begin).tolist()]
         if len(unpacked.batches) and done < len(unpacked.batches) and unpacked.batches[done] == number:
             done += len(batch.kept)
-    found: list[bytes | Unreadable] = []
+    rewritten: list[bytes | Unreadable] = []
     at = 0
     for one in some:
         if isinstance(one, Unreadable):
-            found.append(one)
+            rewritten.append(one)
             continue
         try:
-            found.append(_rewritten(one, bounds.get(at) or boundaries(bytes(one.body), len(one.kept))))
+            rewritten.append(_rewritten(one, bounds.get(at) or boundaries(bytes(one.body), len(one.kept))))
         except Unreadable as error:
-            found.append(error)
+            rewritten.append(error)
         at += 1
-    return found
+    return rewritten
 
 
 def _rewritten(one: _Batch, bounds: Sequence[int]) -> bytes:

@@ -125,7 +125,7 @@ def _number(value: object) -> int:
 
 
 @dataclass(slots=True)
-class Report:
+class BackupReport:
     """Result of one backup."""
 
     folder: str
@@ -141,7 +141,7 @@ def backups(parent: Path) -> list[Path]:
     return sorted(path.parent for path in parent.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
 
 
-def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *, keep: int = 0) -> Report:
+def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *, keep: int = 0) -> BackupReport:
     """Make a backup in a new folder of `parent`.
 
     begin, cut: ask all owners (backup_snapshot.py). keep: number of backups to keep, 0 for all; older ones are
@@ -206,9 +206,9 @@ class _Making:
         self._linked = format.linked_folder(data_dir)
         self._linked.mkdir()
         self._clones = True                          # whether files may share blocks without being one
-        self._report = Report("")
+        self._report = BackupReport("")
 
-    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]]) -> Report:
+    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]]) -> BackupReport:
         begin()
         newest = self._newest_partition()
         for folder in (self._data_dir / PARTITIONS).glob("*"):

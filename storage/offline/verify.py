@@ -34,8 +34,8 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
 from geminga.storage.offline.verify_catalogue import Names, read_names
-from geminga.storage.offline.verify_compacted import Looked, look_at_views
-from geminga.storage.offline.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
+from geminga.storage.offline.verify_compacted import ViewCheck, check_views
+from geminga.storage.offline.verify_ledger import LedgerCheck, Task, acknowledged, entries, look_at, runs
 from geminga.storage.owner.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -127,13 +127,13 @@ class _Walk:
         reports = self._reports([task for some in tasks.values() for task in some])
         for partition_id in ids:
             some = [next(reports) for _ in tasks[partition_id]]
-            views = look_at_views(format.partition_folder(self.data_dir, partition_id), partition_id, is_served=self.is_served)
+            views = check_views(format.partition_folder(self.data_dir, partition_id), partition_id, is_served=self.is_served)
             found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some, views)
             if wanted is None:
                 self.seen.partitions += 1
         return found
 
-    def _reports(self, tasks: list[Task]) -> Iterator[Report]:
+    def _reports(self, tasks: list[Task]) -> Iterator[LedgerCheck]:
         """Check ledgers and return their reports in order; large amounts are shared among processes."""
         if self.processes == 1 or sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks) < _PROCESSES_MIN:
             yield from map(look_at, tasks)
@@ -225,8 +225,8 @@ class _Walk:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
 
-    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool, reports: list[Report],
-                   views: Looked) -> list[Finding]:
+    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool, reports: list[LedgerCheck],
+                   views: ViewCheck) -> list[Finding]:
         folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
         subscriptions = names.subscriptions.get(partition_id, {})
         findings, ledgers = list(views.findings), []
@@ -361,7 +361,7 @@ def _is_written(path: Path) -> bool:
         return False
 
 
-def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
+def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
     """Findings for damaged entries, with the subscriptions that still need them."""
     found, wrong = report.ledger, report.wrong
     index = report.index if report.index is not None else found.index

@@ -21,14 +21,14 @@ from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.offline.verify_ledger import runs
 
-_CHUNK = 8 << 20           # bytes of entries looked at together, or one entry
+_CHUNK = 8 << 20           # bytes of entries that are checked together; a larger entry is alone
 _WIDTH = format.COMPACTED_ROW.itemsize
 _UNUSED = "it is not used, consumers that read compacted get what the ledgers have"
 _MISSING = "missing for consumers that read compacted"
 
 
 @dataclass(slots=True)
-class Looked:
+class ViewCheck:
     """Findings about the views of one partition."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -36,29 +36,29 @@ class Looked:
     bytes: int = 0
 
 
-def look_at_views(folder: Path, partition_id: int, *, is_served: bool) -> Looked:
+def check_views(folder: Path, partition_id: int, *, is_served: bool) -> ViewCheck:
     """Check the newest view of a partition.  folder: the partition's."""
-    looked, held = Looked(), compacted_ledgers.numbers(folder)
+    check, held = ViewCheck(), compacted_ledgers.numbers(folder)
     if not held:
-        return looked
+        return check
     path = format.compacted_folder(folder) / str(held[-1]) / compacted_ledgers.MANIFEST
     try:
         view = compacted_ledgers.open_view(folder, held[-1])
         assert view is not None      # its number is not 0
-        looked.horizon = view.horizon
+        check.horizon = view.horizon
         if view.manifest.partition_id != partition_id:
-            looked.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED, Severity.LOSS))
+            check.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED, Severity.LOSS))
         for part in view.manifest.parts:
-            looked.findings += _part(view, part, looked)
+            check.findings += _part(view, part, check)
     except FileNotFoundError as error:
-        looked.findings.append(Finding(Path(error.filename), 0, 0, "is missing", _UNUSED, Severity.LOSS))
+        check.findings.append(Finding(Path(error.filename), 0, 0, "is missing", _UNUSED, Severity.LOSS))
     except CorruptFile as error:
-        looked.findings.append(corrupt(error, path, _UNUSED))
+        check.findings.append(corrupt(error, path, _UNUSED))
     except OSError as error:
-        looked.findings.append(unreadable(path, error))
+        check.findings.append(unreadable(path, error))
     if not is_served:
-        looked.findings += _left(format.compacted_folder(folder), held[-1])
-    return looked
+        check.findings += _left(format.compacted_folder(folder), held[-1])
+    return check
 
 
 def _left(folder: Path, number: int) -> Iterator[Finding]:
@@ -69,14 +69,14 @@ def _left(folder: Path, number: int) -> Iterator[Finding]:
                           "its broker removes it" if is_old else "the next job removes it", Severity.NOTE)
 
 
-def _part(view: View, part: Part, looked: Looked) -> Iterator[Finding]:
+def _part(view: View, part: Part, check: ViewCheck) -> Iterator[Finding]:
     """Check the entries of one ledger in a view.  Raises OSError, and CorruptFile when a file ends too early."""
     index, data = format.index_path(view.folder, part.ledger_id), format.ledger_path(view.folder, part.ledger_id)
     for path, needed in ((index, part.kept * _WIDTH), (data, part.size)):
         if (size := path.stat().st_size) < format.HEADER_SIZE + needed:
             raise CorruptFile(path, size, f"{format.HEADER_SIZE + needed} bytes", "the end of the file")
     rows = compacted_ledgers.read_rows(index, part.kept)
-    looked.bytes += format.HEADER_SIZE + rows.nbytes + part.size
+    check.bytes += format.HEADER_SIZE + rows.nbytes + part.size
     whole = compacted_ledgers.is_valid(rows, part.ledger_id)
     whole[whole] &= _in_order(rows[whole], part)
     for first, end in runs(np.flatnonzero(~whole)):

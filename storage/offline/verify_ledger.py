@@ -44,7 +44,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Report:
+class LedgerCheck:
     """Result of checking one ledger."""
 
     ledger: Ledger
@@ -55,11 +55,11 @@ class Report:
     bytes: int = 0
 
 
-def look_at(task: Task) -> Report:
+def look_at(task: Task) -> LedgerCheck:
     found = Ledger(task.folder, task.partition_id, task.ledger_id)
     if not task.is_served:      # else more may be gone by now
         found.is_discarded = partial((task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)).acknowledged, found.ledger_id)
-    report = Report(found)
+    report = LedgerCheck(found)
     try:
         _find_rows(task, report)
         if not _check(task, report):
@@ -97,7 +97,7 @@ def entries(found: Ledger, first: int, end: int) -> str:
 
 # -- headers, and where the rows are
 
-def _find_rows(task: Task, report: Report) -> None:
+def _find_rows(task: Task, report: LedgerCheck) -> None:
     """Set the number of entries, and report.index where rows differ from the file's: in the journal, or damaged."""
     found = report.ledger
     if task.opened is not None:
@@ -138,7 +138,7 @@ def _find_rows(task: Task, report: Report) -> None:
         found.size = int(report.index["offset"][-1]) + int(report.index["size"][-1])
 
 
-def _check_ledger_header(report: Report) -> None:
+def _check_ledger_header(report: LedgerCheck) -> None:
     found = report.ledger
     if not ledger_headers.has_ledger_header(found.ledger_path, found.ledger_id, found.partition_id):
         report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged",
@@ -150,7 +150,7 @@ def _read_rows(found: Ledger) -> Rows:
     return np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // _WIDTH, min(len(raw), format.HEADER_SIZE))
 
 
-def _mend(report: Report) -> None:
+def _mend(report: LedgerCheck) -> None:
     """Repair damaged rows in report.index, with a finding for each run of them."""
     found = report.ledger
     rows = report.index if report.index is not None else _read_rows(found)[:found.entries]
@@ -167,7 +167,7 @@ def _mend(report: Report) -> None:
 
 # -- rows and entries
 
-def _check(task: Task, report: Report) -> bool:
+def _check(task: Task, report: LedgerCheck) -> bool:
     """Check all rows and entries.  Return False at the first damaged row."""
     found = report.ledger
     if not found.entries:
@@ -202,7 +202,7 @@ def _check(task: Task, report: Report) -> bool:
     return True
 
 
-def _blocks(report: Report) -> Iterator[tuple[int, Rows]]:
+def _blocks(report: LedgerCheck) -> Iterator[tuple[int, Rows]]:
     """Iterate over (first, rows).  The rows of a block are valid until the next one is asked for."""
     count = report.ledger.entries
     if report.index is not None:
@@ -253,7 +253,7 @@ class _Order:
     Gaps beside entries whose rows were given back are allowed.
     """
 
-    def __init__(self, report: Report):
+    def __init__(self, report: LedgerCheck):
         self._report, found = report, report.ledger
         self._end, self._message, self._was_gone = format.HEADER_SIZE, found.first_message, found.is_header_lost
         self._findings: list[Finding] = []

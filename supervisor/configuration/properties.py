@@ -163,8 +163,8 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `, did you mean NAME?` if a name is close, otherwise nothing."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f", did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f", did you mean {matches[0]}?" if matches else ""
 
 
 @cache

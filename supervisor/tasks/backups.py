@@ -6,13 +6,13 @@ from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk import data_folder, locks
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.offline import backup
-from geminga.storage.offline.backup import Report
+from geminga.storage.offline.backup import BackupReport
 from geminga.storage.owner import recovery
 from geminga.supervisor.tasks import job_socket
 from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun, Refused
 
 
-def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
+def make(data_dir: Path, parent: Path, keep: int = 0) -> BackupReport:
     """Make a backup in a new folder of `parent`.  With `keep` above 0, then remove the oldest but so many.
 
     Raises CannotRun or OSError, and leaves no files then.

@@ -62,12 +62,12 @@ def _settable(level: str, policy: Policy,
     example: list[str] = []
     makers: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
     for part, option in options_of(policy, level):
-        found = _options(part, option, route)
-        options += found
+        of_part = _options(part, option, route)
+        options += of_part
         if option.required or not example:
-            short = min(found[0].flags.split(), key=len)
-            example.append(short if found[0].kind == FLAG else f"{short} {_sample(part, option)}")
-        makers.append((part.json, _maker(option, found)))
+            short = min(of_part[0].flags.split(), key=len)
+            example.append(short if of_part[0].kind == FLAG else f"{short} {_sample(part, option)}")
+        makers.append((part.json, _maker(option, of_part)))
     if not makers:
         return [], "", None
     if route.query:

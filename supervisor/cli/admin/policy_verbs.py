@@ -165,7 +165,7 @@ def verb_of(policy: Policy, level: str) -> str:
 def options_of(policy: Policy, level: str) -> list[tuple[Part, ValueOption]]:
     """Return the policy's values that have an option, each with that option, in the order of the table."""
     options = VERBS[policy.name].options
-    found = [(part, options[part.json]) for part in policy.parts if part.json in options]
+    pairs = [(part, options[part.json]) for part in policy.parts if part.json in options]
     if level != TOPIC:
-        return found
-    return [(part, option._replace(flags=option.topic_flags or option.flags)) for part, option in found]
+        return pairs
+    return [(part, option._replace(flags=option.topic_flags or option.flags)) for part, option in pairs]
