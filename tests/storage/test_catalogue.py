@@ -1,4 +1,4 @@
-"""The catalogue: ids that are never given twice, names, counters, and who notices what others commit."""
+"""The catalogue: unique ids, names, counters, and how a process notices commits of others."""
 import json
 import lzma
 import signal
@@ -24,7 +24,7 @@ TOPIC = parse("persistent://public/default/orders")
 
 @pytest.fixture
 def opened(tmp_path):
-    """opened(): a connection to the test's catalogue, as a process of its own would have it; its clock stands still."""
+    """opened(): a connection to the test's catalogue, like that of a process of its own; its clock stands still."""
     made = []
 
     def opened(clock=lambda: 0):
@@ -57,13 +57,13 @@ open_catalogue(Path(sys.argv[1]))
 
 
 def test_a_catalogue_whose_making_was_cut_short_is_made_again(opened, tmp_path):
-    """All of it is there, or nothing."""
+    """A catalogue is created in one transaction: a process killed before its end leaves an empty file."""
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "catalogue.sqlite"])
     assert killed.returncode == -signal.SIGKILL
     assert opened().namespaces.exists("public/default")
 
 
-# -- ids --------------------------------------------------------------------------------------------------------------------------
+# -- ids ---------------------------------------------------------------------------------------------------------------
 
 TAKE = """
 import json, sys
@@ -80,9 +80,10 @@ print(json.dumps(found))
 
 
 def at_once(count, script, *arguments):
-    """What so many processes print that were told to go on at the same moment."""
+    """Return what `count` processes print that run the script, begun at the same moment."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+               for _ in range(count)]
     for process in running:
         process.stdin.close()
     printed = []
@@ -95,7 +96,7 @@ def at_once(count, script, *arguments):
 
 @pytest.mark.slow
 def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
-    """Three processes, more ledgers each than a block holds, and a counter that all raise one by one."""
+    """Three processes take more ledger ids than a block has, and raise one counter."""
     opened()
     found = [json.loads(text) for text in at_once(3, TAKE, tmp_path / "catalogue.sqlite", LEDGER_BLOCK + 200)]
     for name, count in (("ledgers", 3 * (LEDGER_BLOCK + 200)), ("producers", 150)):
@@ -105,7 +106,7 @@ def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
 
 
 def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
-    """What was left of a block when its process was killed is lost, not used twice."""
+    """The rest of a block is lost when its process is killed, and not used twice."""
     first = opened()
     before = [first.ids.next_ledger_id() for _ in range(3)]
     again = opened()
@@ -116,14 +117,15 @@ def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
 
 
 def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened, tmp_path):
-    """The copy does not know of those that were given since it was made; the clock is ahead of them."""
+    """A copy does not know ids given out after it was made, but counters are never behind the clock."""
     begun = time.time()
     first = opened(lambda: begun)
     first.ids.next_ledger_id()
     first.close()
     copy = (tmp_path / "catalogue.sqlite").read_bytes()
     used = opened(lambda: begun)
-    ids, names = {used.ids.next_ledger_id() for _ in range(IDS_PER_SECOND // 2)}, {used.ids.producer_name() for _ in range(500)}
+    ids = {used.ids.next_ledger_id() for _ in range(IDS_PER_SECOND // 2)}
+    names = {used.ids.producer_name() for _ in range(500)}
     used.commit()
     used.close()
     (tmp_path / "catalogue.sqlite").write_bytes(copy)
@@ -133,7 +135,7 @@ def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened
 
 
 def test_a_copy_that_is_put_back_closes_ledgers_that_it_does_not_know_yet(opened):
-    """The process that served the original may have made ledgers after the copy."""
+    """The process that served the original may have created ledgers after the copy was made."""
     begun = time.time()
     known = opened(lambda: begun).ids.next_ledger_id()
     restored = opened(lambda: begun + 1)
@@ -148,7 +150,7 @@ def test_a_clock_that_is_put_back_gives_no_id_again(opened):
 
 
 def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monkeypatch):
-    """SQLite may find no room at a statement, or only when the transaction is to be made durable: that undoes all of it."""
+    """SQLite finds the disk full at a statement, or only at the commit, which undoes the transaction."""
     found = opened()
     pages = found.database.value("PRAGMA page_count")
     found.database.connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -164,7 +166,7 @@ def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monke
 
 
 def test_ids_of_deleted_things_are_not_used_again(opened):
-    """Files on disk are named by them."""
+    """Files on disk are named by ids, so the id of a deleted subscription must not return."""
     found = opened()
     partition_id = found.partitions.create(TOPIC)
     first = found.subscriptions.create(partition_id, "a")
@@ -176,7 +178,7 @@ def test_ids_of_deleted_things_are_not_used_again(opened):
 
 
 def test_what_was_not_committed_did_not_happen(opened):
-    """A process that is killed in the middle of a transaction leaves nothing of it, and keeps nobody waiting."""
+    """A process killed in the middle of a transaction leaves nothing of it, and locks nobody out."""
     killed = opened()
     killed.partitions.create(TOPIC)
     killed.counters.take("producers", 5)
@@ -186,10 +188,10 @@ def test_what_was_not_committed_did_not_happen(opened):
     assert found.counters.take("producers") == 1
 
 
-# -- topics and partitions --------------------------------------------------------------------------------------------------------
+# -- topics and partitions ---------------------------------------------------------------------------------------------
 
 def test_a_topic_is_created_once(opened):
-    """Whoever comes second is told so, and changes nothing."""
+    """The second process that creates a topic is told that it exists, and changes nothing."""
     found, other = opened(), opened()
     assert found.topics.partition_count(TOPIC) is None
     assert found.topics.create(TOPIC, 3)
@@ -232,7 +234,7 @@ def test_partitions_subscriptions_and_epochs_are_kept(opened):
 
 
 def test_a_namespace_goes_when_it_is_empty_and_its_policies_with_it(opened):
-    """A namespace, tenant or topic of the same name that is made later has none of them."""
+    """A namespace, tenant or topic that is created anew has none of the policies of its namesake."""
     found = opened()
     found.namespaces.create("acme/eu")
     found.topics.create(parse("acme/eu/c"), 0)
@@ -267,7 +269,8 @@ def versions(catalogue, topic=TOPIC):
 
 def test_versions_of_a_schema_are_kept_to_the_byte_and_counted_on_after_a_deletion(opened):
     found, data = opened(), bytes(range(256))
-    assert found.schemas.add(TOPIC, 0, 4, b"a hash", {"a": "b"}, data) and found.schemas.add(TOPIC, 1, 4, b"another", {}, b"")
+    assert found.schemas.add(TOPIC, 0, 4, b"a hash", {"a": "b"}, data)
+    assert found.schemas.add(TOPIC, 1, 4, b"another", {}, b"")
     found.commit()
     again = opened()
     assert again.schemas.versions(TOPIC) == [(0, 4, b"a hash"), (1, 4, b"another")]
@@ -281,7 +284,7 @@ def test_versions_of_a_schema_are_kept_to_the_byte_and_counted_on_after_a_deleti
 
 
 def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
-    """Also those of topics that were never made; namesakes elsewhere keep theirs."""
+    """Schemas of topics that were never created go too; those of namesakes elsewhere stay."""
     found = opened()
     found.namespaces.create("acme/eu")
     found.namespaces.create("acme/eu0")
@@ -290,7 +293,7 @@ def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
     for topic in (there, unmade, elsewhere):
         found.schemas.add(topic, 0, 1, b"", {}, b"")
     found.topics.create(there, 0)
-    found.topics.delete(partition)      # the schemas are the whole topic's
+    found.topics.delete(partition)      # a partition has no schemas of its own
     assert versions(found, there) == [0]
     found.topics.delete(there)
     assert [versions(found, topic) for topic in (there, unmade, elsewhere)] == [[], [0], [0]]
@@ -298,10 +301,10 @@ def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
     assert [versions(found, topic) for topic in (unmade, elsewhere)] == [[], [0]]
 
 
-# -- who notices what -------------------------------------------------------------------------------------------------------------
+# -- changes of other processes ----------------------------------------------------------------------------------------
 
 def test_changed_tells_once_what_others_have_committed(opened):
-    """It is asked before every use of what was read: nothing committed may be missed, and nothing is told twice."""
+    """A cache is emptied when `changed` is true: it must miss no commit, and tell none twice."""
     reader, writer = opened(), opened()
     reader.changed()
     assert not reader.changed()
@@ -313,14 +316,14 @@ def test_changed_tells_once_what_others_have_committed(opened):
     assert not reader.changed()
 
 
-# -- upgrades ---------------------------------------------------------------------------------------------------------------------
+# -- upgrades ----------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def version_1(tmp_path):
-    """The catalogue that a broker of format version 1 left behind."""
+    """The catalogue of a data folder that a broker of format version 1 wrote."""
     with tarfile.open(Path(__file__).parent / "formats" / "version-1.tar.xz") as found:
         found.extractall(tmp_path)
-    for path in list(tmp_path.rglob("catalogue.sqlite*")):      # with what its process, which was killed, had not put into it yet
+    for path in list(tmp_path.rglob("catalogue.sqlite*")):      # and its write-ahead log: the process was killed
         path.rename(tmp_path / path.name)
     return tmp_path / "catalogue.sqlite"
 
@@ -342,12 +345,13 @@ def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
     found.commit()
     version, after = tables(version_1)
     assert version == VERSION and after.keys() >= before.keys() | {"policies", "sums", "properties"}
-    assert {name: after[name] for name in before} | {"policies": after["policies"]} == before | {"policies": [("public/default", "x", "1")]}
-    assert opened().policies.of("public/default") == {"x": 1}      # and not again
+    assert {name: after[name] for name in before} == before
+    assert after["policies"] == [("public/default", "x", "1")]
+    assert opened().policies.of("public/default") == {"x": 1}      # opening it again upgrades nothing
 
 
 def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
-    """Its sums go on counting, and those of the tables that are new begin."""
+    """Checksums of existing tables go on, and those of new tables begin."""
     path = tmp_path / "catalogue.sqlite"
     path.write_bytes(lzma.decompress((Path(__file__).parent / "formats" / "catalogue-3.sqlite.xz").read_bytes()))
     version, before = tables(path)
@@ -382,7 +386,7 @@ def test_an_upgrade_that_is_cut_short_did_not_happen(version_1, opened):
     assert opened().policies.of("public/default") == {}
 
 
-# -- files that are none ----------------------------------------------------------------------------------------------------------
+# -- files that cannot be opened ---------------------------------------------------------------------------------------
 
 def test_a_newer_version_is_refused_by_name(tmp_path, opened):
     opened().close()
@@ -402,7 +406,7 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
 
 
 def test_a_catalogue_that_was_only_begun_is_made_again(tmp_path):
-    """A process killed before its first transaction."""
+    """A process killed before its first transaction leaves an empty file."""
     path = tmp_path / "catalogue.sqlite"
     Catalogue(path).close()
     path.touch()
@@ -429,7 +433,7 @@ def test_what_is_deleted_takes_its_properties_with_it(opened):
 
 
 def test_a_topic_that_cannot_be_made_keeps_nobody_from_writing(opened):
-    """Its namespace was deleted a moment ago."""
+    """A topic whose namespace has just been deleted is refused, and the transaction does not stay open."""
     first, second = opened(), opened()
     with pytest.raises(Refusal):
         first.topics.create(parse("nobody/nothing/t"), 0)
@@ -439,7 +443,7 @@ def test_a_topic_that_cannot_be_made_keeps_nobody_from_writing(opened):
 
 
 def test_what_this_process_has_written_counts_as_a_change_too(opened):
-    """The admin process looks at what it has changed itself."""
+    """The admin process has caches too, and must see its own writes."""
     found = opened()
     found.changed()
     found.namespaces.create("acme/new")
@@ -447,15 +451,16 @@ def test_what_this_process_has_written_counts_as_a_change_too(opened):
     assert found.changed()
 
 
-# -- who may do what ----------------------------------------------------------------------------------------------------------------
+# -- rights ------------------------------------------------------------------------------------------------------------
 
 def test_rights_have_a_version_that_goes_up_with_them_and_with_nothing_else(opened):
     found = opened()
     found.namespaces.create("acme/eu")
     seen = [found.policies.rights_version()]
-    for scope, name, value in (("acme", "adminRoles", ["ops"]), ("acme/eu", "permissions", {"svc": ["produce"]}),
-                               ("acme/eu", "subscriptionPermissions", {"audit": ["a"]}), ("acme/eu", "subscriptionAuthMode", "Prefix"),
-                               ("acme/eu", "permissions", None)):
+    for scope, name, value in (
+            ("acme", "adminRoles", ["ops"]), ("acme/eu", "permissions", {"svc": ["produce"]}),
+            ("acme/eu", "subscriptionPermissions", {"audit": ["a"]}), ("acme/eu", "subscriptionAuthMode", "Prefix"),
+            ("acme/eu", "permissions", None)):
         found.policies.set(scope, name, value)
         seen.append(found.policies.rights_version())
     assert seen == sorted(set(seen))
@@ -465,7 +470,7 @@ def test_rights_have_a_version_that_goes_up_with_them_and_with_nothing_else(open
 
 
 def test_rights_go_with_what_they_were_for(opened):
-    """Whoever makes it anew does not find them."""
+    """A topic or tenant that is created anew has none of the rights of its namesake."""
     found = opened()
     found.namespaces.create("acme/eu")
     base = parse("persistent://acme/eu/parted")
@@ -502,14 +507,14 @@ def test_rights_to_a_topic_that_keeps_nothing_stay_while_nobody_uses_it(opened):
 
 
 def test_each_connection_syncs_each_commit(opened):
-    """SQLite leaves that out where it is not told to: a power cut would take back what was answered."""
+    """Without `synchronous = FULL` a power cut would undo what was answered."""
     one = opened()
     assert one.database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_programs_beside_the_broker_read_no_catalogue_of_another_version(opened, tmp_path, version):
-    """An older one is the broker's to change, at its start."""
+    """Only the broker upgrades an older catalogue, when it starts."""
     opened().database.connection.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(CatalogueError, match=f"version {version}"):
         open_to_read(tmp_path / "catalogue.sqlite")

@@ -1,4 +1,4 @@
-"""Messages that nobody acknowledges in time expire: exactly then, delayed ones after their own time, and each is counted."""
+"""Time to live: messages expire exactly on time, delayed ones after their delivery time, and each is counted."""
 import random
 
 import pytest
@@ -22,7 +22,7 @@ def totals(rig, topic="t", subscription="sub"):
 
 
 def later(rig, ms):
-    """The time passes, with the passes that an idle owner makes."""
+    """Let time pass, with the passes that an idle owner makes."""
     end = rig.now_ms + ms
     while rig.now_ms < end:
         rig.run(after_ms=min(end, max(rig.now_ms + 1, rig.owner.passes.due_ms())) - rig.now_ms)
@@ -54,7 +54,7 @@ def test_without_a_ttl_nothing_expires(rig):
 
 
 def test_a_delayed_message_expires_after_its_own_time(rigs):
-    """What lies behind it expires nevertheless, and it is delivered first."""
+    """Entries behind a delayed one expire nevertheless, and the delayed one is delivered first."""
     rig = rigs(message_ttl_s=TTL_S)
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     delay_ms = 6 * 3600 * 1000
@@ -72,7 +72,7 @@ def test_a_delayed_message_expires_after_its_own_time(rigs):
 
 
 def test_every_subscription_loses_what_it_has_not_acknowledged(rigs):
-    """Those without a consumer, and readers too; what was acknowledged before is counted as that."""
+    """Messages expire without consumers and for readers too; acknowledged ones do not count as expired."""
     rig = rigs(message_ttl_s=TTL_S)
     producer = rig.producer("t")
     one, two, reader = rig.consumer("t", "one"), rig.consumer("t", "two"), rig.consumer("t", "reader", durable=False)
@@ -111,7 +111,7 @@ def test_what_expired_stays_so_over_a_crash_and_what_would_have_meanwhile_does_a
 
 
 def test_a_subscription_that_begins_anew_finds_what_has_not_expired(rigs):
-    """Of what is retained: seeking back brings nothing to life."""
+    """A seek back to retained entries does not bring expired ones back."""
     rig = rigs(message_ttl_s=TTL_S, retention_s=-1, retention_bytes=-1)
     producer = rig.producer("t")
     rig.consumer("t", "keeper")
@@ -157,7 +157,7 @@ def test_space_of_what_expired_is_given_back(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
-    """Against a list that is gone through again and again: delays, acknowledgements, roll-overs, restarts."""
+    """Expiry against a list of all entries: delays, acknowledgements, roll-overs, restarts."""
     random_ = random.Random(seed)
     rig = rigs(message_ttl_s=TTL_S, roll_over_entries=random_.choice((3, 10, 1000)))
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
@@ -182,12 +182,14 @@ def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
         kept = {position: due_ms for position, due_ms in kept.items() if due_ms > rig.now_ms}
         found = rig.partition("t")
         cursor = found.subscriptions["sub", True].cursor
-        assert {(ledger.ledger_id, entry) for ledger in found.ledgers for first, end in cursor.unacknowledged(ledger, 0, ledger.entries)
+        assert {(ledger.ledger_id, entry) for ledger in found.ledgers
+                for first, end in cursor.unacknowledged(ledger, 0, ledger.entries)
                 for entry in range(first, end)} == kept.keys()
 
 
 def test_the_slowest_subscription_counts_over_all_its_ledgers(rigs):
-    """One has acknowledged the first ledger, the other nothing: what is too old of it expires, and no more."""
+    """One subscription has acknowledged the first ledger, the other nothing: only the old entries of the latter expire.
+    """
     rig = rigs(message_ttl_s=TTL_S, roll_over_entries=2)
     producer, fast = rig.producer("t"), rig.consumer("t", "fast")
     rig.consumer("t", "slow")

@@ -1,4 +1,4 @@
-"""What a night gives back of a partition at once, and what it leaves alone."""
+"""The owner's part in a night: what it gives back of a partition at once, and what it leaves alone."""
 import os
 
 import pytest
@@ -11,7 +11,7 @@ TOPIC, DAY_MS = "persistent://public/default/t", 24 * 3600 * 1000
 
 
 def enforced(rig):
-    """What one night's look at the topic says; a pass of its own, without a tick."""
+    """Return the owner's answer about the topic to a night's question, in a pass without a tick."""
     return rig.asked("enforce", TOPIC)
 
 
@@ -50,7 +50,7 @@ def test_a_partition_that_is_not_open_is_not_opened_for_nothing(rigs):
 
 
 def test_one_with_something_to_give_back_is_closed_again(rigs):
-    """Here ledgers that were retained, until the policy was taken away while nobody had the topic open."""
+    """A closed partition has ledgers that retention kept, and the policy was removed while it was closed."""
     rig = rigs(roll_over_entries=1, retention_s=-1, retention_bytes=-1)
     producer, consumer = rig.producer("t"), rig.consumer("t")
     for _ in range(4):
@@ -66,7 +66,7 @@ def test_one_with_something_to_give_back_is_closed_again(rigs):
 
 
 def test_producers_that_stay_away_are_forgotten_also_where_nobody_opens_the_partition(rigs):
-    """A producer's way counts from when it was last seen or the broker began, as nobody could come while there was none."""
+    """A producer's absence counts from its last use or the broker's start: before that it could not come."""
     rig = rigs(deduplication=True, deduplication_inactivity_s=3_600)
     producer = rig.producer("t", producer_name="p")
     rig.publish(producer, b"x")
@@ -116,4 +116,5 @@ def test_folders_that_the_catalogue_does_not_have_go_but_not_newer_ones(rigs, co
     while (found := rig.run(rig.tell("leftovers")).answered[0]["answer"])["folders"]:
         freed += found["freed"]
     assert freed >= count * 8_000 and found["left"] == 0
-    assert {path.name for path in being_made.parent.iterdir()} == {"10000", *(str(one.partition_id) for one in rig.partitions)}
+    left = {path.name for path in being_made.parent.iterdir()}
+    assert left == {"10000", *(str(one.partition_id) for one in rig.partitions)}

@@ -1,4 +1,4 @@
-"""What policies forbid, and what they have deleted: at which level it was set makes no difference here."""
+"""Limits: what policies forbid or delete, whichever level has them."""
 import json
 
 import pytest
@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("topic", [TOPIC, LIVE])
 
 
 def set_policy(rig, name, value, scope=NAMESPACE):
-    """As administration does."""
+    """Set a policy as administration does: in the catalogue, then with a question to the owner."""
     rig.owner.catalogue.policies.set(scope, name, value)
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("policies", scope=scope))
@@ -30,7 +30,9 @@ def error_of(answers):
 
 
 def ask_producer(rig, topic, number, *, connection=1, **fields):
-    return rig.run(rig.command("producer", connection=connection, topic=topic, producer_id=number, request_id=number, **fields))
+    command = rig.command("producer", connection=connection, topic=topic, producer_id=number, request_id=number,
+                          **fields)
+    return rig.run(command)
 
 
 def ask_consumer(rig, topic, subscription, **fields):
@@ -38,7 +40,7 @@ def ask_consumer(rig, topic, subscription, **fields):
 
 
 def tick(rig, seconds):
-    """Each second is looked at."""
+    """Let seconds pass, each with a look of the owner."""
     for _ in range(seconds):
         rig.run(after_ms=1_000)
 
@@ -65,14 +67,16 @@ def test_a_topic_has_so_many_consumers_whatever_their_subscriptions(rigs, topic)
     first = rig.consumer(topic, "a", subType=SHARED)
     rig.consumer(topic, "b", subType=SHARED)
     for name in ("a", "c"):
-        assert error_of(ask_consumer(rig, topic, name, subType=SHARED)) == (api.ConsumerBusy, "Topic reached max consumers limit")
+        error = error_of(ask_consumer(rig, topic, name, subType=SHARED))
+        assert error == (api.ConsumerBusy, "Topic reached max consumers limit")
     rig.close_consumer(first)
     rig.consumer(topic, "b", subType=SHARED)
-    assert ("c", True) not in rig.owner.by_name.get(rig.topic(topic), rig.owner.non_persistent.get(rig.topic(topic))).subscriptions
+    name = rig.topic(topic)
+    assert ("c", True) not in rig.owner.by_name.get(name, rig.owner.non_persistent.get(name)).subscriptions
 
 
 def introduced(rig, connection, address):
-    """The client on this connection comes from there."""
+    """Have the connection's client say from which host it comes."""
     rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(
         {"address": address, "version": "", "partial": False}).encode()))
 
@@ -91,7 +95,8 @@ def test_a_topic_has_so_many_producers_and_consumers_of_one_address(rigs, topic)
     rig.producer(topic, connection=2)
     rig.consumer(topic, "a", connection=1)
     rig.consumer(topic, "b", connection=2)
-    assert error_of(ask_consumer(rig, topic, "c")) == (api.ConsumerBusy, "Topic reached max same address consumers limit")
+    error = error_of(ask_consumer(rig, topic, "c"))
+    assert error == (api.ConsumerBusy, "Topic reached max same address consumers limit")
     rig.consumer(topic, "c", connection=3)
 
 
@@ -104,7 +109,8 @@ def test_system_topics_have_as_many_of_one_address_as_want(rigs):
 def test_a_subscription_has_so_many_consumers(rigs):
     rig = rigs(max_consumers_per_subscription=1)
     rig.consumer(TOPIC, "a", subType=SHARED)
-    assert error_of(ask_consumer(rig, TOPIC, "a", subType=SHARED)) == (api.ConsumerBusy, "Subscription reached max consumers limit")
+    error = error_of(ask_consumer(rig, TOPIC, "a", subType=SHARED))
+    assert error == (api.ConsumerBusy, "Subscription reached max consumers limit")
     rig.consumer(TOPIC, "b", subType=SHARED)
     set_policy(rig, "maxConsumersPerSubscription", 2)
     rig.consumer(TOPIC, "a", subType=SHARED)
@@ -121,18 +127,20 @@ def test_a_topic_has_so_many_subscriptions_however_they_are_made(rigs):
     [answer] = rig.run(rig.question("subscribe", TOPIC, subscription="d")).answered
     assert (answer["refused"], answer["text"]) == refused
     assert set(rig.partition(TOPIC).subscriptions) == {("a", True)}
-    assert ask_consumer(rig, TOPIC, "a", subType=EXCLUSIVE).commands(T.ERROR)[0].error.error == api.ConsumerBusy      # that is there
+    [refused] = ask_consumer(rig, TOPIC, "a", subType=EXCLUSIVE).commands(T.ERROR)
+    assert refused.error.error == api.ConsumerBusy      # the subscription exists, and has a consumer
 
 
 def test_a_namespace_has_so_many_topics_and_partitions(rigs):
     rig = rigs()
     rig.owner.catalogue.topics.create(rig.topic("persistent://public/default/parts"), 2)
-    rig.owner.catalogue.topics.create(rig.topic("persistent://public/default/__change_events"), 0)      # is no user's
+    system_topic = rig.topic("persistent://public/default/__change_events")      # which does not count
+    rig.owner.catalogue.topics.create(system_topic, 0)
     set_policy(rig, "maxTopicsPerNamespace", 3)
     rig.producer(TOPIC)
     refused = api.NotAllowedError, "Exceed maximum number of topics in namespace."
     assert error_of(ask_producer(rig, TOPIC + "2", 77)) == error_of(ask_consumer(rig, LIVE + "3", "sub")) == refused
-    rig.producer("persistent://public/default/parts-partition-1")      # counted already
+    rig.producer("persistent://public/default/parts-partition-1")      # the partition counts already
     rig.producer(TOPIC)
     set_policy(rig, "maxTopicsPerNamespace", 4)
     rig.producer(TOPIC + "2")
@@ -142,11 +150,12 @@ def test_a_namespace_has_so_many_topics_and_partitions(rigs):
 
 @both
 def test_messages_larger_than_the_topic_takes_are_refused_one_by_one(rigs, topic):
-    """What is just as large is taken; parts of a large message are as large as they are."""
+    """A message of exactly the bound is taken; chunks of a large message count by themselves."""
     rig = rigs()
     producer = rig.producer(topic)
     set_policy(rig, "maxMessageSize", len(entry_of(b"x" * 100, sequence_id=1)), topic)
-    answers = rig.run(rig.sends((producer, b"x" * 100), (producer, b"x" * 101), (producer, b"y"), (producer, b"z" * 5_000)))
+    payloads = b"x" * 100, b"x" * 101, b"y", b"z" * 5_000
+    answers = rig.run(rig.sends(*[(producer, payload) for payload in payloads]))
     assert len(answers.receipts) == 2
     assert [(one.send_error.error, one.send_error.message) for one in answers.commands(T.SEND_ERROR)] == [
         (api.NotAllowedError, "Exceed maximum message size")] * 2
@@ -181,7 +190,7 @@ def test_only_the_enabled_types_of_subscriptions_are_made(rigs, topic):
     assert error_of(ask_consumer(rig, topic, "b", subType=SHARED)) == (
         api.NotAllowedError, f"Topic[{{{topic}}}] doesn't support Shared sub type!")
     rig.consumer(topic, "b", subType=FAILOVER)
-    set_policy(rig, "subscriptionTypesEnabled", [])      # says nothing: the broker's hold again
+    set_policy(rig, "subscriptionTypesEnabled", [])      # an empty list leaves the broker's types in force
     rig.consumer(topic, "c", subType=SHARED)
 
 
@@ -191,7 +200,8 @@ def test_topics_are_not_made_where_that_is_off(rigs):
     rig = rigs()
     set_policy(rig, "autoTopicCreation", {"allowAutoTopicCreation": False})
     for topic in (TOPIC, LIVE):
-        assert error_of(ask_producer(rig, topic, 77))[0] == error_of(ask_consumer(rig, topic, "sub"))[0] == api.TopicNotFound
+        assert error_of(ask_producer(rig, topic, 77))[0] == api.TopicNotFound
+        assert error_of(ask_consumer(rig, topic, "sub"))[0] == api.TopicNotFound
     rig.owner.catalogue.topics.create(rig.topic(TOPIC), 0)
     rig.producer(TOPIC)
 
@@ -204,7 +214,7 @@ def test_topics_are_made_where_the_namespace_says_so_though_the_broker_does_not(
 
 
 def test_subscriptions_are_not_made_where_that_is_off(rigs):
-    """Those of readers keep nothing, and may be."""
+    """Readers may subscribe nevertheless: their subscriptions are not stored."""
     rig = rigs()
     rig.producer(TOPIC)
     set_policy(rig, "autoSubscriptionCreation", {"allowAutoSubscriptionCreation": False}, TOPIC)
@@ -232,7 +242,7 @@ def test_the_bound_of_unacknowledged_messages_changes_at_once(rigs):
 
 
 def test_subscriptions_with_most_wait_while_the_broker_has_too_many_unacknowledged_messages(rigs):
-    """A bound of 20: from then on no subscription gets more than 5, until fewer than 10 are left."""
+    """When the bound of 20 is reached, no subscription gets more than 5, until fewer than 10 are unacknowledged."""
     rig = rigs(max_unacked_messages_per_broker=20, max_unacked_percent_when_blocked=25)
     producer = rig.producer(TOPIC)
     large, small = (rig.consumer(TOPIC, name, subType=SHARED) for name in ("large", "small"))
@@ -269,14 +279,16 @@ def test_messages_wait_for_their_time_only_where_that_is_on(rigs):
     assert rig.delivered(rig.run(rig.sends((producer, b"later", later))), consumer) == []
     answers = set_policy(rig, "delayedDelivery", {"active": False, "tickTime": 1_000})
     assert [payload for _, payload in rig.delivered(answers, consumer)] == [b"later"]
-    assert [payload for _, payload in rig.delivered(rig.run(rig.sends((producer, b"now", later))), consumer)] == [b"now"]
+    answers = rig.run(rig.sends((producer, b"now", later)))
+    assert [payload for _, payload in rig.delivered(answers, consumer)] == [b"now"]
     set_policy(rig, "delayedDelivery", None)
     assert rig.delivered(rig.run(rig.sends((producer, b"later", later))), consumer) == []
 
 
 # -- what nobody uses
 
-INACTIVE = {"inactiveTopicDeleteMode": "delete_when_no_subscriptions", "maxInactiveDurationSeconds": 10, "deleteWhileInactive": True}
+INACTIVE = {"inactiveTopicDeleteMode": "delete_when_no_subscriptions", "maxInactiveDurationSeconds": 10,
+            "deleteWhileInactive": True}
 
 
 def test_a_topic_that_nobody_uses_is_deleted_in_time_and_not_before(rigs):
@@ -306,13 +318,14 @@ def test_a_topic_with_a_subscription_stays_unless_the_mode_is_caught_up(rigs):
     rig.run(rig.flow(consumer, 10))
     rig.close_consumer(consumer)
     tick(rig, 15)
-    set_policy(rig, "inactiveTopicPolicies", INACTIVE | {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"})
+    policy = INACTIVE | {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"}
+    set_policy(rig, "inactiveTopicPolicies", policy)
     tick(rig, 15)
     assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
     consumer = rig.consumer(TOPIC)
     rig.run(rig.acks(consumer, position))
     tick(rig, 15)
-    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))      # somebody is there
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))      # a client uses the topic
     rig.close_consumer(consumer)
     tick(rig, 12)
     assert not rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
@@ -356,7 +369,7 @@ def test_a_subscription_that_nobody_uses_is_deleted_in_time(rigs):
 
 
 def test_a_topic_stays_while_one_of_its_subscriptions_lags(rigs):
-    """Others have caught up; it goes when the last of them has."""
+    """The topic is deleted when the last of its subscriptions has caught up."""
     rig = rigs(discovery_grace_s=0, delete_inactive_topics=True, inactive_topic_s=10,
                inactive_topic_mode="delete_when_subscriptions_caught_up")
     producer, ahead, behind = rig.producer(TOPIC), rig.consumer(TOPIC, "ahead"), rig.consumer(TOPIC, "behind")

@@ -1,4 +1,4 @@
-"""Policies: what is read, what is refused, and which scope's holds."""
+"""Policies: how values are read and refused, and which level's value is in force."""
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +23,8 @@ from geminga.storage.options import StorageOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = parse("persistent://public/default/orders")
-OPTIONS = StorageOptions(retention_s=90, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11, backlog_quota_age_s=13,
-                         backlog_quota_policy="producer_exception")
+OPTIONS = StorageOptions(retention_s=90, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11,
+                         backlog_quota_age_s=13, backlog_quota_policy="producer_exception")
 
 
 @pytest.fixture
@@ -49,11 +49,12 @@ def test_without_any_configuration_nothing_is_kept_nothing_expires_and_nothing_i
 
 
 def test_the_topics_policy_is_stronger_than_its_namespaces_and_that_than_the_brokers(catalogue):
-    """Each by itself: what is not set there is looked for further up, also for each kind of quota."""
+    """A policy that a topic does not have comes from its namespace, each kind of quota by itself."""
     assert policies_of(catalogue, TOPIC, OPTIONS) == broker_policies(OPTIONS)
     catalogue.policies.set("public/default", "messageTTL", 60)
     catalogue.policies.set("public/default", "retention", retention(10, -1))
-    catalogue.policies.set("public/default", BYTES_QUOTA, kept_of(BYTES_QUOTA, {"limit": "100", "policy": "producer_request_hold"}))
+    quota = {"limit": "100", "policy": "producer_request_hold"}
+    catalogue.policies.set("public/default", BYTES_QUOTA, kept_of(BYTES_QUOTA, quota))
     catalogue.policies.set(str(TOPIC), "messageTTL", 0)
     catalogue.policies.set("public/other", "messageTTL", 999)
     found = policies_of(catalogue, TOPIC, OPTIONS)
@@ -72,7 +73,8 @@ def test_a_partition_has_its_topics_policies(catalogue):
 
 
 def test_the_older_form_of_a_strategy_holds_where_the_newer_says_nothing(catalogue):
-    assert policies_of(catalogue, TOPIC, StorageOptions(schema_compatibility_strategy="FORWARD")).schema_strategy == "FORWARD"
+    options = StorageOptions(schema_compatibility_strategy="FORWARD")
+    assert policies_of(catalogue, TOPIC, options).schema_strategy == "FORWARD"
     catalogue.policies.set("public/default", "schemaAutoUpdateCompatibilityStrategy", "AlwaysCompatible")
     for newer, holds in ((None, "ALWAYS_COMPATIBLE"), ("UNDEFINED", "ALWAYS_COMPATIBLE"), ("BACKWARD", "BACKWARD")):
         catalogue.policies.set("public/default", "schemaCompatibilityStrategy", newer)
@@ -101,9 +103,10 @@ def test_a_policy_of_a_newer_broker_is_passed_over(catalogue):
 
 @pytest.mark.parametrize("policy", TABLE.values(), ids=lambda policy: policy.name)
 def test_a_row_is_whole(policy):
-    """Its fields are those of Policies, its keys are options, it takes effect somewhere or says why not."""
+    """A row's fields are those of Policies, its keys are options, and it names a file with its effect or says why not.
+    """
     assert policy.doc.endswith(".")
-    is_used = any(part.field for part in policy.parts) or policy.name in RIGHTS      # which authorization reads from the catalogue
+    is_used = any(part.field for part in policy.parts) or policy.name in RIGHTS      # authorization reads rights itself
     assert bool(policy.where) == is_used != bool(policy.why)
     assert not policy.where or (ROOT / policy.where).is_file()
     assert policy.levels
@@ -116,8 +119,9 @@ def test_a_row_is_whole(policy):
 
 @pytest.mark.parametrize("policy", TABLE.values(), ids=lambda policy: policy.name)
 def test_what_holds_is_shown_as_it_is_set(policy):
-    """Setting what is shown changes nothing."""
-    options = StorageOptions(retention_s=120, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11, backlog_quota_age_s=13)
+    """A client that sets the value in force, as it was shown, changes nothing."""
+    options = StorageOptions(retention_s=120, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11,
+                             backlog_quota_age_s=13)
     found, shown = broker_policies(options), default(policy, options)
     if "topic" in policy.levels and policy.where and shown is not None:
         kept = read(policy, shown)
@@ -125,8 +129,9 @@ def test_what_holds_is_shown_as_it_is_set(policy):
 
 
 def test_the_command_line_may_import_the_table_at_once():
-    """Nothing of ours, no package that is not Python's own, comes with it."""
-    code = "import sys; before = set(sys.modules); import geminga.storage.catalogue.policy_table; print(*sorted(set(sys.modules) - before))"
+    """The table imports only Python's own packages and its value types: the command has to start at once."""
+    code = "import sys; before = set(sys.modules); import geminga.storage.catalogue.policy_table; " \
+           "print(*sorted(set(sys.modules) - before))"
     came = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {name for name in came if name.split(".")[0] not in sys.stdlib_module_names} <= {
         "geminga", "geminga.storage", "geminga.storage.catalogue", "geminga.storage.catalogue.policy_table",
@@ -182,8 +187,9 @@ def test_more_is_retained_than_the_quota_lets_be_there(kept, clashes):
     assert clash(kept) == clashes
 
 
-@pytest.mark.parametrize(("seconds", "size", "retains"), [(0, 0, False), (5, 0, False), (0, 5, False), (-1, 0, False), (0, -1, False),
-                                                          (5, 5, True), (-1, 5, True), (5, -1, True), (-1, -1, True)])
+@pytest.mark.parametrize(("seconds", "size", "retains"), [
+    (0, 0, False), (5, 0, False), (0, 5, False), (-1, 0, False), (0, -1, False),
+    (5, 5, True), (-1, 5, True), (5, -1, True), (-1, -1, True)])
 def test_nothing_is_retained_where_a_bound_is_zero(seconds, size, retains):
     found = Policies(retention_s=seconds, retention_bytes=size)
     assert (found.retains, found.work_alone) == (retains, retains)
@@ -194,7 +200,8 @@ def test_nothing_is_retained_where_a_bound_is_zero(seconds, size, retains):
 @pytest.mark.parametrize("policies, expected", [
     (Policies(), False), (Policies(message_ttl_s=5), True), (Policies(delete_inactive_topics=True), True),
     (Policies(subscription_expiration_s=5), True), (Policies(compaction_threshold=5), True),
-    (Policies(retention_s=5, retention_bytes=-1), True), (Policies(retention_s=5), False), (Policies(retention_bytes=5), False),
+    (Policies(retention_s=5, retention_bytes=-1), True), (Policies(retention_s=5), False),
+    (Policies(retention_bytes=5), False),
     (Policies(quota_age_s=5, quota_age_action="consumer_backlog_eviction"), True),
     (Policies(quota_age_s=5, quota_age_action="producer_exception"), False),
     (Policies(quota_bytes=5, quota_age_action="consumer_backlog_eviction"), False)], ids=str)
@@ -203,7 +210,8 @@ def test_what_is_to_be_done_for_partitions_that_nobody_uses(policies, expected):
 
 
 def test_retention_keeps_where_both_of_its_bounds_let_something_be_kept():
-    for seconds, size, expected in ((0, 0, False), (5, 0, False), (0, 5, False), (5, 5, True), (-1, -1, True), (-1, 0, False)):
+    for seconds, size, expected in ((0, 0, False), (5, 0, False), (0, 5, False), (5, 5, True), (-1, -1, True),
+                                    (-1, 0, False)):
         assert Policies(retention_s=seconds, retention_bytes=size).retains == expected
 
 
@@ -220,8 +228,9 @@ def test_a_period_of_a_rate_is_a_second_at_least():
 
 def test_blank_fields_are_shown_as_what_is_further_up(catalogue):
     delayed = TABLE["delayedDelivery"]
-    catalogue.policies.set("public/default", "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 700}))
-    catalogue.policies.set(str(TOPIC), "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 0}))
+    for scope, tick_ms in (("public/default", 700), (str(TOPIC), 0)):
+        kept = kept_of("delayedDelivery", {"active": True, "tickTime": tick_ms})
+        catalogue.policies.set(scope, "delayedDelivery", kept)
     assert applied(catalogue, TOPIC, delayed, OPTIONS)["tickTime"] == 700
     assert policies_of(catalogue, TOPIC, OPTIONS).delay_tick_ms == 700
 
@@ -232,7 +241,8 @@ NUMBERS = ["maxProducers", "messageTTL"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("wrong", [True, False, 1.0, None, "x", "", [], {}, 1 << 31, -(1 << 31), "2147483648", "-2147483648"], ids=repr)
+@pytest.mark.parametrize("wrong", [True, False, 1.0, None, "x", "", [], {}, 1 << 31, -(1 << 31), "2147483648",
+                                   "-2147483648"], ids=repr)
 def test_what_is_no_number_of_32_bits_is_none(name, wrong):
     with pytest.raises(Invalid):
         read(TABLE[name], wrong)

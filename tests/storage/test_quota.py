@@ -1,4 +1,4 @@
-"""Backlog quotas: nobody publishes beyond them, nobody is kept out without reason, and who waits is let in when there is room."""
+"""Backlog quotas: producers above them are held, refused, or evict entries, and enter again when there is room."""
 import random
 
 import pytest
@@ -18,8 +18,8 @@ T = api.BaseCommand.Type
 
 
 def asks(rig, name="mine", epoch=0, number=77, **fields):
-    return rig.command("producer", topic="t", producer_id=number, request_id=number, producer_name=name, user_provided_producer_name=True,
-                       epoch=epoch, **fields)
+    return rig.command("producer", topic="t", producer_id=number, request_id=number, producer_name=name,
+                       user_provided_producer_name=True, epoch=epoch, **fields)
 
 
 def errors(answers):
@@ -27,7 +27,8 @@ def errors(answers):
 
 
 def is_let_in(answers, number=77):
-    return any(action == envelope.PRODUCER_READY and object_id == number for _, action, object_id, _, _ in answers.replies)
+    return any(action == envelope.PRODUCER_READY and object_id == number
+               for _, action, object_id, _, _ in answers.replies)
 
 
 def filled(rigs, policy, **options):
@@ -48,7 +49,7 @@ def closed(answers):
 @pytest.mark.parametrize(("policy", "code"), [(HOLD, api.ProducerBlockedQuotaExceededError),
                                               (EXCEPTION, api.ProducerBlockedQuotaExceededException)])
 def test_the_next_message_is_refused_and_so_is_whoever_comes_new(rigs, policy, code):
-    """What was sent is not answered: its client sends it again when it is let in."""
+    """A message above the quota gets no receipt: its client sends it again when it is let in."""
     rig, producer, _, positions = filled(rigs, policy)
     answers = rig.run(rig.sends((producer, PAYLOAD)))
     assert (closed(answers), answers.receipts) == ([producer.object_id], [])
@@ -84,7 +85,8 @@ def test_who_comes_back_has_an_answer_after_ten_seconds(rigs):
     rig.run(asks(rig, epoch=1))
     assert rig.run(after_ms=9_999).replies == []
     answers = rig.run(after_ms=1_000)
-    assert errors(answers) == [(api.ProducerBlockedQuotaExceededError, "Cannot create producer on topic with backlog quota exceeded")]
+    text = "Cannot create producer on topic with backlog quota exceeded"
+    assert errors(answers) == [(api.ProducerBlockedQuotaExceededError, text)]
     assert rig.run(after_ms=20_000).replies == []
 
 
@@ -96,7 +98,7 @@ def test_with_the_exception_nobody_waits(rigs, policy):
 
 
 def test_who_gave_up_waiting_does_not_get_in(rigs):
-    """Neither one that closed its producer nor one whose connection has ended."""
+    """A producer that was closed, or whose connection has ended, is not let in any more."""
     rig, producer, consumer, positions = filled(rigs, HOLD)
     rig.run(rig.sends((producer, PAYLOAD)))
     rig.run(asks(rig, epoch=1), asks(rig, "other", 1, 78, connection=2))
@@ -117,7 +119,7 @@ def test_an_unloaded_topic_keeps_nobody_waiting(rigs):
 
 
 def test_a_waiting_exclusive_producer_has_its_turn(rigs):
-    """Nobody is told a lie about who has access."""
+    """An exclusive producer that waits has no access yet, and no other is told that it has."""
     rig = rigs(backlog_quota_bytes=LIMIT)
     rig.consumer("t")
     first = rig.producer("t", producer_access_mode=api.Exclusive)
@@ -140,7 +142,7 @@ def test_room_is_made_by_whatever_takes_the_backlog_away(rigs):
 
 
 def test_only_what_is_not_acknowledged_counts(rigs):
-    """One entry in front of all that are acknowledged keeps nobody out; readers count for nothing, and other subscriptions' backlogs do."""
+    """One entry in front of acknowledged ones makes no backlog; readers do not count, other subscriptions do."""
     rig, producer, consumer, positions = filled(rigs, HOLD)
     rig.consumer("t", "reader", durable=False)
     rig.run(rig.acks(consumer, *positions[1:]))
@@ -183,10 +185,11 @@ def test_a_quota_that_is_set_or_taken_away_holds_for_the_next_message(rig):
 
 
 @pytest.mark.parametrize(("of_age", "of_size", "code"), [
-    (HOLD, EXCEPTION, api.ProducerBlockedQuotaExceededError), (EXCEPTION, HOLD, api.ProducerBlockedQuotaExceededException),
+    (HOLD, EXCEPTION, api.ProducerBlockedQuotaExceededError),
+    (EXCEPTION, HOLD, api.ProducerBlockedQuotaExceededException),
     (EXCEPTION, EVICTION, api.ProducerBlockedQuotaExceededException)])
 def test_each_quota_has_its_own_way(rig, of_age, of_size, code):
-    """The one of age says what becomes of producers where messages are too old, whatever that of size would."""
+    """The quota of age has its own action, whatever the action of the quota of size is."""
     producer, _ = rig.producer("t"), rig.consumer("t")
     set_quota(rig, "destination_storage", {"limitSize": 1 << 30, "limitTime": -1, "policy": of_size})
     set_quota(rig, "message_age", {"limitSize": -1, "limitTime": 60, "policy": of_age})
@@ -198,7 +201,7 @@ def test_each_quota_has_its_own_way(rig, of_age, of_size, code):
 # -- eviction
 
 def state(rig, subscription="sub"):
-    """(entries that are not acknowledged, messages evicted)"""
+    """Return (entries that are not acknowledged, messages evicted)."""
     found = rig.partition("t")
     cursor = found.subscriptions[subscription, True].cursor
     return cursor.backlog(found.ledgers), cursor.totals[EVICTED]
@@ -247,9 +250,10 @@ def test_messages_that_are_too_old_are_evicted_within_a_second(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_is_kept_out_without_reason_nor_let_in_with_one(rigs, seed):
-    """Against a count of all that is there: publishing, acknowledgements with holes, roll-overs, new subscriptions, restarts."""
+    """The quota against a count of all entries, with acknowledgements, roll-overs, new subscriptions and restarts."""
     random_ = random.Random(seed)
-    rig = rigs(backlog_quota_bytes=8 * SIZE - SIZE // 2, roll_over_entries=random_.choice((3, 1_000)))      # eight entries are too many
+    # Eight entries are too many.
+    rig = rigs(backlog_quota_bytes=8 * SIZE - SIZE // 2, roll_over_entries=random_.choice((3, 1_000)))
     producer, consumers = rig.producer("t"), {"sub": rig.consumer("t", subType=SubType.Shared)}
     backlogs = {"sub": []}
     for step in range(150):

@@ -1,4 +1,4 @@
-"""Rates of publishing, dispatching and subscribing: counted over a clock that the tests turn."""
+"""Rates of publishing, dispatching and subscribing, counted over a clock that the tests turn."""
 import re
 
 import pytest
@@ -19,18 +19,18 @@ from .rig import T, entry_of
 SECONDS = 10
 NAMESPACE, TOPIC = "public/default", "persistent://public/default/a"
 PAYLOAD = b"x" * 100
-SIZE = len(entry_of(PAYLOAD, sequence_id=1_000))      # bytes of an entry, hardly more or less
+SIZE = len(entry_of(PAYLOAD, sequence_id=1_000))      # bytes of an entry, within a few
 MANY = 1 << 30
 KINDS = [SubType.Exclusive, SubType.Failover, SubType.Shared, SubType.Key_Shared]
 
 
 def about(count):
-    """Within two in a hundred, and one more: that may go at once."""
+    """Within 2 % of the count, and one more, which may pass at once."""
     return pytest.approx(count, abs=count * 0.02 + 1)
 
 
 def sets(rig, policy, value, scope=TOPIC):
-    """What administration does: into the catalogue, then told to the owner."""
+    """Set a policy as administration does: in the catalogue, then with a question to the owner."""
     rig.owner.catalogue.policies.set(scope, policy, value and read(TABLE[policy], value))
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("policies", scope=scope))
@@ -41,12 +41,12 @@ def publish_rate(messages=0, size=0):
 
 
 def dispatch_rate(messages=0, size=0, period_s=1, *, relative=False):
-    return {"dispatchThrottlingRateInMsg": messages, "dispatchThrottlingRateInByte": size, "ratePeriodInSecond": period_s,
-            "relativeToPublishRate": relative}
+    return {"dispatchThrottlingRateInMsg": messages, "dispatchThrottlingRateInByte": size,
+            "ratePeriodInSecond": period_s, "relativeToPublishRate": relative}
 
 
 def passes(rig, ms, *sections):
-    """The answers of each pass until then: when the owner wants one, and where sections() is something to send every 50 ms."""
+    """Return the answers of all passes in `ms`: those the owner wants, and one every 50 ms if there are sections."""
     end, found = rig.now_ms + ms, []
     while rig.now_ms < end:
         due = min(rig.owner.passes.due_ms(), end, *[rig.now_ms + 50] * len(sections))
@@ -56,7 +56,7 @@ def passes(rig, ms, *sections):
 
 
 class Flood:
-    """A client that sends as much as it can, in messages of a batch if asked to, as long as it is read from."""
+    """A client that sends as fast as it can while its connection is read; batch=n: n messages in each entry."""
 
     def __init__(self, rig, producer, burst=500, **fields):
         self.rig, self.producer, self.burst, self.fields = rig, producer, burst, fields
@@ -77,7 +77,7 @@ class Flood:
 
 
 def flood(floods, ms):
-    """They all send for so long; returns how many receipts each has got in that time."""
+    """Let all clients send for `ms`; returns how many receipts each got."""
     before, rig = [len(one.receipts) for one in floods], floods[0].rig
     end = rig.now_ms + ms
     while rig.now_ms < end:
@@ -88,10 +88,11 @@ def flood(floods, ms):
     return [len(one.receipts) - count for one, count in zip(floods, before, strict=True)]
 
 
-# -- buckets ----------------------------------------------------------------------------------------------------------------------
+# -- buckets -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate", "period_s"), [(1, 1), (7, 1), (50, 1), (1_000, 1), (123_457, 1), (7, 3), (10, 60), (1 << 40, 1)])
+@pytest.mark.parametrize(("rate", "period_s"), [
+    (1, 1), (7, 1), (50, 1), (1_000, 1), (123_457, 1), (7, 3), (10, 60), (1 << 40, 1)])
 def test_tokens_come_at_the_rate_however_often_they_are_asked_for(rate, period_s):
     for step in (1, 3, 20, 50):
         bucket, taken = Bucket(rate, period_s, 0), 0
@@ -120,9 +121,10 @@ def test_a_clock_that_is_set_back_gives_nothing_and_stops_nothing():
 
 
 def test_owners_share_a_rate_of_the_broker():
-    """Whoever takes what: together they get no more, and one alone gets all."""
+    """Two owners together get no more than the rate, and one alone gets all of it."""
     counters = make_counters(3)
-    limits = [SharedLimit(each, ("limited_messages_in", "limited_bytes_in"), (1_000, 0, 1, False), 0) for each in counters[:2]]
+    limits = [SharedLimit(each, ("limited_messages_in", "limited_bytes_in"), (1_000, 0, 1, False), 0)
+              for each in counters[:2]]
 
     def took(limit, now_ms, at_most):
         room = min(max(limit.room(now_ms)[0], 0), at_most)
@@ -139,7 +141,7 @@ def test_owners_share_a_rate_of_the_broker():
     assert min(both) > 3_000
 
 
-# -- publishing -------------------------------------------------------------------------------------------------------------------
+# -- publishing --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "scope"), [(10, TOPIC), (100, TOPIC), (400, TOPIC), (100, NAMESPACE)])
@@ -175,7 +177,7 @@ def test_the_rates_of_the_broker_hold_for_each_topic_and_for_all_together(rigs):
 
 
 def test_nothing_is_lost_and_the_order_stays(rig):
-    """Receipts are late; the client is not read from as long as something of it is held back."""
+    """Receipts are late, and the connection is not read while its entries are held back."""
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(100))
     answers = rig.run(rig.sends(*[(producer, b"%d" % number) for number in range(300)]))
@@ -203,11 +205,12 @@ def test_a_connection_is_read_from_again_when_half_of_what_was_held_back_is_gone
 
 
 def test_other_topics_do_not_wait(rig):
-    """Also when their messages came in the same envelope."""
+    """Entries of a topic without a rate pass, even from the same envelope."""
     slow, fast = rig.producer("a"), rig.producer("b", connection=2)
     sets(rig, "publishRate", publish_rate(10))
     rig.run(rig.sends(*[(slow, PAYLOAD)] * 100))
-    answers = rig.run(rig.sends(*[one for number in range(100) for one in ((slow, b"%d" % number), (fast, b"%d" % number))]))
+    both = [one for number in range(100) for one in ((slow, b"%d" % number), (fast, b"%d" % number))]
+    answers = rig.run(rig.sends(*both))
     assert [receipt[2] for receipt in answers.receipts] == [fast.object_id] * 100
     assert (2, envelope.PAUSE_READING) not in [reply[:2] for reply in answers.replies]
     assert [payload for _, payload in rig.everything("b")] == [b"%d" % number for number in range(100)]
@@ -255,7 +258,7 @@ def test_another_rate_holds_at_once_and_none_lets_everything_go(rig):
 
 
 def test_a_policy_of_something_else_changes_nothing(rig):
-    """A bucket is not filled because somebody sets something every second."""
+    """Setting another policy every second does not fill the bucket."""
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
     one = Flood(rig, producer)
@@ -277,22 +280,24 @@ def test_a_rate_is_kept_over_a_crash_and_what_was_held_back_is_not_there(rigs):
 
 
 def test_what_came_before_a_close_is_stored(rig):
-    """And paid for by who comes next."""
+    """Entries held back are stored before the producer closes, and charged to later ones."""
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
     rig.run(rig.sends(*[(producer, PAYLOAD)] * 50))
     answers = rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=9))
     assert len(rig.everything("a")) == 50
-    assert [action for _, action, *_ in answers.replies if action in (envelope.PAUSE_READING, envelope.RESUME_READING)] == [envelope.RESUME_READING]
+    actions = [action for _, action, *_ in answers.replies]
+    assert envelope.PAUSE_READING not in actions and actions.count(envelope.RESUME_READING) == 1
     other = rig.producer("a")
     assert rig.publish(other, PAYLOAD) == []
     assert not any(answers.receipts for answers in passes(rig, 4_000 - 200))
 
 
-@pytest.mark.parametrize("end", [lambda rig: rig.happened(envelope.CONNECTION_GONE), lambda rig: rig.question("terminate", "a"),
+@pytest.mark.parametrize("end", [lambda rig: rig.happened(envelope.CONNECTION_GONE),
+                                 lambda rig: rig.question("terminate", "a"),
                                  lambda rig: rig.question("unload", "a")])
 def test_what_a_producer_that_is_gone_has_sent_is_left_out(rig, end):
-    """Its client has no receipt, and sends it again or knows better; others' go on."""
+    """A producer that has gone got no receipt for its entries, and sends them again; those of others are stored."""
     producer, other = rig.producer("a"), rig.producer("b", connection=2)
     sets(rig, "publishRate", publish_rate(10), NAMESPACE)
     stored = len(rig.run(rig.sends(*[(producer, PAYLOAD)] * 50)).receipts)
@@ -314,18 +319,19 @@ def test_nothing_is_due_when_the_only_topic_that_waited_is_gone(rig):
 
 
 def test_one_of_two_producers_of_a_topic_goes(rig):
-    """What the other has sent keeps its order and its bytes."""
+    """The entries of the other producer keep their order and their bytes."""
     gone, stays = rig.producer("a", connection=2), rig.producer("a", connection=3)
     sets(rig, "publishRate", publish_rate(10))
     rig.run(rig.sends((gone, b"first"), (gone, b"second")))
     rig.run(rig.sends(*[one for number in range(10) for one in ((gone, b"no"), (stays, b"%d" % number))]))
     rig.run(rig.happened(envelope.CONNECTION_GONE, connection=2))
     passes(rig, 2_000)
-    assert [payload for _, payload in rig.everything("a")] == [b"first", b"second"] + [b"%d" % number for number in range(10)]
+    payloads = [payload for _, payload in rig.everything("a")]
+    assert payloads == [b"first", b"second"] + [b"%d" % number for number in range(10)]
 
 
 def test_a_partition_that_deduplicates_knows_what_is_held_back(rig):
-    """Sent again behind it, it is stored once."""
+    """A message sent again behind the one that is held back is stored once."""
     producer = rig.producer("a", producer_name="p", user_provided_producer_name=True)
     sets(rig, "deduplication", True)
     sets(rig, "publishRate", publish_rate(10))
@@ -336,7 +342,7 @@ def test_a_partition_that_deduplicates_knows_what_is_held_back(rig):
 
 
 def test_owners_hold_back_no_more_than_a_bound(rig, monkeypatch):
-    """Above it topics run into debt."""
+    """Above the bound of memory, topics overdraw their rates."""
     monkeypatch.setattr(rate_limiter, "_HELD_MAX", 100 * SIZE)
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
@@ -347,7 +353,7 @@ def test_owners_hold_back_no_more_than_a_bound(rig, monkeypatch):
 
 
 def test_what_is_let_go_at_once_may_be_more_than_a_record_holds(rigs):
-    """Of the journal: all of it is stored, in order."""
+    """More entries than fit into a journal record are stored in several, in order."""
     rig = rigs(pass_bytes_max=100_000)
     payloads = [b"%d" % number * 1_000 for number in range(200)]
     producer = rig.producer("a")
@@ -369,7 +375,7 @@ def test_topics_that_keep_nothing_have_rates_too(rig):
     assert one.receipts == one.sent[:len(one.receipts)]
 
 
-# -- dispatching ------------------------------------------------------------------------------------------------------------------
+# -- dispatching -------------------------------------------------------------------------------------------------------
 
 def backlog(rig, topic, count, **fields):
     producer = rig.producer(topic, connection=99)
@@ -380,14 +386,14 @@ def backlog(rig, topic, count, **fields):
 
 
 def given(answers, consumer):
-    """How many entries it got in all those passes."""
+    """Return how many entries the consumer got in the passes."""
     return sum(len(one[3]) for each in answers for one in each.gifts if one[0] == consumer.number)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
 def test_consumers_get_no_more_than_the_rate_and_no_less(rig, kind):
-    """And everything, in the end, in order."""
+    """In the end consumers have all entries, in order."""
     backlog(rig, "a", 1_300)
     stored = [position for position, _ in rig.everything("a")]
     consumer = rig.consumer("a", subType=kind)
@@ -442,7 +448,7 @@ def test_each_subscription_has_the_rate_of_subscriptions_and_the_strictest_rule_
 
 
 def test_one_subscription_may_have_a_rate_of_its_own(rigs):
-    """It is stronger than the rate of each, and there without one."""
+    """A subscription's own rate is stronger than the rate for each, and bounds where that is not set."""
     rig = rigs()
     backlog(rig, "a", 1_500)
     consumers = [rig.consumer("a", name) for name in ("x", "y")]
@@ -472,7 +478,7 @@ def test_the_brokers_rate_is_shared_by_all_topics(rigs):
 
 
 def changes(rig, **options):
-    """What administration does to the broker's own configuration."""
+    """Change options of the running broker, as administration does."""
     for name, value in options.items():
         rig.owner.catalogue.options.set(name, value)
     rig.owner.catalogue.commit()
@@ -504,7 +510,8 @@ def test_batches_count_by_their_messages_and_bytes_by_themselves(rig, kind, size
     consumer = rig.consumer("a", subType=kind)
     sets(rig, "dispatchRate", dispatch_rate(0, 100 * SIZE) if size else dispatch_rate(1_000))
     rig.run(rig.flow(consumer, MANY))
-    expected = 100 * SECONDS * (SIZE / len(entry_of(PAYLOAD, sequence_id=1_000, batch=10, partition_key="100")) if size else 1)
+    batch_size = len(entry_of(PAYLOAD, sequence_id=1_000, batch=10, partition_key="100"))
+    expected = 100 * SECONDS * (SIZE / batch_size if size else 1)
     assert given(passes(rig, SECONDS * 1_000), consumer) == pytest.approx(expected, rel=0.02, abs=10)
 
 
@@ -583,7 +590,8 @@ def test_the_largest_rates_slow_nobody(rig, kind):
     sets(rig, "publishRate", publish_rate(*largest), NAMESPACE)
     sets(rig, "dispatchRate", dispatch_rate(*largest, (1 << 31) - 1, relative=True), NAMESPACE)
     sets(rig, "subscriptionDispatchRate", dispatch_rate(*largest), NAMESPACE)
-    sets(rig, "subscribeRate", {"subscribeThrottlingRatePerConsumer": largest[0], "ratePeriodInSecond": largest[0]}, NAMESPACE)
+    subscribe_rate = {"subscribeThrottlingRatePerConsumer": largest[0], "ratePeriodInSecond": largest[0]}
+    sets(rig, "subscribeRate", subscribe_rate, NAMESPACE)
     consumer = rig.consumer("a", subType=kind)
     rig.run(rig.flow(consumer, MANY))
     answers = rig.run(rig.sends(*[(rig.producer("a"), PAYLOAD)] * 100))
@@ -591,7 +599,7 @@ def test_the_largest_rates_slow_nobody(rig, kind):
 
 
 def test_who_is_not_slowed_is_not_woken(rig):
-    """Without permits, or with nothing to give, no pass is wanted."""
+    """A subscription without permits or without entries wants no pass because of its rate."""
     backlog(rig, "a", 100)
     consumer = rig.consumer("a")
     sets(rig, "dispatchRate", dispatch_rate(10))
@@ -633,14 +641,14 @@ def test_a_topic_that_keeps_nothing_drops_what_is_beyond_its_dispatch_rate(rig):
     assert sum(len(answers.receipts) for answers in found) >= 8 * 20 * SECONDS
 
 
-# -- subscribing ------------------------------------------------------------------------------------------------------------------
+# -- subscribing -------------------------------------------------------------------------------------------------------
 
 def test_who_subscribes_too_often_is_refused_and_others_are_not(rig):
     sets(rig, "subscribeRate", {"subscribeThrottlingRatePerConsumer": 2, "ratePeriodInSecond": 10}, NAMESPACE)
 
     def subscribes(name, number=7):
-        answers = rig.run(rig.command("subscribe", topic="a", subscription="s", subType=SubType.Shared, consumer_name=name,
-                                      consumer_id=number, request_id=5))
+        answers = rig.run(rig.command("subscribe", topic="a", subscription="s", subType=SubType.Shared,
+                                      consumer_name=name, consumer_id=number, request_id=5))
         errors = [(command.error.error, command.error.message) for command in answers.commands(T.ERROR)]
         rig.run(rig.command("close_consumer", consumer_id=number, request_id=6))
         return errors
@@ -663,10 +671,10 @@ def test_consumers_that_subscribed_long_ago_are_forgotten(monkeypatch):
     assert len(subscribed._buckets) <= 10
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------------------------
+# -- what is shown -----------------------------------------------------------------------------------------------------
 
 def test_consumers_that_have_everything_wait_for_no_rate(rig):
-    """Also when they have just used it up."""
+    """Consumers that have all entries are not throttled, although the rate is used up."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     sets(rig, "subscriptionDispatchRate", dispatch_rate(1))
     rig.run(rig.flow(consumer, MANY))
@@ -685,10 +693,11 @@ def test_why_names_the_rule_that_slows_consumers(rig):
     rig.run(rig.flow(consumer, MANY))
     passes(rig, 3_000)
     since = rig.now_ms - 3_000
-    [cause] = [cause for cause in rig.asked("why", "a", subscription="sub")["causes"] if "subscriptionDispatchRate" in cause["rule"]]
+    causes = rig.asked("why", "a", subscription="sub")["causes"]
+    [cause] = [cause for cause in causes if "subscriptionDispatchRate" in cause["rule"]]
     assert cause.pop("until_ms") - rig.now_ms in range(1, 520)
-    assert cause == {"cause": "dispatch rate", "rule": f"subscriptionDispatchRate of topic {TOPIC}: 2 messages in a second",
-                     "since_ms": since}
+    assert cause == {"cause": "dispatch rate", "since_ms": since,
+                     "rule": f"subscriptionDispatchRate of topic {TOPIC}: 2 messages in a second"}
     sets(rig, "subscriptionDispatchRate", None)
     passes(rig, 1_000)
     [cause] = rig.asked("why", "a", subscription="sub")["causes"]
@@ -715,7 +724,7 @@ def test_why_names_the_rule_that_slows_producers(rigs):
 
 
 def test_nothing_is_left_of_the_rate_of_a_topic_that_keeps_nothing_when_that_is_deleted(rig):
-    """While somebody uses it, and while it is only there because administration or a subscription named it."""
+    """A deleted non-persistent topic leaves no rate, whether clients used it or only administration did."""
     name = "non-persistent://public/default/gone"
     sets(rig, "publishRate", publish_rate(10), NAMESPACE)
     rig.consumer(name)
@@ -729,24 +738,25 @@ def test_nothing_is_left_of_the_rate_of_a_topic_that_keeps_nothing_when_that_is_
     assert not rig.owner.rates.is_possible and not rig.owner.non_persistent
 
 
-# -- what the log says ------------------------------------------------------------------------------------------------------------
+# -- what the log says -------------------------------------------------------------------------------------------------
 
 def lines(capsys):
-    """What the log says, but for what was made to have rates."""
+    """Return the log's lines, without those about topics and subscriptions that were made."""
     found = [line.removeprefix("geminga: ") for line in capsys.readouterr().err.splitlines()]
     return [line for line in found if not line.startswith(("a topic was made", "a subscription was made"))]
 
 
 def test_the_log_says_when_a_rate_begins_to_keep_producers_waiting_and_when_that_is_over(rig, capsys):
-    """One line each, however often there are tokens in between."""
+    """The log has one line for the beginning and one for the end, however often there are tokens in between."""
     sets(rig, "publishRate", publish_rate(10))
     producer = rig.producer("a")
     rig.run(rig.sends(*[(producer, PAYLOAD)] * 100))
     passes(rig, 5_000)
     rig.run(rig.sends(*[(producer, PAYLOAD)] * 10))
-    assert lines(capsys) == [f"{TOPIC}: producers wait because of publishRate of topic {TOPIC}: 10 messages in a second"]
+    assert lines(capsys) == [
+        f"{TOPIC}: producers wait because of publishRate of topic {TOPIC}: 10 messages in a second"]
     passes(rig, QUIET_MS)
-    assert not lines(capsys)      # what came last still waits, or did a moment ago
+    assert not lines(capsys)      # the last entries still wait, or did a moment ago
     passes(rig, QUIET_MS + 2_000)
     [line] = lines(capsys)
     held = int(re.fullmatch(rf"{TOPIC}: producers wait no more; a rate held up (\d+) entries in 1\d\.\d s", line)[1])
@@ -774,12 +784,13 @@ def test_the_log_says_so_of_consumers_too(rig, capsys):
                              "10 messages in a second"]
     rig.close_consumer(consumer)
     passes(rig, QUIET_MS + 2_000)
-    assert [line.partition(";")[0] for line in lines(capsys)] == [f"{TOPIC}: consumers of subscription 'sub' wait no more"]
+    [line] = lines(capsys)
+    assert line.partition(";")[0] == f"{TOPIC}: consumers of subscription 'sub' wait no more"
 
 
 @pytest.mark.slow
 def test_lines_are_few_where_very_many_wait(rigs, capsys):
-    """Of the others there is their number."""
+    """The log counts the topics that have no lines."""
     rig = rigs(publish_messages_per_topic=1)
     producers = [rig.producer(f"t{number}") for number in range(LINES_MAX + 30)]
     rig.run(rig.sends(*[(producer, PAYLOAD) for producer in producers for _ in range(5)]))

@@ -1,4 +1,5 @@
-"""What everybody has acknowledged is kept as long, and as much of it, as was asked for; then its space is given back."""
+"""Retention: acknowledged entries are kept as long, and up to the size, that policies say; then their space is freed.
+"""
 import pytest
 
 from geminga.storage import format
@@ -7,7 +8,7 @@ DAY_S = 24 * 3600
 
 
 def filled(rigs, ledgers=4, **options):
-    """So many ledgers of some 2,000 bytes each; a minute between two entries: (rig, positions, consumer)."""
+    """A partition with so many ledgers of some 2,000 bytes, a minute between entries: (rig, positions, consumer)."""
     rig = rigs(roll_over_entries=2, **options)
     producer, consumer = rig.producer("t"), rig.consumer("t")
     positions = []
@@ -18,7 +19,7 @@ def filled(rigs, ledgers=4, **options):
 
 
 def tick(rig, ms=0):
-    """The time passes, and whatever an idle owner looks at every ten seconds is looked at."""
+    """Let time pass, and the looks that an idle owner takes every ten seconds."""
     rig.run(after_ms=ms)
     rig.run(after_ms=10_000)
 
@@ -33,16 +34,18 @@ def test_without_retention_nothing_that_is_acknowledged_is_kept(rigs):
 @pytest.mark.parametrize(("options", "kept"), [
     ({"retention_s": -1, "retention_bytes": -1}, 4),
     ({"retention_s": DAY_S, "retention_bytes": -1}, 4),
-    ({"retention_s": 330, "retention_bytes": -1}, 3),      # the newest entry of the first came 7 minutes ago, of the next 5
+    # The newest entry of the first ledger is 7 minutes old, that of the next 5 minutes.
+    ({"retention_s": 330, "retention_bytes": -1}, 3),
     ({"retention_s": -1, "retention_bytes": 1 << 20}, 4),
-    ({"retention_s": -1, "retention_bytes": 3_000}, 2),    # without the first there are 6,000 bytes, without the second 4,000
+    # Without the first ledger 6,000 bytes are left, without the second 4,000.
+    ({"retention_s": -1, "retention_bytes": 3_000}, 2),
     ({"retention_s": DAY_S, "retention_bytes": 3_000}, 2),
     ({"retention_s": 330, "retention_bytes": 1 << 20}, 3),
     ({"retention_s": DAY_S, "retention_bytes": 0}, 1),
     ({"retention_s": 0, "retention_bytes": -1}, 1),
 ])
 def test_a_ledger_goes_when_it_is_too_old_or_there_is_enough_without_it(rigs, options, kept):
-    """The first that is neither keeps those behind it; so does what somebody has not acknowledged."""
+    """The first ledger that stays keeps those behind it, and so does one that is not acknowledged."""
     rig, positions, consumer = filled(rigs, **options)
     ledgers = rig.files("t")
     tick(rig)
@@ -87,7 +90,8 @@ def test_an_open_ledger_that_somebody_needs_stays(rigs):
 
 def test_a_retention_that_is_set_or_taken_away_holds_at_once(rigs):
     rig, positions, consumer = filled(rigs)
-    rig.owner.catalogue.policies.set("public/default", "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+    unbounded = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    rig.owner.catalogue.policies.set("public/default", "retention", unbounded)
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope="public/default"))
     rig.run(rig.acks(consumer, positions[-1], cumulative=True))

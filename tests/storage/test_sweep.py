@@ -1,4 +1,4 @@
-"""Policies reach partitions that nobody uses: after a start, and when they are set."""
+"""The scan of closed partitions: policies act on partitions without clients, after a start and when they are set."""
 import pytest
 
 from geminga.storage.cursors.cursor import EXPIRED
@@ -7,7 +7,7 @@ HOUR_MS = 3_600_000
 
 
 def stored(rigs, topics, **options):
-    """Topics with a message that nobody acknowledged, in a process that nobody has asked for any of them."""
+    """Topics with an unacknowledged message, in an owner that has not opened any of them."""
     rig = rigs(**options)
     for topic in topics:
         rig.consumer(topic)
@@ -23,12 +23,13 @@ def ticks(rig, count):
 
 
 def expired(rig):
-    return {str(partition.name): sub.cursor.totals[EXPIRED] for partition in rig.partitions for sub in partition.subscriptions.values()}
+    return {str(partition.name): subscription.cursor.totals[EXPIRED]
+            for partition in rig.partitions for subscription in partition.subscriptions.values()}
 
 
 @pytest.mark.slow
 def test_messages_of_partitions_that_nobody_uses_expire(rigs):
-    """Slowly, so that what clients ask for does not wait."""
+    """The scan opens few partitions at a time, so that clients' requests do not wait."""
     rig = stored(rigs, [f"t{number}" for number in range(120)], message_ttl_s=60)
     ticks(rig, 1)
     assert 0 < len(rig.partitions) < 120

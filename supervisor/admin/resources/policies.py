@@ -180,7 +180,7 @@ async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) ->
 
 
 async def _keep(request: web.Request, scope: str, name: str, value: Any, status: int = 204) -> web.Response:
-    """Store a value; None removes it, so that a weaker level's is in force."""
+    """Store a value; None removes it, so that the value of a weaker level is in force."""
     request.app[TOPICS].catalogue.policies.set(scope, name, value)
     return await _take_effect(request, scope, status)
 
