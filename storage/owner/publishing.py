@@ -133,33 +133,33 @@ class Publishing(TopicWatcher):
         began = time.perf_counter()
         self._durability.commit(planned)
         ended = time.perf_counter()
-        owner.counters.observe("publish", ended - owner.began, sum(group.count for group in planned.groups))
+        owner.counters.observe("publish", ended - owner.began, self._count(planned.groups))
         self._statistics.stored(planned, ended - owner.began, ended - began)
-        self._count(planned.groups)
         if self._rates.is_relative:
             rate_limiter.published(planned.groups, owner.now_ms)
         publish_plan.apply(planned, owner.now_ms)
         for partition in disabled:
             partition.sequences.clear()
-        for group in planned.groups:
-            self._stored(planned, group)
+        self._follow_up(planned)
         for partition in disabled:
             owner.journal.mark_dirty(partition)
 
-    def _stored(self, planned: Plan, group: Group) -> None:
-        """Follow up on entries that are in their ledger now: delayed index, dispatch, quota, checkpoint."""
-        owner, partition = self._owner, group.partition
-        owner.journal.mark_dirty(group.ledger)
-        if (schedule := partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
-            deliver_at = publish_plan.deliver_at(planned, group)
-            schedule.published(group.ledger, group.ledger.entries - group.count, deliver_at, owner.now_ms)
-            self._schedules.look(partition)
-        owner.to_dispatch[partition] = None
-        self._trimming.recent.add(partition)
-        if self._quotas.is_possible:
-            self._quotas.published(partition)
-        if partition.deduplicates:
-            owner.journal.mark_dirty(partition)      # also for the segment that this record may have begun
+    def _follow_up(self, planned: Plan) -> None:
+        """Follow up on entries that are in their ledgers now: checkpoint, delayed index, dispatch, trimming, quota."""
+        owner, has_quotas = self._owner, self._quotas.is_possible
+        for group in planned.groups:
+            partition = group.partition
+            owner.journal.mark_dirty(group.ledger)
+            if (schedule := partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
+                deliver_at = publish_plan.deliver_at(planned, group)
+                schedule.published(group.ledger, group.ledger.entries - group.count, deliver_at, owner.now_ms)
+                self._schedules.look(partition)
+            owner.to_dispatch[partition] = None
+            self._trimming.recent.add(partition)
+            if has_quotas:
+                self._quotas.published(partition)
+            if partition.deduplicates:
+                owner.journal.mark_dirty(partition)      # also for the segment that this record may have begun
 
     def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
         """Return partitions of the plan that have stopped deduplicating, and note that they forget sequence ids."""
@@ -178,15 +178,20 @@ class Publishing(TopicWatcher):
                 partition.begin_schedule(is_strict=self._owner.options.delayed_delivery_strict)
                 self._schedules.watch(partition)
 
-    def _count(self, groups: list[Group]) -> None:
-        """Count the groups, whose entries are not yet in their ledgers."""
-        counters = self._owner.counters
-        counters.add("entries_in", sum(group.count for group in groups))
-        counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
-        counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
+    def _count(self, groups: list[Group]) -> int:
+        """Count the groups, whose entries are not yet in their ledgers.  Return the number of entries."""
+        counters, entries, messages, size = self._owner.counters, 0, 0, 0
+        for group in groups:
+            entries += group.count
+            messages += group.next_message - group.partition.next_message
+            size += group.size - group.ledger.size
+        counters.add("entries_in", entries)
+        counters.add("messages_in", messages)
+        counters.add("bytes_in", size)
         if self._system:
             counters.add("system_bytes_in", sum(
                 group.size - group.ledger.size for group in groups if group.partition in self._system))
+        return entries
 
     def _answer(self, planned: Plan) -> None:
         """Answer the plan's SENDs with receipts, and refused ones with errors, in the order of SENDs."""
