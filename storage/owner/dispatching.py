@@ -32,7 +32,8 @@ _STORED = Ledger, CompactedLedger
 class Dispatching(Watcher):
     """Deliveries of one owner."""
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: RateLimiter, schedules: DelayedScheduler):
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: RateLimiter,
+                 schedules: DelayedScheduler):
         self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
         self._acks: list[Rows] = []               # received, and not yet applied
         self._partial_acks: list[tuple[Rows, memoryview]] = []      # (ACK_ROWs with parts of batches, their ack sets)
@@ -114,7 +115,7 @@ class Dispatching(Watcher):
             owner.to_dispatch = {}
 
     def _dispatch(self, topic: Topic) -> None:
-        """Deliver what the consumers of all subscriptions get now, and set the topic's timer for what they get later."""
+        """Deliver what consumers of all subscriptions get now, and set the topic's timer for what they get later."""
         partition, now_ms = topic if isinstance(topic, Partition) else None, self._owner.now_ms
         topic.now_ms = now_ms
         schedule, has_rates = topic.schedule, topic.rate_limits is not None
@@ -163,7 +164,8 @@ class Dispatching(Watcher):
         for subscription in moved:
             close_consumers(self._owner, subscription)
 
-    def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: ReadableLedger, entries: Entries) -> None:
+    def _deliver(
+        self, subscription: Subscription, consumer: Consumer, ledger: ReadableLedger, entries: Entries) -> None:
         """Deliver the entries as a run, or as a list if they lie apart, or have redelivery counts or ack sets."""
         partition, outbox, ledger_id = subscription.partition, self._owner.outbox(consumer.worker), ledger.ledger_id
         assert isinstance(partition, Partition) and isinstance(ledger, _STORED), (subscription, ledger)

@@ -1,4 +1,4 @@
-"""Durability: decisions go into the journal, which is synced before an answer that depends on them leaves."""
+"""Durability: writes decisions into the journal, and syncs it before an answer that depends on them leaves."""
 import time
 
 from geminga.storage import format
@@ -10,12 +10,12 @@ from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.upkeep.disk_space import DiskSpace
 
 ACK_SYNC_MS = 10            # an acknowledgement without a receipt is synced with the next answer, or after this
-_OPS_SIZE_MAX = 10_000 * format.OP_ROW.itemsize      # of a journal record: fits into the smallest segment that may be configured
+_OPS_SIZE_MAX = 10_000 * format.OP_ROW.itemsize      # of one record, so that it fits into the smallest segment
 _NO_ROOM_SECONDS = 0.1      # between attempts to append when the disk is full and the reserve used up
 
 
 class Durability:
-    """Commits and syncs of one owner."""
+    """Commits and syncs the decisions of one owner."""
 
     def __init__(self, owner: OwnerContext, space: DiskSpace):
         self._owner, self._space = owner, space
@@ -25,21 +25,23 @@ class Durability:
         return f"<Durability unsynced_since_ms={self._unsynced_since_ms}>"
 
     def clock_went_back(self, now_ms: int) -> None:
-        """Let no sync wait until the clock shows again what it has shown before."""
+        """Count the wait for a sync from now at the latest: the clock may need hours to show the old time again."""
         if self._unsynced_since_ms is not None:
             self._unsynced_since_ms = min(self._unsynced_since_ms, now_ms)
 
     def due_ms(self) -> int | None:
-        """When what was appended is to be synced, although no answer depends on it; None: all is synced."""
+        """Return when appended ops are to be synced although no answer depends on them; None: all are synced."""
         if self._unsynced_since_ms is None:
             return None
         options = self._owner.options
         return self._unsynced_since_ms + (ACK_SYNC_MS if options.sync == "group" else options.sync_interval_ms)
 
     def commit(self, planned: Plan | None = None) -> None:
-        """Append what was decided, and the planned entries, to the journal; sync it if an answer depends on that or it is due.
+        """Append all decisions so far, and the planned entries, to the journal; sync it if a sync is due.
 
-        Raises StorageFull, NotDurable, OSError; Interrupted for all else, which a command must not take for its own failure.
+        A sync is due when an answer depends on it, or when ops have waited long enough.
+        Raises NotDurable, OSError.  Any other error becomes Interrupted, because a command must not take a half-done
+        commit for its own failure.
         """
         try:
             self._commit_all(planned)
@@ -49,7 +51,7 @@ class Durability:
             raise Interrupted("a commit") from error
 
     def commit_and_sync(self) -> None:
-        """Make all that was decided so far durable: files may be removed that say otherwise.  Raises as `commit` does."""
+        """Make all decisions so far durable, so that files that contradict them may go.  Raises as `commit`."""
         self._owner.answer_needs_sync()
         self.commit()
 
@@ -61,7 +63,7 @@ class Durability:
         if planned is None and not owner.has_ops:
             return self._sync_when_due()
         ops, at = owner.take_ops(), 0
-        while len(ops) - at > _OPS_SIZE_MAX:      # acknowledgements of many entries that lie apart: no segment has room for all
+        while len(ops) - at > _OPS_SIZE_MAX:      # acknowledgements of many entries apart from each other
             self.append(ops[at:at + _OPS_SIZE_MAX])
             at += _OPS_SIZE_MAX
         ops = ops[at:]
@@ -71,13 +73,13 @@ class Durability:
         self._sync_when_due()
 
     def append(self, ops: bytes) -> None:
-        """Append a record of ops, packed OP_ROWs."""
+        """Append a record of ops, packed OP_ROWs.  Raises NotDurable."""
         self._append(Record(b"", b"", b"", ops, [], 0))
 
     def _append(self, record: Record) -> None:
-        """Append to the journal, from the reserve if need be.
+        """Append to the journal.  If there is no room, give up the reserve; then wait for room.
 
-        When the reserve is used up the pass waits: it has been decided, and nothing has been answered.
+        The pass cannot be undone: its decisions are in memory, and none was answered.
         """
         while True:
             try:

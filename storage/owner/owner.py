@@ -1,7 +1,7 @@
-"""An owner: the one process that may write its partitions.
+"""An owner: the only process that writes its partitions.
 
-This file puts the parts of an owner together, and answers what other rooms ask of it (topics/owner_context.py).  Begin with
-owner_pass.py, which has the steps of a pass.
+This file builds an owner out of its parts, and passes on what lower rooms ask of it (topics/owner_context.py).  Begin
+with owner_pass.py, which has the steps of a pass.
 """
 import time
 from collections.abc import Callable
@@ -59,25 +59,29 @@ _MINUTE_MS = 60_000
 class Owner(Decisions):
     """The tables of one owner, its parts, and the decisions of its pass."""
 
-    def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int,
-                 recovery: "Recovery | None" = None, is_mine: Callable[[str], bool] = lambda name: True):
-        """recovery: has the state of partitions whose files are older than the journal.  is_mine: whether a partition is this owner's."""
+    def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal,
+                 counters: Counters, now_ms: int, recovery: "Recovery | None" = None,
+                 is_mine: Callable[[str], bool] = lambda name: True):
+        """Build an owner without open partitions.
+
+        recovery: has states that the journal has and files do not yet.  is_mine: whether a name is this owner's.
+        """
         super().__init__(journal, counters, now_ms)
         self.data_dir, self.catalogue = data_dir, catalogue
-        self._configured = options                                # what holds as long as the catalogue says nothing else
+        self._configured = options                                # those of the configuration; the catalogue overrides
         self.options = catalogue.options.applied_to(options)
         self.began_ms, self.began = now_ms, time.perf_counter()
         self.sessions: dict[tuple[int, int], Session] = {}        # by worker and connection
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}                  # by handle
         self.non_persistent: dict[TopicName, NonPersistentTopic] = {}
-        self.non_persistent_producers: dict[int, Producer] = {}             # those of non-persistent topics, by handle
-        self.parked: dict[tuple[int, int], ParkedCommands] = {}   # commands that wait until a connection is known to be alive or dead
-        self.expected_readers: dict[Subscription, int] = {}       # subscriptions of readers that sought -> since when they are to return
-        self.unreadable: set[tuple[Partition, Position]] = set()      # entries that clients could not read, of the last minute
+        self.non_persistent_producers: dict[int, Producer] = {}   # producers of non-persistent topics, by handle
+        self.parked: dict[tuple[int, int], ParkedCommands] = {}   # by the connection that was asked whether it lives
+        self.expected_readers: dict[Subscription, int] = {}       # readers' subscriptions -> when they sought, in ms
+        self.unreadable: set[tuple[Partition, Position]] = set()  # entries that clients could not read in this minute
         self._unreadable_since_ms = now_ms
         self._next_handle = 1
-        self._logged_once: set[str] = set()                        # lines that were logged once
+        self._logged_once: set[str] = set()                       # texts of such lines
 
         self.space, self.memory = DiskSpace(journal.folder, options, counters), MemoryPressure(counters)
         journal.spare = self.space.spare
@@ -86,7 +90,8 @@ class Owner(Decisions):
         self._durability = Durability(self, self.space)
         self.partitions = PartitionTable(self, self._durability, self.space, self.snapshots, recovery, is_mine)
         self.by_name = self.partitions.by_name
-        self.closed_scan, self.missing, self.schedules = ClosedPartitionScan(self, is_mine), MissingFiles(self), DelayedScheduler(self)
+        self.closed_scan, self.missing = ClosedPartitionScan(self, is_mine), MissingFiles(self)
+        self.schedules = DelayedScheduler(self)
         self.expiry, self.quotas, self.retention = MessageTtl(self), BacklogQuotas(self), Retention(self)
         self.puncher, self.views = HolePuncher(self), CompactedViews(self)
         self.inactive, self.rates, self.crowding = InactiveTopics(self), RateLimiter(self), UnacknowledgedLimit(self)
@@ -100,17 +105,17 @@ class Owner(Decisions):
         self._requests = Requests(self, self.discovery)
         self.watchers = self.partitions.watchers
         self.watchers += [
-            self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
-            self.rates, self.crowding, self.statistics, self.gate, self.delays, self._publishing, self._dispatching, self.partitions,
-            self._trimming]
+            self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
+            self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
+            self._publishing, self._dispatching, self.partitions, self._trimming]
         self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
         self.passes = Pass(
             self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
             durability=self._durability, trimming=self._trimming, gate=self.gate, schedules=self.schedules)
 
     def __repr__(self) -> str:
-        return f"<Owner partitions={len(self.by_name)} sessions={len(self.sessions)} producers={len(self.producers)} " \
-               f"consumers={len(self.consumers)}>"
+        return f"<Owner partitions={len(self.by_name)} sessions={len(self.sessions)} " \
+               f"producers={len(self.producers)} consumers={len(self.consumers)}>"
 
     def _tick(self) -> None:
         """Let all watchers do what is due; called once a second."""
@@ -127,7 +132,7 @@ class Owner(Decisions):
 
     @property
     def sign_of_life(self) -> Callable[[], None]:
-        """Called between commands, of which a pass may have many."""
+        """A function that is called between commands, because a pass may have many."""
         return self._requests.sign_of_life
 
     @sign_of_life.setter
@@ -135,11 +140,11 @@ class Owner(Decisions):
         self._requests.sign_of_life = call
 
     def can_be_configured(self, options: StorageOptions) -> bool:
-        """Whether `configure` can apply these options; else a new process has to: existing segments keep their size."""
+        """Whether `configure` can apply these options.  Another size of segments needs a new process."""
         return options.journal_segment_bytes == self._configured.journal_segment_bytes
 
     def configure(self, options: StorageOptions) -> None:
-        """Apply new options; what the catalogue changes of them stays stronger."""
+        """Apply options of a new configuration.  The catalogue still overrides them."""
         self._configured = options
         self.discovery.grace_ms = options.discovery_grace_s * 1000
         self.space.configure(options)
@@ -148,7 +153,7 @@ class Owner(Decisions):
         self.apply_options()
 
     def drain(self) -> None:
-        """Deliver nothing any more; acknowledgements are taken in, and outstanding messages are counted."""
+        """Deliver nothing any more.  Acknowledgements are still taken in, and outstanding messages are counted."""
         self._dispatching.drain()
 
     def worker_gone(self, worker: int) -> None:
@@ -157,7 +162,7 @@ class Owner(Decisions):
         self.forget_worker(worker)
 
     def close(self) -> None:
-        """Put everything on disk, so that nothing is left to replay.  Raises NotDurable."""
+        """Write everything to disk, so that a start has nothing to replay.  Raises NotDurable."""
         self.passes.apply_received()
         self._durability.commit()
         while self.space.is_full and self.space.give_up():

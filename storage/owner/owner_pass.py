@@ -1,11 +1,15 @@
 """A pass, one round of an owner's loop: receive, decide, sync, answer.
 
-    receive   SENDs and acknowledgements are gathered, permits granted; a command is carried out at once, after all that came before it
-    decide    SENDs -> plan -> journal, synced -> ledgers -> receipts; acknowledgements -> cursors -> ops; once a second, the watchers
-    sync      ops -> journal, synced when an answer depends on them; then files are changed that the journal needed till then
-    answer    what consumers get now; one envelope for each worker
+    receive   SENDs and acknowledgements are gathered, and permits granted
+              a command is carried out at once, after everything that came before it
+    decide    SENDs -> plan -> journal, synced -> ledgers -> receipts
+              acknowledgements -> cursors -> ops
+              once a second: watchers
+    sync      ops -> journal, synced if an answer depends on them
+              then files change that an older journal would need: holes, deleted ledgers
+    answer    consumers' entries; one envelope for each worker
 
-Nothing is answered before `answer`, so nothing is answered before it is durable.
+No answer leaves before `answer`, so none leaves before it is durable.
 """
 import time
 from collections.abc import Callable, Sequence
@@ -31,15 +35,18 @@ class Pass:
     def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
                  dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: PublishGate,
                  schedules: DelayedScheduler):
-        """tick: looks at all watchers."""
+        """Begin with the first pass.  tick: called once a second, for the watchers."""
         self._decisions, self._tick = decisions, tick
         self._requests, self._publishing, self._dispatching = requests, publishing, dispatching
         self._durability, self._trimming, self._gate, self._schedules = durability, trimming, gate, schedules
         self.next_tick_ms = decisions.now_ms + TICK_MS
 
+    def __repr__(self) -> str:
+        return f"<Pass now_ms={self._decisions.now_ms} due_ms={self.due_ms()}>"
+
     def begin(self, now_ms: int) -> None:
         """Begin a pass at that time, by the wall clock."""
-        if now_ms < self._decisions.now_ms:      # the clock was put back: nothing may wait until it shows again what it has shown
+        if now_ms < self._decisions.now_ms:      # the clock was put back: due times may be hours ahead of it now
             self.next_tick_ms = min(self.next_tick_ms, now_ms + TICK_MS)
             self._durability.clock_went_back(now_ms)
             self._dispatching.clock_went_back(now_ms)
@@ -64,7 +71,7 @@ class Pass:
                 self._requests.answer_questions(worker, rows, data)
 
     def apply_received(self) -> None:
-        """Carry out what was gathered: acknowledgements, then SENDs."""
+        """Apply the acknowledgements that were gathered, then publish the SENDs."""
         self._dispatching.acknowledge_received()
         self._publishing.publish_received()
 
@@ -75,7 +82,7 @@ class Pass:
         return self.answer()
 
     def decide(self) -> None:
-        """Carry out what was gathered, and what is due by itself."""
+        """Apply and publish what was gathered; then do what is due by itself: watchers, waiting producers, trimming."""
         self.apply_received()
         if self._decisions.now_ms >= self.next_tick_ms:
             self.next_tick_ms = self._decisions.now_ms + TICK_MS
@@ -84,7 +91,7 @@ class Pass:
         self._trimming.decide()
 
     def sync(self) -> None:
-        """Make durable what was decided, as far as an answer of this pass depends on it."""
+        """Make decisions durable as far as an answer of this pass depends on them; then change files behind them."""
         self._durability.commit()
         for action in self._decisions.take_actions():
             action()
@@ -98,7 +105,9 @@ class Pass:
         return self._decisions.seal_answers()
 
     def due_ms(self) -> int:
-        """When the next pass is due although nothing came."""
-        due_ms = self._decisions.now_ms if self._schedules.is_busy else min(self.next_tick_ms, self._dispatching.due_ms())
+        """Return when the next pass is due although nothing arrives, in ms since 1970."""
+        due_ms = self._decisions.now_ms
+        if not self._schedules.is_busy:
+            due_ms = min(self.next_tick_ms, self._dispatching.due_ms())
         sync_ms = self._durability.due_ms()
         return due_ms if sync_ms is None else min(due_ms, sync_ms)

@@ -1,4 +1,4 @@
-"""The partition table: partitions that are open at an owner, and how they come, go, and grow by ledgers."""
+"""The partition table: opens, creates, unloads and deletes partitions of an owner, and begins their ledgers."""
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,15 +25,18 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 if TYPE_CHECKING:
     from geminga.storage.owner.recovery import Recovery
 
-_READER_MS = 60_000         # a reader's subscription is kept so long after a seek, until its client subscribes again
+_READER_MS = 60_000         # a reader that sought loses its subscription, unless it subscribes again in this time
 
 
 class PartitionTable(Watcher):
     """Open partitions of one owner, by name."""
 
-    def __init__(self, owner: OwnerContext, durability: Durability, space: DiskSpace, snapshots: BackupSnapshots, recovery: "Recovery | None",
-                 is_mine: Callable[[str], bool]):
-        """recovery: has the state of partitions whose files are older than the journal.  is_mine: whether a name is this owner's."""
+    def __init__(self, owner: OwnerContext, durability: Durability, space: DiskSpace, snapshots: BackupSnapshots,
+                 recovery: "Recovery | None", is_mine: Callable[[str], bool]):
+        """Begin without open partitions.
+
+        recovery: has states that the journal has and files do not yet.  is_mine: whether a name is this owner's.
+        """
         self.by_name: dict[TopicName, Partition] = {}
         self.watchers: list[Watcher] = []               # all of them, for partitions
         self.topic_watchers: list[TopicWatcher] = []    # those that non-persistent topics concern too
@@ -45,12 +48,15 @@ class PartitionTable(Watcher):
         return f"<PartitionTable open={len(self.by_name)}>"
 
     def refuse_foreign(self, name: TopicName) -> None:
-        """Raise Refusal for a topic of another owner: two owners that write one partition overwrite each other's entries."""
+        """Raise Refusal for a topic of another owner: two owners would overwrite each other's entries."""
         if not self._is_mine(str(name)):
             raise Refusal(api.ServiceNotReady, f"Topic {name} is not served here; look it up again")
 
     def find(self, name: TopicName) -> Partition | None:
-        """The partition of that name, opened if it is stored; None if it is not.  Raises CorruptFile, StorageFull, Refusal."""
+        """Return the partition of that name, opened if it is stored; None: it is not stored.
+
+        Raises CorruptFile, StorageFull, Refusal.
+        """
         partition = self.by_name.get(name)
         if partition is None:
             self.refuse_foreign(name)
@@ -86,7 +92,8 @@ class PartitionTable(Watcher):
         self.refuse_foreign(name)
         owner = self._owner
         with owner.counters.timed("load"):
-            partition = open_partition(owner.data_dir, owner.catalogue.partitions.create(name), name, None, {}, owner.options)
+            partition_id = owner.catalogue.partitions.create(name)
+            partition = open_partition(owner.data_dir, partition_id, name, None, {}, owner.options)
             self._adopt(partition)
         return partition
 
@@ -94,9 +101,10 @@ class PartitionTable(Watcher):
         if not partition.ledgers:
             self._add_ledger(partition)
             self._owner.answer_needs_sync()
-        elif not partition.open_ledger.entries:      # perhaps of a process that was killed before the journal knew
+        elif not partition.open_ledger.entries:      # a process may have been killed before the journal had its op
             self._note_opened(partition)
-        if partition.horizon > partition.last_confirmed:      # entries were lost that a compacted view has: what comes lies behind it
+        # Entries that a compacted view covers were lost.  In the same ledger, new ones would lie within the view.
+        if partition.horizon > partition.last_confirmed:
             self._add_ledger(partition)
         self._next_slot += 1
         partition.slot = self._next_slot
@@ -108,7 +116,7 @@ class PartitionTable(Watcher):
         self.report_damage(partition)
 
     def unload(self, partition: Partition) -> None:
-        """Give up a partition that no client uses, with all its state on disk.  Raises StorageFull, NotDurable."""
+        """Write the state of a partition that no client uses to disk, and close it.  Raises StorageFull, NotDurable."""
         self._durability.commit_and_sync()
         self._durability.checkpoint({partition, partition.open_ledger})
         self._snapshots.released(partition)
@@ -117,7 +125,7 @@ class PartitionTable(Watcher):
     def delete(self, name: TopicName) -> None:
         """Delete the partition of that name from memory and disk, after its clients were disconnected.
 
-        The journal is told before the catalogue: a start that finds the journal's op finishes the deletion.
+        The journal has the deletion before the catalogue: a start that finds the op finishes the deletion.
         Raises StorageFull, NotDurable.
         """
         owner = self._owner
@@ -146,6 +154,7 @@ class PartitionTable(Watcher):
         log.info("a topic was deleted", topic=name)
 
     def _forget(self, partition: Partition) -> None:
+        """Remove a partition from memory; the journal has all that was decided about it, and is synced."""
         partition.is_released = True
         del self.by_name[partition.name]
         for watcher in self.watchers:
@@ -164,7 +173,7 @@ class PartitionTable(Watcher):
     # -- policies
 
     def apply_options(self) -> None:
-        """Apply the owner's options, which are new, to all topics."""
+        """Apply the owner's options, which have changed, to all open topics."""
         owner = self._owner
         topics: list[Topic] = [*self.by_name.values(), *owner.non_persistent.values()]
         for topic in topics:
@@ -174,7 +183,7 @@ class PartitionTable(Watcher):
             self.apply_policies(topic)
 
     def apply_policies(self, topic: Topic) -> None:
-        """Apply what the catalogue says of the topic's policies."""
+        """Apply the policies that the catalogue has for the topic."""
         owner = self._owner
         policies = policies_of(owner.catalogue, topic.name, owner.options)
         topic.bind(policies)
@@ -195,7 +204,7 @@ class PartitionTable(Watcher):
             self._migrate(topic)
 
     def _migrate(self, partition: Partition) -> None:
-        """Send producers to the other cluster; consumers follow when they have acknowledged what there is."""
+        """Send producers to the other cluster.  Consumers follow when they have acknowledged everything."""
         self._owner.publish_held(partition)
         for producer in partition.producers.expel_all():
             producers.expel_producer(self._owner, producer)
@@ -212,14 +221,15 @@ class PartitionTable(Watcher):
 
     def _add_ledger(self, partition: Partition, *, is_idle: bool = False) -> None:
         self._space.look()
-        partition.add_ledger(self._owner.catalogue.ids.next_ledger_id(), self._owner.now_ms, 0 if is_idle else self._space.ahead)
+        ledger_id = self._owner.catalogue.ids.next_ledger_id()
+        partition.add_ledger(ledger_id, self._owner.now_ms, 0 if is_idle else self._space.ahead)
         self._snapshots.ledger_added(partition)
         self._note_opened(partition)
 
     def _note_opened(self, partition: Partition) -> None:
-        """Tell the journal of the open ledger: only then does a start after a crash keep it.
+        """Note the open ledger for the journal: a start after a crash keeps only ledgers that the journal names.
 
-        The files are checkpointed too, before the journal forgets the op.
+        Its files are part of the next checkpoint, before the segment with the op is used again.
         """
         opened = partition.open_ledger
         self._owner.note(partition, journal_ops.ledger_opened(
@@ -227,7 +237,7 @@ class PartitionTable(Watcher):
         self._owner.journal.mark_dirty(opened)
 
     def report_damage(self, partition: Partition) -> None:
-        """Report damage found in the partition's files; lost entries are skipped for every subscription, also after a crash."""
+        """Report damage of the partition's files, and skip lost entries for every subscription, also after a crash."""
         for text in partition.damage:
             self._owner.report_damage(text)
             self._owner.journal.mark_dirty(partition)      # a damaged copy of its state is replaced
@@ -235,7 +245,8 @@ class PartitionTable(Watcher):
         losses, partition.losses = partition.losses, []
         for ledger, lost in losses:
             self._owner.counters.add("entries_lost", len(lost))
-            for subscription_id in (cursor.NOBODY, *(s.cursor.subscription_id for s in partition.subscriptions.values() if s.is_durable)):
+            durable = [one.cursor.subscription_id for one in partition.subscriptions.values() if one.is_durable]
+            for subscription_id in (cursor.NOBODY, *durable):
                 self._owner.note_many(partition, journal_ops.acknowledged(
                     partition.partition_id, subscription_id, ledger.ledger_id, lost))
             for subscription in partition.subscriptions.values():
@@ -244,7 +255,7 @@ class PartitionTable(Watcher):
     # -- what is forgotten with time
 
     def tick(self, now_ms: int) -> None:
-        """Forget producers that stay away, and subscriptions of readers that did not come back after a seek."""
+        """Forget sequence ids of producers that stay away, and subscriptions of readers that sought and stay away."""
         self._forget_producers(now_ms)
         readers = self._owner.expected_readers
         for subscription, since_ms in list(readers.items()):

@@ -33,9 +33,11 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 class Publishing(TopicWatcher):
     """Publishes SENDs to one owner's topics."""
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: DiskSpace,
-                 gate: PublishGate, rates: RateLimiter, delays: DelayPolicy, quotas: BacklogQuotas,
-                 schedules: DelayedScheduler, statistics: Statistics):
+    def __init__(
+        self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *,
+        space: DiskSpace, gate: PublishGate, rates: RateLimiter, delays: DelayPolicy, quotas: BacklogQuotas,
+        schedules: DelayedScheduler, statistics: Statistics,
+    ):
         self._owner, self._partitions, self._durability, self._trimming = owner, partitions, durability, trimming
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
         self._schedules, self._statistics = schedules, statistics
@@ -107,7 +109,7 @@ class Publishing(TopicWatcher):
         self._answer(planned)
 
     def _make_room(self, demand: Demand) -> None:
-        """Give the demand its partition's open ledger, with room for its entries; a new one if the old one is full or old.
+        """Give the demand its partition's open ledger, with room for its entries, or a new one if that is full or old.
 
         Raises StorageFull.
         """
@@ -213,7 +215,7 @@ class Publishing(TopicWatcher):
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
 
     def _leave_out(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
-        """Refuse entries that policies refuse: unencrypted ones, and too large ones that are no chunks.  Return the rest."""
+        """Refuse what policies refuse: unencrypted entries, and too large ones that are no chunks.  Return the rest."""
         refused = np.zeros(len(rows), bool)
         for handle in set(rows["producer"].tolist()):
             producer = self._producer(handle)
@@ -238,7 +240,8 @@ class Publishing(TopicWatcher):
         owner = self._owner
         for worker, connection, producer_id, sequence_id, why in refused:
             if not self._space.is_full:
-                owner.outbox(worker).reply(connection, responses.send_error(producer_id, sequence_id, api.PersistenceError, why))
+                error = responses.send_error(producer_id, sequence_id, api.PersistenceError, why)
+                owner.outbox(worker).reply(connection, error)
             elif (producer := owner.sessions[worker, connection].producers.get(producer_id)) is not None:
                 producer_commands.close_producers(owner, producer.partition)
         for worker, connection, producer_id in dict.fromkeys(one[:3] for one in refused):

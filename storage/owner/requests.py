@@ -1,4 +1,4 @@
-"""Requests: commands of clients, and questions of administration, that came in envelopes."""
+"""Requests: carries out commands of clients and answers questions of administration that came in envelopes."""
 import json
 import traceback
 from typing import TYPE_CHECKING
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Commands and questions to one owner."""
+    """Carries out commands for one owner, and answers questions."""
 
     def __init__(self, owner: AdministeredOwner, discovery: Discovery):
         self._owner, self._discovery = owner, discovery
-        self.sign_of_life: Callable[[], None] = lambda: None      # called between commands, of which a pass may have many
+        self.sign_of_life: Callable[[], None] = lambda: None      # called between commands: a pass may have many
+
+    def __repr__(self) -> str:
+        return f"<Requests sessions={len(self._owner.sessions)} parked={len(self._owner.parked)}>"
 
     def answer_questions(self, worker: int, rows: Rows, data: memoryview) -> None:
         """Answer questions of administration: rows (n,) QUESTION_ROW, and their JSON."""
@@ -35,7 +38,7 @@ class Requests:
             at += size
 
     def carry_out_commands(self, worker: int, rows: Rows, data: memoryview) -> None:
-        """Carry out commands, and news of connections: rows (n,) COMMAND_ROW, and their bytes."""
+        """Carry out commands, and apply events of connections: rows (n,) COMMAND_ROW, and their bytes."""
         owner, at = self._owner, 0
         for row in rows:
             size = int(row["size"])
@@ -71,7 +74,8 @@ class Requests:
             session.supports_partial_producer = client["partial"]
         elif kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
             object_id, _, handle = data.partition(b" ")
-            commands.expel(owner, session, int(object_id), int(handle or 0), is_producer=kind == envelope.PRODUCER_EXPELLED)
+            is_producer = kind == envelope.PRODUCER_EXPELLED
+            commands.expel(owner, session, int(object_id), int(handle or 0), is_producer=is_producer)
         elif kind == envelope.DAMAGED:
             consumers.report_damaged(owner, session, api.CommandAck.FromString(data))
         elif kind == envelope.DISCOVERS:
@@ -84,7 +88,7 @@ class Requests:
             raise ValueError(f"a command of kind {kind}")
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-        """Carry out a client's command, or answer why not; probed: the connection in its way was asked, and lives."""
+        """Carry out a client's command, or answer with an error.  probed: see `OwnerContext.carry_out`."""
         owner = self._owner
         try:
             commands.carry_out(owner, session, command, probed=probed)
@@ -119,12 +123,13 @@ class Requests:
         self._discovery.worker_gone(worker)
 
     def _failed(self, session: Session) -> None:
-        """End the connection of a client whose command failed in an unforeseen way; other clients go on.
+        """End the connection of a client whose command failed in an unforeseen way.  Other clients go on.
 
-        Commands refuse before they change anything.  A topic or subscription that was made by then is whole and stays: its rows in the
-        catalogue, its ops and its memory belong together.  A producer or consumer may be in some tables only: `abandon` looks in all.
-        A failure on the way to disk ends the process (Interrupted), as does one in a pass over many clients' SENDs or acknowledgements:
-        how much was carried out is unknown then, while a successor that begins with the files has all that was answered.
+        Commands refuse before they change anything.  A topic or subscription that was created before the failure is
+        complete and stays.  A producer or consumer may be in some tables only, so `abandon` looks in all.
+
+        A failure in a commit, or over many clients' SENDs or acknowledgements, ends the process instead: how much was
+        carried out is unknown then, while a successor that starts from the files has everything that was answered.
         """
         log.error(f"a command failed, and its connection is ended: {traceback.format_exc()}", code="G291",
                   client=session.address.removeprefix("/"))

@@ -41,7 +41,7 @@ class Trimming(Watcher):
         self.unlink_taken()      # a later command of the pass may open the partition again, with all files of ledgers
 
     def decide(self) -> None:
-        """Take ledgers that nobody needs out of their chains, and note that they are deleted, before their files are."""
+        """Take ledgers that nobody needs out of their chains, and note for the journal that they are deleted."""
         owner = self._owner
         for partition in owner.to_trim:
             if not self._discovery.holds(partition, owner.now_ms):
