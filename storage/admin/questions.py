@@ -343,7 +343,8 @@ class DelayedMessages:
     windows: int                       # files
     index_bytes: int                   # on disk
     memory_bytes: int
-    rows: list[dict[str, object]]      # of hours and windows {"from", "to", "entries"}; of messages {"id", "deliverAt", ...}
+    # of hours and windows {"from", "to", "entries"}; of messages {"id", "deliverAt", ...}
+    rows: list[dict[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)

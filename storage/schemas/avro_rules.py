@@ -12,21 +12,29 @@ from typing import Any
 import avro.schema
 from avro.schema import ArraySchema, EnumSchema, FixedSchema, MapSchema, NamedSchema, RecordSchema, Schema, UnionSchema
 
-DEPTH_MAX = 100          # of what is nested; arbitrary, and more than anybody uses: errors of the library repeat all that is nested
-STEPS_MAX = 100_000      # comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
-_PROMOTED = {            # writer -> readers of another type
-    "int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",), "string": ("bytes",), "bytes": ("string",)}
+# levels of nesting; arbitrary, more than anybody uses: the library's errors repeat every level
+DEPTH_MAX = 100
+# comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
+STEPS_MAX = 100_000
+_PROMOTED = {  # writer -> readers of another type
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
 _RANGES = {"int": 1 << 31, "long": 1 << 63}
-_SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")      # of all that a schema says
+# limit for the whole definition
+_SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")
 
 
-@functools.lru_cache(maxsize=4)      # a key and a value, of two versions: each is asked about several times in a row
+@functools.lru_cache(maxsize=4)      # a key and a value of two versions, each of which is needed several times in a row
 def parse(text: str) -> Schema:
     """Parse a definition.  Raises ValueError with the reason."""
     try:
         definition = json.loads(text, parse_constant=_no_constant)
         _check_depth(definition)
-        with warnings.catch_warnings():       # about logical types that are ignored, as they are to be
+        with warnings.catch_warnings():       # about unknown logical types, which are ignored on purpose
             warnings.simplefilter("ignore")
             schema = avro.schema.make_avsc_object(definition, validate_names=False)
         _check_names(schema, set())
@@ -119,10 +127,11 @@ class _Reading:
     """One comparison of two definitions, with the pairs compared so far."""
 
     def __init__(self, reader: Schema):
-        self._records: dict[tuple[int, int], str] = {}      # (reader, writer) -> obstacle; of those that are being compared: none
-        self._branches: dict[int, dict[tuple[str, str], Schema]] = {}      # of unions, by type and name
+        # (reader, writer) -> obstacle; of those that are being compared: none
+        self._records: dict[tuple[int, int], str] = {}
+        self._branches: dict[int, dict[tuple[str, str], Schema]] = {}      # of each union: branches by type and name
         self._steps = 0
-        self._names: dict[str, str] = {}                    # alias -> name, of what the reader names
+        self._names: dict[str, str] = {}                    # alias -> name, of the reader's types
         self._fields: dict[str, dict[str, str]] = {}        # record -> {alias: field}
         self._note_aliases(reader)
 
@@ -241,7 +250,9 @@ def _fits(schema: Schema, value: Any) -> bool:
             return bool(schema.schemas) and _fits(schema.schemas[0], value)
         case RecordSchema():
             return isinstance(value, dict) and all(
-                _fits(field.type, value[field.name]) if field.name in value else field.has_default for field in schema.fields)
+                _fits(field.type, value[field.name]) if field.name in value else field.has_default
+                for field in schema.fields
+            )
     match schema.type:
         case "null":
             return value is None

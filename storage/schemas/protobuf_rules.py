@@ -10,13 +10,18 @@ import json
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-STEPS_MAX = 100_000      # fields that are compared for one question; arbitrary: messages of thousands, each with each, would take minutes
+# fields that are compared for one question; arbitrary: messages of thousands, each with each, would take minutes
+STEPS_MAX = 100_000
 F = descriptor_pb2.FieldDescriptorProto
-# Type of the writer's field -> others that read every value of it as it was.
+# Type of the writer's field -> other types that read each of its values unchanged.
 _READ_BY: dict[int, tuple[int, ...]] = {
-    F.TYPE_BOOL: (F.TYPE_INT32, F.TYPE_UINT32, F.TYPE_INT64, F.TYPE_UINT64), F.TYPE_INT32: (F.TYPE_INT64,),
-    F.TYPE_UINT32: (F.TYPE_UINT64, F.TYPE_INT64), F.TYPE_ENUM: (F.TYPE_INT32, F.TYPE_INT64), F.TYPE_SINT32: (F.TYPE_SINT64,),
-    F.TYPE_STRING: (F.TYPE_BYTES,)}
+    F.TYPE_BOOL: (F.TYPE_INT32, F.TYPE_UINT32, F.TYPE_INT64, F.TYPE_UINT64),
+    F.TYPE_INT32: (F.TYPE_INT64,),
+    F.TYPE_UINT32: (F.TYPE_UINT64, F.TYPE_INT64),
+    F.TYPE_ENUM: (F.TYPE_INT32, F.TYPE_INT64),
+    F.TYPE_SINT32: (F.TYPE_SINT64,),
+    F.TYPE_STRING: (F.TYPE_BYTES,),
+}
 _TYPE_NAMES: dict[int, str] = {number: name for name, number in F.Type.items()}
 
 

@@ -23,21 +23,45 @@ from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.runtime.counters import Counters
 
-if TYPE_CHECKING:      # each is imported when a definition of its kind is first parsed
+if TYPE_CHECKING:      # imported when the first definition of its kind is parsed
     from avro.schema import Schema
     from google.protobuf.descriptor import Descriptor
 
-SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: such a new one takes a second to compare
-ALL_SIZE_MAX = 16 << 20       # ... of all versions of a topic, with each of which one may have to be compared
+# bytes of a definition; arbitrary, more than anybody uses: comparing one takes a second
+SIZE_MAX = 256 << 10
+ALL_SIZE_MAX = 16 << 20       # bytes of all versions of a topic: a new one may have to be compared with each
 BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
 ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
 _TRANSITIVE = "_TRANSITIVE"
 NOT_HASHED = b""
-_SHOWN_MAX = 500              # characters of what is in the way
+_SHOWN_MAX = 500              # characters of an obstacle in an error
 T = api.Schema.Type
 # As they are called over HTTP and in properties, by number.
-TYPES = ("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME",
-         "TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE", "AUTO_CONSUME", "EXTERNAL")
+TYPES = (
+    "NONE",
+    "STRING",
+    "JSON",
+    "PROTOBUF",
+    "AVRO",
+    "BOOLEAN",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FLOAT",
+    "DOUBLE",
+    "DATE",
+    "TIME",
+    "TIMESTAMP",
+    "KEY_VALUE",
+    "INSTANT",
+    "LOCAL_DATE",
+    "LOCAL_TIME",
+    "LOCAL_DATE_TIME",
+    "PROTOBUF_NATIVE",
+    "AUTO_CONSUME",
+    "EXTERNAL",
+)
 _AVRO = (T.Avro, T.Json, T.Protobuf)
 _JSON_TYPES = ("object", "string", "integer", "number", "boolean", "array", "null", "any")      # of JSON Schema
 
@@ -81,7 +105,7 @@ def to_wire(definition: Definition, name: str) -> api.Schema:
 
 
 def incompatible(text: str) -> Refusal:
-    return Refusal(api.IncompatibleSchema, text[:_SHOWN_MAX])      # names may be as long as definitions
+    return Refusal(api.IncompatibleSchema, text[:_SHOWN_MAX])      # names in it may be as long as definitions
 
 
 # -- what is there
@@ -153,7 +177,8 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
     """
     began = time.perf_counter()
     while True:
-        there, hashed = catalogue.schemas.versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
+        # an owner adds the first version, and has no time to parse it
+        there, hashed = catalogue.schemas.versions(topic.base), NOT_HASHED
         is_first = all(kind is None for _, kind, _ in there)
         if not is_first:
             version, hashed = _same(catalogue, topic, definition)
@@ -168,7 +193,8 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
         version = there[-1][0] + 1 if there else 0
         if catalogue.schemas.add(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
             counters.observe("schema_put", time.perf_counter() - began)
-            return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
+            # else another process was quicker, and its version is known by now; the transaction keeps others out from here on
+            return version
 
 
 def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
@@ -241,7 +267,7 @@ def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
     after, before = _parsed(new), _parsed(old)
     if isinstance(after, str) and isinstance(before, str):
         return "" if after == before else f"the id was {before}, and is {after}"
-    if isinstance(after, str) or isinstance(before, str):      # JSON Schema does not say enough to tell
+    if isinstance(after, str) or isinstance(before, str):      # JSON Schemas cannot be compared
         return ""
     return _both_ways(avro_rules.obstacle, after, before, strategy)
 
@@ -374,7 +400,7 @@ def validate(definition: Definition) -> None:
             raise InvalidSchema("Avro schema typed [UNION] is not supported")
     elif kind == T.ProtobufNative:
         _native_root(definition)
-    elif kind == T.String and definition.data in (b"", b"null"):      # as the Python client has it
+    elif kind == T.String and definition.data in (b"", b"null"):      # the Python client sends these
         return
     elif kind == T.String:
         raise InvalidSchema(f"Invalid schema definition data for string schema : '{definition.data[:100].decode(errors='replace')}'")

@@ -125,7 +125,8 @@ class Statistics(TopicWatcher):
         for moved, began_ms in zip(before, since_ms, strict=True):
             for topic in moved:
                 if self._is_open(topic) and self._end_window(topic, max(1, self._owner.now_ms - began_ms) / 1000):
-                    self._owner.changed[cast("AnyTopic", topic)] = None      # else its rates would not end with the next window
+                    # else its rates would not end with the next window
+                    self._owner.changed[cast("AnyTopic", topic)] = None
 
     # -- counting
 

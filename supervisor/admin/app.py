@@ -52,11 +52,12 @@ _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.Subscription
              api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404,
              api.IncompatibleSchema: 409, api.UnknownError: 500}
 _BODY_MAX = 1 << 20
-_LINE_MAX = 64 << 10         # of a request's first line and of each header: the longest name there may be, percent-encoded
+_LINE_MAX = 64 << 10         # of a request's first line and of each header: fits the longest name, percent-encoded
 _SILENT_SECONDS = 30         # from a connection to its first request
 _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
 _QUIET_SECONDS, _WHY_MAX = 60, 200
-_NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
+# Lower priority than workers and owners: a scrape of many topics must not take a core from messages.
+_NICENESS = 5
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, delayed, schemas, compaction, clusters, brokers, stats, health,
          backups, definitions, metrics, operations, authorization)
@@ -64,7 +65,10 @@ PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, del
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
-    """Whatever goes wrong is told as clients of Pulsar's REST expect it, and leaves nothing half done in the catalogue."""
+    """Answer errors as clients of Pulsar's REST expect them: a status and {"reason": text}.
+
+    Changes of the catalogue that the failed request has not committed are undone.
+    """
     headers = []
     try:
         return await handler(request)
@@ -78,12 +82,13 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except Exception:
         log.error(f"{request.method} {request.path}: {traceback.format_exc()}", code="G290")
         found = 500, "An error of the broker's own; its log has the details"
-    request.app[TOPICS].catalogue.undo()      # whoever changes something commits before it waits: this is of nobody else
+    # Other requests commit before they wait, so what is open in the transaction is of this one.
+    request.app[TOPICS].catalogue.undo()
     return _reason(*found, headers)
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:
-    """Why no route was found."""
+    """Return why no route was found."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.method} is not for this path; {', '.join(sorted(error.allowed_methods))} is"
     if request.path.startswith(_OLD[0]) and not request.path.startswith(_OLD[1:]):
@@ -96,7 +101,7 @@ def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Respo
 
 
 class _NotHttp(logging.Handler):
-    """What aiohttp says of requests that it cannot read: a line, and no more of them for a minute, as anybody can cause them."""
+    """Log what aiohttp says about requests that it cannot read, once a minute at most: anybody can cause such lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +118,8 @@ class _NotHttp(logging.Handler):
 
 
 def _logger() -> logging.Logger:
-    made = logging.Logger("aiohttp", logging.INFO)      # apart from all others
+    # Not from logging.getLogger: handlers of the root logger would write the same lines again.
+    made = logging.Logger("aiohttp", logging.INFO)
     made.addHandler(_NotHttp())
     return made
 
@@ -144,7 +150,7 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
 
 
 def configure(app: web.Application, config: Config, addresses: Addresses, certificates: Tls | None) -> None:
-    """These hold from now on.  Raises Unusable: some of it does not."""
+    """Apply a new configuration.  Raises Unusable if a part of it cannot be applied."""
     if certificates is not None:
         certificates.configure(config.tls)
     app[origins.GUARD].configure(config, addresses)
@@ -160,7 +166,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
         counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator) -> None:
-    """Be the admin process until told to stop."""
+    """Serve HTTP as the admin process until told to stop."""
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
@@ -180,7 +186,7 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
                            max_field_size=_LINE_MAX, shutdown_timeout=0.5)
     await runner.setup()
     handler = runner.server
-    assert handler is not None      # set-up makes it
+    assert handler is not None      # setup() has made it
     servers = await listeners.serve(lambda: _accepted(handler))
     os.nice(_NICENESS)
     control.send(ready={})
@@ -191,7 +197,10 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
 
 
 def _accepted(server: web.Server) -> asyncio.Protocol:
-    """A connection; one that does not send a request in good time is closed: aiohttp only watches what comes after the first."""
+    """Return the protocol of a new connection, which is closed if it does not send a request in time.
+
+    aiohttp itself only watches the time between requests.
+    """
     protocol = server()
     asyncio.get_running_loop().call_later(_SILENT_SECONDS, _close_silent, protocol)
     return protocol

@@ -1,17 +1,18 @@
-"""Alarms: what an operator has to know of now.  One process looks for all of them, once a second.
+"""Alarms: conditions that an operator has to act on. This process looks for all of them once a second.
 
-    alarm         raised while                                                                       what else happens
-    disk          an owner refuses what is published, or cannot read or write its files              (storage/upkeep/disk_space.py)
-    memory        less than a part of the limit, or of the host's memory, is left                    near the end nobody may publish
-    certificate   one expires within 30 days, and told again 7 days and a day before
-    clock         in the last hour it was put forward or back, not merely made to go faster or slower
+    alarm         is raised while
+    disk          an owner refuses publishing, or cannot read or write its files (storage/upkeep/disk_space.py)
+    memory        less than a part of the limit, or of the host's memory, is free; near the end publishing is refused
+    certificate   a certificate expires within 30 days; logged again 7 days and one day before
+    clock         the clock was put forward or back in the last hour, more than a time daemon corrects it
     nightly       the last night failed, or none has succeeded for two days
-    damage        damage was found, a file was removed, or clients could not read messages, until that is seen to
-    sync          a sync failed, until that is seen to
+    damage        damage was found, a file was removed, or clients could not read messages; until acknowledged
+    sync          a sync failed; until acknowledged
     processes     a process was started three times within ten minutes
 
-Each is a number for Prometheus, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page of its
-name in the runbook.  What has to outlive this process (when the clock was put forward, what was seen to) is in the counters that all share.
+Each alarm is a metric, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page
+of the runbook. Numbers that have to outlive this process are in the shared counters: clock jumps, and the counts that
+an operator has acknowledged (`geminga status --seen`).
 """
 import asyncio
 import time
@@ -31,41 +32,58 @@ from geminga.supervisor.tasks.job_socket import REPORT, last_report
 from geminga.workers.identity.certificates import Tls, warning
 
 _LOOK_SECONDS = 1.0
-_JUMP_SECONDS, _SLEW = 2.0, 0.1      # a clock that goes that much faster or slower, at most, is being corrected, not put
-_JUMPED_SECONDS = 3600.0             # so long a jump is an alarm
-_MEMORY_REST = 0.05                  # of memory: so much has to be free again before an alarm is over
-_LATE_SECONDS = 2 * 24 * 3600.0      # since a night has succeeded
-_STARTS_SECONDS = 600.0              # in which a process is started three times
-_STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"      # files that are the same ones as long as a broker serves
-_TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # is there while it is enabled
+# smaller changes are a time daemon's corrections, at most this part of the time that passed
+_JUMP_SECONDS, _SLEW = 2.0, 0.1
+_JUMPED_SECONDS = 3600.0             # duration of the alarm after a jump
+_MEMORY_REST = 0.05                  # part of the memory that must be free again before the alarm ends
+_LATE_SECONDS = 2 * 24 * 3600.0      # since the last night that succeeded
+_STARTS_SECONDS = 600.0              # in which three starts of a process raise the alarm
+# files that are never replaced while a broker serves
+_STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"
+_TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # exists while the timer is enabled
 _PAGES = Path(__file__).resolve().parents[3] / "systemd" / "runbook", Path("/usr/share/doc/geminga/runbook")
 
 
 class Found(NamedTuple):
-    """Why an alarm is raised."""
+    """The reason why an alarm is raised."""
 
-    key: Any          # the log has a line whenever this is another
+    key: Any          # a change of the key is logged
     text: str
 
 
 class Raised(NamedTuple):
+    """An alarm that is raised."""
     found: Found
     since: float      # Unix time
 
 
-# Name: the code of its lines; that of an alarm whose lines others write has none here.
-ALARMS = {"disk": "", "memory": "G310", "certificate": "G401", "clock": "G311", "nightly": "G510", "damage": "G125", "sync": "G111",
-          "processes": "G206"}
-_COSTLY = "memory", "damage", "sync", "processes"      # what others are about can wait for the morning
+# Alarm -> the code of its log lines; empty if another process writes them.
+ALARMS = {
+    "disk": "",
+    "memory": "G310",
+    "certificate": "G401",
+    "clock": "G311",
+    "nightly": "G510",
+    "damage": "G125",
+    "sync": "G111",
+    "processes": "G206",
+}
+_COSTLY = "memory", "damage", "sync", "processes"      # logged as errors; the others, as warnings, can wait for the morning
 Rows = dict[tuple[str, int], dict[str, int]]
 
 
 class Alarms:
-    """All of one broker."""
+    """All alarms of one broker."""
 
-    def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], root: Path = Path("/"),
-                 wall: Callable[[], float] = time.time, steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)):
-        """steady: seconds that go on evenly, also while the host sleeps."""
+    def __init__(
+        self,
+        config: Config,
+        counters: dict[tuple[str, int], Counters],
+        root: Path = Path("/"),
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ):
+        """steady: a clock in seconds that is never put, and goes on while the host sleeps."""
         self._counters, self._root, self._wall, self._steady = counters, root, wall, steady
         self._own = counters["admin", 0]
         self.raised: dict[str, Raised] = {}
@@ -76,11 +94,11 @@ class Alarms:
         self.configure(config)
 
     def configure(self, config: Config) -> None:
-        """This holds from now on."""
+        """Apply a new configuration."""
         self._options, self._data_dir = config.alarms, config.data_dir
 
     async def serve(self, app: web.Application):
-        """Look while the process lives."""
+        """Look for alarms while the application runs."""
         task = asyncio.create_task(self._watch())
         yield
         task.cancel()
@@ -115,7 +133,7 @@ class Alarms:
         return {who: counters.read() for who, counters in self._counters.items()}
 
     def seen_to(self, name: str) -> bool:
-        """An operator has; whether it is an alarm that stays until then."""
+        """Acknowledge an alarm on an operator's behalf.  Return False if the alarm ends by itself."""
         if name not in _SEEN_TO:
             return False
         column, count = _SEEN_TO[name]
@@ -123,7 +141,7 @@ class Alarms:
         self.look()
         return True
 
-    # -- one by one: Found while it is an alarm
+    # -- alarms: each returns its reason while it is raised
 
     def _disk(self, rows: Rows) -> Found | None:
         owners = {index: row for (role, index), row in rows.items() if role == "owner"}
@@ -136,6 +154,7 @@ class Alarms:
         return None
 
     def _look_at_memory(self) -> None:
+        """Read the memory in use, and note whether publishing has to be refused."""
         self.memory = host.memory(self._root)
         refuse = self._options.memory_refuse_percent / 100
         is_refused = bool(self._own.read()["memory_refuses"])
@@ -157,7 +176,7 @@ class Alarms:
         return Found([(days, key) for days, key, _ in found], "; ".join(text for *_, text in found)) if found else None
 
     def _look_at_clock(self) -> None:
-        """Notice that it was put."""
+        """Note a jump of the wall clock against the steady one in the counters."""
         wall, steady, row = self._wall(), self._steady(), self._own.read()
         offset_ms, passed = round((wall - steady) * 1000), steady - row["clock_looked_ms"] / 1000
         jump = (offset_ms - row["clock_offset_ms"]) / 1000
@@ -182,7 +201,7 @@ class Alarms:
             return Found(report["ended_ms"], f"the last night failed at {_moment(report['ended_ms'] / 1000)}: "
                                              f"{report['error'] or 'some of it could not be done'}")
         if not report and not enabled:
-            return None      # nobody wants nights
+            return None      # nights are not set up
         since = max(report["last_success_ms"] / 1000 if report else 0.0, enabled)
         if self._wall() - since > _LATE_SECONDS:
             return Found("late", f"no night has succeeded since {_moment(since)}")
@@ -215,13 +234,23 @@ class Alarms:
                  if row["started_3_ms"] and now_ms - row["started_3_ms"] < _STARTS_SECONDS * 1000]
         return Found(found, f"{', '.join(found)} had to be started again and again in the last ten minutes") if found else None
 
-    # -- what others tell of it
+    # -- for status, metrics and /ready
 
     def told(self) -> list[dict[str, Any]]:
-        return [{"alarm": name, "since": _moment(one.since), "text": one.found.text, "page": page(name), "can_be_seen_to": name in _SEEN_TO}
-                for name, one in self.raised.items()]
+        """Return the raised alarms as `geminga status` shows them."""
+        return [
+            {
+                "alarm": name,
+                "since": _moment(one.since),
+                "text": one.found.text,
+                "page": page(name),
+                "can_be_seen_to": name in _SEEN_TO,
+            }
+            for name, one in self.raised.items()
+        ]
 
     def clock_jumps(self) -> dict[str, int]:
+        """Return the number of clock jumps by direction."""
         row = self._own.read()
         return {direction: row[f"clock_jumps_{direction}"] for direction in ("forward", "back")}
 
@@ -243,7 +272,7 @@ def _jumps(rows: Rows) -> int:
     return sum(row["clock_jumps_forward"] + row["clock_jumps_back"] for row in rows.values())
 
 
-# Alarm: (counter of what was seen to, how many there were) of those that an operator can see to.
+# Alarms that an operator acknowledges -> (counter of acknowledged ones, number so far).
 _SEEN_TO = {"damage": ("damage_seen", _damages), "sync": ("syncs_seen", _sync_failures), "clock": ("clock_jumps_seen", _jumps)}
 
 
@@ -252,7 +281,7 @@ def _moment(seconds: float) -> str:
 
 
 def _changed(path: Path) -> float:
-    """When, Unix time; 0 when it is not there."""
+    """Return when the file was last changed, as Unix time; 0 if it does not exist."""
     try:
         return path.lstat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""A backup that is asked for over HTTP: a job beside this process makes it, as `geminga backup` does."""
+"""Backups requested over HTTP. A job beside this process makes them, as `geminga backup` does."""
 import asyncio
 import os
 import sys
@@ -15,7 +15,7 @@ routes = web.RouteTableDef()
 
 @routes.post("/ops/v1/backup")
 async def make(request: web.Request) -> web.Response:
-    """{"folder": absolute, on the broker's host, "keep": how many} -> its report, when it is made."""
+    """Make a backup: {"folder": absolute path on the broker's host, "keep": number}, and answer with its report."""
     asked = await body_of(request)
     if not (isinstance(asked, dict) and isinstance(folder := asked.get("folder"), str) and os.path.isabs(folder) and _is_path(folder)):
         raise web.HTTPBadRequest(text="folder is the absolute path of a folder on the broker's host")
@@ -23,15 +23,35 @@ async def make(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="keep is how many backups are left there; 0: all")
     _refuse_elsewhere(request, folder)
     data_dir = catalogue_of(request).path.resolve().parent
-    command = [sys.executable, "-P", "-m", "geminga.supervisor.main", "backup", "--data-dir", str(data_dir), "--keep", str(keep), "--json",
-               "--parent", str(os.getpid()), "--", folder]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "geminga.supervisor.main",
+        "backup",
+        "--data-dir",
+        str(data_dir),
+        "--keep",
+        str(keep),
+        "--json",
+        "--parent",
+        str(os.getpid()),
+        "--",
+        folder,
+    ]
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
-    job = await asyncio.create_subprocess_exec(*command, env=ours, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                                               stderr=asyncio.subprocess.PIPE, start_new_session=True)
+    job = await asyncio.create_subprocess_exec(
+        *command,
+        env=ours,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         printed, said = await job.communicate()
     finally:
-        if job.returncode is None:      # nobody waits for the answer any more
+        if job.returncode is None:      # the request was cancelled
             job.terminate()
     if job.returncode:
         raise web.HTTPConflict(text=said.decode(errors="replace").strip().removeprefix("geminga: ") or "The backup's job was killed")
@@ -39,22 +59,24 @@ async def make(request: web.Request) -> web.Response:
 
 
 def _is_path(text: str) -> bool:
-    """Whether the system takes it for one."""
+    """Whether the operating system accepts the text as a path."""
     return "\0" not in text and all(len(part.encode()) <= 255 for part in text.split("/")) and len(text.encode()) < 4_096
 
 
 def _refuse_elsewhere(request: web.Request, folder: str) -> None:
-    """The caller may not have the broker write there, nor delete what is beside it.  Raises 403."""
+    """Refuse a folder in which the caller may not create and delete backups.  Raises 403."""
     allowed = request.app[TOPICS].config.http.backup_folders
     if allowed:
         if not any(Path(folder).resolve().is_relative_to(Path(one).resolve()) for one in allowed):
             raise web.HTTPForbidden(text=f"Backups over HTTP go to {', '.join(allowed)}: backup_folders of [http] in the configuration")
     elif request[IDENTITY] is NOT_ASKED and not _is_on_this_host(request):
-        raise web.HTTPForbidden(text="Backups over HTTP are for callers on the broker's host, for super users where clients authenticate, "
-                                     "and for folders that backup_folders of [http] in the configuration names")
+        raise web.HTTPForbidden(
+            text="Backups over HTTP are for callers on the broker's host, for super users where clients authenticate, "
+            "and for folders that backup_folders of [http] in the configuration names"
+        )
 
 
 def _is_on_this_host(request: web.Request) -> bool:
-    """Both ends of the connection have one address, which is so for the host's own callers only."""
+    """Whether the caller is on this host: then both ends of the connection have the same address."""
     peer, own = (request.get_extra_info(name) for name in ("peername", "sockname"))
     return bool(peer) and peer[0] == own[0]

@@ -1,4 +1,7 @@
-"""Whether the broker works, shown by doing what it is for: a worker is given a message to publish, and has to deliver it."""
+"""Readiness and health of the broker.
+
+/ready looks at the state of all processes. The health check publishes a message through a worker and reads it back.
+"""
 import asyncio
 import uuid
 from pathlib import Path
@@ -17,7 +20,7 @@ INSIDE = web.AppKey("inside", Path)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 _TOPIC_VERSIONS = "V1", "V2"
-_PASSED, _FAILED = 1, 2      # counter `health`: how the last round trip ended; 0: there was none
+_PASSED, _FAILED = 1, 2      # of the counter `health`: result of the last round trip; 0: there was none
 
 
 @routes.get("/status.html")
@@ -28,19 +31,19 @@ async def status(request: web.Request) -> web.Response:
 @routes.get("/ready")
 @routes.get("/admin/v2/brokers/ready")
 async def ready(request: web.Request) -> web.Response:
-    """200 `ok` while everything is served; 503 with what is not, and why.  No message is published for it."""
+    """Answer 200 "ok" if everything is served, else 503 with the reasons.  No message is published for it."""
     if wrong := obstacles(request.app):
         raise web.HTTPServiceUnavailable(text="; ".join(wrong))
     return web.Response(text="ok")
 
 
 async def drain(app: web.Application) -> None:
-    """The broker is about to stop: whoever shares out clients is to send no more."""
+    """Report that the broker is about to stop, so that load balancers send no more clients."""
     app[COUNTERS]["admin", 0].set("is_draining", 1)
 
 
 def obstacles(app: web.Application) -> list[str]:
-    """Why the broker is not ready."""
+    """Return the reasons why the broker is not ready."""
     found = []
     if app[COUNTERS]["admin", 0].read()["is_draining"]:
         outstanding = app[COUNTERS]["admin", 0].total("outstanding")
@@ -65,7 +68,7 @@ async def version(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/health")
 async def health(request: web.Request) -> web.Response:
-    """200 `ok` after a round trip; 503 with what went wrong; 404 of another broker than this one."""
+    """Answer 200 "ok" after a round trip of a message, 503 if it failed, 404 for another broker's id."""
     if (wanted := request.query.get("brokerId", "")) not in ("", request.app[TOPICS].addresses.broker):
         raise web.HTTPNotFound(text=f"Broker id '{wanted}' not found in available brokers.")
     if request.query.get("topicVersion", "V2") not in _TOPIC_VERSIONS:
@@ -81,6 +84,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def _round_trip(inside: Path) -> None:
+    """Publish a message and read it back.  Raises OSError, ClientError."""
     session = await client.connect_inside(inside)
     try:
         payload = uuid.uuid4().bytes

@@ -1,4 +1,4 @@
-"""What operators ask of the broker as a whole, and set for a while."""
+"""Operations on the broker as a whole: its status, and log levels for a while."""
 import os
 import time
 from typing import Any
@@ -22,9 +22,14 @@ CONTROL = web.AppKey("control", Control)
 _LEVEL_SECONDS, _LEVEL_SECONDS_MAX = 300, 7 * 24 * 3600
 _RULES_MAX = 100
 _VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
-_MEASURE_SECONDS = 1.0       # an owner that has not answered by then is left out
-_COUNTED = {"subscriptions": "subscriptions", "producers": "producers", "consumers": "consumers", "backlog_entries": "backlog",
-            "stored_bytes": "storage_bytes"}
+_MEASURE_SECONDS = 1.0       # owners that have not answered by then are left out
+_COUNTED = {
+    "subscriptions": "subscriptions",
+    "producers": "producers",
+    "consumers": "consumers",
+    "backlog_entries": "backlog",
+    "stored_bytes": "storage_bytes",
+}
 _RATES = {"messages_in": "rate_in", "messages_out": "rate_out", "bytes_in": "throughput_in", "bytes_out": "throughput_out"}
 
 
@@ -37,14 +42,26 @@ async def level(request: web.Request) -> web.Response:
 
 def _level() -> dict[str, Any]:
     now = time.monotonic()
-    return {"level": NAMES[log.configured], "for_now": [
-        {"level": NAMES[rule.level], "topic": rule.topic, "client": rule.client, "seconds_left": round(rule.until - now, 1)}
-        for rule in log.rules()]}
+    return {
+        "level": NAMES[log.configured],
+        "for_now": [
+            {
+                "level": NAMES[rule.level],
+                "topic": rule.topic,
+                "client": rule.client,
+                "seconds_left": round(rule.until - now, 1),
+            }
+            for rule in log.rules()
+        ],
+    }
 
 
 @routes.put("/ops/v1/log-level")
 async def set_level(request: web.Request) -> web.Response:
-    """For a while, of a topic, a client or all: {"level": "debug", "topic": "...", "client": "10.0.0.7:1234", "seconds": 300}."""
+    """Set the log level of a topic, a client or everything for a while.
+
+        {"level": "debug", "topic": "...", "client": "10.0.0.7:1234", "seconds": 300}
+    """
     asked = await body_of(request)
     if not isinstance(asked, dict) or not set(asked) <= {"level", "topic", "client", "seconds"}:
         raise web.HTTPBadRequest(text="The body is an object with level, and perhaps topic, client and seconds")
@@ -69,7 +86,7 @@ async def reset_level(request: web.Request) -> web.Response:
 
 
 def _follow(request: web.Request, rules: list[Rule]) -> None:
-    """Here at once, in all other processes in a moment."""
+    """Apply the rules in this process at once, and have the supervisor tell all others."""
     log.follow(rules)
     request.app[CONTROL].send(tell={"log": rules})
 
@@ -78,7 +95,7 @@ def _follow(request: web.Request, rules: list[Rule]) -> None:
 
 @routes.get("/ops/v1/status")
 async def status(request: web.Request) -> web.Response:
-    """All that its operator looks at first."""
+    """Answer with what an operator looks at first: processes, alarms, disk, traffic."""
     app, owners = request.app, request.app[OWNERS]
     rows = {who: counters.read() for who, counters in app[COUNTERS].items()}
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
@@ -86,21 +103,33 @@ async def status(request: web.Request) -> web.Response:
     began, disk, memory = psutil.Process(os.getppid()).create_time(), os.statvfs(app[TOPICS].config.data_dir), alarms.memory
     wrong, stored = obstacles(app), catalogue_of(request).partitions.count()
     opened = sum(row["partitions_open"] for (role, index), row in rows.items() if role == "owner" and measured[index] is not None)
-    return web.json_response({
-        "version": _VERSION, "data_dir": str(app[TOPICS].config.data_dir.resolve()),
-        "uptime_seconds": round(time.time() - began), "ready": not wrong, "obstacles": wrong,
-        "alarms": alarms.told(),
-        "processes": [_process("supervisor", psutil.Process(os.getppid()), 1), *(
-            _process(role if role == "admin" else f"{role}-{index}", row["pid"], row["starts"]) for (role, index), row in rows.items())],
-        "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
-        "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in found)},
-        "topics_not_loaded": max(0, stored - opened),
-        "loaded": {name: int(sum(one.total(column) for one in found)) for name, column in _COUNTED.items()},
-        "rates": {name: round(sum(one.total(column) for one in found), 1) for name, column in _RATES.items()},
-        "not_measured": [index for index, one in enumerate(measured) if one is None],
-        "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize},
-        "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
-        "night": _night(request), "log": _level()})
+    return web.json_response(
+        {
+            "version": _VERSION,
+            "data_dir": str(app[TOPICS].config.data_dir.resolve()),
+            "uptime_seconds": round(time.time() - began),
+            "ready": not wrong,
+            "obstacles": wrong,
+            "alarms": alarms.told(),
+            "processes": [
+                _process("supervisor", psutil.Process(os.getppid()), 1),
+                *(
+                    _process(role if role == "admin" else f"{role}-{index}", row["pid"], row["starts"])
+                    for (role, index), row in rows.items()
+                ),
+            ],
+            "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
+            "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in found)},
+            "topics_not_loaded": max(0, stored - opened),
+            "loaded": {name: int(sum(one.total(column) for one in found)) for name, column in _COUNTED.items()},
+            "rates": {name: round(sum(one.total(column) for one in found), 1) for name, column in _RATES.items()},
+            "not_measured": [index for index, one in enumerate(measured) if one is None],
+            "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize},
+            "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
+            "night": _night(request),
+            "log": _level(),
+        }
+    )
 
 
 def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str, Any]:
@@ -115,7 +144,7 @@ def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str,
 
 
 def _night(request: web.Request) -> dict[str, Any] | None:
-    """The last one; None when there was none."""
+    """Return the report of the last night, None if there was none."""
     report = last_report(request.app[TOPICS].config.data_dir)
     if not report:
         return None
@@ -125,7 +154,7 @@ def _night(request: web.Request) -> dict[str, Any] | None:
 
 @routes.post("/ops/v1/alarms/{alarm}/seen")
 async def seen(request: web.Request) -> web.Response:
-    """An operator has seen to what an alarm is about that stays until then."""
+    """Acknowledge an alarm that stays raised until an operator does so."""
     if not request.app[ALARMS_OF].seen_to(part_of(request, "alarm")):
         raise web.HTTPNotFound(text="There is no such alarm, or it is over by itself")
     return done()

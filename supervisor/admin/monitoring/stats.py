@@ -1,4 +1,4 @@
-"""Stats of topics and of the broker, in the shapes of Pulsar's REST."""
+"""Statistics of topics and of the broker, in the shapes of Pulsar's REST."""
 import asyncio
 import time
 from collections.abc import Iterable
@@ -37,17 +37,45 @@ from geminga.supervisor.admin.requests.request_parts import (
 from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 
 routes = web.RouteTableDef()
-_EVERYTHING = 1 << 30      # topics
-_MEASURE_SECONDS = 8       # less than a Prometheus server waits
-# Of all partitions together these are the largest, or the one that is; other numbers are summed up.
-_LARGEST = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp", "lastMarkDeleteAdvancedTimestamp",
-            "lastExpireTimestamp", "lastPublishTimeStamp", "oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize",
-            "backlogQuotaLimitTime", "lastOffloadLedgerId", "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "topicEpoch",
-            "lastCompactionSucceedTimestamp", "lastCompactionFailedTimestamp", "lastCompactionDurationTimeInMills")
-_FIRST = ("earliestMsgPublishTimeInBacklog", "earliestMsgPublishTimeInBacklogs", "topicCreationTimeStamp")      # the smallest above 0
-_ALONE = ("address", "connectedSince", "clientVersion", "metadata", "accessMode", "producerName", "lastAckedTime", "lastConsumedTime",
-          "activeConsumerName", "ownerBroker", "deduplicationStatus", "oldestBacklogMessageSubscriptionName", "drainingHashes",
-          "keyHashRangeArrays")      # mean something for one partition only
+_EVERYTHING = 1 << 30      # topics: all of them
+_MEASURE_SECONDS = 8       # less than the ten seconds after which a Prometheus server gives up
+# Fields whose largest value stands for all partitions; other numbers are summed.
+_LARGEST = (
+    "lastConsumedFlowTimestamp",
+    "lastConsumedTimestamp",
+    "lastAckedTimestamp",
+    "lastMarkDeleteAdvancedTimestamp",
+    "lastExpireTimestamp",
+    "lastPublishTimeStamp",
+    "oldestBacklogMessageAgeSeconds",
+    "backlogQuotaLimitSize",
+    "backlogQuotaLimitTime",
+    "lastOffloadLedgerId",
+    "lastOffloadSuccessTimeStamp",
+    "lastOffloadFailureTimeStamp",
+    "topicEpoch",
+    "lastCompactionSucceedTimestamp",
+    "lastCompactionFailedTimestamp",
+    "lastCompactionDurationTimeInMills",
+)
+# the smallest value above 0 stands for all
+_FIRST = ("earliestMsgPublishTimeInBacklog", "earliestMsgPublishTimeInBacklogs", "topicCreationTimeStamp")
+_ALONE = (
+    "address",
+    "connectedSince",
+    "clientVersion",
+    "metadata",
+    "accessMode",
+    "producerName",
+    "lastAckedTime",
+    "lastConsumedTime",
+    "activeConsumerName",
+    "ownerBroker",
+    "deduplicationStatus",
+    "oldestBacklogMessageSubscriptionName",
+    "drainingHashes",
+    "keyHashRangeArrays",
+)      # left out: they mean something for one partition only
 
 
 # -- topics
@@ -81,7 +109,7 @@ def _refuse_unknown_namespace(request: web.Request) -> None:
 
 
 def _partitions(request: web.Request) -> int:
-    """How many the topic has.  Raises 404."""
+    """Return the number of partitions of a partitioned topic.  Raises 404."""
     _refuse_unknown_namespace(request)
     count = catalogue_of(request).topics.partition_count(topic_of(request))
     if not count:
@@ -102,7 +130,10 @@ async def partitioned_stats(request: web.Request) -> web.Response:
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stats of all partitions as those of one topic: rates and counters are sums; their averages are made anew."""
+    """Merge the statistics of all partitions into those of one topic.
+
+    Rates and counters are summed, and averages are computed again.
+    """
     merged = _merged(found)
     for one in (merged, *merged["publishers"]):
         one["averageMsgSize"] = one["msgThroughputIn"] / one["msgRateIn"] if one["msgRateIn"] else 0.0
@@ -110,11 +141,12 @@ def together(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _merged(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge objects of one kind, field by field."""
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in found for name in one if name not in _ALONE):
         values: list[Any] = [one[name] for one in found if name in one]
         first = values[0]
-        if name in ("publishers", "consumers"):      # a client has one of each on every partition, in the same order
+        if name in ("publishers", "consumers"):      # clients open one on every partition, in the same order
             merged[name] = [_merged(list(filter(None, some))) for some in _columns(values)]
         elif name == "subscriptions":
             keys = dict.fromkeys(key for value in values for key in value)
@@ -137,6 +169,7 @@ def _merged(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _columns(lists: list[list]) -> Iterable[list]:
+    """Return the n-th members of all lists, for each n."""
     return ([one[at] for one in lists if at < len(one)] for at in range(max(map(len, lists))))
 
 
@@ -175,7 +208,7 @@ async def backlog(request: web.Request) -> web.Response:
 
 @routes.put(TOPIC + "/backlogSize")
 async def backlog_size(request: web.Request) -> web.Response:
-    """Bytes from a message on."""
+    """Answer with the bytes stored from a message on."""
     _refuse_unknown_namespace(request)
     identity = await body_of(request)
     try:
@@ -202,6 +235,7 @@ class Measured:
         return float(self.topics[:, at].sum() + self.other_topics[:, at].sum())
 
     def by_namespace(self, column: str) -> dict[str, float]:
+        """Return the column's sum for each namespace with open topics."""
         at, numbers = TOPIC_COLUMNS.index(column), {name: number for number, name in enumerate(self.head["namespaces"])}
         marks = [numbers[namespace_of(name)] for name in self.head["topics"]]
         sums = self.other_topics[:, at] + np.bincount(np.array(marks, np.int64), self.topics[:, at], len(numbers))
@@ -209,6 +243,7 @@ class Measured:
 
 
 def namespace_of(topic: str) -> str:
+    """Return the namespace in a complete topic name."""
     return "/".join(topic.partition("://")[2].split("/", 2)[:2])
 
 
@@ -259,12 +294,22 @@ async def broker_topics(request: web.Request) -> web.Response:
 
 def _loaded_topic(row: dict[str, float]) -> dict[str, Any]:
     return {
-        "publishers": [], "replication": {}, "subscriptions": {}, "producerCount": int(row["producers"]),
+        "publishers": [],
+        "replication": {},
+        "subscriptions": {},
+        "producerCount": int(row["producers"]),
         "averageMsgSize": row["throughput_in"] / row["rate_in"] if row["rate_in"] else 0.0,
-        "msgRateIn": row["rate_in"], "msgRateOut": row["rate_out"], "msgInCount": int(row["messages_in"]),
-        "bytesInCount": int(row["bytes_in"]), "msgOutCount": int(row["messages_out"]), "bytesOutCount": int(row["bytes_out"]),
-        "msgThroughputIn": row["throughput_in"], "msgThroughputOut": row["throughput_out"], "storageSize": int(row["storage_bytes"]),
-        "backlogSize": int(row["backlog_bytes"])}
+        "msgRateIn": row["rate_in"],
+        "msgRateOut": row["rate_out"],
+        "msgInCount": int(row["messages_in"]),
+        "bytesInCount": int(row["bytes_in"]),
+        "msgOutCount": int(row["messages_out"]),
+        "bytesOutCount": int(row["bytes_out"]),
+        "msgThroughputIn": row["throughput_in"],
+        "msgThroughputOut": row["throughput_out"],
+        "storageSize": int(row["storage_bytes"]),
+        "backlogSize": int(row["backlog_bytes"]),
+    }
 
 
 def _sub_type(number: int) -> str:
@@ -274,21 +319,37 @@ def _sub_type(number: int) -> str:
 
 def _loaded_subscription(row: dict[str, float]) -> dict[str, Any]:
     return {
-        "consumers": [], "msgBacklog": int(row["backlog"]), "msgRateExpired": row["rate_expired"], "msgRateOut": row["rate_out"],
-        "messageAckRate": row["rate_acknowledged"], "msgThroughputOut": row["throughput_out"], "msgRateRedeliver": row["rate_redeliver"],
-        "type": "None" if row["kind"] < 0 else _sub_type(int(row["kind"])), "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0,
-        "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0}
+        "consumers": [],
+        "msgBacklog": int(row["backlog"]),
+        "msgRateExpired": row["rate_expired"],
+        "msgRateOut": row["rate_out"],
+        "messageAckRate": row["rate_acknowledged"],
+        "msgThroughputOut": row["throughput_out"],
+        "msgRateRedeliver": row["rate_redeliver"],
+        "type": "None" if row["kind"] < 0 else _sub_type(int(row["kind"])),
+        "filterProcessedMsgCount": 0,
+        "filterAcceptedMsgCount": 0,
+        "filterRejectedMsgCount": 0,
+        "filterRescheduledMsgCount": 0,
+    }
 
 
 _NAMESPACE_METRICS = {
-    "brk_in_rate": "rate_in", "brk_in_tp_rate": "throughput_in", "brk_out_rate": "rate_out", "brk_out_tp_rate": "throughput_out",
-    "brk_msg_backlog": "backlog", "brk_no_of_consumers": "consumers", "brk_no_of_producers": "producers",
-    "brk_no_of_subscriptions": "subscriptions", "brk_storage_size": "storage_bytes"}
+    "brk_in_rate": "rate_in",
+    "brk_in_tp_rate": "throughput_in",
+    "brk_out_rate": "rate_out",
+    "brk_out_tp_rate": "throughput_out",
+    "brk_msg_backlog": "backlog",
+    "brk_no_of_consumers": "consumers",
+    "brk_no_of_producers": "producers",
+    "brk_no_of_subscriptions": "subscriptions",
+    "brk_storage_size": "storage_bytes",
+}
 
 
 @routes.get("/admin/v2/broker-stats/metrics")
 async def broker_metrics(request: web.Request) -> web.Response:
-    """By namespace, and connections."""
+    """Answer with sums by namespace, and the number of connections."""
     found = list(filter(None, await measure(request.app[OWNERS], 0)))
     sums = {name: [measured.by_namespace(column) for measured in found] for name, column in _NAMESPACE_METRICS.items()}
     namespaces = dict.fromkeys(namespace for measured in found for namespace in measured.head["namespaces"])
@@ -304,7 +365,7 @@ async def broker_metrics(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/broker-stats/mbeans")
 async def mbeans(request: web.Request) -> web.Response:
-    """The counters of each process."""
+    """Answer with the counters of each process."""
     return web.json_response([{"metrics": counters.read(), "dimensions": {"process": f"{role}-{index}"}}
                               for (role, index), counters in request.app[COUNTERS].items()])
 
@@ -312,18 +373,38 @@ async def mbeans(request: web.Request) -> web.Response:
 @routes.get("/admin/v2/broker-stats/load-report")
 async def load_report(request: web.Request) -> web.Response:
     found, topics = list(filter(None, await measure(request.app[OWNERS], 0))), request.app[TOPICS]
-    totals = {name: sum(measured.total(column) for measured in found) for name, column in (
-        ("msgRateIn", "rate_in"), ("msgRateOut", "rate_out"), ("msgThroughputIn", "throughput_in"), ("msgThroughputOut", "throughput_out"))}
+    totals = {
+        name: sum(measured.total(column) for measured in found)
+        for name, column in (
+            ("msgRateIn", "rate_in"),
+            ("msgRateOut", "rate_out"),
+            ("msgThroughputIn", "throughput_in"),
+            ("msgThroughputOut", "throughput_out"),
+        )
+    }
     counts = {name: int(sum(measured.total(column) for measured in found)) for name, column in (
         ("numConsumers", "consumers"), ("numProducers", "producers"))}
     memory, mib, where = psutil.virtual_memory(), 1 << 20, topics.addresses
-    return web.json_response({
-        **where.named(http="webServiceUrl", http_tls="webServiceUrlTls", service="pulsarServiceUrl", service_tls="pulsarServiceUrlTls"),
-        "brokerVersionString": SERVER_VERSION.split()[2],
-        "persistentTopicsEnabled": True, "nonPersistentTopicsEnabled": topics.storage.non_persistent_topics,
-        "cpu": {"usage": psutil.cpu_percent(), "limit": 100.0},
-        "memory": {"usage": resident_bytes(request.app[COUNTERS]) / mib, "limit": memory.total / mib}, **totals, **counts,
-        "numTopics": sum(sum(measured.head["loaded"]) for measured in found), "numBundles": 1, "lastUpdate": int(time.time() * 1000)})
+    return web.json_response(
+        {
+            **where.named(
+                http="webServiceUrl",
+                http_tls="webServiceUrlTls",
+                service="pulsarServiceUrl",
+                service_tls="pulsarServiceUrlTls",
+            ),
+            "brokerVersionString": SERVER_VERSION.split()[2],
+            "persistentTopicsEnabled": True,
+            "nonPersistentTopicsEnabled": topics.storage.non_persistent_topics,
+            "cpu": {"usage": psutil.cpu_percent(), "limit": 100.0},
+            "memory": {"usage": resident_bytes(request.app[COUNTERS]) / mib, "limit": memory.total / mib},
+            **totals,
+            **counts,
+            "numTopics": sum(sum(measured.head["loaded"]) for measured in found),
+            "numBundles": 1,
+            "lastUpdate": int(time.time() * 1000),
+        }
+    )
 
 
 def resident_bytes(counters: dict[tuple[str, int], Counters]) -> int:
@@ -332,7 +413,7 @@ def resident_bytes(counters: dict[tuple[str, int], Counters]) -> int:
 
 
 def processes(counters: dict[tuple[str, int], Counters]) -> Iterable[tuple[str, psutil.Process]]:
-    """(name, process) of those that run."""
+    """Yield (name, process) of all processes that run."""
     for (role, index), found in counters.items():
         try:
             yield f"{role}-{index}", psutil.Process(found.read()["pid"])

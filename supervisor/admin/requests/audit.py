@@ -1,11 +1,12 @@
-"""The audit log: a line of JSON for everything that was changed by administration, and for everything that was refused to be.
+"""The audit log: a line of JSON for each change by administration, and for each refused attempt.
 
     {"time": "2026-01-31T12:00:00.000Z", "role": "ops", "method": "token", "address": "10.0.0.7",
      "request": "DELETE /admin/v2/persistent/acme/eu/orders?force=true", "status": 204}
 
-`proxy` says through whom, `reason` why not, `body` what rights were set.  The file is in the data folder; when it has become large it is
-set aside, as audit.log.1 and so on.  Who is refused again and again does not push out what others did: such lines are bounded, and the
-next one says how many there would have been (`left_out`).
+`proxy` is the proxy's role, `reason` the text of a refusal, `body` the rights that were set. The file is in the data
+folder. A file that has become large is renamed to audit.log.1, and older ones to audit.log.2 and so on. The number of
+refusals is bounded, so that repeated ones do not push out the changes of others. The next line then has their number as
+`left_out`.
 """
 import contextlib
 import json
@@ -27,15 +28,16 @@ from geminga.workers.identity.authentication import NOT_ASKED
 NAME = "audit.log"
 _FILE_BYTES, _FILES = 16 << 20, 10       # arbitrary: some hundred thousand changes
 _REFUSALS_MAX, _REFUSALS_PER_SECOND = 1_000, 1
-_REQUEST_MAX = 8_192                     # characters of a path that are kept; no name is as long
+_REQUEST_MAX = 8_192                     # characters of a path in a line; names are shorter
 _LOOKS = ("GET", "HEAD", "OPTIONS")
 _REFUSED = (401, 403)
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-_OF_RIGHTS = "/permissions", "PermissionsOnTopics", "/admin/v2/tenants/", "/subscriptionAuthMode"  # of routes: bodies say who may do what
+# parts of routes whose bodies set rights
+_OF_RIGHTS = "/permissions", "PermissionsOnTopics", "/admin/v2/tenants/", "/subscriptionAuthMode"
 
 
 class Audit:
-    """The audit log: a file of its own, that bounds how many refusals it takes."""
+    """The audit log in a file of its own, with a bound for refusals."""
 
     def __init__(self, folder: Path):
         self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=_FILES, encoding="utf-8", delay=True)
@@ -74,7 +76,7 @@ class _Handler(RotatingFileHandler):
 
     def handleError(self, record: LogRecord) -> None:
         self.has_failed = True
-        if self.stream is not None:      # it is opened anew the next time
+        if self.stream is not None:      # the next line opens it again
             with contextlib.suppress(OSError):
                 self.stream.close()
             self.stream = None
@@ -91,10 +93,13 @@ async def close(app: web.Application) -> None:
 
 @web.middleware
 async def record(request: web.Request, handler) -> web.StreamResponse:
-    """Outside of all others: it sees what is answered in the end."""
+    """Write the request into the audit log if it changed something or was refused.
+
+    This middleware is the outermost, so it sees the final answer.
+    """
     answer = await handler(request)
     if request.method in _LOOKS or (400 <= answer.status < 500 and answer.status not in _REFUSED):
-        return answer      # which changed nothing
+        return answer      # nothing was changed
     if answer.status < 400:
         _log(request, answer)
     audit = request.app[AUDIT]
@@ -110,8 +115,13 @@ def _log(request: web.Request, answer: web.Response) -> None:
         about["topic"] = str(topic_of(request))
     if "subscription" in parts:
         about["subscription"] = parts["subscription"]
-    log.info(f"administration: {request.method} {request.path_qs[:_REQUEST_MAX]}", status=answer.status, role=identity.role,
-             client=request.remote or "", **about)
+    log.info(
+        f"administration: {request.method} {request.path_qs[:_REQUEST_MAX]}",
+        status=answer.status,
+        role=identity.role,
+        client=request.remote or "",
+        **about,
+    )
 
 
 async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
@@ -129,12 +139,15 @@ async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
 
 
 async def _rights_set(request: web.Request) -> Any:
-    """What the body says of rights; of everything else nothing is kept: it may be a secret."""
+    """Return the part of the body that sets rights, None if there is none.
+
+    Nothing else of a body is logged: it may contain secrets.
+    """
     resource = request.match_info.route.resource
     route = "" if resource is None else resource.canonical
     if route != _NAMESPACE and not any(part in route for part in _OF_RIGHTS):
         return None
-    if not request.content.at_eof():      # nobody has waited for it
+    if not request.content.at_eof():      # the route has not read its body
         return None
     try:
         body = json.loads(await request.read() or "null")

@@ -1,8 +1,8 @@
-"""Who asks over HTTP: one middleware finds out before any route is taken.
+"""Authentication of HTTP requests: a middleware finds out the role before a route is taken.
 
     Authorization: Bearer TOKEN
     Authorization: Basic BASE64(USER:PASSWORD)
-    the certificate of a connection by TLS, when there is no such header
+    the certificate of a connection by TLS, if there is no such header
     X-Original-Principal: ROLE, from proxies
 """
 import asyncio
@@ -23,23 +23,24 @@ from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.options import IdentityOptions
 
 IDENTITY = web.RequestKey("identity", Identity)
-_OPEN = "/status.html", "/ready"         # probes have nothing to show
+_OPEN = "/status.html", "/ready"         # probes have no credentials
 _METRICS = "/metrics", "/metrics/"
 _SCHEMES = {"bearer": "token", "basic": "basic"}
-_SPOOFED = "Invalid combination of Original principal cannot be empty if the request is via proxy."      # in Pulsar's words
+# names of Pulsar's authentication providers
+_SPOOFED = "Invalid combination of Original principal cannot be empty if the request is via proxy."
 
 
 class HttpAuthenticator:
-    """Authenticates requests over HTTP, and slows down addresses that fail again and again."""
+    """Authenticates HTTP requests, and answers addresses that fail again and again with growing delays."""
 
     def __init__(self, authenticator: Authenticator, options: IdentityOptions, counters: Counters):
         self._authenticator, self._counters = authenticator, counters
-        self._attempts: Attempts | None = None      # made when there is a loop
+        self._attempts: Attempts | None = None      # made at the first request, as it needs a running loop
         self._hashes: Hashes | None = None          # likewise
         self._follow(options)
 
     def configure(self, options: IdentityOptions) -> None:
-        """These hold from now on.  Raises Unusable, and those before hold on."""
+        """Apply a new configuration.  Raises Unusable, and keeps the old one then."""
         self._authenticator.configure(options)
         self._follow(options)
 
@@ -49,7 +50,7 @@ class HttpAuthenticator:
         self._ways = [f'{scheme} realm="geminga"' for scheme in ("Bearer", "Basic") if asks_for(_SCHEMES[scheme.lower()])]
 
     async def identify(self, request: web.Request) -> Identity:
-        """Raises HTTPUnauthorized, HTTPServiceUnavailable."""
+        """Find out who sends the request, and pass it on.  Raises HTTPUnauthorized, HTTPServiceUnavailable."""
         if not self._authenticator.is_on or request.path in self._open:
             return NOT_ASKED
         if self._attempts is None:
@@ -74,7 +75,7 @@ class HttpAuthenticator:
         if not self._authenticator.is_slow(credentials):
             return self._authenticator.admit(credentials, original, may_repeat=True)
         check = partial(self._authenticator.admit, credentials, original, may_repeat=True)
-        assert self._hashes is not None      # made with the loop
+        assert self._hashes is not None      # made with `_attempts`
         return await self._hashes.result(request.remote or "local", check)
 
     def _credentials(self, request: web.Request) -> Credentials:
@@ -89,7 +90,7 @@ class HttpAuthenticator:
         try:
             return Credentials(method, base64.b64decode(rest.strip(), validate=True), certificate)
         except (binascii.Error, ValueError):
-            return Credentials(method, b"", certificate)      # which is nobody's user and password
+            return Credentials(method, b"", certificate)      # an empty user and password belong to nobody
 
 
 AUTHENTICATOR = web.AppKey("authenticator", HttpAuthenticator)
@@ -105,10 +106,10 @@ _PROVIDERS = {"token": "AuthenticationProviderToken", "basic": "AuthenticationPr
 
 
 def families(cluster: str, total: Callable[[str], int]) -> Iterator[Metric]:
-    """Return metrics of authentication by Pulsar's names.  `total` sums a counter over all processes."""
+    """Return metrics of authentication under Pulsar's names.  total: sums a counter over all processes."""
     labels = ["cluster", "provider_name", "auth_method"]
-    right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that have shown who they are", labels=labels)
-    wrong = CounterMetricFamily("pulsar_authentication_failures", "Those that were refused", labels=[*labels, "reason"])
+    right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that were authenticated", labels=labels)
+    wrong = CounterMetricFamily("pulsar_authentication_failures", "Clients and requests whose authentication failed", labels=[*labels, "reason"])
     for method in METHODS:
         values = [cluster, _PROVIDERS.get(method, ""), method]
         for result in RESULTS:
@@ -117,9 +118,9 @@ def families(cluster: str, total: Callable[[str], int]) -> Iterator[Metric]:
                 right.add_metric(values, count)
             elif count:
                 wrong.add_metric([*values, result], count)
-    expired = CounterMetricFamily("pulsar_expired_token", "Tokens that had expired when they were shown", labels=["cluster"])
+    expired = CounterMetricFamily("pulsar_expired_token", "Tokens that were refused as expired", labels=["cluster"])
     expired.add_metric([cluster], total("expired_tokens"))
-    what = "How long tokens were still good for when they were shown"
+    what = "Minutes until tokens expire, when they are presented"
     expiring = HistogramMetricFamily("pulsar_expiring_token_minutes", what, labels=["cluster"])
     buckets, count = [], 0
     for bound in (*EXPIRING_MINUTES, "later"):

@@ -1,6 +1,7 @@
-"""Who may ask for what over HTTP: one table of all routes, and one middleware that looks there before a request is dealt with.
+"""Authorization of HTTP requests: a table says which right each route demands, and a middleware checks it.
 
-Statuses are Pulsar's: clients look at them.  What a right is taken from is in force at every worker when the answer leaves.
+Statuses are Pulsar's, as clients depend on them. Revoking a right returns after every worker has closed the producers
+and consumers that used it.
 """
 import asyncio
 from typing import NamedTuple, NoReturn
@@ -27,49 +28,117 @@ from geminga.workers.identity.authorization import (
 
 AUTHORIZATION = web.AppKey("authorization", Authorization)
 routes = web.RouteTableDef()
-_SEEN_SECONDS = 10             # that workers may take to see whose rights are gone
+_SEEN_SECONDS = 10             # that workers may take to apply changed rights
 _AGAIN_SECONDS = 0.005
 
 
 # -- what every route demands
 
 class Demand(NamedTuple):
-    of: str           # which part of the path it is about: "topic", "namespace", "tenant"; "" the broker
-    action: str       # that who asks must have the right to
-    status: int       # that who has not is told
-    is_hiding: bool = False      # ... also where there is no such tenant
+    of: str           # the part of the path with the resource: "topic", "namespace", "tenant"; "" for the broker
+    action: str       # the right that is needed
+    status: int       # of the answer to roles without that right
+    is_hiding: bool = False      # whether a missing tenant gives the same answer, instead of 404
 
 
 SUPER, TENANTS = Demand("", ADMINISTER, 401), Demand("tenant", ADMINISTER, 401, is_hiding=True)
 TENANT, NAMESPACE, TOPIC, TOPIC_POLICY = (Demand("tenant", ADMINISTER, 401), Demand("namespace", ADMINISTER, 403),
                                           Demand("topic", ADMINISTER, 401), Demand("topic", ADMINISTER, 403))
-LISTS, DISCARDS = Demand("namespace", LOOKUP, 403), Demand("namespace", CONSUME, 403)      # of all topics of a namespace
+# for routes about all topics of a namespace
+LISTS, DISCARDS = Demand("namespace", LOOKUP, 403), Demand("namespace", CONSUME, 403)
 LOOKS_UP, PRODUCES, CONSUMES = (Demand("topic", action, 401) for action in (LOOKUP, PRODUCE, CONSUME))
 _T, _N = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}", "/admin/v2/namespaces/{tenant}/{namespace}"
 _S, _SCHEMAS, _BUNDLE = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}", _N + "/{bundle}"
 _OPS = "/{domain}/{tenant}/{namespace}/{topic}"
 _CLUSTER, _BROKERS, _STATS = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", "/admin/v2/broker-stats"
 
-# (demand, methods, paths).  None: whoever is asked may, once they have shown who they are.
+# (demand, methods, paths). Demand None: every authenticated role may.
 _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
-    (None, "GET", ("/status.html", "/ready", "/metrics", "/metrics/", f"{_BROKERS}/ready", f"{_BROKERS}/version", "/admin/v2/clusters")),
-    # What there is none of, and so is refused to everybody.
-    (None, "*", tuple(f"/admin/{path}{{rest}}" for path in (
-        "v2/bookies", "v2/resourcegroups", "v2/resource-quotas", "v2/worker", "v2/functions", "v3/functions", "v3/sinks", "v3/sources",
-        "v3/sink", "v3/source", "v3/packages", "v3/transactions"))),
+    (
+        None,
+        "GET",
+        (
+            "/status.html",
+            "/ready",
+            "/metrics",
+            "/metrics/",
+            f"{_BROKERS}/ready",
+            f"{_BROKERS}/version",
+            "/admin/v2/clusters",
+        ),
+    ),
+    # Features that do not exist here: these routes refuse everybody.
+    (
+        None,
+        "*",
+        tuple(
+            f"/admin/{path}{{rest}}"
+            for path in (
+                "v2/bookies",
+                "v2/resourcegroups",
+                "v2/resource-quotas",
+                "v2/worker",
+                "v2/functions",
+                "v3/functions",
+                "v3/sinks",
+                "v3/sources",
+                "v3/sink",
+                "v3/source",
+                "v3/packages",
+                "v3/transactions",
+            )
+        ),
+    ),
     # The broker
-    (SUPER, "GET", (_BROKERS, *(f"{_BROKERS}/{path}" for path in (
-        "{cluster}", "leaderBroker", "{cluster}/{broker}/ownedNamespaces", "backlog-quota-check", "internal-configuration", "health",
-        "configuration", "configuration/values", "configuration/runtime")))),
+    (
+        SUPER,
+        "GET",
+        (
+            _BROKERS,
+            *(
+                f"{_BROKERS}/{path}"
+                for path in (
+                    "{cluster}",
+                    "leaderBroker",
+                    "{cluster}/{broker}/ownedNamespaces",
+                    "backlog-quota-check",
+                    "internal-configuration",
+                    "health",
+                    "configuration",
+                    "configuration/values",
+                    "configuration/runtime",
+                )
+            ),
+        ),
+    ),
     (SUPER, "POST", (f"{_BROKERS}/shutdown", f"{_BROKERS}/configuration/{{name}}/{{value}}")),
     (SUPER, "DELETE", (f"{_BROKERS}/configuration/{{name}}",)),
-    (SUPER, "GET", tuple(f"{_STATS}/{path}" for path in ("topics", "metrics", "mbeans", "load-report", "allocator-stats/{allocator}"))),
-    (SUPER, "GET", tuple(f"/admin/v2/{path}" for path in (
-        "bookies/all", "bookies/racks-info", "resourcegroups", "resourcegroups/{group}"))),
+    (
+        SUPER,
+        "GET",
+        tuple(
+            f"{_STATS}/{path}" for path in ("topics", "metrics", "mbeans", "load-report", "allocator-stats/{allocator}")
+        ),
+    ),
+    (
+        SUPER,
+        "GET",
+        tuple(
+            f"/admin/v2/{path}"
+            for path in ("bookies/all", "bookies/racks-info", "resourcegroups", "resourcegroups/{group}")
+        ),
+    ),
     (SUPER, "GET PUT POST DELETE", (_CLUSTER,)),
     (SUPER, "GET POST", (f"{_CLUSTER}/peers", f"{_CLUSTER}/namespaceIsolationPolicies/{{policy}}")),
-    (SUPER, "GET", (f"{_CLUSTER}/failureDomains", f"{_CLUSTER}/namespaceIsolationPolicies",
-                    f"{_CLUSTER}/namespaceIsolationPolicies/brokers/{{broker}}")),
+    (
+        SUPER,
+        "GET",
+        (
+            f"{_CLUSTER}/failureDomains",
+            f"{_CLUSTER}/namespaceIsolationPolicies",
+            f"{_CLUSTER}/namespaceIsolationPolicies/brokers/{{broker}}",
+        ),
+    ),
     (SUPER, "GET POST DELETE", (f"{_CLUSTER}/failureDomains/{{domain}}",)),
     (SUPER, "GET POST", (f"{_CLUSTER}/migrate",)),
     (SUPER, "POST", (f"{_N}/migration",)),
@@ -81,23 +150,47 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (TENANT, "GET PUT DELETE", (f"{_N}/properties",)),
     (TENANT, "GET DELETE", (f"{_N}/property/{{key}}",)),
     (TENANT, "PUT", (f"{_N}/property/{{key}}/{{value}}",)),
-    (NAMESPACE, "GET", (_N, f"{_N}/permissions", f"{_N}/permissions/subscription", f"{_N}/backlogQuotaMap", f"{_N}/resourcegroup")),
+    (
+        NAMESPACE,
+        "GET",
+        (_N, f"{_N}/permissions", f"{_N}/permissions/subscription", f"{_N}/backlogQuotaMap", f"{_N}/resourcegroup"),
+    ),
     (NAMESPACE, "POST DELETE", (f"{_N}/permissions/{{role}}", f"{_N}/backlogQuota")),
     (NAMESPACE, "POST", (f"{_N}/permissions/subscription/{{subscription}}", f"{_N}/resourcegroup/{{group}}")),
     (NAMESPACE, "DELETE", (f"{_N}/permissions/{{subscription}}/{{role}}", f"{_N}/resourcegroup")),
     (NAMESPACE, "GET", (f"{_BUNDLE}/topicHashPositions",)),
-    (None, "POST", tuple(f"/admin/v2/namespaces/{what}PermissionsOnTopics" for what in ("grant", "revoke"))),      # as their bodies demand
+    # the body names the tenant, whose administrators may
+    (None, "POST", tuple(f"/admin/v2/namespaces/{what}PermissionsOnTopics" for what in ("grant", "revoke"))),
     (SUPER, "PUT", (f"{_N}/unload", f"{_BUNDLE}/unload", f"{_BUNDLE}/split")),
-    (LISTS, "GET", (f"{_N}/topics", f"{_N}/bundles", "/admin/v2/{domain}/{tenant}/{namespace}",
-                    "/admin/v2/{domain}/{tenant}/{namespace}/partitioned")),
-    (DISCARDS, "POST", tuple(f"{path}/{what}" for path in (_N, _BUNDLE)
-                             for what in ("clearBacklog", "clearBacklog/{subscription}", "unsubscribe/{subscription}"))),
+    (
+        LISTS,
+        "GET",
+        (
+            f"{_N}/topics",
+            f"{_N}/bundles",
+            "/admin/v2/{domain}/{tenant}/{namespace}",
+            "/admin/v2/{domain}/{tenant}/{namespace}/partitioned",
+        ),
+    ),
+    (
+        DISCARDS,
+        "POST",
+        tuple(
+            f"{path}/{what}"
+            for path in (_N, _BUNDLE)
+            for what in ("clearBacklog", "clearBacklog/{subscription}", "unsubscribe/{subscription}")
+        ),
+    ),
     # Topics
     (NAMESPACE, "PUT DELETE", (_T,)),
     (NAMESPACE, "PUT DELETE", (f"{_T}/partitions",)),
     (NAMESPACE, "POST", (f"{_T}/createMissedPartitions",)),
     (TOPIC_POLICY, "POST", (f"{_T}/partitions",)),
-    (LOOKS_UP, "GET", (f"{_T}/partitions", f"{_T}/properties", "/lookup/v2/topic" + _OPS, "/lookup/v2/destination" + _OPS)),
+    (
+        LOOKS_UP,
+        "GET",
+        (f"{_T}/partitions", f"{_T}/properties", "/lookup/v2/topic" + _OPS, "/lookup/v2/destination" + _OPS),
+    ),
     (LISTS, "GET", ("/lookup/v2/topic" + _OPS + "/bundle",)),
     (TENANT, "GET", (f"{_T}/permissions",)),
     (TENANT, "POST DELETE", (f"{_T}/permissions/{{role}}",)),
@@ -106,20 +199,52 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (TOPIC, "GET PUT", (f"{_T}/compaction", f"{_T}/offload")),
     (TOPIC, "POST", (f"{_T}/terminate", f"{_T}/terminate/partitions", f"{_T}/trim")),
     (TOPIC, "PUT", (f"{_T}/unload",)),
-    (LOOKS_UP, "GET", tuple(f"{_T}/{what}" for what in (
-        "stats", "partitioned-stats", "internalStats", "partitioned-internalStats", "internal-info"))),
-    (CONSUMES, "GET", tuple(f"{_T}/{what}" for what in (
-        "subscriptions", "lastMessageId", "messageid/{time_ms}", "getMessageIdByIndex", "ledger/{ledger}/entry/{entry}",
-        "examinemessage", "backlog"))),
+    (
+        LOOKS_UP,
+        "GET",
+        tuple(
+            f"{_T}/{what}"
+            for what in ("stats", "partitioned-stats", "internalStats", "partitioned-internalStats", "internal-info")
+        ),
+    ),
+    (
+        CONSUMES,
+        "GET",
+        tuple(
+            f"{_T}/{what}"
+            for what in (
+                "subscriptions",
+                "lastMessageId",
+                "messageid/{time_ms}",
+                "getMessageIdByIndex",
+                "ledger/{ledger}/entry/{entry}",
+                "examinemessage",
+                "backlog",
+            )
+        ),
+    ),
     (CONSUMES, "PUT", (f"{_T}/backlogSize",)),
     (CONSUMES, "POST", (f"{_T}/all_subscription/expireMessages/{{seconds}}",)),
     (CONSUMES, "PUT DELETE", (_S,)),
     (CONSUMES, "GET PUT", (f"{_S}/properties",)),
     (CONSUMES, "GET POST", (f"{_S}/replicatedSubscriptionStatus",)),
     (CONSUMES, "GET", (f"{_S}/position/{{number}}",)),
-    (CONSUMES, "POST", tuple(f"{_S}/{what}" for what in (
-        "skip_all", "skip/{entries}", "resetcursor/{time_ms}", "resetcursor", "expireMessages/{seconds}", "expireMessages",
-        "analyzeBacklog"))),
+    (
+        CONSUMES,
+        "POST",
+        tuple(
+            f"{_S}/{what}"
+            for what in (
+                "skip_all",
+                "skip/{entries}",
+                "resetcursor/{time_ms}",
+                "resetcursor",
+                "expireMessages/{seconds}",
+                "expireMessages",
+                "analyzeBacklog",
+            )
+        ),
+    ),
     (TOPIC_POLICY, "GET", (f"{_T}/backlogQuotaMap",)),
     (TOPIC_POLICY, "POST DELETE", (f"{_T}/backlogQuota",)),
     (TOPIC_POLICY, "GET POST DELETE", (f"{_T}/{{subscription}}/dispatchRate",)),
@@ -151,7 +276,7 @@ for _routes in ROUTES.values():
                 DEMANDS[_method, f"{_prefix}/{_route.path}"] = _demand
             if _route.removable:
                 DEMANDS["DELETE", f"{_prefix}/{_route.remove or _route.path}"] = _demand
-for _method in ("GET", "POST", "DELETE"):      # as Pulsar has them
+for _method in ("GET", "POST", "DELETE"):
     DEMANDS[_method, f"{_N}/persistence/bookieAffinity"], DEMANDS[_method, f"{_T}/maxMessageSize"] = SUPER, TENANT
 for _method in ("POST", "DELETE"):
     DEMANDS[_method, f"{_N}/delayedDelivery"] = SUPER
@@ -161,8 +286,9 @@ for _method in ("POST", "DELETE"):
 
 @web.middleware
 async def authorize(request: web.Request, handler) -> web.StreamResponse:
+    """Pass the request on if its role may do it.  If it changes rights, answer when all workers have applied them."""
     authorization, route = request.app[AUTHORIZATION], request.match_info.route
-    if not authorization.is_enabled or route.resource is None:       # there is nothing under that path
+    if not authorization.is_enabled or route.resource is None:       # no route has that path
         return await handler(request)
     authorization.version()
     _check(request, authorization, demand_of(request.method, route.resource.canonical))
@@ -176,13 +302,16 @@ async def authorize(request: web.Request, handler) -> web.StreamResponse:
 
 
 def demand_of(method: str, path: str) -> Demand | None:
-    """Of the route; who has forgotten to say is told that nobody but a super user may."""
+    """Return what the route demands of a role; a route without a row is for super users only."""
     method = "GET" if method == "HEAD" else method
     return DEMANDS.get((method, path), DEMANDS.get(("*", path), SUPER))
 
 
 def refuse_others_than_administrators(request: web.Request, tenant: str) -> None:
-    """For routes whose body says what they are about.  Raises 401; 404 where there is no such tenant."""
+    """Refuse a request whose body names the tenant, unless its role administrates that tenant.
+
+    Raises 401, or 404 if the tenant does not exist.
+    """
     if not request.app[AUTHORIZATION].is_enabled:
         return
     decision = request.app[AUTHORIZATION].decide(request[IDENTITY], TENANT.action, tenant, "")
@@ -191,7 +320,7 @@ def refuse_others_than_administrators(request: web.Request, tenant: str) -> None
 
 
 def _check(request: web.Request, authorization: Authorization, demand: Demand | None) -> None:
-    """Raises 401, 403; 404 where there is no such tenant; Refusal."""
+    """Refuse the request unless its role has the right.  Raises 401, 403, Refusal; 404 if the tenant does not exist."""
     if demand is None:
         return
     resource = _resource(request, demand.of)
@@ -210,17 +339,18 @@ def _refuse(request: web.Request, demand: Demand, tenant: str, decision: Decisio
 
 
 def _resource(request: web.Request, of: str) -> Resource:
-    """Raises 404, Refusal."""
+    """Return the topic, namespace or tenant that the path names; "" is the broker.  Raises 404, Refusal."""
     if of == "topic":
         return topic_of(request) if "domain" in request.match_info else schema_topic_of(request)
     parts = [part_of(request, name) for name in ("tenant", "namespace")[:("", "tenant", "namespace").index(of)]]
-    if any("/" in part for part in parts):      # percent-encoded: it would be taken for something else
+    if any("/" in part for part in parts):      # a percent-encoded slash would name another resource
         raise web.HTTPNotFound(text=f"{of.capitalize()} does not exist")
     return "/".join(parts)
 
 
 async def _seen(counters: dict[tuple[str, int], Counters], version: int) -> None:
-    """Whoever has lost a right was told to go, by every worker.  Raises Refusal when one of them does not see it in good time."""
+    """Return when every worker has applied the rights of this version.  Raises Refusal if one of them takes too long.
+    """
     workers = [found for (role, _), found in counters.items() if role == "worker"]
     try:
         async with asyncio.timeout(_SEEN_SECONDS):

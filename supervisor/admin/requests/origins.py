@@ -1,14 +1,16 @@
-"""Whether a web page of another site has made a request: such a request is refused before anything is looked at.
+"""Refusal of requests that a web page of another site makes, before anything else looks at them.
 
-A browser sends what any page asks it to, from inside the network and with the passwords that it remembers.  Three headers tell on it:
+A browser sends what any page asks it to, from inside the network and with the passwords that it remembers. Three
+headers show such requests:
 
-    Sec-Fetch-Site, Origin      which site the page is of: only pages of the broker itself may change anything
-    Content-Type                a form's body needs no permission of the broker to be sent, a body of JSON does
-    Host                        the name that the page knows the broker by: a page whose own name was pointed at the broker (DNS
-                                rebinding) counts as the broker's own in all else, so a foreign name is refused for reads as well
+    Sec-Fetch-Site, Origin   the page's site: only pages of the broker itself may change anything
+    Content-Type             forms may be sent to any site without its permission, JSON may not
+    Host                     the name by which the page reaches the broker. If a foreign name was pointed at the
+                             broker's address (DNS rebinding), the page counts as the broker's own in all else. So
+                             foreign names are refused for reads as well.
 
-Addresses are never foreign: a name can be pointed elsewhere, an address cannot.  Tools send none of the first two, and a Host that is the
-name or address they were given.
+Addresses are never foreign: a name can be pointed elsewhere, an address cannot. Tools send neither of the first two
+headers, and their Host is the name or address that they were given.
 """
 import asyncio
 import ipaddress
@@ -21,37 +23,40 @@ from geminga.storage.runtime.log import log
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 
-_PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"      # load balancers ask by names of their own; these tell nothing else
+# load balancers probe under names of their own, and these routes reveal nothing else
+_PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"
 _LOOKS = "GET", "HEAD", "OPTIONS"
-_HEALTH = "/admin/v2/brokers/health"                               # a GET of it publishes a message
-_OWN_SITES = "same-origin", "none"                                 # none: the user's own doing, as a bookmark
+_HEALTH = "/admin/v2/brokers/health"                               # a GET that publishes a message, so it counts as a change
+_OWN_SITES = "same-origin", "none"                                 # "none" is a request by the user, such as a bookmark
 _JSON = "application/json", "text/json"
 _FORMS = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
-_TOLD_MAX = 100                                                    # foreign names that the log tells of
+_TOLD_MAX = 100                                                    # foreign names that are logged
 
 
 class Guard:
-    """Which names are the broker's."""
+    """The names by which the broker may be reached."""
 
     def __init__(self, config: Config, addresses: Addresses):
         self._full_name: asyncio.Task[str] | None = None
         self.configure(config, addresses)
 
     def configure(self, config: Config, addresses: Addresses) -> None:
-        """These hold from now on."""
+        """Apply a new configuration."""
         urls = [*addresses[:4], *(url for pair in addresses.listeners.values() for url in pair)]
         known = ["localhost", socket.gethostname(), config.http_bind, config.worker.bind, config.worker.advertised_address]
         self._names = {_plain(name) for name in (*known, *config.http.hosts, *(urlsplit(url).hostname or "" for url in urls))} - {""}
         self._told: set[str] = set()
 
     async def check(self, request: web.Request) -> None:
-        """Raises 403, 415."""
+        """Refuse a request of another site's page, or by a foreign name.  Raises 403, 415."""
         if request.path not in _PROBES:
             for host in request.headers.getall("Host", ()):
                 if not await self._is_own(host):
                     self._tell(host)
-                    raise web.HTTPForbidden(text=f"{host[:255]!r} is not a name of this broker; hosts of [http] in its configuration names "
-                                                 "those that are, beside its addresses")
+                    raise web.HTTPForbidden(
+                        text=f"{host[:255]!r} is not a name of this broker; hosts of [http] in its configuration names "
+                        "those that are, beside its addresses"
+                    )
         if _may_change(request):
             _refuse_other_sites(request)
             _refuse_forms(request)
@@ -61,7 +66,10 @@ class Guard:
         return name in self._names or _is_address(name) or name == await self._looked_up()
 
     async def _looked_up(self) -> str:
-        """The host's full name: asked for once, when somebody uses a name that is not known, since DNS may be slow."""
+        """Return the host's full name.
+
+        DNS may be slow, so it is asked once, when a request first uses an unknown name.
+        """
         if self._full_name is None:
             self._full_name = asyncio.create_task(asyncio.to_thread(socket.getfqdn))
         return _plain(await asyncio.shield(self._full_name))
@@ -88,20 +96,22 @@ def _may_change(request: web.Request) -> bool:
 
 
 def _refuse_other_sites(request: web.Request) -> None:
-    """Raises 403."""
+    """Refuse changes that a page of another site asks for.  Raises 403."""
     if any(site.strip().lower() not in _OWN_SITES for site in request.headers.getall("Sec-Fetch-Site", ())):
         raise web.HTTPForbidden(text="Pages of other sites may not change anything here: Sec-Fetch-Site names one")
     for origin in request.headers.getall("Origin", ()):
         if origin.partition("://")[2].lower() != (host := request.headers.get("Host", "")).lower():
-            raise web.HTTPForbidden(text=f"Pages of {origin[:255]!r} may not change anything here: the request is for {host[:255]!r}, a "
-                                         "Host that a proxy between them has to pass on as it is")
+            raise web.HTTPForbidden(
+                text=f"Pages of {origin[:255]!r} may not change anything here: the request is for {host[:255]!r}, a "
+                "Host that a proxy between them has to pass on as it is"
+            )
 
 
 def _refuse_forms(request: web.Request) -> None:
-    """Raises 403, 415."""
+    """Refuse bodies of types that forms can send.  Raises 403, 415."""
     resource = request.match_info.route.resource
     if "Content-Type" not in request.headers or (resource is not None and resource.canonical.endswith("{rest}")):
-        return      # the latter are refused whatever comes, in words that say why
+        return      # the route itself refuses these, and says why
     kind = request.content_type
     if kind in _FORMS:
         raise web.HTTPForbidden(text=f"A body of {kind} may come from a form of any web page: bodies are application/json")
@@ -112,7 +122,7 @@ def _refuse_forms(request: web.Request) -> None:
 # -- names
 
 def _name_of(host: str) -> str:
-    """A Host without its port."""
+    """Return a Host header's name without the port."""
     name, _, port = host.rpartition(":")
     return _plain(name if name and port.isdigit() and (":" not in name or name.endswith("]")) else host)
 

@@ -1,4 +1,4 @@
-"""Helpers of all routes: the catalogue, the parts of a request, and the topics that it names."""
+"""Helpers for all routes: the catalogue, the parts of a request, the topics that it names, and questions about them."""
 import asyncio
 import json
 import re
@@ -22,17 +22,17 @@ from geminga.workers.directory.directory import Directory
 
 Answer = TypeVar("Answer")
 Asking = Callable[[TopicName], TopicQuestion[Answer]]      # makes a question about the topic
-# The last part may have braces, which aiohttp leaves out where it is not told.
+# The pattern lets the last part have braces, which aiohttp refuses without one.
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
 TOPIC = "/admin/v2" + PATH
-BUNDLE = "0x00000000_0xffffffff"      # there is one: all topics are at home here
+BUNDLE = "0x00000000_0xffffffff"      # the only one: it covers all topics
 _BODY_SECONDS = 30
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_AT_ONCE = 100               # topics that the owners are asked about together
+_AT_ONCE = 100               # questions that are under way together
 
 
 class Topics:
-    """The catalogue, as requests need it."""
+    """The catalogue, and the settings that requests need."""
 
     def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
         """counters: this process's own."""
@@ -41,7 +41,7 @@ class Topics:
         self.configure(config, addresses)
 
     def configure(self, config: Config, addresses: Addresses) -> None:
-        """These hold from now on."""
+        """Apply a new configuration."""
         self.config, self.addresses = config, addresses
         self.cluster_name, self.max_message_size = config.cluster_name, config.worker.max_message_size
         self.storage = self.catalogue.options.applied_to(config.storage)
@@ -55,9 +55,12 @@ COUNTERS = web.AppKey("counters", dict)      # (role, index) -> Counters of that
 # -- what a request says
 
 def part_of(request: web.Request, name: str) -> str:
-    """A part of the path, decoded as Pulsar's server does and its clients expect: once, and + is a space.  Raises 400."""
+    """Return a part of the path, decoded once, with + for a space, as Pulsar's server does.
+
+    Raises 400 if it is not UTF-8.
+    """
     resource = request.match_info.route.resource
-    assert resource is not None      # every route of ours has one
+    assert resource is not None      # every route here has a resource
     at = resource.canonical.split("/").index(f"{{{name}}}")
     try:
         return unquote_plus(request.rel_url.raw_path.split("/")[at], errors="strict")
@@ -66,11 +69,12 @@ def part_of(request: web.Request, name: str) -> str:
 
 
 def topic_of(request: web.Request) -> TopicName:
+    """Return the topic that the path names.  Raises Refusal."""
     return names.parse("{}://{}/{}/{}".format(*(part_of(request, name) for name in ("domain", "tenant", "namespace", "topic"))))
 
 
 def schema_topic_of(request: web.Request) -> TopicName:
-    """The path does not say whether it keeps anything; of two of a name it is the one that does."""
+    """Return the topic in a path without a domain: the persistent one, unless only the other has schemas."""
     kept, live = (names.parse("{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic"))))
                   for domain in names.DOMAINS)
     catalogue = catalogue_of(request)
@@ -78,7 +82,7 @@ def schema_topic_of(request: web.Request) -> TopicName:
 
 
 def namespace_of(request: web.Request) -> str:
-    """It exists."""
+    """Return the namespace that the path names.  Raises 404 if it does not exist."""
     tenant = part_of(request, "tenant")
     name = f"{tenant}/{part_of(request, 'namespace')}"
     if not catalogue_of(request).tenants.exists(tenant):
@@ -89,6 +93,7 @@ def namespace_of(request: web.Request) -> str:
 
 
 def catalogue_of(request: web.Request) -> Catalogue:
+    """Return the catalogue of this process."""
     return request.app[TOPICS].catalogue
 
 
@@ -103,7 +108,7 @@ async def body_of(request: web.Request) -> Any:
         raise web.HTTPBadRequest(text="The body ends early, or is not encoded as its headers say") from None
     try:
         found = json.loads(data, parse_constant=_no_number) if data.strip() else None
-        if _SURROGATE.search(data):      # half a character is in no text: nobody could be shown it, nor could it be kept
+        if _SURROGATE.search(data):      # half a character can be neither stored nor answered
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise web.HTTPBadRequest(text="The body is not JSON") from None
@@ -111,15 +116,17 @@ async def body_of(request: web.Request) -> Any:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(text)      # NaN and Infinity, which JSON does not have
+    """Refuse NaN and Infinity, which JSON does not have."""
+    raise ValueError(text)
 
 
 async def properties_of(request: web.Request) -> dict[str, str]:
-    """A map of texts, as the body.  Raises 400."""
+    """Return the map of texts in the body.  Raises 400."""
     return as_properties(await body_of(request))
 
 
 def as_properties(found: Any) -> dict[str, str]:
+    """Return a map of texts; numbers become texts, None becomes {}.  Raises 400."""
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(value, str | int | float) for value in found.values()):
@@ -133,19 +140,21 @@ def is_set(request: web.Request, name: str) -> bool:
 
 
 def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) - 1) -> int:
-    """A whole number that is not negative.  Raises 400."""
+    """Return a text as a whole number from 0 to `last`.  what: its name in the error.  Raises 400."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
         raise web.HTTPBadRequest(text=f"{what} is a whole number of 0 to {last}")
     return int(text)
 
 
 def status(code: int, text: str) -> web.HTTPException:
+    """Return an exception that answers with any status and a text."""
     class _Other(web.HTTPClientError):
         status_code = code
     return _Other(text=text)
 
 
 def done() -> web.Response:
+    """Return the answer to a change that succeeded."""
     return web.Response(status=204)
 
 
@@ -159,7 +168,10 @@ def parts_of(request: web.Request) -> list[TopicName]:
 
 
 def single_of(request: web.Request, refused: str = "") -> TopicName:
-    """A topic that is not partitioned, or one partition.  Raises 405 with that text, or 404."""
+    """Return a topic without partitions, or one partition.
+
+    Raises Refusal; for a partitioned topic 405 with the text `refused` if there is one.
+    """
     topic = topic_of(request)
     if catalogue_of(request).topics.partition_count(topic):
         if refused:
@@ -169,11 +181,12 @@ def single_of(request: web.Request, refused: str = "") -> TopicName:
 
 
 def not_allowed(request: web.Request, text: str) -> web.HTTPException:
+    """Return an exception that answers 405 with a text."""
     return web.HTTPMethodNotAllowed(request.method, [], text=text)
 
 
 def existing_of(request: web.Request) -> TopicName:
-    """A topic by its base name that was made.  Raises Refusal."""
+    """Return the topic that the path names, which was created.  Raises Refusal."""
     topic = topic_of(request)
     if not catalogue_of(request).topics.exists(topic) and not catalogue_of(request).topics.partition_count(topic):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")

@@ -1,10 +1,17 @@
 """Routes of the things that an operator creates, changes and deletes; most of their paths and answers are Pulsar's.
 
-    topics.py, subscriptions.py, messages.py, delayed.py, schemas.py    topics and what lies in them
-    namespaces.py, permissions.py, policies.py                          namespaces and tenants, rights, policies
-    clusters.py, brokers.py                                             clusters, and the broker with its settings
-    compaction.py                                                       compactions on demand, and the processes that run them
-    definitions.py                                                      everything but messages, exported and imported
+    topics.py          topics: create, list, delete, look up; partitions and properties
+    subscriptions.py   subscriptions, and changes of topics that are in use
+    messages.py        messages shown to an operator
+    delayed.py         delayed messages
+    schemas.py         schemas of topics
+    namespaces.py      tenants and namespaces
+    permissions.py     rights of roles
+    policies.py        policies of namespaces and topics
+    clusters.py        clusters
+    brokers.py         the broker, and its settings that change while it runs
+    compaction.py      compactions on demand, and the jobs that run them
+    definitions.py     everything but messages, exported and imported
 
-Imports: `admin/requests/`, `tasks/`, `host/`, `configuration/`, workers, storage.  Start with `topics.py`.
+Imports: `admin/requests/`, `tasks/`, `host/`, `configuration/`, workers, storage. Start with `topics.py`.
 """

@@ -1,4 +1,7 @@
-"""The broker itself: its name, its configuration, what of that is changed while it runs; and answers for what a host has none of."""
+"""The broker itself: its name, and its configuration, parts of which change while it runs.
+
+Routes of Pulsar's for features that a single host does not have answer so.
+"""
 import os
 import signal
 from typing import Any
@@ -16,11 +19,18 @@ from geminga.workers.identity.options import Secret
 
 routes = web.RouteTableDef()
 _CONFIGURATION = "/admin/v2/brokers/configuration"
-TEXTS = "/broker"         # scope in the catalogue of what was changed, by Pulsar's names, as it was said
-# Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole broker.
-_LIVE = {f"storage.{part.key}" for policy in TABLE.values() for part in policy.parts if part.key} | {"storage.key_shared_enabled"} | {
-    key for key in configuration.KEYS
-    if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe", "storage.force_delete_"))}
+TEXTS = "/broker"         # scope in the catalogue: changed settings by Pulsar's names, as the texts that were sent
+# Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole
+# broker.
+_LIVE = (
+    {f"storage.{part.key}" for policy in TABLE.values() for part in policy.parts if part.key}
+    | {"storage.key_shared_enabled"}
+    | {
+        key
+        for key in configuration.KEYS
+        if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe", "storage.force_delete_"))
+    }
+)
 _DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
 
 
@@ -31,7 +41,7 @@ def _broker(request: web.Request) -> str:
 @routes.get("/admin/v2/brokers")
 @routes.get("/admin/v2/brokers/{cluster}")
 async def brokers(request: web.Request) -> web.Response:
-    """Whatever cluster the path names, as Pulsar answers."""
+    """Answer with this broker, whichever cluster the path names, as Pulsar does."""
     return web.json_response([_broker(request)])
 
 
@@ -53,7 +63,7 @@ async def owned(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/backlog-quota-check")
 async def check_quotas(request: web.Request) -> web.Response:
-    """Quotas are judged whenever somebody publishes."""
+    """Answer without doing anything: quotas are checked with every publish."""
     return done()
 
 
@@ -66,7 +76,7 @@ async def internal(request: web.Request) -> web.Response:
 
 @routes.post("/admin/v2/brokers/shutdown")
 async def shutdown(request: web.Request) -> web.Response:
-    """As if its supervisor was sent a SIGTERM: everything is on disk when it ends."""
+    """Stop the broker as a SIGTERM to its supervisor does: everything is on disk when it ends."""
     os.kill(os.getppid(), signal.SIGTERM)
     return done()
 
@@ -75,7 +85,7 @@ async def shutdown(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION)
 async def dynamic(request: web.Request) -> web.Response:
-    """Names of what can be changed while the broker runs."""
+    """Answer with the names of all settings that can be changed while the broker runs."""
     return web.json_response(_DYNAMIC)
 
 
@@ -86,10 +96,15 @@ async def changed(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION + "/runtime")
 async def runtime(request: web.Request) -> web.Response:
-    """Return the values in force, by Pulsar's names, all as texts."""
+    """Answer with the values in force, by Pulsar's names, all as texts."""
     config = request.app[TOPICS].config
-    sections = {"storage": request.app[TOPICS].storage, "network": config.worker, "authentication": config.authentication,
-                "authorization": config.authorization, "nightly": config.nightly}
+    sections = {
+        "storage": request.app[TOPICS].storage,
+        "network": config.worker,
+        "authentication": config.authentication,
+        "authorization": config.authorization,
+        "nightly": config.nightly,
+    }
     found = {}
     for name, (key, _) in TRANSLATED.items():
         section, _, field = key.rpartition(".")
@@ -100,7 +115,7 @@ async def runtime(request: web.Request) -> web.Response:
 
 
 def _said(name: str, value: Any) -> str:
-    """In Pulsar's unit."""
+    """Return a value as text, in Pulsar's unit."""
     if isinstance(value, bool):
         return str(value).lower()
     if any(isinstance(one, Secret) for one in (value if isinstance(value, tuple) else (value,))):
@@ -123,7 +138,7 @@ def read_text(name: str, text: str) -> Any:
         raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
     key, convert = TRANSLATED[name]
     if configuration.KEYS[key].type is bool and text.strip().lower() not in ("true", "false"):
-        return None      # a switch takes any text, as Pulsar's do: it stays as it was configured
+        return None      # as in Pulsar: a switch accepts any text, and stays as configured
     try:
         return configuration.value_of(key, Setting(convert(text), name))
     except (ConfigError, ValueError) as error:
@@ -131,6 +146,7 @@ def read_text(name: str, text: str) -> Any:
 
 
 def keep_text(catalogue: Catalogue, name: str, text: str | None, value: Any) -> None:
+    """Set a changed setting in the open transaction; None for both resets it."""
     catalogue.policies.set(TEXTS, name, text)
     catalogue.options.set(TRANSLATED[name][0].removeprefix("storage."), value)
 
@@ -144,7 +160,7 @@ async def reset(request: web.Request) -> web.Response:
 
 
 async def _keep(request: web.Request, name: str, text: str | None, value: Any) -> web.Response:
-    """It holds for every owner when this is answered."""
+    """Change a setting, and answer when all owners apply it."""
     topics, catalogue = request.app[TOPICS], catalogue_of(request)
     keep_text(catalogue, name, text, value)
     catalogue.commit()

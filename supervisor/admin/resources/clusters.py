@@ -1,4 +1,7 @@
-"""Clusters: this one, and what is said of others, which is kept and shown and has no effect on a single host."""
+"""Clusters: this one, and the records of others.
+
+Records of other clusters are stored and shown, and have no effect on a single host.
+"""
 from typing import Any
 
 from aiohttp import web
@@ -12,22 +15,23 @@ from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, cat
 
 routes = web.RouteTableDef()
 _CLUSTER = "/admin/v2/clusters/{cluster}"
-SCOPE, PEERS, DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"      # of policies in the catalogue; no name begins with /
+# scopes of policies in the catalogue; names of namespaces never begin with /
+SCOPE, PEERS, DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"
 _URLS = {"serviceUrl": ("http://",), "serviceUrlTls": ("https://",), "brokerServiceUrl": ("pulsar://",),
          "brokerServiceUrlTls": ("pulsar+ssl://",)}
 _ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False, "brokerClientTlsEnabledWithKeyStore": False}
-DATA = (*_URLS, *_ALWAYS)            # what may be said of a cluster
+DATA = (*_URLS, *_ALWAYS)            # fields of a cluster's record
 
 
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
-    """{name: what is said of it}; this one's own addresses, unless somebody said others."""
+    """Return the record of each cluster; this one's has its own addresses unless others were set."""
     topics = request.app[TOPICS]
     own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
     return {topics.cluster_name: own} | topics.catalogue.policies.of(SCOPE)
 
 
 def _cluster(request: web.Request) -> str:
-    """It exists."""
+    """Return the name in the path of a cluster that exists.  Raises 412."""
     name = part_of(request, "cluster")
     if name not in all_of(request):
         raise web.HTTPNotFound(text="Cluster does not exist")
@@ -93,7 +97,7 @@ async def _data(request: web.Request) -> dict[str, Any]:
 
 
 def _parts(url: Any) -> list[str]:
-    """Addresses may be several, with commas."""
+    """Return the addresses in a text, separated by commas."""
     if url is None or url == "":
         return []
     return url.split(",") if isinstance(url, str) else [""]
@@ -111,7 +115,7 @@ async def migration(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER + "/migrate")
 async def migrate(request: web.Request) -> web.Response:
-    """All of it, with migrated=true; else namespaces that are marked."""
+    """Send clients to another cluster: all of them with migrated=true, else those of marked namespaces."""
     if _cluster(request) != request.app[TOPICS].cluster_name:
         raise web.HTTPMethodNotAllowed(request.method, [], text="Only topics of this cluster are here")
     to = {name: url for name, url in (await _data(request)).items() if name in _URLS}

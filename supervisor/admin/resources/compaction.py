@@ -1,14 +1,15 @@
-"""Compaction on demand: asked for over HTTP, or begun when a partition has passed its threshold; and what became of it.
+"""Compaction on demand: requested over HTTP, or begun when a partition has passed its threshold; and the results.
 
-It is done by jobs, which are processes of their own: those that this process starts, one at a time (`geminga nightly --partitions`), and
-the timer's.  All of them talk to the broker over a socket in the data folder, for whoever may write there.  Its lines are JSON, and each
-is answered by one:
+Jobs compact, in processes of their own: the jobs that this process starts, one at a time (`geminga nightly
+--partitions`), and the timer's. All of them talk to the broker over a socket in the data folder. Its lines are JSON,
+and each is answered by one:
 
-    {"ask": question, "topic": ...}     of the topic's owner, {"ask": question, "owner": n} of one, "all" of all of them at once, whose
-                                        answers are a list: {"answer": ...} or {"refused": why, "again": whether it may be asked again soon}
-    {"began": {partition id: topic}}    these are being compacted, until each is told of or the connection ends
-    {"adopted": partition id}           its view is in force
-    {"ended": report}                   its result: a PartitionReport of storage/jobs/nightly.py
+    {"ask": name, "topic": ...}         a question to the topic's owner
+    {"ask": name, "owner": n}           a question to one owner, or to all at once ("all"), whose answers are a list
+                                        -> {"answer": ...}, or {"refused": why, "again": whether to ask again soon}
+    {"began": {partition id: topic}}    the job compacts these, until it reports each or the connection ends
+    {"adopted": partition id}           the partition's view is in force
+    {"ended": report}                   the result: a PartitionReport of storage/jobs/nightly.py
 """
 import asyncio
 import bisect
@@ -70,11 +71,11 @@ routes = web.RouteTableDef()
 # The questions that jobs may have for owners, by their names.
 QUESTIONS: dict[str, type[Question[Any]]] = {
     kind.name: kind for kind in (AdoptView, Enforce, RemoveLeftovers, BeginBackup, CutBackup)}
-_BATCH = 100                 # partitions that one job is given
+_BATCH = 100                 # partitions for one job
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000
-_AGAIN_SECONDS = 5           # between attempts to have a socket
-_FAILED_SECONDS = 3_600      # that a partition's threshold is passed over after its compaction failed
+_AGAIN_SECONDS = 5           # between attempts to create the socket
+_FAILED_SECONDS = 3_600      # after a failure, during which the partition's threshold does not begin another compaction
 _RUNNING, _SUCCESS, _ERROR, _NOT_RUN = "RUNNING", "SUCCESS", "ERROR", "NOT_RUN"
 
 
@@ -83,21 +84,22 @@ class Record:
     """Results of a partition's compactions since this process began."""
 
     topic: str
-    error: str = ""              # of the last one
+    error: str = ""              # of the last compaction; empty if it succeeded
     ended: float = 0.0
     succeeded: int = 0
     failed: int = 0
-    failed_ms: int = 0           # when the last one did
-    removed: int = 0             # messages
-    seconds: float = 0.0         # of the last one that succeeded, and what it read and wrote
+    failed_ms: int = 0           # when a compaction last failed
+    removed: int = 0             # messages removed by all compactions
+    seconds: float = 0.0         # this and the next three are of the last compaction that succeeded
     bytes_in: int = 0
     bytes_out: int = 0
     entries_out: int = 0
-    bytes_read: int = 0          # by all that succeeded
-    seconds_sum: float = 0.0     # likewise
-    durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))      # ... in buckets of these
+    bytes_read: int = 0          # by all compactions that succeeded
+    seconds_sum: float = 0.0     # of all compactions that succeeded
+    durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))      # number of compactions in each bucket of LATENCIES_MS
 
     def add(self, report: dict) -> None:
+        """Count a report in."""
         self.error, self.ended = report["error"], time.monotonic()
         if self.error:
             self.failed += 1
@@ -118,23 +120,24 @@ class Compactions:
 
     def __init__(self, config: Config, catalogue: Catalogue, owners: Owners):
         self._catalogue, self._owners = catalogue, owners
-        self._has_changed = asyncio.Event()                          # the configuration
+        self._has_changed = asyncio.Event()                          # set when the configuration has changed
         self.configure(config)
-        self._waiting: dict[int, str] = {}                           # topics by partition id
-        self._running: dict[int, tuple[str, object]] = {}            # ... and by whom: a connection, or None for one to come
-        self._batch: dict[int, str] = {}                             # those of the job that was started here
-        self._records: OrderedDict[int, Record] = OrderedDict()      # those that ended last behind
-        self.bytes_read = 0                                          # by all that have ended
+        self._waiting: dict[int, str] = {}                           # partition id -> topic
+        # partition id -> (topic, the connection of its job, None before that connects)
+        self._running: dict[int, tuple[str, object]] = {}
+        self._batch: dict[int, str] = {}                             # partition id -> topic: of the job that this process started
+        self._records: OrderedDict[int, Record] = OrderedDict()      # in the order in which they ended
+        self.bytes_read = 0                                          # by all compactions
         self._has_waiting = asyncio.Event()
         self._job: asyncio.subprocess.Process | None = None
 
     def configure(self, config: Config) -> None:
-        """This holds from now on; a job that runs goes on by what it was started with."""
+        """Apply a new configuration; a running job keeps the one that it was started with."""
         self._config = config
         self._has_changed.set()
 
     async def serve(self, _app: web.Application) -> AsyncIterator[None]:
-        """As long as the app does; jobs find this process when it is ready."""
+        """Start compactions, and listen for jobs, while the application runs."""
         has_tried = asyncio.Event()
         tasks = [asyncio.create_task(task) for task in (self._listen(has_tried), self._work(), self._watch())]
         await has_tried.wait()
@@ -146,7 +149,7 @@ class Compactions:
     # -- what is known
 
     def status(self, partition_id: int) -> tuple[str, str]:
-        """(status, last error), as Pulsar calls it."""
+        """Return (status, last error) of a partition, in Pulsar's words."""
         if self.is_under_way(partition_id):
             return _RUNNING, ""
         if (record := self._records.get(partition_id)) is not None:
@@ -155,7 +158,7 @@ class Compactions:
         return _SUCCESS if has_view else _NOT_RUN, ""
 
     def record(self, partition_id: int) -> Record | None:
-        """None: none has ended since this process began."""
+        """Return the results of a partition, None if none of its compactions has ended since this process began."""
         return self._records.get(partition_id)
 
     def is_under_way(self, partition_id: int) -> bool:
@@ -166,7 +169,7 @@ class Compactions:
         return {"running": len(self._running), "waiting": len(self._waiting)}
 
     def records(self) -> list[Record]:
-        """Of partitions that there are, those that ended last first."""
+        """Return the results of partitions that exist, last ended first."""
         found = []
         for partition_id, record in reversed(self._records.items()):
             stored = self._catalogue.partitions.find(names.parse(record.topic))
@@ -177,7 +180,7 @@ class Compactions:
     # -- what is to be done
 
     def begin(self, partitions: Mapping[int, str]) -> bool:
-        """They are compacted, one after the other; False when all are under way."""
+        """Queue partitions for compaction.  Return False if all of them are queued or being compacted."""
         fresh = {partition_id: topic for partition_id, topic in partitions.items() if not self.is_under_way(partition_id)}
         self._waiting |= fresh
         if fresh:
@@ -185,6 +188,7 @@ class Compactions:
         return bool(fresh)
 
     async def _work(self) -> None:
+        """Compact queued partitions, a batch in each job."""
         while True:
             await self._has_waiting.wait()
             self._batch = dict(islice(self._waiting.items(), _BATCH))
@@ -200,15 +204,31 @@ class Compactions:
                 self._has_waiting.clear()
 
     async def _run_job(self, partition_ids: Iterable[int]) -> int:
-        """A job for these, from its beginning to its end; its exit status.  It dies with this process."""
-        command = [sys.executable, "-P", "-m", "geminga.supervisor.main", "nightly", "--data-dir", str(self._config.data_dir.resolve()),
-                   "--partitions", ",".join(map(str, partition_ids)), "--parent", str(os.getpid())]
+        """Run a job for these partitions, and return its exit status.  The job ends with this process."""
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "geminga.supervisor.main",
+            "nightly",
+            "--data-dir",
+            str(self._config.data_dir.resolve()),
+            "--partitions",
+            ",".join(map(str, partition_ids)),
+            "--parent",
+            str(os.getpid()),
+        ]
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
         told = {f"GEMINGA_NIGHTLY_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
                 for name, value in asdict(self._config.nightly).items()}
         try:
-            self._job = await asyncio.create_subprocess_exec(*command, env=ours | told, stdin=asyncio.subprocess.DEVNULL,
-                                                             stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
+            self._job = await asyncio.create_subprocess_exec(
+                *command,
+                env=ours | told,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
         except OSError as error:
             log.error(f"compaction cannot be started: {text_of(error)}", code="G511")
             return 1
@@ -218,17 +238,18 @@ class Compactions:
             self._kill()
 
     def _kill(self) -> None:
-        """The job, and what it has started."""
+        """Kill the job, and all processes that it has started."""
         if self._job is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._job.pid, signal.SIGKILL)
 
     def _fail(self, partitions: Mapping[int, str], error: str) -> None:
-        """Nobody has told of them."""
+        """Record a failure for partitions whose job did not report them."""
         for partition_id, topic in partitions.items():
             self._ended({"partition_id": partition_id, "topic": topic, "error": error})
 
     def _ended(self, report: dict) -> None:
+        """Count in the report of a partition."""
         record = self._records.pop(report["partition_id"], None) or Record(report["topic"])
         before = record.bytes_read
         record.add(report)
@@ -239,24 +260,26 @@ class Compactions:
         self._running.pop(report["partition_id"], None)
 
     async def _watch(self) -> None:
-        """Which partitions have passed their thresholds?"""
+        """Begin compactions of partitions that have passed their thresholds, at intervals."""
         while True:
             self._has_changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_changed.wait(), self._config.nightly.check_interval_s)
                 continue
             for index in range(self._owners.count):
-                with contextlib.suppress(Refusal):      # another time
+                with contextlib.suppress(Refusal):      # the next round asks again
                     due = await self._owners.ask_owner(index, CompactionDue())
                     self.begin({partition_id: topic for partition_id, topic in due if not self._has_failed(partition_id)})
 
     def _has_failed(self, partition_id: int) -> bool:
+        """Whether the partition's last compaction failed lately."""
         record = self._records.get(partition_id)
         return record is not None and bool(record.error) and time.monotonic() - record.ended < _FAILED_SECONDS
 
     # -- what jobs say
 
     async def _listen(self, has_tried: asyncio.Event) -> None:
+        """Listen for jobs, and try again while the socket cannot be created."""
         said = ""
         while True:
             try:
@@ -271,11 +294,12 @@ class Compactions:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the lines of one job until it ends."""
         try:
             while line := await reader.readline():
                 writer.write(typed_json.dump(await self._told(writer, json.loads(line))) + b"\n")
                 await writer.drain()
-        except (OSError, ValueError, KeyError, TypeError) as error:      # the peer is gone, or it is none of ours
+        except (OSError, ValueError, KeyError, TypeError) as error:      # the job has ended, or the peer is no job
             if not isinstance(error, OSError):
                 log.warning(f"a job said something strange: {error!r}", code="G513")
         finally:
@@ -284,6 +308,7 @@ class Compactions:
             writer.close()
 
     async def _told(self, whose: object, said: dict[str, Any]) -> dict[str, object]:
+        """Return the answer to one line.  Raises KeyError, TypeError, ValueError for lines of another form."""
         if "began" in said:
             for partition_id, topic in said["began"].items():
                 self._running[int(partition_id)] = topic, whose
@@ -345,12 +370,12 @@ async def status(request: web.Request) -> web.Response:
 
 @routes.put(TOPIC + "/compaction")
 async def compact(request: web.Request) -> web.Response:
-    """The topic, or all its partitions; those that are being compacted need not be again."""
+    """Compact the topic or all its partitions; those under way are not queued again."""
     _refuse_live(request)
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     parts = parts_of(request)
-    await ask_each(request, parts, Subscriptions)      # which makes those that nobody has used
+    await ask_each(request, parts, Subscriptions)      # opens partitions that were never used, so that they have storage
     if not request.app[COMPACTIONS].begin(_stored(request, parts)):
         raise web.HTTPConflict(text="Compaction already in progress")
     return done()
@@ -362,7 +387,7 @@ def _refuse_live(request: web.Request) -> None:
 
 
 def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]:
-    """By partition id."""
+    """Return {partition id: topic} of the topics with storage."""
     return {stored[0]: str(topic) for topic in topics if (stored := catalogue_of(request).partitions.find(topic)) is not None}
 
 

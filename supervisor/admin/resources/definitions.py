@@ -1,15 +1,17 @@
-"""Everything but messages as one JSON object: told, and brought about elsewhere.
+"""Export and import of definitions: everything but messages, as one JSON object.
 
     {"version": 1,
-     "configuration": {name: text}                    what was changed while the broker ran, by Pulsar's names
+     "configuration": {name: text}                    settings changed while the broker ran, by Pulsar's names
      "clusters": {name: {"data", "peers", "failureDomains"}}
      "tenants": {name: {"adminRoles", "allowedClusters"}}
      "namespaces": {tenant/namespace: {"policies", "properties"}}
-     "topics": {topic: {"partitions", "policies", "properties", "schemas", "subscriptions": {name: {"properties", "replicated"}}}}
-     "grants": {topic or partition that there is none of: {"permissions"}}}
+     "topics": {topic: {"partitions", "policies", "properties", "schemas",
+                        "subscriptions": {name: {"properties", "replicated"}}}}
+     "grants": {topic or partition that was not created: {"permissions"}}}
 
-Policies are named as in storage/catalogue/policy_table.py; grants are told as well.  An import sets each member that it names to what it
-says.  Schemas, subscriptions and partitions are only added, and none is removed.  Members that it does not name stay as they are.
+Policies are named as in storage/catalogue/policy_table.py, and include grants. An import sets each member that it
+names. Schemas, subscriptions and partitions are only added, and none is removed. Members that the import does not name
+stay as they are.
 """
 import asyncio
 import base64
@@ -54,12 +56,22 @@ def exported(catalogue: Catalogue) -> dict[str, Any]:
             clusters.setdefault(name, {})[member] = value
     namespaces = [namespace for tenant in catalogue.tenants.names() for namespace in catalogue.namespaces.of_tenant(tenant)]
     return {
-        "version": VERSION, "configuration": catalogue.policies.of(TEXTS), "clusters": clusters,
+        "version": VERSION,
+        "configuration": catalogue.policies.of(TEXTS),
+        "clusters": clusters,
         "tenants": {tenant: catalogue.policies.of(tenant) for tenant in catalogue.tenants.names()},
-        "namespaces": {name: {"policies": catalogue.policies.of(name), "properties": catalogue.properties.of(name)} for name in namespaces},
+        "namespaces": {
+            name: {"policies": catalogue.policies.of(name), "properties": catalogue.properties.of(name)}
+            for name in namespaces
+        },
         "topics": {topic: _topic(catalogue, topic) for topic in topics},
-        "grants": {scope: {PERMISSIONS: value} for namespace in namespaces
-                   for scope, value in catalogue.policies.of_topics(namespace, PERMISSIONS).items() if scope not in topics}}
+        "grants": {
+            scope: {PERMISSIONS: value}
+            for namespace in namespaces
+            for scope, value in catalogue.policies.of_topics(namespace, PERMISSIONS).items()
+            if scope not in topics
+        },
+    }
 
 
 def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
@@ -71,9 +83,13 @@ def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
         properties, replicated = catalogue.properties.of_subscriptions(stored[0]), catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
             subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}), "replicated": subscription_id in replicated})
-    return {"partitions": partitions, "policies": catalogue.policies.of(text), "properties": catalogue.properties.of(text),
-            "schemas": [_schema(catalogue, topic, version) for version, _, _ in catalogue.schemas.versions(topic)],
-            "subscriptions": dict(sorted(subscriptions.items()))}
+    return {
+        "partitions": partitions,
+        "policies": catalogue.policies.of(text),
+        "properties": catalogue.properties.of(text),
+        "schemas": [_schema(catalogue, topic, version) for version, _, _ in catalogue.schemas.versions(topic)],
+        "subscriptions": dict(sorted(subscriptions.items())),
+    }
 
 
 def _parts(topic: str, partitions: int) -> list[str]:
@@ -82,10 +98,10 @@ def _parts(topic: str, partitions: int) -> list[str]:
 
 def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
     found = catalogue.schemas.get(topic, version)
-    assert found is not None      # its version was just listed
+    assert found is not None      # its version was listed a moment ago
     kind, _, properties, data = found
     if kind is None:
-        return {"version": version, "type": None}      # those before were deleted
+        return {"version": version, "type": None}      # versions before this one were deleted
     said = {"version": version, "type": registry.TYPES[kind], "properties": properties}
     try:
         return said | {"schema": data.decode()}
@@ -96,11 +112,11 @@ def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[
 # -- what there is to do
 
 class Change(NamedTuple):
-    """One, and how it is made."""
+    """One change of an import: its description, and the function that makes it."""
 
     text: str
-    make: Callable[[], Any]                  # in the catalogue; what it returns is awaited when that is committed
-    scope: str = ""                          # whose policies owners are told of
+    make: Callable[[], Any]                  # changes the catalogue; a coroutine that it returns is awaited after the commit
+    scope: str = ""                          # scope whose policies owners have to apply again
 
 
 class _Import:
@@ -114,10 +130,16 @@ class _Import:
         self._there = exported(self._catalogue)
 
     def changes(self) -> list[Change]:
-        """In the order in which they can be made.  Raises 400 before any is."""
+        """Return the changes in the order in which they can be made.  Raises 400 before any is made."""
         found: list[Change] = []
-        for section, of in (("configuration", self._configuration), ("clusters", self._cluster), ("tenants", self._tenant),
-                            ("namespaces", self._namespace), ("topics", self._topic), ("grants", self._grants)):
+        for section, of in (
+            ("configuration", self._configuration),
+            ("clusters", self._cluster),
+            ("tenants", self._tenant),
+            ("namespaces", self._namespace),
+            ("topics", self._topic),
+            ("grants", self._grants),
+        ):
             for name, value in _object(self._wanted.get(section, {}), section).items():
                 try:
                     found += of(name, value, f"{section}/{name}")
@@ -246,7 +268,7 @@ class _Import:
     # -- of namespaces and topics
 
     def _scope(self, scope: str, value: dict, there: dict, where: str, *, is_topic: bool) -> Iterator[Change]:
-        """Its policies and properties."""
+        """Yield changes of the scope's policies and properties."""
         if "policies" in value:
             wanted, found = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
             for name in {**found, **wanted}:
@@ -268,14 +290,14 @@ class _Import:
             raise Invalid(f"{name}: {error.text}") from None
 
     def _policy(self, scope: str, name: str, wanted: Any, found: Any, where: str) -> Iterator[Change]:
-        """None: it is not to be set."""
+        """Yield the change of one policy if its value differs.  wanted: None removes it."""
         if wanted != found:
             text = f"{where}: {wanted}" if wanted is not None else f"{where}: not set any more"
             yield Change(text, lambda: self._catalogue.policies.set(scope, name, wanted), "" if scope.startswith("/") else scope)
 
 
 def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
-    """Raises 400."""
+    """Return the value if it is an object with known members.  Raises 400."""
     if not isinstance(value, dict):
         raise web.HTTPBadRequest(text=f"{where}: expected an object")
     if known and (unknown := [name for name in value if name not in known]):
@@ -305,7 +327,7 @@ async def told(request: web.Request) -> web.Response:
 
 @routes.post("/ops/v1/definitions")
 async def bring_about(request: web.Request) -> web.Response:
-    """-> {"changes": [text]}; with ?dry-run=true none is made."""
+    """Import definitions, and answer {"changes": [text]}; with ?dry-run=true nothing is changed."""
     wanted = await body_of(request.clone(client_max_size=_BODY_MAX))
     changes = _Import(request, wanted).changes()
     if request.query.get("dry-run", "").lower() != "true":
@@ -315,7 +337,7 @@ async def bring_about(request: web.Request) -> web.Response:
 
 
 async def _make(request: web.Request, changes: list[Change]) -> None:
-    """They are in force when this returns."""
+    """Make changes, and return when they are in force."""
     catalogue = catalogue_of(request)
     asked = [found for change in changes if (found := change.make()) is not None and asyncio.iscoroutine(found)]
     catalogue.commit()

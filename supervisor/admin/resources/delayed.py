@@ -1,6 +1,6 @@
-"""Messages that wait for their time: how many fall due when, and each of them cancelled, or given another time.
+"""Delayed messages: how many fall due when, and how to cancel one or give it another time.
 
-Times come as ms, as ISO 8601 (UTC where it does not say), or as so long from now: 10m, -2h.  They are told in ms.
+Requests name times in ms, as ISO 8601 (UTC without a zone), or relative to now: 10m, -2h. Answers have them in ms.
 """
 import re
 import time
@@ -29,14 +29,14 @@ _DELAYED = "/ops/v1/delayed" + PATH
 _MESSAGE = _DELAYED + "/{message:[^/]+}"
 _BY = ("hour", "window", "message")
 _ROWS, _ROWS_MAX = 1_000, 10_000
-_END_MS = (1 << 62) - 1      # behind all times that producers may ask for
+_END_MS = (1 << 62) - 1      # later than any delivery time
 _ID = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
 _PART_ID = re.compile(_ID.pattern + r"(:-?[0-9]{1,9}){1,2}", re.ASCII)
 
 
 @routes.get(_DELAYED)
 async def delayed(request: web.Request) -> web.Response:
-    """Answer for all partitions together."""
+    """Answer with the waiting entries of all partitions, by hour, window or message."""
     query = request.query
     by, most = query.get("by", "hour"), number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX)
     if by not in _BY:
@@ -65,13 +65,14 @@ def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
 
 @routes.delete(_MESSAGE)
 async def cancel(request: web.Request) -> web.Response:
-    """Nobody is given it, or any message of its batch."""
+    """Cancel a delayed entry, with all messages of its batch."""
     await _change(request, partial(Cancel, position=_position(request)))
     return done()
 
 
 @routes.patch(_MESSAGE)
 async def reschedule(request: web.Request) -> web.Response:
+    """Give a delayed entry another delivery time."""
     position, body = _position(request), await body_of(request)
     if not isinstance(body, dict) or body.keys() != {"deliverAt"}:
         raise web.HTTPBadRequest(text='The body is {"deliverAt": a time}')
@@ -100,13 +101,15 @@ def _position(request: web.Request) -> Position:
     if found := _ID.fullmatch(text):
         return int(found[1]), int(found[2])
     if found := _PART_ID.fullmatch(text):
-        raise web.HTTPPreconditionFailed(text="The messages of a batch wait together, and an entry's id says in which partition it is: "
-                                              f"LEDGER:ENTRY names it, {found[1]}:{found[2]}")
+        raise web.HTTPPreconditionFailed(
+            text="The messages of a batch wait together, and an entry's id says in which partition it is: "
+            f"LEDGER:ENTRY names it, {found[1]}:{found[2]}"
+        )
     raise web.HTTPBadRequest(text="A message's id is LEDGER:ENTRY, such as 12:0")
 
 
 def _moment(value: Any, name: str) -> int:
-    """Raises 400."""
+    """Return a time in ms, given as ms or as text.  Raises 400."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise web.HTTPBadRequest(text=f"{name} is a time: ms, or a text")
     try:

@@ -1,6 +1,7 @@
-"""Messages shown to an operator: peeked at, found by position, time or number.
+"""Messages shown to an operator: peeked at, or found by position, time or number.
 
-An entry's payload is the body; what its metadata says is in headers, as Pulsar names them.  A batch is one entry: who asks unpacks it.
+The body of an answer is an entry's payload, its headers are the metadata under Pulsar's names. A batch is one entry,
+which the client unpacks.
 """
 import base64
 import json
@@ -37,16 +38,30 @@ from geminga.supervisor.admin.requests.request_parts import (
 )
 
 routes = web.RouteTableDef()
-_METADATA = 6                     # offset in an entry: behind magic and checksum
-_TEXT_MAX = 1_000                 # characters of a header: clients refuse long ones
-_SEVERAL_MAX, _KEY_MAX = 20, 4_000      # headers of one name, and characters of one with a wrapped key; arbitrary, far above what is used
-# Headers of fields that are numbers or texts: what is set is shown.
-_FIELDS: dict[Any, str] = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
-           "replicated_from": "replicated-from", "partition_key": "partition-key", "partition_key_b64_encoded": "partition-key-b64-encoded",
-           "uncompressed_size": "uncompressed-size", "encryption_algo": "encryption-algo", "marker_type": "marker-type",
-           "null_value": "null-value", "null_partition_key": "null-partition-key", "uuid": "uuid",
-           "num_chunks_from_msg": "num-chunks-from-msg", "total_chunk_msg_size": "total-chunk-msg-size", "chunk_id": "chunk-id",
-           "txnid_least_bits": "txnid-least-bits", "txnid_most_bits": "txnid-most-bits"}
+_METADATA = 6                     # offset in an entry: behind its magic number and checksum
+_TEXT_MAX = 1_000                 # characters of a header: clients refuse longer ones
+# headers of one name, and characters of a header with a wrapped key; arbitrary, far more than usual
+_SEVERAL_MAX, _KEY_MAX = 20, 4_000
+# Metadata fields that are numbers or texts -> headers; unset fields have none.
+_FIELDS: dict[Any, str] = {
+    "producer_name": "producer-name",
+    "sequence_id": "sequence-id",
+    "highest_sequence_id": "highest-sequence-id",
+    "replicated_from": "replicated-from",
+    "partition_key": "partition-key",
+    "partition_key_b64_encoded": "partition-key-b64-encoded",
+    "uncompressed_size": "uncompressed-size",
+    "encryption_algo": "encryption-algo",
+    "marker_type": "marker-type",
+    "null_value": "null-value",
+    "null_partition_key": "null-partition-key",
+    "uuid": "uuid",
+    "num_chunks_from_msg": "num-chunks-from-msg",
+    "total_chunk_msg_size": "total-chunk-msg-size",
+    "chunk_id": "chunk-id",
+    "txnid_least_bits": "txnid-least-bits",
+    "txnid_most_bits": "txnid-most-bits",
+}
 _TIMES: dict[Any, str] = {"publish_time": "publish-time", "event_time": "event-time", "deliver_at_time": "deliver-at-time"}
 _BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param", "schema_version": "Base64-schema-version"}
 
@@ -131,19 +146,27 @@ def _shown(stored: StoredEntry, added: tuple[str, ...] = ()) -> web.Response:
         raise status(422, "The entry's metadata cannot be read: it was published so, or is damaged") from None
     payload = raw[_METADATA + 4 + size:]
     body = payload if metadata.encryption_keys else _uncompressed(metadata, payload)
-    return web.Response(body=body, content_type="application/octet-stream",
-                        headers=[("X-Pulsar-Message-ID", f"{stored.ledger}:{stored.entry}"), *_headers(metadata, len(payload)).items(),
-                                 *_added(stored, added), *_several(metadata)])
+    return web.Response(
+        body=body,
+        content_type="application/octet-stream",
+        headers=[
+            ("X-Pulsar-Message-ID", f"{stored.ledger}:{stored.entry}"),
+            *_headers(metadata, len(payload)).items(),
+            *_added(stored, added),
+            *_several(metadata),
+        ],
+    )
 
 
 def _added(stored: StoredEntry, added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield headers for the fields that the broker adds to entries."""
     for name in added:
         text = _time(stored.timestamp) if name == "timestamp" else str(stored.index)
         yield f"X-Pulsar-Broker-Entry-METADATA-{name}", text
 
 
 def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
-    """Headers that come once for each of several values; as many as clients take, and none in part."""
+    """Yield headers that come once for each of several values, none of them cut."""
     for cluster in metadata.replicate_to[:_SEVERAL_MAX]:
         yield "X-Pulsar-replicated-to", _text(cluster)
     for key in metadata.encryption_keys[:_SEVERAL_MAX]:
@@ -153,7 +176,8 @@ def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
 
 
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memoryview:
-    if metadata.uncompressed_size > UNPACKED_MAX:      # it stays as it is
+    """Return the payload without its compression.  Raises 422 if it cannot be decompressed."""
+    if metadata.uncompressed_size > UNPACKED_MAX:      # too large to be decompressed here, so it is answered as it is stored
         return stored
     try:
         return compression.decompress(metadata.compression, stored, metadata.uncompressed_size)
@@ -162,6 +186,7 @@ def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memor
 
 
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
+    """Return the headers for the metadata of an entry with a payload of `size` bytes."""
     properties = {one.key: one.value for one in metadata.properties}
     found = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)), "txn-uncommitted": "false"}
     if metadata.HasField("num_messages_in_batch"):
@@ -183,13 +208,13 @@ def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """As a header may be."""
+    """Return a value as text that a header may have."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_TEXT_MAX])
 
 
 def _time(time_ms: int) -> str:
-    """"" for one that no calendar has."""
+    """Return a time as ISO 8601, "" for one outside the calendar."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""Tenants and namespaces: made, listed, deleted; what is done to all topics of a namespace."""
+"""Tenants and namespaces: create, list, delete; and changes of all topics of a namespace at once."""
 import zlib
 from functools import partial
 from typing import Any
@@ -34,12 +34,12 @@ from geminga.supervisor.admin.resources.topics import delete_topics, listed
 routes = web.RouteTableDef()
 _TENANT = "/admin/v2/tenants/{tenant}"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-# What a tenant says of itself, kept as policies of its name.
+# Policies with the tenant's name as scope.
 _ROLES, _CLUSTERS = ADMIN_ROLES, "allowedClusters"
 _PREMADE = "public", "public/default"
 _MODES = {"PERSISTENT": ("persistent:",), "NON_PERSISTENT": ("non-persistent:",), "ALL": ("persistent:", "non-persistent:")}
-_BUNDLES_MAX = 128          # that a namespace may be asked for, as Pulsar has it; here it has one, whatever was asked for
-_ATTEMPTS = 10              # to delete a namespace while its clients make topics anew
+_BUNDLES_MAX = 128          # Pulsar's limit for the number in a request; every namespace here has one bundle
+_ATTEMPTS = 10              # to delete a namespace whose clients create topics again
 _BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 
 
@@ -78,7 +78,7 @@ async def tenant(request: web.Request) -> web.Response:
 
 @routes.delete(_TENANT)
 async def delete_tenant(request: web.Request) -> web.Response:
-    """With force its namespaces go too."""
+    """Delete a tenant; with force=true its namespaces too."""
     is_forced = _is_forced(request, "tenants")
     tenant, catalogue = _tenant(request), catalogue_of(request)
     if is_forced:
@@ -93,10 +93,10 @@ async def delete_tenant(request: web.Request) -> web.Response:
 
 
 def _is_waiting(request: web.Request, name: str) -> bool:
-    """Whether it is there only because every broker has it, and nobody has said anything of it.
+    """Whether the tenant or namespace is one that every broker has, and nobody has set anything of it.
 
-    Who sets up a broker with authorization makes the tenant `public` with its administrators, and does not look at the answer; if that
-    was a conflict, nobody could use it.  Nothing that anybody has said is overwritten.
+    Set-up tools create the tenant `public` with its administrators, and ignore the answer. If that was a conflict,
+    nobody could use the tenant. Nothing that was set is overwritten.
     """
     return request.app[AUTHORIZATION].is_enabled and name in _PREMADE and not catalogue_of(request).policies.of(name)
 
@@ -141,7 +141,7 @@ async def namespaces(request: web.Request) -> web.Response:
 
 @routes.put(_NAMESPACE)
 async def create_namespace(request: web.Request) -> web.Response:
-    """With the policies that its body has; those that this broker does not know are taken for what other brokers need."""
+    """Create a namespace with the policies in the body; unknown ones are ignored, as other brokers may need them."""
     catalogue = catalogue_of(request)
     name = f"{part_of(request, 'tenant')}/{part_of(request, 'namespace')}"
     try:
@@ -193,7 +193,7 @@ async def namespace(request: web.Request) -> web.Response:
 
 @routes.delete(_NAMESPACE)
 async def delete_namespace(request: web.Request) -> web.Response:
-    """With force its topics go too, whoever uses them."""
+    """Delete a namespace; with force=true its topics too, although they are used."""
     is_forced = _is_forced(request, "namespaces")
     name = namespace_of(request)
     if not await _delete_namespace(request, name, force=is_forced):
@@ -202,7 +202,7 @@ async def delete_namespace(request: web.Request) -> web.Response:
 
 
 def _is_forced(request: web.Request, what: str) -> bool:
-    """Raises 405."""
+    """Whether the request has force=true.  Raises 405 if the configuration forbids that."""
     if is_forced := is_set(request, "force"):
         _refuse_force(request, what)
     return is_forced
@@ -214,7 +214,7 @@ def _refuse_force(request: web.Request, what: str) -> None:
 
 
 async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> bool:
-    """False when it has topics, or clients make some as fast as they are deleted."""
+    """Delete a namespace.  Return False if it has topics, or clients create some as fast as they are deleted."""
     if name == "pulsar/system":
         raise not_allowed(request, f"{name} is the broker's own")
     catalogue = catalogue_of(request)
@@ -229,7 +229,7 @@ async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> 
 
 
 def _topics(catalogue: Catalogue, namespace: str) -> list[TopicName]:
-    """By their base names, each once."""
+    """Return the base names of the namespace's topics."""
     return [names.parse(name) for name in catalogue.topics.base_names(namespace)]
 
 
@@ -243,7 +243,7 @@ async def topics(request: web.Request) -> web.Response:
 
 @routes.post(_NAMESPACE + "/migration")
 async def set_migrated(request: web.Request) -> web.Response:
-    """Whether its producers and consumers are sent to the cluster that was named to this one's."""
+    """Set whether the namespace's clients are sent to the other cluster that this cluster's record names."""
     name, is_migrated = namespace_of(request), await body_of(request)
     if not isinstance(is_migrated, bool):
         raise web.HTTPBadRequest(text="The body is true or false")
@@ -261,11 +261,11 @@ async def bundles(request: web.Request) -> web.Response:
 
 @routes.get(_NAMESPACE + "/{bundle}/topicHashPositions")
 async def hash_positions(request: web.Request) -> web.Response:
-    """Where topics, all or those named, lie in the range that Pulsar divides among brokers."""
+    """Answer with the places of topics in the hash range that Pulsar divides among brokers."""
     name = namespace_of(request)
     _bundle(request)
     there, wanted = catalogue_of(request).topics.complete_names(name), {str(names.parse(text)) for text in request.query.getall("topics", ())}
-    if wanted:      # a partitioned topic stands for its partitions
+    if wanted:      # the name of a partitioned topic stands for its partitions
         there = [topic for topic in there if topic in wanted or str(names.parse(topic).base) in wanted]
     positions = {topic: zlib.crc32(topic.encode()) for topic in there}
     return web.json_response({"namespace": name, "bundle": BUNDLE, "topicHashPositions": positions})
@@ -319,7 +319,7 @@ async def delete_property(request: web.Request) -> web.Response:
 # -- all topics of a namespace
 
 def _bundle(request: web.Request) -> None:
-    """The one there is, where the path names one.  Raises 412."""
+    """Check that the bundle in the path, if any, is the only one there is.  Raises 412."""
     if "bundle" in request.match_info and part_of(request, "bundle") != BUNDLE:
         raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
 

@@ -1,4 +1,4 @@
-"""Permissions of namespaces, topics and subscriptions: granted, shown, taken away."""
+"""Permissions of roles on namespaces, topics and subscriptions: grant, list, revoke."""
 from typing import Any
 
 from aiohttp import web
@@ -24,11 +24,14 @@ from geminga.workers.identity.authorization import GRANTED
 
 routes = web.RouteTableDef()
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/permissions"
-_MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTION_PERMISSIONS}     # of auth_policies of a namespace
+_MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTION_PERMISSIONS}     # members of auth_policies -> policies
 
 
 def _scope(request: web.Request) -> str:
-    """The namespace, topic or partition that the path names; it exists, or is one that comes and goes with who uses it."""
+    """Return the namespace, topic or partition that the path names.
+
+    Raises Refusal if it does not exist; non-persistent topics need not.
+    """
     namespace = namespace_of(request)
     if "topic" not in request.match_info:
         return namespace
@@ -37,7 +40,7 @@ def _scope(request: web.Request) -> str:
 
 
 def _names(sent: Any, what: str, allowed: tuple[str, ...] = ()) -> list[str]:
-    """Raises 400."""
+    """Return a list of names, sorted, each once.  allowed: the only ones, if any.  Raises 400."""
     if sent is None:
         raise web.HTTPBadRequest(text=f"{what.capitalize()} should not be null")
     if not isinstance(sent, list) or not all(isinstance(one, str) and (not allowed or one in allowed) for one in sent):
@@ -46,13 +49,14 @@ def _names(sent: Any, what: str, allowed: tuple[str, ...] = ()) -> list[str]:
 
 
 def _keep(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> web.Response:
+    """Set the value of a role or subscription in a policy, and commit."""
     _set(catalogue, scope, name, of, value)
     catalogue.commit()
     return done()
 
 
 def _set(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> None:
-    """Nothing takes it away."""
+    """Set the value of a role or subscription in a policy; an empty one removes it."""
     kept = catalogue.policies.of(scope).get(name, {})
     kept.pop(of, None)
     if value:
@@ -63,7 +67,10 @@ def _set(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str])
 # -- what a namespace is made with and shown as
 
 def read_member(sent: Any, namespace: str) -> dict[str, dict[str, dict[str, list[str]]]]:
-    """auth_policies of the object that a namespace is made with, as {scope: {policy: value}}.  Raises 400, Refusal."""
+    """Return the permissions in auth_policies of a namespace's object, as {scope: {policy: value}}.
+
+    Raises 400, Refusal.
+    """
     if not isinstance(sent, dict | None):
         raise web.HTTPBadRequest(text="auth_policies: expected an object")
     sent = sent or {}
@@ -98,7 +105,7 @@ def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
 @routes.get(_NAMESPACE)
 @routes.get(TOPIC + "/permissions")
 async def shown(request: web.Request) -> web.Response:
-    """A topic's are its namespace's too."""
+    """Answer with the permissions on a scope; those on a topic include its namespace's."""
     scope, catalogue = _scope(request), catalogue_of(request)
     found: dict[str, list[str]] = {}
     for one in dict.fromkeys([namespace_of(request), scope]):
@@ -126,7 +133,7 @@ _MEMBERS_OF_ONE = "topic", "role", "actions"
 
 
 async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[str, str, list[str]]]:
-    """(topic, role, actions) of each that the body names.  Raises 400, 401, 404, Refusal."""
+    """Return (topic, role, actions) of each member of the body.  Raises 400, 401, 404, Refusal."""
     body = await body_of(request)
     if not isinstance(body, list) or not all(isinstance(one, dict) and set(one) <= set(_MEMBERS_OF_ONE) for one in body):
         raise web.HTTPBadRequest(text="The body is a list of objects: topic and role, and of what is granted actions")
@@ -145,7 +152,7 @@ async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[st
 
 
 def _refuse_missing(request: web.Request, topic: TopicName) -> None:
-    """Raises Refusal; topics that keep nothing come and go with who uses them."""
+    """Refuse a topic that does not exist; non-persistent topics need not.  Raises Refusal."""
     catalogue = catalogue_of(request)
     if not catalogue.namespaces.exists(topic.namespace) or \
             (topic.is_persistent and not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic)):

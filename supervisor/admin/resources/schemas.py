@@ -1,4 +1,4 @@
-"""Schemas of topics: shown, added, compared, deleted.  A topic need not be there to have one."""
+"""Schemas of topics: show, add, compare, delete.  A topic need not exist to have a schema."""
 import json
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from geminga.workers.directory.schemas import SchemaThread, Work
 routes = web.RouteTableDef()
 THREAD = web.AppKey("thread", SchemaThread)
 _PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
-_SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # parts of keys and values; others are empty
+_SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # types with a definition, as parts of KEY_VALUE; those of others are empty
 
 
 async def _definition(request: web.Request) -> Definition:
@@ -42,7 +42,10 @@ async def _definition(request: web.Request) -> Definition:
 
 
 def _joined(data: bytes) -> bytes:
-    """{"key": ..., "value": ...}, definitions as JSON or as texts, the way clients send it to the broker.  Raises ValueError."""
+    """Return a KEY_VALUE definition in the form in which clients send it to the broker.
+
+    The data is {"key": ..., "value": ...} with definitions as JSON or as texts. Raises ValueError.
+    """
     try:
         found = json.loads(data)
         said = [found[part] for part in ("key", "value")]
@@ -57,8 +60,13 @@ def _shown(found: Version) -> dict[str, Any]:
     if definition.kind == T.KeyValue:
         parts = (json.loads(part.data) if part.kind in _SHOWN_AS_JSON else "" for part in registry.parts(definition))
         data = json.dumps(dict(zip(("key", "value"), parts, strict=True)), separators=(",", ":"))
-    return {"version": found.version, "type": registry.TYPES[definition.kind], "timestamp": found.created_ms, "data": data,
-            "properties": definition.properties}
+    return {
+        "version": found.version,
+        "type": registry.TYPES[definition.kind],
+        "timestamp": found.created_ms,
+        "data": data,
+        "properties": definition.properties,
+    }
 
 
 def _found(request: web.Request, version: int | None = None) -> web.Response:
@@ -105,7 +113,7 @@ async def all_schemas(request: web.Request) -> web.Response:
 
 @routes.get(_PATH + "/metadata")
 async def metadata(request: web.Request) -> web.Response:
-    """Versions lie in the catalogue, and so in no ledger."""
+    """Answer with the versions of a schema; positions in ledgers have no meaning here."""
     index = [{"ledgerId": -1, "entryId": -1, "version": version}
              for version, _, _ in catalogue_of(request).schemas.versions(schema_topic_of(request).base)]
     return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
@@ -141,7 +149,7 @@ async def compatibility(request: web.Request) -> web.Response:
 
 @routes.post(_PATH + "/schema")
 async def add_schema(request: web.Request) -> web.Response:
-    """Also where clients may not."""
+    """Add a version, also where clients may not."""
     namespace_of(request)
     topic, definition = schema_topic_of(request), await _definition(request)
 
@@ -154,7 +162,7 @@ async def add_schema(request: web.Request) -> web.Response:
 
 @routes.delete(_PATH + "/schema")
 async def delete_schema(request: web.Request) -> web.Response:
-    """Versions that come are counted on; with force=true nothing is left, and they begin anew."""
+    """Delete all versions.  Later ones count on; with force=true they begin again at 0."""
     namespace_of(request)
     topic = schema_topic_of(request)
 

@@ -1,4 +1,4 @@
-"""What is done to topics that are in use, and to their subscriptions: terminate, unload, skip, reset, expire; and why one stands still."""
+"""Changes of topics that are in use and of their subscriptions: terminate, unload, skip, reset, expire; standstills."""
 import contextlib
 from dataclasses import asdict
 from functools import partial
@@ -68,8 +68,11 @@ async def terminate(request: web.Request) -> web.Response:
 @routes.post(TOPIC + "/terminate/partitions")
 async def terminate_partitions(request: web.Request) -> web.Response:
     if catalogue_of(request).topics.partition_count(topic_of(request)) == 0:
-        raise not_allowed(request, "Termination of a non-partitioned topic is not allowed using partitioned-terminate, please use "
-                                   "terminate commands")
+        raise not_allowed(
+            request,
+            "Termination of a non-partitioned topic is not allowed using partitioned-terminate, please use "
+            "terminate commands",
+        )
     parts = parts_of(request)
     positions = await ask_each(request, parts, Terminate)
     return web.json_response({str(number): _last_id(position, part)
@@ -170,7 +173,7 @@ async def replicated(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/replicatedSubscriptionStatus")
 async def set_replicated(request: web.Request) -> web.Response:
-    """Kept and shown; there is no other cluster."""
+    """Set whether a subscription is marked as replicated; the mark has no effect without other clusters."""
     if not topic_of(request).is_persistent:
         raise not_allowed(request, "Cannot enable/disable replicated subscriptions on non-persistent topics")
     if not isinstance(wanted := await body_of(request), bool):
@@ -212,13 +215,15 @@ def position_of(body: Any) -> PlaceFields:
     if isinstance(body, dict):
         with contextlib.suppress(ValueError):
             position = _integer(body.get("ledgerId", 0)), _integer(body.get("entryId", 0))
-            is_excluded = body.get("excluded", body.get("isExcluded"))      # as Java's admin writes it, and as Pulsar's pages have it
+            # the name in Java's client, and the name in Pulsar's documentation
+            is_excluded = body.get("excluded", body.get("isExcluded"))
             if is_excluded in (None, False, True):
                 return {"position": position, "behind": bool(is_excluded), "batch_index": _integer(body.get("batchIndex", -1))}
     raise web.HTTPBadRequest(text='The body is a message id: an object with ledgerId and entryId, "earliest" or "latest"')
 
 
 def _integer(value: Any) -> int:
+    """Return a number of a message id.  Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | str) or int(value) not in _LONG:
         raise ValueError
     return int(value)

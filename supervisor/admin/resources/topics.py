@@ -1,4 +1,4 @@
-"""Topics: made, listed, deleted, looked up; their partitions and properties; and what the other files of this folder read requests with."""
+"""Topics: create, list, delete, look up; their partitions and properties."""
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypedDict
@@ -36,7 +36,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 
 routes = web.RouteTableDef()
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
-_SHADOW = "PULSAR.SHADOW_SOURCE"      # a topic's property
+_SHADOW = "PULSAR.SHADOW_SOURCE"      # property of shadow topics
 
 
 # -- topics that are not partitioned
@@ -50,8 +50,10 @@ async def create(request: web.Request) -> web.Response:
     if topics.catalogue.topics.exists(topic):
         raise web.HTTPConflict(text="This topic already exists")
     if topic.partition >= 0:
-        raise web.HTTPPreconditionFailed(text=f"Can't create topic {topic.local_name} with \"-partition-\" followed by numeric value if "
-                                              f"there isn't a partitioned topic {topic.base.local_name} created.")
+        raise web.HTTPPreconditionFailed(
+            text=f'Can\'t create topic {topic.local_name} with "-partition-" followed by numeric value if '
+            f"there isn't a partitioned topic {topic.base.local_name} created."
+        )
     return _create(request, topic, 0, properties)
 
 
@@ -71,13 +73,16 @@ def _create(request: web.Request, topic: TopicName, partitions: int, properties:
 
 
 def _refuse_shadow(request: web.Request, properties: dict[str, str]) -> None:
-    """A topic that shows another one's messages is asked for by a property.  Raises 405: it would be an ordinary one, and empty."""
+    """Refuse a shadow topic, which is requested by a property.  Raises 405.
+
+    It would become an ordinary topic, and stay empty.
+    """
     if _SHADOW in properties:
         raise not_allowed(request, "Shadow topics are not available: a subscription of the source topic reads the same messages")
 
 
 def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
-    """So many topics or partitions more than the namespace may have.  Raises 412."""
+    """Refuse so many topics or partitions more if the namespace's limit is lower.  Raises 412."""
     catalogue = catalogue_of(request)
     try:
         refuse_topics(catalogue, topic.namespace, policies_of(catalogue, topic, request.app[TOPICS].storage), count)
@@ -115,8 +120,10 @@ async def create_partitioned(request: web.Request) -> web.Response:
 
 @routes.post(TOPIC + "/partitions")
 async def add_partitions(request: web.Request) -> web.Response:
-    """More of them, with all durable subscriptions of those that there are, before anybody learns of them; there are never fewer, as those
-    that are gone would have had messages."""
+    """Add partitions; their number never falls, as messages would be lost.
+
+    The new partitions get all durable subscriptions before clients learn of them.
+    """
     topic, catalogue = topic_of(request), catalogue_of(request)
     count, before = _count(await body_of(request)), catalogue.topics.partition_count(topic)
     if not before:
@@ -130,7 +137,7 @@ async def add_partitions(request: web.Request) -> web.Response:
     if topic.is_persistent:
         for subscription, said in sorted(_subscriptions_of(catalogue, map(topic.partition_name, range(before))).items()):
             await ask_each(request, fresh, partial(Subscribe, subscription=subscription, new=True, **said))
-    if count > (catalogue.topics.partition_count(topic) or 0):      # somebody else may have added more, meanwhile
+    if count > (catalogue.topics.partition_count(topic) or 0):      # another request may have added more meanwhile
         catalogue.topics.set_partition_count(topic, count)
     catalogue.commit()
     return done()
@@ -154,7 +161,7 @@ def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> 
 
 
 def _count(value: Any) -> int:
-    """A number; in quotes, or in an object, as other clients send it.  Raises 400."""
+    """Return the number of partitions in a body: a number, a text, or in an object.  Raises 400."""
     if isinstance(value, dict):
         value = value.get("partitions")
     try:
@@ -193,9 +200,10 @@ async def delete_partitioned(request: web.Request) -> web.Response:
 
 
 async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, force: bool) -> None:
-    """By their base names, with all partitions.  Without force: those that nobody uses, or none.
+    """Delete topics by their base names, with all partitions; without force only if none of them is used.
 
-    A partitioned topic goes before its partitions: clients that come back at once do not find it.  Raises Refusal.
+    A partitioned topic is deleted before its partitions, so that clients that come back at once do not find it. Raises
+    Refusal.
     """
     catalogue = catalogue_of(request)
     parts = []
@@ -215,7 +223,7 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
 
 @routes.post(TOPIC + "/createMissedPartitions")
 async def create_missed(request: web.Request) -> web.Response:
-    """There are none: a partition is there when its topic is."""
+    """Answer without doing anything: a partition exists as soon as its topic does."""
     topic = topic_of(request)
     if not catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPNotFound(text=f"Topic {topic} does not exist")
@@ -236,7 +244,7 @@ async def partitioned(request: web.Request) -> web.Response:
 
 
 def listed(request: web.Request, found: list[str], beginnings: tuple[str, ...]) -> list[str]:
-    """Return the names that match the request's domain, bundle and wish for system topics."""
+    """Return the names that match the request: its bundle, and whether system topics are wanted."""
     if request.query.get("bundle", BUNDLE) != BUNDLE:
         raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
     with_system = is_set(request, "includeSystemTopic")
