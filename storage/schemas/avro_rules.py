@@ -16,15 +16,11 @@ from avro.schema import ArraySchema, EnumSchema, FixedSchema, MapSchema, NamedSc
 DEPTH_MAX = 100
 # comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
 STEPS_MAX = 100_000
-_PROMOTED = {  # writer -> readers of another type
-    "int": ("long", "float", "double"),
-    "long": ("float", "double"),
-    "float": ("double",),
-    "string": ("bytes",),
-    "bytes": ("string",),
-}
+# Type of the writer -> other types that read its values.
+_PROMOTED = {"int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",),
+             "string": ("bytes",), "bytes": ("string",)}
 _RANGES = {"int": 1 << 31, "long": 1 << 63}
-# limit for the whole definition
+# attributes that `meaning` takes from the parsed objects, or leaves out
 _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")
 
 
@@ -50,7 +46,8 @@ def _no_constant(text: str) -> None:
 def _check_depth(definition: Any) -> None:
     level = [definition]
     for _ in range(DEPTH_MAX):
-        level = [inner for one in level if isinstance(one, dict | list) for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for one in level if isinstance(one, dict | list)
+                 for inner in (one.values() if isinstance(one, dict) else one)]
         if not level:
             return
     raise ValueError(f"nested deeper than {DEPTH_MAX}")
@@ -166,7 +163,9 @@ class _Reading:
             return next(filter(None, (self.obstacle(reader, branch, at) for branch in writer.schemas)), "")
         if isinstance(reader, UnionSchema):
             branch = self._branch(reader, writer)
-            return f"{at}: no type of the union reads {written}" if branch is None else self.obstacle(branch, writer, at)
+            if branch is None:
+                return f"{at}: no type of the union reads {written}"
+            return self.obstacle(branch, writer, at)
         if kind != written:
             return "" if kind in _PROMOTED.get(written, ()) else f"{at}: {kind} does not read {written}"
         match reader, writer:
@@ -259,7 +258,8 @@ def _fits(schema: Schema, value: Any) -> bool:
         case "boolean":
             return isinstance(value, bool)
         case "int" | "long":
-            return isinstance(value, int) and not isinstance(value, bool) and -_RANGES[schema.type] <= value < _RANGES[schema.type]
+            end = _RANGES[schema.type]
+            return isinstance(value, int) and not isinstance(value, bool) and -end <= value < end
         case "float" | "double":
             return isinstance(value, int | float) and not isinstance(value, bool)
         case "string" | "bytes" | "fixed":

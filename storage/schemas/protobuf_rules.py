@@ -29,7 +29,8 @@ def parse(text: bytes) -> Descriptor:
     """Return the root message of a descriptor set in which everything is defined.  Raises ValueError."""
     try:
         found = json.loads(text)
-        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(found["fileDescriptorSet"], validate=True)).file
+        data = base64.b64decode(found["fileDescriptorSet"], validate=True)
+        files = descriptor_pb2.FileDescriptorSet.FromString(data).file
         pool, by_name = descriptor_pool.DescriptorPool(), {one.name: one for one in files}
         for name in graphlib.TopologicalSorter({one.name: one.dependency for one in files}).static_order():
             pool.AddSerializedFile(by_name[name].SerializeToString())
@@ -73,7 +74,8 @@ def _of_message(reader: Descriptor, writer: Descriptor, at: str) -> str:
     for group in reader.oneofs:
         others = [other for field in group.fields if (other := writer.fields_by_number.get(field.number)) is not None]
         if len(others) > 1 and not _are_alternatives(others):
-            return f"fields {', '.join(f'{at}.{field.name}' for field in group.fields)} are alternatives, and messages may have several"
+            names = ", ".join(f"{at}.{field.name}" for field in group.fields)
+            return f"fields {names} are alternatives, and messages may have several"
     return ""
 
 

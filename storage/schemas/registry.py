@@ -76,7 +76,8 @@ class Definition(NamedTuple):
     @property
     def said(self) -> tuple[bytes, list[str]]:
         """Return the bytes, and the types of key and value, which together identify the definition."""
-        return self.data, [self.properties.get(f"{part}.schema.type", "") for part in ("key", "value")] if self.kind == T.KeyValue else []
+        parts = ("key", "value") if self.kind == T.KeyValue else ()
+        return self.data, [self.properties.get(f"{part}.schema.type", "") for part in parts]
 
 
 class Version(NamedTuple):
@@ -170,7 +171,8 @@ def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tup
 
 # -- what is added, and who may read
 
-def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies, counters: Counters) -> int:
+def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies,
+             counters: Counters) -> int:
     """Return the version of a valid definition, added in the open transaction if it is new and compatible.
 
     Raises Refusal, StorageFull.
@@ -193,7 +195,8 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
         version = there[-1][0] + 1 if there else 0
         if catalogue.schemas.add(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
             counters.observe("schema_put", time.perf_counter() - began)
-            # else another process was quicker, and its version is known by now; the transaction keeps others out from here on
+            # else another process was quicker, and its version is known by now; the transaction keeps others out from
+            # here on
             return version
 
 
@@ -203,7 +206,8 @@ def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strate
     _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:], counters)
 
 
-def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
+def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str,
+                   counters: Counters) -> None:
     """Check that a consumer with the definition may read a topic with a schema.  Raises Refusal."""
     found = versions(catalogue, topic)
     if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
@@ -212,14 +216,16 @@ def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definitio
         _compare(catalogue, topic, definition, strategy, found, counters)
 
 
-def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int], counters: Counters) -> None:
+def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str,
+             numbers: list[int], counters: Counters) -> None:
     text = _in_the_way(catalogue, topic, definition, strategy, numbers)
     counters.add("schemas_incompatible" if text else "schemas_compatible")
     if text:
         raise incompatible(text)
 
 
-def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int]) -> str:
+def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str,
+                numbers: list[int]) -> str:
     if strategy == ALWAYS_COMPATIBLE:
         return ""
     for number in reversed(numbers):
@@ -228,7 +234,8 @@ def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, 
             continue
         other = found.definition
         if other.kind != definition.kind:
-            return f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}"
+            return f"Incompatible schema: exists schema type {TYPES[other.kind]}, " \
+                   f"new schema type {TYPES[definition.kind]}"
         if strategy == ALWAYS_INCOMPATIBLE:
             return "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
         if other.said != definition.said and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
@@ -359,7 +366,8 @@ def admit_consumer(owner: _Owner, found: Topic, schema: api.Schema) -> None:
     elif _is_unused(found):
         register(owner.catalogue, found.name, definition, found.policies, owner.counters)
     else:
-        raise incompatible(f"Failed to add schema to an active topic with empty(BYTES) schema: new schema type {TYPES[definition.kind]}")
+        raise incompatible("Failed to add schema to an active topic with empty(BYTES) schema: "
+                           f"new schema type {TYPES[definition.kind]}")
 
 
 def _is_unused(found: Topic) -> bool:
@@ -403,7 +411,8 @@ def validate(definition: Definition) -> None:
     elif kind == T.String and definition.data in (b"", b"null"):      # the Python client sends these
         return
     elif kind == T.String:
-        raise InvalidSchema(f"Invalid schema definition data for string schema : '{definition.data[:100].decode(errors='replace')}'")
+        shown = definition.data[:100].decode(errors="replace")
+        raise InvalidSchema(f"Invalid schema definition data for string schema : '{shown}'")
     elif kind != getattr(T, "None") and size:
         raise InvalidSchema("Invalid schema definition data for primitive schemas :"
                             f"length of schema data should be zero, but {size} bytes is found")
@@ -446,7 +455,8 @@ def parts(definition: Definition) -> tuple[Definition, Definition]:
     for _ in range(2):
         size = struct.unpack_from(">i", rest)[0] if len(rest) >= 4 else len(rest)
         if len(rest) < 4 + max(0, size):
-            raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: a size, the key's, a size, the value's")
+            raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: "
+                                "a size, the key's, a size, the value's")
         pieces.append(rest[4:4 + max(0, size)])
         rest = rest[4 + max(0, size):]
     key, value = pieces

@@ -48,9 +48,19 @@ from geminga.workers.identity.certificates import Tls
 from geminga.workers.owners.following import follow
 from geminga.workers.process.listeners import Listeners, inside_path
 
-_STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
-             api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404,
-             api.IncompatibleSchema: 409, api.UnknownError: 500}
+_STATUSES = {
+    api.InvalidTopicName: 412,
+    api.TopicNotFound: 404,
+    api.SubscriptionNotFound: 404,
+    api.NotAllowedError: 405,
+    api.ServiceNotReady: 503,
+    api.PersistenceError: 503,
+    api.ConsumerBusy: 412,
+    api.ProducerBusy: 412,
+    api.MetadataError: 404,
+    api.IncompatibleSchema: 409,
+    api.UnknownError: 500,
+}
 _BODY_MAX = 1 << 20
 _LINE_MAX = 64 << 10         # of a request's first line and of each header: fits the longest name, percent-encoded
 _SILENT_SECONDS = 30         # from a connection to its first request
@@ -59,8 +69,26 @@ _QUIET_SECONDS, _WHY_MAX = 60, 200
 # Lower priority than workers and owners: a scrape of many topics must not take a core from messages.
 _NICENESS = 5
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
-PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, delayed, schemas, compaction, clusters, brokers, stats, health,
-         backups, definitions, metrics, operations, authorization)
+PARTS = (
+    topics,
+    namespaces,
+    policies,
+    permissions,
+    subscriptions,
+    messages,
+    delayed,
+    schemas,
+    compaction,
+    clusters,
+    brokers,
+    stats,
+    health,
+    backups,
+    definitions,
+    metrics,
+    operations,
+    authorization,
+)
 
 
 @web.middleware
@@ -74,7 +102,8 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
         return await handler(request)
     except web.HTTPException as error:
         headers = [(name, text) for name, text in error.headers.items() if name == "WWW-Authenticate"]
-        found = error.status, _nowhere(request, error) if request.match_info.http_exception is error else error.text or error.reason
+        is_no_route = request.match_info.http_exception is error
+        found = error.status, _nowhere(request, error) if is_no_route else error.text or error.reason
     except Refusal as refusal:
         found = _STATUSES.get(refusal.code, 400), refusal.message
     except (StorageFull, NotDurable) as error:
@@ -124,17 +153,26 @@ def _logger() -> logging.Logger:
     return made
 
 
-def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path, counters: dict[tuple[str, int], Counters],
-             authenticator: Authenticator) -> web.Application:
-    app = web.Application(middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize],
-                          client_max_size=_BODY_MAX)
+def make_app(
+    config: Config,
+    owners: Owners,
+    addresses: Addresses,
+    run_dir: Path,
+    counters: dict[tuple[str, int], Counters],
+    authenticator: Authenticator,
+) -> web.Application:
+    app = web.Application(
+        middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize],
+        client_max_size=_BODY_MAX,
+    )
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[TOPICS] = Topics(catalogue, addresses, config, counters["admin", 0])
     app[origins.GUARD] = origins.Guard(config, addresses)
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
     app.on_cleanup.append(audit.close)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
-    app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(authenticator, config.identity, counters["admin", 0])
+    app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(
+        authenticator, config.identity, counters["admin", 0])
     app[health.INSIDE], app[COUNTERS] = inside_path(run_dir), counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
@@ -182,8 +220,15 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
         configure(app, config, addresses, listeners.certificates)
 
     stopping = follow(control, owners, reconfigure, partial(health.drain, app))
-    runner = web.AppRunner(app, access_log=None, logger=_logger(), keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX,
-                           max_field_size=_LINE_MAX, shutdown_timeout=0.5)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=_logger(),
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        max_line_size=_LINE_MAX,
+        max_field_size=_LINE_MAX,
+        shutdown_timeout=0.5,
+    )
     await runner.setup()
     handler = runner.server
     assert handler is not None      # setup() has made it

@@ -3,7 +3,7 @@ from .bugs import of
 
 BUGS = [
     *of("storage/schemas/registry.py", "storage/test_schema_definitions.py workers/test_schemas.py",
-        ("if self.kind == T.KeyValue else []", "if False else []", "types of key and value do not count"),
+        ("if self.kind == T.KeyValue else ()\n", "if False else ()\n", "types of key and value do not count"),
         ("return [version for version, kind, _ in catalogue.schemas.versions(topic.base) if kind is not None]",
          "return [version for version, kind, _ in catalogue.schemas.versions(topic.base)]", "deleted versions count"),
         ("version = next(reversed(versions(catalogue, topic)), -1)",
@@ -52,7 +52,7 @@ BUGS = [
          'if False:\n        raise InvalidSchema("A key or',
          "keys of keys nest for ever")),
     *of("storage/schemas/avro_rules.py", "storage/test_schema_definitions.py workers/test_schemas.py",
-        ('"float": ("double",), "string": ("bytes",)', '"float": (), "string": ("bytes",)',
+        ('"float": ("double",)', '"float": ()',
          "a double does not read a float"),
         ('"int": ("long", "float", "double")', '"int": ("long", "float", "double", "string")', "a text reads an int"),
         ("if not name.isidentifier():", "if not name:", "names may be anything"),
@@ -69,8 +69,7 @@ BUGS = [
         ('if pair not in self._records:\n            self._records[pair] = ""', "if pair not in self._records:",
          "records that contain themselves are compared for ever"),
         ("if self._steps > STEPS_MAX:", "if False:", "large unions are compared for minutes"),
-        ("return isinstance(value, int) and not isinstance(value, bool) and -_RANGES[schema.type] <= value < "
-         "_RANGES[schema.type]",
+        ("return isinstance(value, int) and not isinstance(value, bool) and -end <= value < end",
          "return isinstance(value, int) and not isinstance(value, bool)", "defaults may be larger than their type"),
         ("written = {aliases.get(field.name, field.name): field.type for field in writer.fields}",
          "written = {field.name: field.type for field in writer.fields}", "aliases of fields do not count"),

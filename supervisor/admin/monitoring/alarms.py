@@ -68,7 +68,8 @@ ALARMS = {
     "sync": "G111",
     "processes": "G206",
 }
-_COSTLY = "memory", "damage", "sync", "processes"      # logged as errors; the others, as warnings, can wait for the morning
+# logged as errors; the others, as warnings, can wait for the morning
+_COSTLY = "memory", "damage", "sync", "processes"
 Rows = dict[tuple[str, int], dict[str, int]]
 
 
@@ -148,9 +149,11 @@ class Alarms:
         waiting = [index for index, row in owners.items() if row["is_waiting"]]
         refusing = [row for row in owners.values() if row["publishing_refused"]]
         if waiting:
-            return Found("waiting", f"owner {', '.join(map(str, waiting))} cannot read or write its files, and tries again")
+            return Found("waiting",
+                               f"owner {', '.join(map(str, waiting))} cannot read or write its files, and tries again")
         if refusing:
-            return Found("refusing", f"{refusing[0]['disk_free_bytes'] / (1 << 20):.0f} MiB are free: nobody may publish")
+            return Found("refusing",
+                               f"{refusing[0]['disk_free_bytes'] / (1 << 20):.0f} MiB are free: nobody may publish")
         return None
 
     def _look_at_memory(self) -> None:
@@ -172,7 +175,8 @@ class Alarms:
 
     def _certificate(self, rows: Rows) -> Found | None:
         expiries = self.certificates.expiries() if self.certificates else {}
-        found = [(days, key, text) for key, expires in expiries.items() for days, text in [warning(key, expires, self._wall())] if text]
+        found = [(days, key, text) for key, expires in expiries.items()
+                 for days, text in [warning(key, expires, self._wall())] if text]
         return Found([(days, key) for days, key, _ in found], "; ".join(text for *_, text in found)) if found else None
 
     def _look_at_clock(self) -> None:
@@ -221,7 +225,8 @@ class Alarms:
     def _damage(self, rows: Rows) -> Found | None:
         if (count := _damages(rows)) <= rows["admin", 0]["damage_seen"]:
             return None
-        return Found(count, f"damage was found {count} times since the broker began; the log says where, geminga verify what it costs")
+        return Found(count, f"damage was found {count} times since the broker began; "
+                            "the log says where, geminga verify what it costs")
 
     def _sync(self, rows: Rows) -> Found | None:
         if (count := _sync_failures(rows)) <= rows["admin", 0]["syncs_seen"]:
@@ -232,7 +237,9 @@ class Alarms:
         now_ms = self._steady() * 1000
         found = [f"{role} {index}" for (role, index), row in rows.items()
                  if row["started_3_ms"] and now_ms - row["started_3_ms"] < _STARTS_SECONDS * 1000]
-        return Found(found, f"{', '.join(found)} had to be started again and again in the last ten minutes") if found else None
+        if not found:
+            return None
+        return Found(found, f"{', '.join(found)} had to be started again and again in the last ten minutes")
 
     # -- for status, metrics and /ready
 
@@ -273,7 +280,8 @@ def _jumps(rows: Rows) -> int:
 
 
 # Alarms that an operator acknowledges -> (counter of acknowledged ones, number so far).
-_SEEN_TO = {"damage": ("damage_seen", _damages), "sync": ("syncs_seen", _sync_failures), "clock": ("clock_jumps_seen", _jumps)}
+_SEEN_TO = {"damage": ("damage_seen", _damages), "sync": ("syncs_seen", _sync_failures),
+            "clock": ("clock_jumps_seen", _jumps)}
 
 
 def _moment(seconds: float) -> str:

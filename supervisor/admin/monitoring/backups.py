@@ -17,7 +17,8 @@ routes = web.RouteTableDef()
 async def make(request: web.Request) -> web.Response:
     """Make a backup: {"folder": absolute path on the broker's host, "keep": number}, and answer with its report."""
     asked = await body_of(request)
-    if not (isinstance(asked, dict) and isinstance(folder := asked.get("folder"), str) and os.path.isabs(folder) and _is_path(folder)):
+    if not (isinstance(asked, dict) and isinstance(folder := asked.get("folder"), str)
+                and os.path.isabs(folder) and _is_path(folder)):
         raise web.HTTPBadRequest(text="folder is the absolute path of a folder on the broker's host")
     if not isinstance(keep := asked.get("keep", 0), int) or isinstance(keep, bool) or keep < 0:
         raise web.HTTPBadRequest(text="keep is how many backups are left there; 0: all")
@@ -54,13 +55,15 @@ async def make(request: web.Request) -> web.Response:
         if job.returncode is None:      # the request was cancelled
             job.terminate()
     if job.returncode:
-        raise web.HTTPConflict(text=said.decode(errors="replace").strip().removeprefix("geminga: ") or "The backup's job was killed")
+        why = said.decode(errors="replace").strip().removeprefix("geminga: ")
+        raise web.HTTPConflict(text=why or "The backup's job was killed")
     return web.Response(body=printed, content_type="application/json")
 
 
 def _is_path(text: str) -> bool:
     """Whether the operating system accepts the text as a path."""
-    return "\0" not in text and all(len(part.encode()) <= 255 for part in text.split("/")) and len(text.encode()) < 4_096
+    is_short = len(text.encode()) < 4_096 and all(len(part.encode()) <= 255 for part in text.split("/"))
+    return is_short and "\0" not in text
 
 
 def _refuse_elsewhere(request: web.Request, folder: str) -> None:
@@ -68,7 +71,8 @@ def _refuse_elsewhere(request: web.Request, folder: str) -> None:
     allowed = request.app[TOPICS].config.http.backup_folders
     if allowed:
         if not any(Path(folder).resolve().is_relative_to(Path(one).resolve()) for one in allowed):
-            raise web.HTTPForbidden(text=f"Backups over HTTP go to {', '.join(allowed)}: backup_folders of [http] in the configuration")
+            raise web.HTTPForbidden(text=f"Backups over HTTP go to {', '.join(allowed)}: "
+                                         "backup_folders of [http] in the configuration")
     elif request[IDENTITY] is NOT_ASKED and not _is_on_this_host(request):
         raise web.HTTPForbidden(
             text="Backups over HTTP are for callers on the broker's host, for super users where clients authenticate, "

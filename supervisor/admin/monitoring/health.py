@@ -54,10 +54,12 @@ def obstacles(app: web.Application) -> list[str]:
         row = counters.read()
         if row["is_waiting"]:
             found.append(f"owner {index} cannot read or write its files, and tries again; the log says why")
-        elif row["serving_pid"] != row["pid"] or host.is_ending(row["pid"]) or (role == "owner" and not app[OWNERS].is_up(index)):
+        elif (row["serving_pid"] != row["pid"] or host.is_ending(row["pid"])
+              or (role == "owner" and not app[OWNERS].is_up(index))):
             found.append(f"{role} {index} is being started")
         elif row["publishing_refused"]:
-            found.append(f"owner {index} refuses what is published: {row['disk_free_bytes']} bytes are free on its disk")
+            free = row["disk_free_bytes"]
+            found.append(f"owner {index} refuses what is published: {free} bytes are free on its disk")
     return found + list(app[ALARMS_OF].obstacles())
 
 

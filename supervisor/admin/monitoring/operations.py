@@ -30,7 +30,8 @@ _COUNTED = {
     "backlog_entries": "backlog",
     "stored_bytes": "storage_bytes",
 }
-_RATES = {"messages_in": "rate_in", "messages_out": "rate_out", "bytes_in": "throughput_in", "bytes_out": "throughput_out"}
+_RATES = {"messages_in": "rate_in", "messages_out": "rate_out",
+          "bytes_in": "throughput_in", "bytes_out": "throughput_out"}
 
 
 # -- the log
@@ -74,7 +75,8 @@ async def set_level(request: web.Request) -> web.Response:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LEVEL_SECONDS_MAX:
         raise web.HTTPBadRequest(text=f"seconds is a number above 0 and up to {_LEVEL_SECONDS_MAX}")
     rule = Rule(LEVELS[wanted], time.monotonic() + seconds, str(names.parse(topic)) if topic else "", client)
-    _follow(request, [*(one for one in log.rules() if (one.topic, one.client) != (rule.topic, rule.client)), rule][-_RULES_MAX:])
+    others = [one for one in log.rules() if (one.topic, one.client) != (rule.topic, rule.client)]
+    _follow(request, [*others, rule][-_RULES_MAX:])
     return web.json_response(_level())
 
 
@@ -100,9 +102,11 @@ async def status(request: web.Request) -> web.Response:
     rows = {who: counters.read() for who, counters in app[COUNTERS].items()}
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
     found, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
-    began, disk, memory = psutil.Process(os.getppid()).create_time(), os.statvfs(app[TOPICS].config.data_dir), alarms.memory
+    began, memory = psutil.Process(os.getppid()).create_time(), alarms.memory
+    disk = os.statvfs(app[TOPICS].config.data_dir)
     wrong, stored = obstacles(app), catalogue_of(request).partitions.count()
-    opened = sum(row["partitions_open"] for (role, index), row in rows.items() if role == "owner" and measured[index] is not None)
+    opened = sum(row["partitions_open"] for (role, index), row in rows.items()
+                 if role == "owner" and measured[index] is not None)
     return web.json_response(
         {
             "version": _VERSION,
@@ -133,7 +137,8 @@ async def status(request: web.Request) -> web.Response:
 
 
 def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str, Any]:
-    told = {"process": name, "pid": process if isinstance(process, int) else process.pid, "started_again": max(0, starts - 1)}
+    told = {"process": name, "pid": process if isinstance(process, int) else process.pid,
+            "started_again": max(0, starts - 1)}
     try:
         process = psutil.Process(process) if isinstance(process, int) else process
         with process.oneshot():

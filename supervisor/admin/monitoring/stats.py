@@ -277,9 +277,11 @@ async def broker_topics(request: web.Request) -> web.Response:
     told: dict[str, Any] = {}
     for measured in filter(None, await measure(request.app[OWNERS], _EVERYTHING, consumers=True, producers=True)):
         topics = [_loaded_topic(row) for row in _objects(TOPIC_COLUMNS, measured.topics)]
-        for (number, name), row in zip(measured.head["subscriptions"], _objects(SUBSCRIPTION_COLUMNS, measured.subscriptions), strict=True):
+        rows = _objects(SUBSCRIPTION_COLUMNS, measured.subscriptions)
+        for (number, name), row in zip(measured.head["subscriptions"], rows, strict=True):
             topics[number]["subscriptions"][name] = _loaded_subscription(row)
-        for number, subscription, name, _, rate, throughput, redelivered, acknowledged, *_, permits, _, _ in measured.head["consumers"]:
+        for number, subscription, name, _, *rates, _, _, permits, _, _ in measured.head["consumers"]:
+            rate, throughput, redelivered, acknowledged = rates
             topics[number]["subscriptions"][subscription]["consumers"].append({
                 "consumerName": name, "availablePermits": permits, "msgRateOut": rate, "msgThroughputOut": throughput,
                 "msgRateRedeliver": redelivered, "messageAckRate": acknowledged})

@@ -81,7 +81,8 @@ class _Handler(RotatingFileHandler):
                 self.stream.close()
             self.stream = None
         if not self.is_failing:
-            log.error(f"{self.baseFilename} cannot be written, so nobody sees there who changes what: {sys.exception()}", code="G406")
+            why = f"so nobody sees there who changes what: {sys.exception()}"
+            log.error(f"{self.baseFilename} cannot be written, {why}", code="G406")
 
 
 AUDIT = web.AppKey("audit", Audit)

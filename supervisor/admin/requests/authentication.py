@@ -47,7 +47,8 @@ class HttpAuthenticator:
     def _follow(self, options: IdentityOptions) -> None:
         self._open = _OPEN if options.authentication.metrics else (*_OPEN, *_METRICS)
         asks_for = self._authenticator.asks_for
-        self._ways = [f'{scheme} realm="geminga"' for scheme in ("Bearer", "Basic") if asks_for(_SCHEMES[scheme.lower()])]
+        self._ways = [f'{scheme} realm="geminga"' for scheme in ("Bearer", "Basic")
+                      if asks_for(_SCHEMES[scheme.lower()])]
 
     async def identify(self, request: web.Request) -> Identity:
         """Find out who sends the request, and pass it on.  Raises HTTPUnauthorized, HTTPServiceUnavailable."""
@@ -102,14 +103,17 @@ async def identify(request: web.Request, handler) -> web.StreamResponse:
     return await handler(request)
 
 
-_PROVIDERS = {"token": "AuthenticationProviderToken", "basic": "AuthenticationProviderBasic", "tls": "AuthenticationProviderTls"}
+_PROVIDERS = {"token": "AuthenticationProviderToken", "basic": "AuthenticationProviderBasic",
+              "tls": "AuthenticationProviderTls"}
 
 
 def families(cluster: str, total: Callable[[str], int]) -> Iterator[Metric]:
     """Return metrics of authentication under Pulsar's names.  total: sums a counter over all processes."""
     labels = ["cluster", "provider_name", "auth_method"]
-    right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that were authenticated", labels=labels)
-    wrong = CounterMetricFamily("pulsar_authentication_failures", "Clients and requests whose authentication failed", labels=[*labels, "reason"])
+    right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that were authenticated",
+        labels=labels)
+    wrong = CounterMetricFamily("pulsar_authentication_failures", "Clients and requests whose authentication failed",
+                                labels=[*labels, "reason"])
     for method in METHODS:
         values = [cluster, _PROVIDERS.get(method, ""), method]
         for result in RESULTS:

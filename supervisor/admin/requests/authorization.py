@@ -48,7 +48,8 @@ TENANT, NAMESPACE, TOPIC, TOPIC_POLICY = (Demand("tenant", ADMINISTER, 401), Dem
 LISTS, DISCARDS = Demand("namespace", LOOKUP, 403), Demand("namespace", CONSUME, 403)
 LOOKS_UP, PRODUCES, CONSUMES = (Demand("topic", action, 401) for action in (LOOKUP, PRODUCE, CONSUME))
 _T, _N = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}", "/admin/v2/namespaces/{tenant}/{namespace}"
-_S, _SCHEMAS, _BUNDLE = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}", _N + "/{bundle}"
+_S, _SCHEMAS = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_BUNDLE = _N + "/{bundle}"
 _OPS = "/{domain}/{tenant}/{namespace}/{topic}"
 _CLUSTER, _BROKERS, _STATS = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", "/admin/v2/broker-stats"
 
@@ -324,7 +325,9 @@ def _check(request: web.Request, authorization: Authorization, demand: Demand | 
     if demand is None:
         return
     resource = _resource(request, demand.of)
-    subscription = part_of(request, "subscription") if demand.action == CONSUME and "subscription" in request.match_info else ""
+    subscription = ""
+    if demand.action == CONSUME and "subscription" in request.match_info:
+        subscription = part_of(request, "subscription")
     decision = authorization.decide(request[IDENTITY], demand.action, resource, subscription)
     if not decision.is_allowed:
         _refuse(request, demand, part_of(request, "tenant") if demand.of else "", decision)
@@ -333,7 +336,8 @@ def _check(request: web.Request, authorization: Authorization, demand: Demand | 
 def _refuse(request: web.Request, demand: Demand, tenant: str, decision: Decision) -> NoReturn:
     if demand.of and not demand.is_hiding and not catalogue_of(request).tenants.exists(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
-    text = {"": "This operation requires super-user access", "tenant": "Don't have permission to administrate resources on this tenant"}
+    text = {"": "This operation requires super-user access",
+            "tenant": "Don't have permission to administrate resources on this tenant"}
     reason = f"{text.get(demand.of, 'Not authorized')}: {decision.told or decision.why}"
     raise (web.HTTPUnauthorized if demand.status == 401 else web.HTTPForbidden)(text=reason)
 

@@ -26,7 +26,8 @@ from geminga.workers.addresses import Addresses
 # load balancers probe under names of their own, and these routes reveal nothing else
 _PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"
 _LOOKS = "GET", "HEAD", "OPTIONS"
-_HEALTH = "/admin/v2/brokers/health"                               # a GET that publishes a message, so it counts as a change
+# a GET that publishes a message, so it counts as a change
+_HEALTH = "/admin/v2/brokers/health"
 _OWN_SITES = "same-origin", "none"                                 # "none" is a request by the user, such as a bookmark
 _JSON = "application/json", "text/json"
 _FORMS = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
@@ -43,8 +44,10 @@ class Guard:
     def configure(self, config: Config, addresses: Addresses) -> None:
         """Apply a new configuration."""
         urls = [*addresses[:4], *(url for pair in addresses.listeners.values() for url in pair)]
-        known = ["localhost", socket.gethostname(), config.http_bind, config.worker.bind, config.worker.advertised_address]
-        self._names = {_plain(name) for name in (*known, *config.http.hosts, *(urlsplit(url).hostname or "" for url in urls))} - {""}
+        known = ["localhost", socket.gethostname(), config.http_bind,
+                 config.worker.bind, config.worker.advertised_address]
+        known += [*config.http.hosts, *(urlsplit(url).hostname or "" for url in urls)]
+        self._names = {_plain(name) for name in known} - {""}
         self._told: set[str] = set()
 
     async def check(self, request: web.Request) -> None:
@@ -77,7 +80,8 @@ class Guard:
     def _tell(self, host: str) -> None:
         if host not in self._told and len(self._told) < _TOLD_MAX:
             self._told.add(host)
-            log.warning(f"requests over HTTP for {host[:255]!r} are refused: hosts of [http] does not name it", code="G407")
+            log.warning(f"requests over HTTP for {host[:255]!r} are refused: hosts of [http] does not name it",
+                code="G407")
 
 
 GUARD = web.AppKey("guard", Guard)
@@ -114,7 +118,8 @@ def _refuse_forms(request: web.Request) -> None:
         return      # the route itself refuses these, and says why
     kind = request.content_type
     if kind in _FORMS:
-        raise web.HTTPForbidden(text=f"A body of {kind} may come from a form of any web page: bodies are application/json")
+        raise web.HTTPForbidden(text=f"A body of {kind} may come from a form of any web page: "
+                                     "bodies are application/json")
     if request.can_read_body and kind not in _JSON and not kind.endswith("+json"):
         raise web.HTTPUnsupportedMediaType(text=f"Bodies are application/json, not {kind!r}")
 

@@ -118,7 +118,8 @@ class Owners:
             return
         for asked, answered in list(self._asked.values()):
             if asked is link and not answered.done():
-                answered.set_result({"refused": api.ServiceNotReady, "text": "The topic's owner ended before it answered"})
+                answered.set_result({"refused": api.ServiceNotReady,
+                                     "text": "The topic's owner ended before it answered"})
         asyncio.get_running_loop().remove_reader(link.socket.getsockopt(zmq.FD))
         link.close()
 

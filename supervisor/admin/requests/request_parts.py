@@ -70,13 +70,18 @@ def part_of(request: web.Request, name: str) -> str:
 
 def topic_of(request: web.Request) -> TopicName:
     """Return the topic that the path names.  Raises Refusal."""
-    return names.parse("{}://{}/{}/{}".format(*(part_of(request, name) for name in ("domain", "tenant", "namespace", "topic"))))
+    parts = [part_of(request, name) for name in ("domain", "tenant", "namespace", "topic")]
+    return names.parse("{}://{}/{}/{}".format(*parts))
 
 
 def schema_topic_of(request: web.Request) -> TopicName:
     """Return the topic in a path without a domain: the persistent one, unless only the other has schemas."""
-    kept, live = (names.parse("{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic"))))
-                  for domain in names.DOMAINS)
+    kept, live = (
+        names.parse(
+            "{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic")))
+        )
+        for domain in names.DOMAINS
+    )
     catalogue = catalogue_of(request)
     return live if catalogue.schemas.versions(live.base) and not catalogue.schemas.versions(kept.base) else kept
 

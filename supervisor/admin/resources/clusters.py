@@ -19,14 +19,16 @@ _CLUSTER = "/admin/v2/clusters/{cluster}"
 SCOPE, PEERS, DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"
 _URLS = {"serviceUrl": ("http://",), "serviceUrlTls": ("https://",), "brokerServiceUrl": ("pulsar://",),
          "brokerServiceUrlTls": ("pulsar+ssl://",)}
-_ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False, "brokerClientTlsEnabledWithKeyStore": False}
+_ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False,
+           "brokerClientTlsEnabledWithKeyStore": False}
 DATA = (*_URLS, *_ALWAYS)            # fields of a cluster's record
 
 
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
     """Return the record of each cluster; this one's has its own addresses unless others were set."""
     topics = request.app[TOPICS]
-    own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
+    own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls",
+                                     service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
     return {topics.cluster_name: own} | topics.catalogue.policies.of(SCOPE)
 
 
@@ -120,7 +122,8 @@ async def migrate(request: web.Request) -> web.Response:
         raise web.HTTPMethodNotAllowed(request.method, [], text="Only topics of this cluster are here")
     to = {name: url for name, url in (await _data(request)).items() if name in _URLS}
     if not to.get("brokerServiceUrl") and not to.get("brokerServiceUrlTls"):
-        raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: the address to which clients are sent")
+        raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: "
+                                      "the address to which clients are sent")
     catalogue_of(request).policies.set(MIGRATION, "to", to)
     _keep(request, MIGRATION, MIGRATED, request.query.get("migrated", "").lower() == "true")
     await request.app[OWNERS].tell_all(ApplyOptions())

@@ -96,7 +96,8 @@ class Record:
     entries_out: int = 0
     bytes_read: int = 0          # by all compactions that succeeded
     seconds_sum: float = 0.0     # of all compactions that succeeded
-    durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))      # number of compactions in each bucket of LATENCIES_MS
+    # number of compactions in each bucket of LATENCIES_MS
+    durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))
 
     def add(self, report: dict) -> None:
         """Count a report in."""
@@ -125,7 +126,8 @@ class Compactions:
         self._waiting: dict[int, str] = {}                           # partition id -> topic
         # partition id -> (topic, the connection of its job, None before that connects)
         self._running: dict[int, tuple[str, object]] = {}
-        self._batch: dict[int, str] = {}                             # partition id -> topic: of the job that this process started
+        # partition id -> topic: of the job that this process started
+        self._batch: dict[int, str] = {}
         self._records: OrderedDict[int, Record] = OrderedDict()      # in the order in which they ended
         self.bytes_read = 0                                          # by all compactions
         self._has_waiting = asyncio.Event()
@@ -181,7 +183,8 @@ class Compactions:
 
     def begin(self, partitions: Mapping[int, str]) -> bool:
         """Queue partitions for compaction.  Return False if all of them are queued or being compacted."""
-        fresh = {partition_id: topic for partition_id, topic in partitions.items() if not self.is_under_way(partition_id)}
+        fresh = {partition_id: topic for partition_id, topic in partitions.items()
+                 if not self.is_under_way(partition_id)}
         self._waiting |= fresh
         if fresh:
             self._has_waiting.set()
@@ -196,7 +199,8 @@ class Compactions:
                 del self._waiting[partition_id]
                 self._running[partition_id] = topic, None
             status = await self._run_job(self._batch)
-            left = {partition_id: topic for partition_id, topic in self._batch.items() if self._running.pop(partition_id, None)}
+            left = {partition_id: topic for partition_id, topic in self._batch.items()
+                    if self._running.pop(partition_id, None)}
             self._batch = {}
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             self._fail(left, f"Its job {how}; the broker's log has what it said")
@@ -218,7 +222,8 @@ class Compactions:
             "--parent",
             str(os.getpid()),
         ]
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
+        ours = {name: value for name, value in os.environ.items()
+                if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
         told = {f"GEMINGA_NIGHTLY_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
                 for name, value in asdict(self._config.nightly).items()}
         try:
@@ -269,7 +274,8 @@ class Compactions:
             for index in range(self._owners.count):
                 with contextlib.suppress(Refusal):      # the next round asks again
                     due = await self._owners.ask_owner(index, CompactionDue())
-                    self.begin({partition_id: topic for partition_id, topic in due if not self._has_failed(partition_id)})
+                    self.begin({partition_id: topic for partition_id, topic in due
+                                if not self._has_failed(partition_id)})
 
     def _has_failed(self, partition_id: int) -> bool:
         """Whether the partition's last compaction failed lately."""
@@ -283,7 +289,8 @@ class Compactions:
         said = ""
         while True:
             try:
-                server = await asyncio.start_unix_server(self._talk, sock=_socket(self._config.data_dir), limit=_LINE_MAX)
+                server = await asyncio.start_unix_server(self._talk, sock=_socket(self._config.data_dir),
+                    limit=_LINE_MAX)
                 has_tried.set()
                 return await server.serve_forever()
             except OSError as error:
@@ -375,7 +382,8 @@ async def compact(request: web.Request) -> web.Response:
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     parts = parts_of(request)
-    await ask_each(request, parts, Subscriptions)      # opens partitions that were never used, so that they have storage
+    # opens partitions that were never used, so that they have storage
+    await ask_each(request, parts, Subscriptions)
     if not request.app[COMPACTIONS].begin(_stored(request, parts)):
         raise web.HTTPConflict(text="Compaction already in progress")
     return done()
@@ -388,13 +396,15 @@ def _refuse_live(request: web.Request) -> None:
 
 def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]:
     """Return {partition id: topic} of the topics with storage."""
-    return {stored[0]: str(topic) for topic in topics if (stored := catalogue_of(request).partitions.find(topic)) is not None}
+    return {stored[0]: str(topic) for topic in topics
+            if (stored := catalogue_of(request).partitions.find(topic)) is not None}
 
 
 @routes.get("/ops/v1/compaction/report")
 async def report(request: web.Request) -> web.Response:
     """Answer with the report of the last night."""
     try:
-        return web.Response(text=(request.app[TOPICS].config.data_dir / REPORT).read_text("utf-8"), content_type="application/json")
+        text = (request.app[TOPICS].config.data_dir / REPORT).read_text("utf-8")
+        return web.Response(text=text, content_type="application/json")
     except FileNotFoundError:
         raise web.HTTPNotFound(text="There was no nightly run yet") from None

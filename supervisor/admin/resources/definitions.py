@@ -49,12 +49,14 @@ _AT_ONCE = 50                # changes in one transaction
 # -- what there is
 
 def exported(catalogue: Catalogue) -> dict[str, Any]:
-    topics = [topic for topic in catalogue.topics.all_base_names() if topic.startswith("persistent:") or catalogue.topics.partition_count(names.parse(topic))]
+    topics = [topic for topic in catalogue.topics.all_base_names()
+                  if topic.startswith("persistent:") or catalogue.topics.partition_count(names.parse(topic))]
     clusters: dict[str, dict] = {}
     for member, scope in _OF_CLUSTERS.items():
         for name, value in catalogue.policies.of(scope).items():
             clusters.setdefault(name, {})[member] = value
-    namespaces = [namespace for tenant in catalogue.tenants.names() for namespace in catalogue.namespaces.of_tenant(tenant)]
+    namespaces = [namespace for tenant in catalogue.tenants.names()
+                      for namespace in catalogue.namespaces.of_tenant(tenant)]
     return {
         "version": VERSION,
         "configuration": catalogue.policies.of(TEXTS),
@@ -80,9 +82,11 @@ def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
     for part in _parts(text, partitions or 0):
         if (stored := catalogue.partitions.find(names.parse(part))) is None:
             continue
-        properties, replicated = catalogue.properties.of_subscriptions(stored[0]), catalogue.subscriptions.replicated(stored[0])
+        properties = catalogue.properties.of_subscriptions(stored[0])
+        replicated = catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
-            subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}), "replicated": subscription_id in replicated})
+            subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}),
+                                           "replicated": subscription_id in replicated})
     return {
         "partitions": partitions,
         "policies": catalogue.policies.of(text),
@@ -115,7 +119,8 @@ class Change(NamedTuple):
     """One change of an import: its description, and the function that makes it."""
 
     text: str
-    make: Callable[[], Any]                  # changes the catalogue; a coroutine that it returns is awaited after the commit
+    # changes the catalogue; a coroutine that it returns is awaited after the commit
+    make: Callable[[], Any]
     scope: str = ""                          # scope whose policies owners have to apply again
 
 
@@ -173,9 +178,11 @@ class _Import:
             yield Change(f"{where}: made", lambda: self._catalogue.tenants.create(name))
         for member, roles in _object(value, where, (ADMIN_ROLES, _CLUSTERS)).items():
             _texts(roles, member)
-            if member == _CLUSTERS and (unknown := set(roles) - set(all_of(self._request)) - set(self._wanted.get("clusters", {}))):
+            known = {*all_of(self._request), *self._wanted.get("clusters", {})}
+            if member == _CLUSTERS and (unknown := set(roles) - known):
                 raise Invalid(f"{member}: there is no cluster {min(unknown)}, nor is there to be one")
-            yield from self._policy(name, member, roles, self._there["tenants"].get(name, {}).get(member), f"{where}/{member}")
+            yield from self._policy(name, member, roles, self._there["tenants"].get(name, {}).get(member),
+                                    f"{where}/{member}")
 
     def _namespace(self, name: str, value: Any, where: str) -> Iterator[Change]:
         names.parse_namespace(name)
@@ -211,7 +218,7 @@ class _Import:
             yield from self._subscription(name, partitions, subscription, said, there, where)
 
     def _in_a_namespace(self, topic: names.TopicName) -> None:
-        if topic.namespace not in self._there["namespaces"] and topic.namespace not in self._wanted.get("namespaces", {}):
+        if topic.namespace not in {*self._there["namespaces"], *self._wanted.get("namespaces", {})}:
             raise Invalid(f"there is no namespace {topic.namespace}, nor is there to be one")
 
     def _schemas(self, topic: names.TopicName, wanted: Any, there: list[dict], where: str) -> Iterator[Change]:
@@ -234,11 +241,13 @@ class _Import:
                 registry.validate(registry.Definition(kind, raw, properties))
             yield self._new_schema(topic, version, kind, properties, raw, where)
 
-    def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: dict, data: bytes, where: str) -> Change:
+    def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: dict,
+                    data: bytes, where: str) -> Change:
         return Change(f"{where}: version {version} of its schema",
                       lambda: self._catalogue.schemas.add(topic, version, kind, registry.NOT_HASHED, properties, data))
 
-    def _subscription(self, topic: str, partitions: int, name: str, said: Any, there: dict, where: str) -> Iterator[Change]:
+    def _subscription(self, topic: str, partitions: int, name: str, said: Any,
+                      there: dict, where: str) -> Iterator[Change]:
         _object(said, f"{where}/subscriptions/{name}", ("properties", "replicated"))
         properties, is_replicated = as_properties(said.get("properties")), said.get("replicated", False)
         if not isinstance(is_replicated, bool):
@@ -252,7 +261,8 @@ class _Import:
         async def make() -> None:
             for part in map(names.parse, _parts(topic, partitions)):
                 ask = self._request.app[OWNERS].ask
-                subscribe = Subscribe(part, subscription=name, may_create=True, new=True, position=LATEST, properties=properties)
+                subscribe = Subscribe(part, subscription=name, may_create=True, new=True,
+                                      position=LATEST, properties=properties)
                 if not await ask(subscribe):
                     await ask(Properties(part, subscription=name, properties=properties))
                 await ask(Replicated(part, subscription=name, replicated=is_replicated))
@@ -293,7 +303,8 @@ class _Import:
         """Yield the change of one policy if its value differs.  wanted: None removes it."""
         if wanted != found:
             text = f"{where}: {wanted}" if wanted is not None else f"{where}: not set any more"
-            yield Change(text, lambda: self._catalogue.policies.set(scope, name, wanted), "" if scope.startswith("/") else scope)
+            yield Change(text, lambda: self._catalogue.policies.set(scope, name, wanted),
+                         "" if scope.startswith("/") else scope)
 
 
 def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
@@ -306,7 +317,8 @@ def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
 
 
 def _texts(value: Any, what: str, allowed: tuple[str, ...] = ()) -> None:
-    if not isinstance(value, list) or not all(isinstance(one, str) and (not allowed or one in allowed) for one in value):
+    if not isinstance(value, list) or not all(isinstance(one, str) and (not allowed or one in allowed)
+                for one in value):
         raise Invalid(f"{what}: expected a list of {', '.join(allowed) or 'texts'}")
 
 

@@ -91,7 +91,8 @@ async def _change(request: web.Request, change: Asking[bool | None]) -> None:
         if waited:
             return
         if waited is not None:
-            raise web.HTTPConflict(text="The message does not wait: its time has come, or it never had one, or it was cancelled")
+            raise web.HTTPConflict(text="The message does not wait: its time has come, or it never had one, "
+                                        "or it was cancelled")
     raise web.HTTPNotFound(text="Message not found")
 
 

@@ -62,8 +62,10 @@ _FIELDS: dict[Any, str] = {
     "txnid_least_bits": "txnid-least-bits",
     "txnid_most_bits": "txnid-most-bits",
 }
-_TIMES: dict[Any, str] = {"publish_time": "publish-time", "event_time": "event-time", "deliver_at_time": "deliver-at-time"}
-_BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param", "schema_version": "Base64-schema-version"}
+_TIMES: dict[Any, str] = {"publish_time": "publish-time", "event_time": "event-time",
+                          "deliver_at_time": "deliver-at-time"}
+_BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param",
+                          "schema_version": "Base64-schema-version"}
 
 
 # -- ids
@@ -85,7 +87,8 @@ async def last(request: web.Request) -> web.Response:
 async def at_time(request: web.Request) -> web.Response:
     """Answer with the id of the first message published at the time or later."""
     time_ms = number_of(request, part_of(request, "time_ms"), "The time")
-    refused = "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic partition"
+    refused = "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic " \
+              "partition"
     position = await ask_single(request, refused, partial(FindByTime, time_ms=time_ms))
     return web.json_response(_id(position, single_of(request).partition))
 
@@ -122,7 +125,8 @@ async def examine(request: web.Request) -> web.Response:
     if beginning not in ("earliest", "latest"):
         raise web.HTTPBadRequest(text="initialPosition is earliest or latest")
     number = number_of(request, request.query.get("messagePosition") or "1", "messagePosition")
-    refused = "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic partition"
+    refused = "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic " \
+              "partition"
     stored = await ask_single(request, refused, partial(Examine, number=number, from_latest=beginning == "latest"))
     if stored is None:
         raise web.HTTPPreconditionFailed(text="Could not examine messages due to the total message is zero")
@@ -146,16 +150,9 @@ def _shown(stored: StoredEntry, added: tuple[str, ...] = ()) -> web.Response:
         raise status(422, "The entry's metadata cannot be read: it was published so, or is damaged") from None
     payload = raw[_METADATA + 4 + size:]
     body = payload if metadata.encryption_keys else _uncompressed(metadata, payload)
-    return web.Response(
-        body=body,
-        content_type="application/octet-stream",
-        headers=[
-            ("X-Pulsar-Message-ID", f"{stored.ledger}:{stored.entry}"),
-            *_headers(metadata, len(payload)).items(),
-            *_added(stored, added),
-            *_several(metadata),
-        ],
-    )
+    headers = [("X-Pulsar-Message-ID", f"{stored.ledger}:{stored.entry}"), *_headers(metadata, len(payload)).items(),
+               *_added(stored, added), *_several(metadata)]
+    return web.Response(body=body, content_type="application/octet-stream", headers=headers)
 
 
 def _added(stored: StoredEntry, added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -177,7 +174,8 @@ def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
 
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memoryview:
     """Return the payload without its compression.  Raises 422 if it cannot be decompressed."""
-    if metadata.uncompressed_size > UNPACKED_MAX:      # too large to be decompressed here, so it is answered as it is stored
+    # too large to be decompressed here, so it is answered as it is stored
+    if metadata.uncompressed_size > UNPACKED_MAX:
         return stored
     try:
         return compression.decompress(metadata.compression, stored, metadata.uncompressed_size)
@@ -188,11 +186,13 @@ def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memor
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
     """Return the headers for the metadata of an entry with a payload of `size` bytes."""
     properties = {one.key: one.value for one in metadata.properties}
-    found = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)), "txn-uncommitted": "false"}
+    found = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)),
+             "txn-uncommitted": "false"}
     if metadata.HasField("num_messages_in_batch"):
         found |= {"num-batch-message": str(metadata.num_messages_in_batch), "batch-size": str(size)}
     if metadata.num_chunks_from_msg:
-        found |= {"PROPERTY-TOTAL-CHUNKS": str(metadata.num_chunks_from_msg), "PROPERTY-CHUNK-ID": str(metadata.chunk_id)}
+        found |= {"PROPERTY-TOTAL-CHUNKS": str(metadata.num_chunks_from_msg),
+                  "PROPERTY-CHUNK-ID": str(metadata.chunk_id)}
     if metadata.compression:
         found["compression"] = api.CompressionType.Name(metadata.compression)
     for field, name in _FIELDS.items():

@@ -37,7 +37,8 @@ _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 # Policies with the tenant's name as scope.
 _ROLES, _CLUSTERS = ADMIN_ROLES, "allowedClusters"
 _PREMADE = "public", "public/default"
-_MODES = {"PERSISTENT": ("persistent:",), "NON_PERSISTENT": ("non-persistent:",), "ALL": ("persistent:", "non-persistent:")}
+_MODES = {"PERSISTENT": ("persistent:",), "NON_PERSISTENT": ("non-persistent:",),
+          "ALL": ("persistent:", "non-persistent:")}
 _BUNDLES_MAX = 128          # Pulsar's limit for the number in a request; every namespace here has one bundle
 _ATTEMPTS = 10              # to delete a namespace whose clients create topics again
 _BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
@@ -176,7 +177,8 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
     if not 0 < (bundles.get("numBundles") or 1) <= _BUNDLES_MAX:
         raise web.HTTPPreconditionFailed(text=f"A namespace has 1 to {_BUNDLES_MAX} bundles")
     if body.get("replication_clusters") not in (None, [], [cluster_name]):
-        raise web.HTTPForbidden(text=f"Replication to {body['replication_clusters']} is not possible: there is only {cluster_name}")
+        raise web.HTTPForbidden(text=f"Replication to {body['replication_clusters']} is not possible: "
+                                     f"there is only {cluster_name}")
     if not isinstance(group := body.get("resource_group_name") or "", str) or group:
         raise web.HTTPPreconditionFailed(text="ResourceGroup does not exist")
     return policies.read_members(body, cluster_name)
@@ -238,7 +240,8 @@ async def topics(request: web.Request) -> web.Response:
     mode = request.query.get("mode") or "PERSISTENT"
     if mode not in _MODES:
         raise web.HTTPBadRequest(text=f"mode is one of {', '.join(_MODES)}")
-    return web.json_response(listed(request, catalogue_of(request).topics.complete_names(namespace_of(request)), _MODES[mode]))
+    complete = catalogue_of(request).topics.complete_names(namespace_of(request))
+    return web.json_response(listed(request, complete, _MODES[mode]))
 
 
 @routes.post(_NAMESPACE + "/migration")
@@ -264,7 +267,8 @@ async def hash_positions(request: web.Request) -> web.Response:
     """Answer with the places of topics in the hash range that Pulsar divides among brokers."""
     name = namespace_of(request)
     _bundle(request)
-    there, wanted = catalogue_of(request).topics.complete_names(name), {str(names.parse(text)) for text in request.query.getall("topics", ())}
+    there = catalogue_of(request).topics.complete_names(name)
+    wanted = {str(names.parse(text)) for text in request.query.getall("topics", ())}
     if wanted:      # the name of a partitioned topic stands for its partitions
         there = [topic for topic in there if topic in wanted or str(names.parse(topic).base) in wanted]
     positions = {topic: zlib.crc32(topic.encode()) for topic in there}
@@ -297,13 +301,15 @@ def _keep_properties(catalogue: Catalogue, name: str, found: dict[str, str]) -> 
 
 @routes.get(_NAMESPACE + "/property/{key:[^/]+}")
 async def one_property(request: web.Request) -> web.Response:
-    return web.Response(text=catalogue_of(request).properties.of(namespace_of(request)).get(part_of(request, "key"), ""))
+    properties = catalogue_of(request).properties.of(namespace_of(request))
+    return web.Response(text=properties.get(part_of(request, "key"), ""))
 
 
 @routes.put(_NAMESPACE + "/property/{key:[^/]+}/{value:[^/]+}")
 async def set_property(request: web.Request) -> web.Response:
     name, catalogue = namespace_of(request), catalogue_of(request)
-    return _keep_properties(catalogue, name, catalogue.properties.of(name) | {part_of(request, "key"): part_of(request, "value")})
+    kept, key = catalogue.properties.of(name), part_of(request, "key")
+    return _keep_properties(catalogue, name, kept | {key: part_of(request, "value")})
 
 
 @routes.delete(_NAMESPACE + "/property/{key:[^/]+}")
@@ -332,7 +338,8 @@ async def unload(request: web.Request) -> web.Response:
     if request.query.get("destinationBroker", "") not in ("", request.app[TOPICS].addresses.broker):
         raise web.HTTPConflict(text="Not allowed unload namespace bundle to inactive destination broker")
     owners = request.app[OWNERS]
-    found = [await owners.ask_owner(index, OpenTopics(namespace=name)) for index in range(owners.count) if owners.is_up(index)]
+    found = [await owners.ask_owner(index, OpenTopics(namespace=name))
+             for index in range(owners.count) if owners.is_up(index)]
     await ask_each(request, [names.parse(text) for some in found for text in some], Unload)
     return done()
 
@@ -346,7 +353,8 @@ async def split(request: web.Request) -> web.Response:
 def _stored(request: web.Request) -> list[TopicName]:
     """Return the namespace's persistent topics and partitions that have storage."""
     catalogue = catalogue_of(request)
-    found = (names.parse(name) for name in catalogue.topics.complete_names(namespace_of(request)) if name.startswith("persistent:"))
+    found = (names.parse(name) for name in catalogue.topics.complete_names(namespace_of(request))
+             if name.startswith("persistent:"))
     return [topic for topic in found if catalogue.partitions.find(topic) is not None]
 
 

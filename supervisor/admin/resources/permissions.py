@@ -24,7 +24,8 @@ from geminga.workers.identity.authorization import GRANTED
 
 routes = web.RouteTableDef()
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/permissions"
-_MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTION_PERMISSIONS}     # members of auth_policies -> policies
+# members of auth_policies -> policies
+_MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTION_PERMISSIONS}
 
 
 def _scope(request: web.Request) -> str:
@@ -135,7 +136,8 @@ _MEMBERS_OF_ONE = "topic", "role", "actions"
 async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[str, str, list[str]]]:
     """Return (topic, role, actions) of each member of the body.  Raises 400, 401, 404, Refusal."""
     body = await body_of(request)
-    if not isinstance(body, list) or not all(isinstance(one, dict) and set(one) <= set(_MEMBERS_OF_ONE) for one in body):
+    if not isinstance(body, list) or not all(isinstance(one, dict) and set(one) <= set(_MEMBERS_OF_ONE)
+                for one in body):
         raise web.HTTPBadRequest(text="The body is a list of objects: topic and role, and of what is granted actions")
     if not all(isinstance(one.get(name), str) and one[name] for one in body for name in ("topic", "role")):
         raise web.HTTPBadRequest(text="topic and role are texts")
@@ -154,8 +156,9 @@ async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[st
 def _refuse_missing(request: web.Request, topic: TopicName) -> None:
     """Refuse a topic that does not exist; non-persistent topics need not.  Raises Refusal."""
     catalogue = catalogue_of(request)
-    if not catalogue.namespaces.exists(topic.namespace) or \
-            (topic.is_persistent and not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic)):
+    if not catalogue.namespaces.exists(topic.namespace) or (
+        topic.is_persistent and not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic)
+    ):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
 
 

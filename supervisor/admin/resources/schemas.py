@@ -25,7 +25,8 @@ from geminga.workers.directory.schemas import SchemaThread, Work
 routes = web.RouteTableDef()
 THREAD = web.AppKey("thread", SchemaThread)
 _PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
-_SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # types with a definition, as parts of KEY_VALUE; those of others are empty
+# types with a definition, as parts of KEY_VALUE; those of others are empty
+_SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)
 
 
 async def _definition(request: web.Request) -> Definition:
@@ -51,7 +52,8 @@ def _joined(data: bytes) -> bytes:
         said = [found[part] for part in ("key", "value")]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ValueError("Invalid schema definition data for KEY_VALUE schema: an object with key and value") from None
-    return registry.joined(*((one if isinstance(one, str) else json.dumps(one, separators=(",", ":"))).encode() for one in said))
+    texts = [one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for one in said]
+    return registry.joined(*(text.encode() for text in texts))
 
 
 def _shown(found: Version) -> dict[str, Any]:
@@ -155,7 +157,8 @@ async def add_schema(request: web.Request) -> web.Response:
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         registry.validate(definition)
-        return registry.register(catalogue, topic, definition, replace(policies, schema_updates=True), _counters(request))
+        return registry.register(catalogue, topic, definition,
+                                 replace(policies, schema_updates=True), _counters(request))
 
     return web.json_response({"version": {"version": await _do(request, topic, work)}})
 

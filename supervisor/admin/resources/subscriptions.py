@@ -218,8 +218,10 @@ def position_of(body: Any) -> PlaceFields:
             # the name in Java's client, and the name in Pulsar's documentation
             is_excluded = body.get("excluded", body.get("isExcluded"))
             if is_excluded in (None, False, True):
-                return {"position": position, "behind": bool(is_excluded), "batch_index": _integer(body.get("batchIndex", -1))}
-    raise web.HTTPBadRequest(text='The body is a message id: an object with ledgerId and entryId, "earliest" or "latest"')
+                return {"position": position, "behind": bool(is_excluded),
+                        "batch_index": _integer(body.get("batchIndex", -1))}
+    raise web.HTTPBadRequest(
+        text='The body is a message id: an object with ledgerId and entryId, "earliest" or "latest"')
 
 
 def _integer(value: Any) -> int:
@@ -267,7 +269,8 @@ async def expire(request: web.Request) -> web.Response:
 async def expire_to_message(request: web.Request) -> web.Response:
     question = partial(Expire, subscription=_name(request), **position_of(await body_of(request)))
     if await ask_single(request, "Expire message at position is not supported for partitioned-topic", question) is None:
-        raise web.HTTPConflict(text="Expire message by position is issued on a subscription due to invalid message position")
+        raise web.HTTPConflict(
+            text="Expire message by position is issued on a subscription due to invalid message position")
     return done()
 
 

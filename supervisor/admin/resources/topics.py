@@ -78,7 +78,8 @@ def _refuse_shadow(request: web.Request, properties: dict[str, str]) -> None:
     It would become an ordinary topic, and stay empty.
     """
     if _SHADOW in properties:
-        raise not_allowed(request, "Shadow topics are not available: a subscription of the source topic reads the same messages")
+        raise not_allowed(request, "Shadow topics are not available: "
+                                   "a subscription of the source topic reads the same messages")
 
 
 def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
@@ -135,7 +136,8 @@ async def add_partitions(request: web.Request) -> web.Response:
     refuse_many(request, topic, count - before)
     fresh = [topic.partition_name(number) for number in range(before, count)]
     if topic.is_persistent:
-        for subscription, said in sorted(_subscriptions_of(catalogue, map(topic.partition_name, range(before))).items()):
+        existing = map(topic.partition_name, range(before))
+        for subscription, said in sorted(_subscriptions_of(catalogue, existing).items()):
             await ask_each(request, fresh, partial(Subscribe, subscription=subscription, new=True, **said))
     if count > (catalogue.topics.partition_count(topic) or 0):      # another request may have added more meanwhile
         catalogue.topics.set_partition_count(topic, count)
@@ -154,9 +156,11 @@ def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> 
     """Return the durable subscriptions of these partitions, by name."""
     found: dict[str, _Said] = {}
     for stored in filter(None, map(catalogue.partitions.find, partitions)):
-        properties, replicated = catalogue.properties.of_subscriptions(stored[0]), catalogue.subscriptions.replicated(stored[0])
+        properties = catalogue.properties.of_subscriptions(stored[0])
+        replicated = catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
-            found.setdefault(name, {"properties": properties.get(subscription_id), "replicated": subscription_id in replicated})
+            found.setdefault(name, {"properties": properties.get(subscription_id),
+                                    "replicated": subscription_id in replicated})
     return found
 
 
@@ -184,7 +188,8 @@ async def partitions(request: web.Request) -> web.Response:
         if count is None and not topics.catalogue.topics.exists(topic):
             raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     properties = topics.catalogue.properties.of(str(topic)) if count else {}
-    return web.json_response({"partitions": count or 0, "deleted": False} | ({"properties": properties} if properties else {}))
+    return web.json_response({"partitions": count or 0, "deleted": False}
+        | ({"properties": properties} if properties else {}))
 
 
 @routes.delete(TOPIC + "/partitions")
@@ -194,7 +199,8 @@ async def delete_partitioned(request: web.Request) -> web.Response:
     if count is None:
         raise web.HTTPNotFound(text=f"Topic {topic} not found.")
     if not count:
-        raise web.HTTPConflict(text=f"{topic} is a non-partitioned topic. Instead of calling delete-partitioned-topic please call delete.")
+        raise web.HTTPConflict(text=f"{topic} is a non-partitioned topic. "
+                                    "Instead of calling delete-partitioned-topic please call delete.")
     await delete_topics(request, [topic], force=is_set(request, "force"))
     return done()
 
@@ -234,7 +240,8 @@ async def create_missed(request: web.Request) -> web.Response:
 
 @routes.get(_LIST)
 async def topics(request: web.Request) -> web.Response:
-    return web.json_response(listed(request, catalogue_of(request).topics.complete_names(namespace_of(request)), (part_of(request, "domain") + ":",)))
+    complete = catalogue_of(request).topics.complete_names(namespace_of(request))
+    return web.json_response(listed(request, complete, (part_of(request, "domain") + ":",)))
 
 
 @routes.get(_LIST + "/partitioned")
