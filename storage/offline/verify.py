@@ -13,33 +13,26 @@ A broker writes an entry before its row, and a row before the header counts it. 
 also while a broker serves the folder. Everything else that seems damaged is looked at again, and reported if it is
 found every time.
 """
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from geminga.storage import format
 from geminga.storage.cursors import state_file, state_v1
-from geminga.storage.cursors.cursor import NOBODY, Cursor
+from geminga.storage.cursors.cursor import NOBODY
 from geminga.storage.cursors.state_file import State
 from geminga.storage.disk import locks, regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_reader, ledger_headers
-from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.ledgers.position import Position
+from geminga.storage.offline import verify_partition
 from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
+from geminga.storage.offline.rehearsal import Rehearsal
 from geminga.storage.offline.verify_catalogue import Names, read_names
 from geminga.storage.offline.verify_compacted import ViewCheck, check_views
-from geminga.storage.offline.verify_ledger import LedgerCheck, Task, acknowledged, entries, look_at, runs
-from geminga.storage.owner.recovery import Recovery
-
-if TYPE_CHECKING:
-    from geminga.proto.rows import Rows
+from geminga.storage.offline.verify_ledger import LedgerCheck, Task, look_at
+from geminga.storage.offline.verify_partition import CheckedPartition
 
 _PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
 _LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
@@ -117,7 +110,7 @@ class _Walk:
         stored = {int(path.name) for path in (self.data_dir / "partitions").glob("*") if path.name.isdigit()}
         ids = sorted((stored | set(names.partitions)) if wanted is None else wanted - {0})
         found: dict[int, list[Finding]] = {0: []}
-        rehearsal = _Rehearsal(self.data_dir)
+        rehearsal = Rehearsal(self.data_dir)
         states = {}
         for partition_id in ids:
             found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
@@ -127,11 +120,21 @@ class _Walk:
         reports = self._reports([task for some in tasks.values() for task in some])
         for partition_id in ids:
             some = [next(reports) for _ in tasks[partition_id]]
-            views = check_views(format.partition_folder(self.data_dir, partition_id), partition_id, is_served=self.is_served)
-            found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some, views)
+            views = check_views(rehearsal.folder(partition_id), partition_id, is_served=self.is_served)
+            self._count(some, views)
+            found[partition_id] += verify_partition.check(CheckedPartition(
+                rehearsal.folder(partition_id), names.partitions.get(partition_id),
+                names.subscriptions.get(partition_id, {}), rehearsal.state(partition_id), states[partition_id],
+                partition_id in rehearsal.stateless, partition_id in rehearsal.touched, some, views, self.is_served))
             if wanted is None:
                 self.seen.partitions += 1
         return found
+
+    def _count(self, reports: list[LedgerCheck], view: ViewCheck) -> None:
+        """Add a partition's ledgers and view to the amounts that were checked."""
+        self.seen.bytes += view.bytes + sum(report.bytes for report in reports)
+        self.seen.ledgers += len(reports)
+        self.seen.entries += sum(report.ledger.entries for report in reports)
 
     def _reports(self, tasks: list[Task]) -> Iterator[LedgerCheck]:
         """Check ledgers and return their reports in order; large amounts are shared among processes."""
@@ -143,7 +146,7 @@ class _Walk:
 
     # -- journals
 
-    def _journals(self, rehearsal: "_Rehearsal") -> list[Finding]:
+    def _journals(self, rehearsal: Rehearsal) -> list[Finding]:
         findings, records = [], 0
         for folder in sorted((self.data_dir / "journal").glob("*")):
             if not folder.is_dir():
@@ -168,7 +171,7 @@ class _Walk:
 
     # -- a partition
 
-    def _states(self, rehearsal: "_Rehearsal", partition_id: int) -> tuple[list[Finding], bool]:
+    def _states(self, rehearsal: Rehearsal, partition_id: int) -> tuple[list[Finding], bool]:
         """Return (findings about the partition's state, whether the state can be used)."""
         folder = format.partition_folder(self.data_dir, partition_id)
         path = format.state_path(folder)
@@ -206,7 +209,7 @@ class _Walk:
             findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1", "`state` replaced it", Severity.NOTE))
         return findings, True
 
-    def _tasks(self, rehearsal: "_Rehearsal", partition_id: int, findings: list[Finding]) -> list[Task]:
+    def _tasks(self, rehearsal: Rehearsal, partition_id: int, findings: list[Finding]) -> list[Task]:
         """Return a task for each ledger of the partition.  Remains of deleted or unfinished ledgers go to findings."""
         folder = format.partition_folder(self.data_dir, partition_id)
         names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
@@ -225,106 +228,6 @@ class _Walk:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
 
-    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool, reports: list[LedgerCheck],
-                   views: ViewCheck) -> list[Finding]:
-        folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
-        subscriptions = names.subscriptions.get(partition_id, {})
-        findings, ledgers = list(views.findings), []
-        self.seen.bytes += views.bytes
-        cursors = {text: known.cursors[number] for number, text in subscriptions.items() if number in known.cursors}
-        for report in reports:
-            findings += report.findings
-            if len(report.wrong):
-                findings += _losses(report, cursors, len(subscriptions))
-            self.seen.bytes += report.bytes
-            self.seen.ledgers += 1
-            self.seen.entries += report.ledger.entries
-            if report.index is not None:
-                report.ledger.use_index(report.index)
-            ledgers.append(report.ledger)
-        has_entries = any(found.entries for found in ledgers)
-        if partition_id not in names.partitions:
-            if not self.is_served:
-                findings.append(Finding(folder, 0, 0, "the catalogue has no such partition", "nobody can reach what it holds" if has_entries
-                                        else "it is empty, and left alone", Severity.LOSS if has_entries else Severity.NOTE))
-            return findings
-        if not all(report.is_readable for report in reports) or not has_state:
-            if partition_id in rehearsal.touched and not self.is_served:
-                findings.append(Finding(folder, 0, 0, "the journal has something for a file that cannot be used", "no broker starts",
-                                        Severity.LOSS))
-            return findings
-        if not folder.exists() and not ledgers:
-            findings.append(Finding(folder, 0, 0, f"the folder of {names.partitions[partition_id]} is missing",
-                                    "the topic begins anew" + (", and its subscriptions are lost" if subscriptions else ""),
-                                    Severity.LOSS if subscriptions else Severity.HARMLESS))
-            return findings
-        if subscriptions and has_entries and partition_id in rehearsal.stateless and partition_id not in rehearsal.touched:
-            findings.append(Finding(format.state_path(folder), 0, 0, "is missing", "what its subscriptions have acknowledged is lost",
-                                    Severity.LOSS))
-            return findings
-        if not ledgers and partition_id not in rehearsal.stateless:
-            findings.append(Finding(folder, 0, 0, "there is no ledger", "whatever it held is lost", Severity.LOSS))
-            return findings
-        findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
-        for number, text in subscriptions.items():
-            if number not in known.cursors:
-                findings.append(Finding(format.state_path(folder), 0, 0, f"subscription {text} has no position",
-                                        "it is made anew when it is asked for, as its creation was never answered", Severity.NOTE))
-        for text, cursor in cursors.items():
-            findings += _positions(folder, text, cursor, ledgers, views.horizon)
-            if not known.is_uncounted and not any(found.lost for found in ledgers) and not any(one.severity for one in findings):
-                findings += _totals(folder, text, cursor, known, ledgers)
-        return findings
-
-
-class _Rehearsal(Recovery):
-    """A recovery in memory: the state after the next start, computed without a write."""
-
-    def __init__(self, data_dir: Path):
-        super().__init__(data_dir)
-        self.opened_ledgers: dict[tuple[int, int], tuple[int, int]] = {}     # (partition, ledger) -> (first message, created, ms)
-        self.deleted: set[tuple[int, int]] = set()
-        self.rows: dict[tuple[int, int], list[tuple[int, Rows]]] = {}
-        self.touched: set[int] = set()                                       # partitions that some record is about
-        self.stateless: set[int] = set()                                     # partitions without a file of their state
-
-    def know(self, partition_id: int, found: State) -> None:
-        self._states[partition_id] = found
-
-    def apply(self, record: journal_reader.StoredRecord) -> None:
-        self.touched.update(record.ops["partition_id"].tolist())
-        self._apply_ops(record.ops, opened=True)
-        start = 0
-        for partition_id, ledger_id, first, count in record.groups.tolist():
-            if self.ledger(partition_id, ledger_id) is not None:
-                self.rows.setdefault((partition_id, ledger_id), []).append((first, record.rows[start:start + count]))
-            start += count
-        self._apply_ops(record.ops, opened=False)
-
-    def state(self, partition_id: int) -> State:
-        if partition_id not in self._states:
-            self._states[partition_id] = State()
-        return self._states[partition_id]
-
-    def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
-        key = partition_id, ledger_id
-        if key not in self._ledgers:
-            folder = self.folder(partition_id)
-            self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if ledger_headers.exists(folder, ledger_id) else None
-        return self._ledgers[key]
-
-    def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
-        key = partition_id, ledger_id
-        self.opened_ledgers[key] = first_message, created_ms
-        self.deleted.discard(key)
-        self._ledgers[key] = Ledger(self.folder(partition_id), *key)
-
-    def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
-        key = partition_id, ledger_id
-        self.opened_ledgers.pop(key, None)
-        self.rows.pop(key, None)
-        self.deleted.add(key)
-        self._ledgers[key] = None
 
 
 def _of_journal(text: str, folder: Path) -> Finding:
@@ -359,77 +262,3 @@ def _is_written(path: Path) -> bool:
             return any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
     except FileNotFoundError:
         return False
-
-
-def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
-    """Findings for damaged entries, with the subscriptions that still need them."""
-    found, wrong = report.ledger, report.wrong
-    index = report.index if report.index is not None else found.index
-    needs = {text: ~acknowledged(cursor, found.ledger_id, found.entries)[wrong] for text, cursor in cursors.items()}
-    is_needed = np.logical_or.reduce(list(needs.values())) if needs else np.ones(len(wrong), bool)
-    if not subscriptions:
-        is_needed[:] = True
-    for chosen, severity in ((is_needed, Severity.LOSS), (~is_needed, Severity.HARMLESS)):
-        for first, end in runs(wrong[chosen]):
-            offset = int(index["offset"][first])
-            who = ", ".join(text for text, needed in needs.items() if needed[(wrong >= first) & (wrong < end)].any())
-            consequence = (f"consumers of {who} see the checksum fail" if who else "readers see the checksum fail"
-                           if severity == Severity.LOSS else "all subscriptions have it behind them; only readers see the checksum fail")
-            yield Finding(found.ledger_path, offset, int(index["offset"][end - 1]) + int(index["size"][end - 1]) - offset,
-                          f"{entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
-
-
-# -- a partition as a whole
-
-def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
-    """Findings for ledgers that do not begin where the one before ends, and for a last ledger that is sealed.
-
-    Gaps before ledger `done`, which all subscriptions have acknowledged, do not count: a power cut may undo some
-    deletions.
-    """
-    for before, found in itertools.pairwise(ledgers):
-        if found.is_header_lost:
-            found.first_message = before.next_message
-        missing = found.first_message - before.next_message
-        if (missing > 0 and found.ledger_id > done) or missing < 0:
-            yield Finding(found.index_path, 0, format.HEADER_SIZE,
-                          f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
-                          f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
-                          Severity.LOSS if missing > 0 else Severity.HARMLESS)
-    if ledgers and ledgers[-1].is_sealed:
-        yield Finding(ledgers[-1].index_path, 0, format.HEADER_SIZE, f"ledger {ledgers[-1].ledger_id} is sealed, and none follows it",
-                      "if there was anything in that, it is lost", Severity.HARMLESS)
-
-
-def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
-    """Findings for cursors that refer to entries that do not exist. Up to the horizon, a compacted view may have them."""
-    path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
-    ledger_id, entry_id = cursor.mark_delete
-    if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
-        yield Finding(path, 0, 0, f"subscription {text} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
-                      "messages that come there are not delivered", Severity.LOSS)
-    for number, bitmap in cursor.bitmaps.items():
-        used = np.flatnonzero(bitmap)
-        last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
-        if (number > max(ledger_id, horizon[0]) and number not in by_id) or (number in by_id and last >= by_id[number].entries):
-            yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
-                          "messages that come there are not delivered", Severity.LOSS)
-
-
-def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: list[Ledger]) -> Iterator[Finding]:
-    """Check the invariant: published since = acknowledged + expired + skipped + evicted + backlog."""
-    if not ledgers:
-        return
-    for found in ledgers:
-        done = np.flatnonzero(acknowledged(known.cursors.get(NOBODY), found.ledger_id, found.entries))
-        if len(done):
-            cursor.acknowledge(found, done)
-    cursor.forget_acknowledged_parts()
-    backlog = cursor.backlog_messages(ledgers)
-    published, settled = ledgers[-1].next_message - cursor.since, sum(map(int, cursor.totals))
-    missing = published - settled - backlog
-    if missing:
-        yield Finding(format.state_path(folder), 0, 0,
-                      f"of the {published} messages since subscription {text} began {settled} are dealt with and {backlog} to come",
-                      f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
-                      Severity.LOSS if missing > 0 else Severity.HARMLESS)

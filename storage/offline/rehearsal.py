@@ -1,0 +1,74 @@
+"""A rehearsal: a recovery in memory, which computes the state after the next start and writes nothing."""
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geminga.storage.cursors.state_file import State
+from geminga.storage.ledgers import ledger_headers
+from geminga.storage.ledgers.journal_reader import StoredRecord
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.owner.recovery import Recovery
+
+if TYPE_CHECKING:
+    from geminga.proto.rows import Rows
+
+
+class Rehearsal(Recovery):
+    """A recovery in memory.  `state`, `rows` and the sets below say what the next start would put in place."""
+
+    def __init__(self, data_dir: Path):
+        super().__init__(data_dir)
+        # By (partition, ledger): (first message, created, ms) of ledgers that the journal opens.
+        self.opened_ledgers: dict[tuple[int, int], tuple[int, int]] = {}
+        self.deleted: set[tuple[int, int]] = set()
+        # By (partition, ledger): (first entry, INDEX_ROW (n,)) for each record with entries of the ledger.
+        self.rows: dict[tuple[int, int], list[tuple[int, Rows]]] = {}
+        self.touched: set[int] = set()             # partitions that ops are about
+        self.stateless: set[int] = set()           # partitions without a state file
+
+    def __repr__(self) -> str:
+        return f"<Rehearsal {self.data_dir} partitions={len(self._states)} touched={len(self.touched)}>"
+
+    def know(self, partition_id: int, state: State) -> None:
+        """Set the state that a partition's file has."""
+        self._states[partition_id] = state
+
+    def apply(self, record: StoredRecord) -> None:
+        """Apply a record: its ops to states, and its rows to `rows`."""
+        self.touched.update(record.ops["partition_id"].tolist())
+        self._apply_ops(record.ops, opened=True)
+        start = 0
+        for partition_id, ledger_id, first, count in record.groups.tolist():
+            if self.ledger(partition_id, ledger_id) is not None:
+                self.rows.setdefault((partition_id, ledger_id), []).append((first, record.rows[start:start + count]))
+            start += count
+        self._apply_ops(record.ops, opened=False)
+
+    def state(self, partition_id: int) -> State:
+        """The partition's state after the next start; an empty one if it has no readable file."""
+        if partition_id not in self._states:
+            self._states[partition_id] = State()
+        return self._states[partition_id]
+
+    def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+        """A ledger of the partition, not opened; None: it does not exist."""
+        key = partition_id, ledger_id
+        if key not in self._ledgers:
+            folder = self.folder(partition_id)
+            is_there = ledger_headers.exists(folder, ledger_id)
+            self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if is_there else None
+        return self._ledgers[key]
+
+    def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
+        """Note that the next start makes the ledger."""
+        key = partition_id, ledger_id
+        self.opened_ledgers[key] = first_message, created_ms
+        self.deleted.discard(key)
+        self._ledgers[key] = Ledger(self.folder(partition_id), *key)
+
+    def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
+        """Note that the next start deletes the ledger."""
+        key = partition_id, ledger_id
+        self.opened_ledgers.pop(key, None)
+        self.rows.pop(key, None)
+        self.deleted.add(key)
+        self._ledgers[key] = None

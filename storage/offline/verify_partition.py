@@ -1,0 +1,182 @@
+"""Check a partition as a whole: its files against each other, the catalogue and the journal."""
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from geminga.storage import format
+from geminga.storage.cursors.cursor import NOBODY, Cursor
+from geminga.storage.cursors.state_file import State
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
+from geminga.storage.offline.findings import Finding, Severity
+from geminga.storage.offline.verify_compacted import ViewCheck
+from geminga.storage.offline.verify_ledger import LedgerCheck, acknowledged, entries, runs
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPartition:
+    """A partition each of whose files has been checked by itself."""
+
+    folder: Path
+    name: str | None                     # None: the catalogue has no such partition
+    subscriptions: dict[int, str]        # names by id, as the catalogue has them
+    state: State                         # after the next start
+    has_state: bool                      # the state file can be used, or is not there
+    is_stateless: bool                   # the state file is not there
+    is_in_journal: bool                  # ops that wait for a replay are about it
+    reports: list[LedgerCheck]                # by ledger, ascending
+    view: ViewCheck
+    is_served: bool                      # a broker serves the folder
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """The ledgers, ascending."""
+        return [report.ledger for report in self.reports]
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether any ledger has entries."""
+        return any(ledger.entries for ledger in self.ledgers)
+
+    @property
+    def cursors(self) -> dict[str, Cursor]:
+        """Cursors by the names of their subscriptions."""
+        return {name: self.state.cursors[number] for number, name in self.subscriptions.items()
+                if number in self.state.cursors}
+
+
+def check(one: CheckedPartition) -> list[Finding]:
+    """Return all findings about a partition, in three steps.
+
+    1. Findings about each file by itself, with the subscriptions that need the damaged entries.
+    2. If something is missing as a whole, or cannot be used, one finding says so, and nothing else is compared.
+    3. The files are compared: ledgers with their neighbours, positions with ledgers, totals with entries.
+    """
+    findings = list(one.view.findings)
+    for report in one.reports:
+        findings += report.findings
+        if len(report.wrong):
+            findings += _losses(report, one.cursors, len(one.subscriptions))
+        if report.index is not None:
+            report.ledger.use_index(report.index)
+    missing, is_comparable = _missing(one)
+    findings += missing
+    if not is_comparable:
+        return findings
+    ledgers, cursors = one.ledgers, one.cursors
+    findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
+    for number, name in one.subscriptions.items():
+        if number not in one.state.cursors:
+            findings.append(Finding(
+                format.state_path(one.folder), 0, 0, f"subscription {name} has no position",
+                "it is made anew when it is asked for, as its creation was never answered", Severity.NOTE))
+    for name, cursor in cursors.items():
+        findings += _positions(one.folder, name, cursor, ledgers, one.view.horizon)
+        # Damage explains wrong totals; only without any are totals worth a finding of their own.
+        has_damage = any(ledger.lost for ledger in ledgers) or any(found.severity for found in findings)
+        if not one.state.is_uncounted and not has_damage:
+            findings += _totals(one.folder, name, cursor, one.state, ledgers)
+    return findings
+
+
+def _missing(one: CheckedPartition) -> tuple[list[Finding], bool]:
+    """Return (at most one finding about something that is missing or unusable, whether files can be compared)."""
+    def found(what: str, consequence: str, severity: Severity, path: Path = one.folder) -> tuple[list[Finding], bool]:
+        return [Finding(path, 0, 0, what, consequence, severity)], False
+
+    if one.name is None:
+        if one.is_served:      # it may have been deleted meanwhile
+            return [], False
+        if one.has_entries:
+            return found("the catalogue has no such partition", "nobody can reach what it holds", Severity.LOSS)
+        return found("the catalogue has no such partition", "it is empty, and left alone", Severity.NOTE)
+    if not one.has_state or not all(report.is_readable for report in one.reports):
+        if one.is_in_journal and not one.is_served:
+            return found("the journal has something for a file that cannot be used", "no broker starts", Severity.LOSS)
+        return [], False
+    if not one.folder.exists() and not one.reports:
+        what = f"the folder of {one.name} is missing"
+        if one.subscriptions:
+            return found(what, "the topic begins anew, and its subscriptions are lost", Severity.LOSS)
+        return found(what, "the topic begins anew", Severity.HARMLESS)
+    if one.subscriptions and one.has_entries and one.is_stateless and not one.is_in_journal:
+        return found("is missing", "what its subscriptions have acknowledged is lost", Severity.LOSS,
+                     format.state_path(one.folder))
+    if not one.reports and not one.is_stateless:
+        return found("there is no ledger", "whatever it held is lost", Severity.LOSS)
+    return [], True
+
+
+def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
+    """Findings for damaged entries, with the subscriptions that still need them."""
+    found, wrong = report.ledger, report.wrong
+    index = report.index if report.index is not None else found.index
+    needs = {text: ~acknowledged(cursor, found.ledger_id, found.entries)[wrong] for text, cursor in cursors.items()}
+    is_needed = np.logical_or.reduce(list(needs.values())) if needs else np.ones(len(wrong), bool)
+    if not subscriptions:
+        is_needed[:] = True
+    for chosen, severity in ((is_needed, Severity.LOSS), (~is_needed, Severity.HARMLESS)):
+        for first, end in runs(wrong[chosen]):
+            offset = int(index["offset"][first])
+            who = ", ".join(text for text, needed in needs.items() if needed[(wrong >= first) & (wrong < end)].any())
+            consequence = (f"consumers of {who} see the checksum fail" if who else "readers see the checksum fail"
+                           if severity == Severity.LOSS else "all subscriptions have it behind them; only readers see the checksum fail")
+            yield Finding(found.ledger_path, offset, int(index["offset"][end - 1]) + int(index["size"][end - 1]) - offset,
+                          f"{entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
+
+
+def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
+    """Findings for ledgers that do not begin where the one before ends, and for a last ledger that is sealed.
+
+    Gaps before ledger `done`, which all subscriptions have acknowledged, do not count: a power cut may undo some
+    deletions.
+    """
+    for before, found in itertools.pairwise(ledgers):
+        if found.is_header_lost:
+            found.first_message = before.next_message
+        missing = found.first_message - before.next_message
+        if (missing > 0 and found.ledger_id > done) or missing < 0:
+            yield Finding(found.index_path, 0, format.HEADER_SIZE,
+                          f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
+                          f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
+                          Severity.LOSS if missing > 0 else Severity.HARMLESS)
+    if ledgers and ledgers[-1].is_sealed:
+        yield Finding(ledgers[-1].index_path, 0, format.HEADER_SIZE, f"ledger {ledgers[-1].ledger_id} is sealed, and none follows it",
+                      "if there was anything in that, it is lost", Severity.HARMLESS)
+
+
+def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
+    """Findings for cursors that refer to entries that do not exist. Up to the horizon, a compacted view may have them."""
+    path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
+    ledger_id, entry_id = cursor.mark_delete
+    if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
+        yield Finding(path, 0, 0, f"subscription {text} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
+                      "messages that come there are not delivered", Severity.LOSS)
+    for number, bitmap in cursor.bitmaps.items():
+        used = np.flatnonzero(bitmap)
+        last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
+        if (number > max(ledger_id, horizon[0]) and number not in by_id) or (number in by_id and last >= by_id[number].entries):
+            yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
+                          "messages that come there are not delivered", Severity.LOSS)
+
+
+def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: list[Ledger]) -> Iterator[Finding]:
+    """Check the invariant: published since = acknowledged + expired + skipped + evicted + backlog."""
+    if not ledgers:
+        return
+    for found in ledgers:
+        done = np.flatnonzero(acknowledged(known.cursors.get(NOBODY), found.ledger_id, found.entries))
+        if len(done):
+            cursor.acknowledge(found, done)
+    cursor.forget_acknowledged_parts()
+    backlog = cursor.backlog_messages(ledgers)
+    published, settled = ledgers[-1].next_message - cursor.since, sum(map(int, cursor.totals))
+    missing = published - settled - backlog
+    if missing:
+        yield Finding(format.state_path(folder), 0, 0,
+                      f"of the {published} messages since subscription {text} began {settled} are dealt with and {backlog} to come",
+                      f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
+                      Severity.LOSS if missing > 0 else Severity.HARMLESS)
