@@ -167,6 +167,7 @@ def _deaths_max(request: api.CommandSubscribe) -> int:
 
 
 def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> None:
+    """Refuse a request that no topic could carry out, before a topic or subscription is created for it."""
     check_name(request.subscription)
     if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
         raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
@@ -199,6 +200,7 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
 
 
 def _answer_ready(owner: OwnerContext, consumer: Consumer, request_id: int) -> None:
+    """Answer SUCCESS: the consumer may grant permits."""
     if log.level >= DEBUG:
         log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
     owner.outbox(consumer.worker).reply(

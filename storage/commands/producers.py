@@ -85,6 +85,7 @@ def _refuse_publishing(topic: Topic, request: api.CommandProducer) -> None:
 
 
 def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic) -> None:
+    """Refuse one producer more than policies and options allow."""
     connected, limit = topic.producers.live, topic.policies.max_producers
     if limit and len(connected) >= limit:
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max producers limit")

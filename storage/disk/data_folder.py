@@ -41,6 +41,7 @@ def look(data_dir: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
+    """Whether there is anything of that name, also a link that leads nowhere.  Raises OSError."""
     try:
         path.lstat()
     except FileNotFoundError:

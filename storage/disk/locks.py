@@ -36,6 +36,7 @@ def hold(data_dir: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Yield a descriptor of the file, for the time of the context.  Raises OSError."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)      # a pipe would keep its reader waiting
     try:
         yield fd
@@ -44,6 +45,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _is_taken(fd: int, how: int) -> bool:
+    """Take a lock of that kind, without waiting; whether that succeeded.  Raises OSError."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:

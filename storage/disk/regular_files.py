@@ -52,6 +52,7 @@ def check(*folders: Path) -> None:
 
 
 def _open(name: str, flags: int, place: int | None, path: Path) -> int:
+    """Open a file in the folder with descriptor `place`.  Raises OSError with the whole path, not the name."""
     try:
         return os.open(name, flags, dir_fd=place)
     except OSError as error:

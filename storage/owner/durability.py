@@ -56,6 +56,7 @@ class Durability:
         self.commit()
 
     def _commit_all(self, planned: Plan | None) -> None:
+        """Commit the catalogue first, then append ops and plan to the journal, in records that fit into a segment."""
         owner = self._owner
         if owner.catalogue.is_changing:
             self._space.look()

@@ -70,6 +70,7 @@ class PartitionTable(Watcher):
         return partition
 
     def _load(self, name: TopicName, partition_id: int, topic_epoch: int | None) -> Partition:
+        """Open a stored partition with what files, catalogue and recovery have of it."""
         owner, catalogue = self._owner, self._owner.catalogue
         names = catalogue.subscriptions.ids(partition_id)
         known = self._recovery.state_of(partition_id) if self._recovery else None
@@ -98,6 +99,7 @@ class PartitionTable(Watcher):
         return partition
 
     def _adopt(self, partition: Partition) -> None:
+        """Enter an opened partition in the table, give it a ledger that the journal knows, and apply policies."""
         if not partition.ledgers:
             self._add_ledger(partition)
             self._owner.answer_needs_sync()
@@ -220,6 +222,7 @@ class PartitionTable(Watcher):
         log.debug("a new ledger was begun", topic=partition.name, ledger=partition.open_ledger.ledger_id)
 
     def _add_ledger(self, partition: Partition, *, is_idle: bool = False) -> None:
+        """Seal the open ledger, and open a new one.  is_idle: allocate nothing ahead.  Raises StorageFull."""
         self._space.look()
         ledger_id = self._owner.catalogue.ids.next_ledger_id()
         partition.add_ledger(ledger_id, self._owner.now_ms, 0 if is_idle else self._space.ahead)
@@ -266,6 +269,7 @@ class PartitionTable(Watcher):
                 subscription.partition.remove_subscription(subscription)
 
     def _forget_producers(self, now_ms: int) -> None:
+        """Forget sequence ids of producers that are inactive for too long, or too many; connected ones stay."""
         options = self._owner.options
         bounds = now_ms, options.deduplication_inactivity_s * 1000, options.deduplication_names_max
         for partition in self.by_name.values():

@@ -61,6 +61,7 @@ class Requests:
             self.sign_of_life()
 
     def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
+        """Carry out a command, or apply an event of a connection; `kind` is one of envelope.COMMAND and so on."""
         owner = self._owner
         if kind == envelope.COMMAND:
             self.carry_out(session, api.BaseCommand.FromString(data))

@@ -1,4 +1,4 @@
-"""What every process of the broker has, whatever its task.
+"""Parts of every process of the broker: log, counters, messages to the supervisor, envelopes, routing.
 
     log.py          lines with fields and levels, and where they go
     log_codes.py    the code of each warning and error, with its page of the runbook

@@ -38,9 +38,11 @@ class Control:
         return f"<Control kept={len(self._kept)} is_open={self.is_open}>"
 
     def fileno(self) -> int:
+        """Return the socket's descriptor, to be polled."""
         return self._socket.fileno()
 
     def close(self) -> None:
+        """Close this end."""
         self._socket.close()
 
     def send(self, **message: Any) -> None:

@@ -28,11 +28,11 @@ NAMES: tuple[str, ...] = (
     # the state of a process and of its disk
     "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "serving_pid", "in_flight_bytes",
     "is_draining", "outstanding", "unacknowledged",
-    # what clients ask for
+    # requests of clients
     "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
     "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "commands_refused",
     "rights_seen", "loads_failed", "system_bytes_in",
-    # what alarms look at
+    # states and times that alarms look at
     "health", "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
     "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen",
     "clock_jumped_ms", "clock_jump_ms",
@@ -67,9 +67,11 @@ class Counters:
         return f"<Counters pid={self._cells[self._columns['pid']]} starts={self._cells[self._columns['starts']]}>"
 
     def add(self, name: str, count: int = 1) -> None:
+        """Add to one of NAMES."""
         self._cells[self._columns[name]] += count
 
     def set(self, name: str, value: int) -> None:
+        """Set one of NAMES."""
         self._cells[self._columns[name]] = value
 
     def process_began(self, pid: int, *, is_wanted: bool) -> None:

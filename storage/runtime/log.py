@@ -59,6 +59,7 @@ class Rule(NamedTuple):
     client: str = ""
 
     def matches(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the rule is about a line with these fields."""
         return (not self.topic or _is_of_topic(str(fields.get("topic", "")), self.topic)) and (
             not self.client or self.client in _addresses(str(fields.get("client", ""))))
 
@@ -141,6 +142,7 @@ class Log:
             self._tell(DEBUG, text, "", fields)
 
     def _tell(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
+        """Write a line, unless rules or limits leave it out."""
         if self._rules:
             self._expire()
             levels = [rule.level for rule in self._rules if rule.matches(fields)]
@@ -282,6 +284,7 @@ class _Journal:
             self._send_file(data)
 
     def _send_file(self, data: bytes) -> None:
+        """Send a sealed memory file with the datagram, as journald asks for one that is too large."""
         fd = os.memfd_create("geminga-log", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
             os.write(fd, data)

@@ -219,7 +219,8 @@ class Statistics(TopicWatcher):
         return is_moving or topic.last_window is not None
 
     def _is_open(self, topic: Topic) -> bool:
-        open_topics: Mapping[TopicName, Topic] = self._owner.by_name if topic.is_persistent else self._owner.non_persistent
+        owner = self._owner
+        open_topics: Mapping[TopicName, Topic] = owner.by_name if topic.is_persistent else owner.non_persistent
         return open_topics.get(topic.name) is topic
 
     def release(self, topic: AnyTopic) -> None:
