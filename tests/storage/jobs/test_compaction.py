@@ -1,4 +1,4 @@
-"""Compacting keeps of each key the newest message, under its id, and nothing else."""
+"""A compaction keeps the newest message of each key, under its id, and nothing else."""
 import random as random_module
 from dataclasses import replace
 
@@ -16,12 +16,14 @@ from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
 
-MESSAGES = st.builds(Message, st.one_of(st.none(), st.sampled_from(["", "a", "b", "k" * 20, "é"]), st.integers(0, 30).map(str)),
+MESSAGES = st.builds(Message,
+                     st.one_of(st.none(), st.sampled_from(["", "a", "b", "k" * 20, "é"]), st.integers(0, 30).map(str)),
                      st.one_of(st.just(b""), st.binary(min_size=1, max_size=40)), st.booleans())
 STEPS = st.lists(st.one_of(
     st.tuples(st.just("publish"), MESSAGES, st.sampled_from(CODECS)),
     st.tuples(st.just("publish_batch"), st.lists(MESSAGES, min_size=1, max_size=70), st.sampled_from(CODECS)),
-    st.tuples(st.just("publish_chunks"), st.builds(Message, st.sampled_from(["a", "b", "c"]), st.binary(min_size=3, max_size=9)),
+    st.tuples(st.just("publish_chunks"),
+              st.builds(Message, st.sampled_from(["a", "b", "c"]), st.binary(min_size=3, max_size=9)),
               st.integers(2, 3), st.uuids().map(str)),
     st.tuples(st.just("roll")), st.tuples(st.just("compact"))), max_size=25)
 
@@ -46,7 +48,7 @@ def test_a_view_has_the_newest_message_of_each_key(tmp_path_factory, steps, reta
 
 @pytest.mark.slow
 def test_ids_stay(tmp_path):
-    """Those that are left have the ledgers, entries and batch indexes that their producers were told."""
+    """Messages that are left keep the ledger, entry and batch index of their receipts."""
     topic = Topic(tmp_path)
     topic.publish_batch([Message("a", b"1"), Message("b", b"1"), Message("a", b"2")])
     topic.roll()
@@ -61,7 +63,7 @@ def test_ids_stay(tmp_path):
 
 
 def test_a_view_is_compacted_further_as_messages_come(tmp_path):
-    """Of a batch that was cut before more messages go; ledgers that are gone meanwhile are in the view."""
+    """A batch that an earlier compaction has cut is cut further, and deleted ledgers are read from the view."""
     topic = Topic(tmp_path)
     topic.publish_batch([Message(str(n), b"1") for n in range(100)], api.ZSTD)
     topic.publish(Message("99", b"2"))
@@ -101,7 +103,7 @@ def test_encrypted_batches_stay_whole_and_encrypted_messages_count_by_their_keys
 
 
 def test_what_was_cancelled_is_for_nobody(tmp_path):
-    """The message of its key before it is the newest then; also where an earlier view has what was cancelled since."""
+    """If a message is cancelled, the one before it is its key's newest, even if an older view has it."""
     topic = Topic(tmp_path)
     for payload in (b"1", b"2", b"3"):
         topic.publish(Message("a", payload))
@@ -142,7 +144,7 @@ def test_chunks_stay_and_go_together_over_ledgers(tmp_path):
 
 
 def test_what_comes_while_it_is_compacted_is_for_the_next(tmp_path):
-    """Up to the horizon of the ledger that grows, and all of those before it."""
+    """Entries behind the horizon, which is in a ledger that still grows, are left to the next compaction."""
     topic = Topic(tmp_path)
     topic.publish(Message("a", b"1"))
     topic.publish(Message("b", b"1"))
@@ -160,9 +162,10 @@ def test_what_comes_while_it_is_compacted_is_for_the_next(tmp_path):
 
 
 def test_chunks_that_came_twice_are_there_once(tmp_path):
-    """What a producer sends again, of which the broker does not know that it has it, takes the place of what came before."""
+    """If a producer sends chunks again without deduplication, the later copies replace the earlier ones."""
     topic, whole = Topic(tmp_path), Message("a", b"abcdef")
-    pieces = [sealed(metadata_of(uuid="1", num_chunks_from_msg=3, chunk_id=number, total_chunk_msg_size=6, **whole.fields()),
+    pieces = [sealed(metadata_of(uuid="1", num_chunks_from_msg=3, chunk_id=number, total_chunk_msg_size=6,
+                                 **whole.fields()),
                      whole.payload[2 * number:2 * number + 2]) for number in range(3)]
     for number in (0, 1, 1, 2):
         last = topic.add(pieces[number], is_chunk=True)
@@ -185,7 +188,7 @@ def test_chunks_whose_last_one_never_came_go_after_a_day(tmp_path):
 
 
 def test_damaged_entries_are_told_of_and_left_out(tmp_path):
-    """The newest whole message of a key stands for it."""
+    """If the newest message of a key is damaged, the newest whole one is kept."""
     topic = Topic(tmp_path)
     topic.publish(Message("a", b"whole"))
     topic.publish(Message("a", b"damaged"))
@@ -204,7 +207,7 @@ def test_damaged_entries_are_told_of_and_left_out(tmp_path):
 
 
 def test_rows_that_are_damaged_cost_nothing(tmp_path):
-    """As for the broker, what the index said is made anew from what lies around it."""
+    """Damaged index rows are rebuilt from their neighbours and entries, as in the broker."""
     topic = Topic(tmp_path)
     for n in range(8):
         topic.publish(Message(str(n), b"x"))
@@ -220,7 +223,7 @@ def test_rows_that_are_damaged_cost_nothing(tmp_path):
 
 
 def test_a_clock_in_the_future_changes_nothing(tmp_path):
-    """What came last is newest, whatever its producer's clock said."""
+    """The order of arrival decides which message is newest, not the producers' clocks."""
     topic = Topic(tmp_path)
     topic.publish(Message("a", b"old"), publish_time=(1 << 62))
     topic.publish(Message("a", b"new"), publish_time=1)
@@ -241,7 +244,7 @@ def test_one_key_and_large_messages(tmp_path):
 
 @pytest.mark.slow
 def test_many_keys(tmp_path, monkeypatch):
-    """More than are merged at once."""
+    """There are more keys than are merged at once."""
     monkeypatch.setattr("geminga.storage.jobs.engines._MERGE_MIN", 5_000)
     topic = Topic(tmp_path)
     for n in range(60):
@@ -285,23 +288,24 @@ def test_spark_gives_the_same(tmp_path, spark):
 
 
 class Looking:
-    """Sees what was made, and adopts nothing."""
+    """An adoption that keeps a copy of the view's files, and refuses."""
 
     def __init__(self, data_dir):
         self.data_dir, self.seen = data_dir, {}
 
     def __call__(self, partition_id, _topic, number):
-        self.seen[partition_id] = files_in(compacted_ledgers.unfinished(format.partition_folder(self.data_dir, partition_id), number))
+        folder = format.partition_folder(self.data_dir, partition_id)
+        self.seen[partition_id] = files_in(compacted_ledgers.unfinished(folder, number))
         return "measured only"
 
 
 def files_in(folder):
-    """{name: bytes} of a view's ledgers."""
+    """Return {name: bytes} of a view's files without the manifest."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != compacted_ledgers.MANIFEST}
 
 
 def test_what_is_punched_while_it_is_copied_is_not_taken_for_an_entry(tmp_path, monkeypatch):
-    """Everybody has acknowledged it, and its owner gives its space back between the two passes."""
+    """An owner punches a hole for an acknowledged entry between the two passes."""
     topic = Topic(tmp_path)
     for n in range(8):
         topic.publish(Message(str(n), b"x" * 100))
@@ -357,7 +361,7 @@ def test_nothing_is_left_of_a_ledger_that_could_not_be_written(tmp_path, monkeyp
 
 
 def test_what_an_earlier_compaction_has_cut_is_copied_as_it_is(tmp_path, monkeypatch):
-    """It is neither unpacked nor compressed again, unless more of it goes."""
+    """A cut batch is rewritten only if it loses more messages."""
     topic, cut, rewritten = Topic(tmp_path), rewriting.cut, []
     monkeypatch.setattr(rewriting, "cut", lambda entries, masks: rewritten.append(len(entries)) or cut(entries, masks))
     topic.publish_batch([Message(key, b"1") for key in "abcd"], api.LZ4)

@@ -1,4 +1,4 @@
-"""A run over many partitions: what it plans it does, what it cannot do it says, and what there was stays whole until then."""
+"""A run over many partitions follows its plan, reports failures, and leaves views in force whole until an adoption."""
 import errno
 import os
 import shutil
@@ -16,7 +16,7 @@ from .topics import Message, Topic, adopt_here
 
 @pytest.fixture
 def topics(tmp_path):
-    """Three, with news."""
+    """Three partitions with new messages."""
     found = [Topic(tmp_path, partition_id) for partition_id in (1, 2, 3)]
     for topic in found:
         for n in range(30):
@@ -26,9 +26,10 @@ def topics(tmp_path):
 
 
 def run(topics, adopt=None, **more):
-    """{partition id: report} of a run over these, as planned."""
+    """Run all these partitions as planned, and return {partition id: report}."""
     data_dir = topics[0].data_dir
-    night = nightly.run(data_dir, nightly.plan(data_dir, [topic.target for topic in topics]), adopt or adopt_here(data_dir), **more)
+    night = nightly.run(data_dir, nightly.plan(data_dir, [topic.target for topic in topics]),
+                        adopt or adopt_here(data_dir), **more)
     return {report.partition_id: report for report in night.reports}
 
 
@@ -37,7 +38,7 @@ def outcomes(reports):
 
 
 def files_of(topic):
-    """What there is beside its ledgers."""
+    """Return the names in a partition's folder of views, without the lock."""
     folder = format.compacted_folder(topic.folder)
     return sorted(path.name for path in folder.iterdir() if path.name != locks.LOCK) if folder.exists() else []
 
@@ -64,7 +65,8 @@ def test_a_partition_without_news_is_not_touched(topics):
     before = [times_of(topic) for topic in topics]
     topics[1].publish(Message("new", b"x"))
     planned = nightly.plan(topics[0].data_dir, [topic.target for topic in topics])
-    assert [one.why for one in planned] == ["nothing has come since view 1", "1 new message since view 1", "nothing has come since view 1"]
+    assert [one.why for one in planned] == ["nothing has come since view 1", "1 new message since view 1",
+                                            "nothing has come since view 1"]
     assert outcomes(run(topics)) == [NOTHING_NEW, COMPACTED, NOTHING_NEW]
     assert [topic.view().number for topic in topics] == [1, 2, 1]
     assert [times_of(topic) == times for topic, times in zip(topics, before, strict=True)] == [True, False, True]
@@ -208,7 +210,8 @@ def test_progress_goes_up_to_all_messages_over_all_rounds(topics, monkeypatch):
 def test_no_java_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(engines.NoSpark, match="^Spark needs a Java runtime, 17 or newer: apt-get install default-jre-headless$"):
+    with pytest.raises(engines.NoSpark,
+                       match="^Spark needs a Java runtime, 17 or newer: apt-get install default-jre-headless$"):
         engines.Spark(tmp_path / "scratch")
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
@@ -218,7 +221,7 @@ def test_no_java_is_one_line(tmp_path, monkeypatch):
 
 
 def test_what_a_job_that_failed_has_written_is_gone_before_the_next_is_done(topics, monkeypatch):
-    """Its room is of use to that."""
+    """The space of a failed view is free before the next partition is compacted."""
     write, seen = os.write, []
 
     def full(fd, data):

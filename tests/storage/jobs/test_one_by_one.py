@@ -1,4 +1,4 @@
-"""What the protobuf library says of the messages of an entry, which arrays are held to."""
+"""Messages of an entry as the protobuf library reads them, which reading as arrays must match."""
 import struct
 
 import pytest
@@ -10,7 +10,7 @@ from .topics import Message, metadata_of, single
 
 
 def batch(*messages: tuple[dict, bytes], **outer):
-    """(metadata, payload) of a batch of (fields of SingleMessageMetadata, payload) each."""
+    """Return (metadata, payload) of a batch of messages, each (fields of SingleMessageMetadata, payload)."""
     body = b""
     for fields, payload in messages:
         head = api.SingleMessageMetadata(**{"payload_size": len(payload)} | fields).SerializeToString()
@@ -24,7 +24,8 @@ def test_a_message_of_negative_size_is_damaged():
 
 
 def test_a_sequence_id_of_zero_is_one():
-    found = one_by_one.messages(*batch(({"sequence_id": 0}, b"a"), ({}, b"b"), ({"sequence_id": 7}, b"c"), sequence_id=5))
+    found = one_by_one.messages(*batch(({"sequence_id": 0}, b"a"), ({}, b"b"), ({"sequence_id": 7}, b"c"),
+                                       sequence_id=5))
     assert [one["sequence_id"] for one in found] == [0, 5, 7]
 
 
@@ -35,6 +36,6 @@ def test_times_before_1970_are_negative(event_time):
 
 
 def test_entries_without_a_checksum_are_read():
-    """As ledgers of format version 1 have them."""
+    """Ledgers of format version 1 may have entries without a checksum."""
     metadata, stored = one_by_one.split(single(Message("k", b"v"))[6:])
     assert (metadata.partition_key, bytes(stored)) == ("k", b"v")

@@ -1,4 +1,4 @@
-"""Rows of messages are what the protobuf library says of each, however many are read together, and whatever lies beside them."""
+"""Rows of messages equal those of the protobuf library, with any number of entries read together."""
 import re
 import struct
 from dataclasses import replace
@@ -24,13 +24,16 @@ from .topics import CODECS, NOW_MS, Message, Topic, batch, metadata_of, sealed, 
 ALL = SCHEMA.names
 SCAN = "key", "message_index", "payload_size", "null_value", "is_encrypted", "chunks"
 
-NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1), st.sampled_from([(1 << bits) - 1 for bits in range(7, 65, 7)]))
+NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1),
+                    st.sampled_from([(1 << bits) - 1 for bits in range(7, 65, 7)]))
 TIMES = st.one_of(st.integers(0, 3), st.integers(NOW_MS, NOW_MS + 1000), NUMBERS)
-TEXTS = st.one_of(st.text(max_size=15), st.sampled_from(["", "key", "k" * 12, "k" * 13, "k" * 127, "k" * 128, "k" * 300]))
+TEXTS = st.one_of(st.text(max_size=15),
+                  st.sampled_from(["", "key", "k" * 12, "k" * 13, "k" * 127, "k" * 128, "k" * 300]))
 BYTES = st.one_of(st.binary(max_size=15), st.integers(0, 400).map(bytes))
 PAIRS = st.lists(st.builds(api.KeyValue, key=TEXTS, value=TEXTS), max_size=3)
 # Fields that no client writes: unknown ones of all wire types, with tags of up to three bytes, and padded.
-UNKNOWN = st.sampled_from([b"", b"", b"", b"\xd8\x3f\x05", b"\xda\x3f\x02ab", b"\xd9\x3f" + bytes(8), b"\xdd\x3f" + bytes(4),
+UNKNOWN = st.sampled_from([b"", b"", b"", b"\xd8\x3f\x05", b"\xda\x3f\x02ab", b"\xd9\x3f" + bytes(8),
+                           b"\xdd\x3f" + bytes(4),
                            b"\xd0\x86\x03\x01", b"\xb0\x00\x01", b"\x32\x01z"])
 
 
@@ -38,12 +41,15 @@ def fields(**known):
     return st.fixed_dictionaries({}, optional=known)
 
 
-OWN = {"properties": PAIRS, "partition_key": TEXTS, "partition_key_b64_encoded": st.booleans(), "ordering_key": BYTES, "event_time": TIMES,
+OWN = {"properties": PAIRS, "partition_key": TEXTS, "partition_key_b64_encoded": st.booleans(), "ordering_key": BYTES,
+       "event_time": TIMES,
        "null_value": st.booleans()}
 OUTER = fields(**OWN, producer_name=TEXTS, sequence_id=NUMBERS, publish_time=TIMES, schema_version=BYTES,
-               deliver_at_time=st.integers(-5, 1 << 60), highest_sequence_id=NUMBERS, replicate_to=st.lists(TEXTS, max_size=2), uuid=TEXTS,
+               deliver_at_time=st.integers(-5, 1 << 60), highest_sequence_id=NUMBERS,
+               replicate_to=st.lists(TEXTS, max_size=2), uuid=TEXTS,
                encryption_keys=st.sampled_from([[], [], [], [api.EncryptionKeys(key="k", value=b"v")]]),
-               marker_type=st.sampled_from([1, 20, -1]), compacted_batch_indexes=st.lists(st.integers(0, 9), max_size=3))
+               marker_type=st.sampled_from([1, 20, -1]),
+               compacted_batch_indexes=st.lists(st.integers(0, 9), max_size=3))
 SINGLE = fields(**OWN, sequence_id=NUMBERS, compacted_out=st.booleans())
 
 
@@ -58,7 +64,7 @@ def sealed_bytes(content: bytes) -> bytes:
 
 @st.composite
 def entries(draw):
-    """(entry, whether its index says that it is a batch)"""
+    """Draw (entry, whether its index row says that it is a batch)."""
     kind = draw(st.sampled_from(["plain", "plain", "batch", "batch", "batch", "garbage"]))
     codec, outer, more = draw(st.sampled_from(CODECS)), draw(OUTER), draw(UNKNOWN)
     if "marker_type" in outer and draw(st.integers(0, 9)):
@@ -82,9 +88,10 @@ def entries(draw):
 
 
 def add(topic: Topic, entry: bytes, is_batch: bool) -> None:
-    """Also what no broker would take."""
+    """Append an entry to the ledger, even one that no broker would take."""
     row = np.zeros(1, format.INDEX_ROW)
-    row["offset"], row["size"], row["messages"], row["message_index"] = topic.ledger.size, len(entry), 10, topic.next_message
+    row["offset"], row["size"] = topic.ledger.size, len(entry)
+    row["messages"], row["message_index"] = 10, topic.next_message
     row["flags"], row["crc32c"] = KEPT_CHECKSUM | (IS_BATCH if is_batch else 0), int.from_bytes(entry[2:6], "big")
     row["publish_time"], row["broker_time"] = NOW_MS + topic.ledger.entries, NOW_MS - 5
     row["deliver_at"] = topic.ledger.entries % 3
@@ -149,14 +156,18 @@ def indexes(table):
 
 
 def test_all_common_shapes_are_read_as_arrays(topic, monkeypatch):
-    """Else nobody would notice that everything goes through the library."""
-    monkeypatch.setattr(reading._Reader, "_one_by_one", lambda _self, _block, some: iter(()) if not some else pytest.fail(f"{some}"))
+    """Common shapes must not take the slow way through the protobuf library."""
+    monkeypatch.setattr(reading._Reader, "_one_by_one",
+                        lambda _self, _block, some: iter(()) if not some else pytest.fail(f"{some}"))
     for codec in CODECS:
         filled(topic, 40)
         for number in range(10):
-            topic.publish_batch([Message("k", b"v"), Message(None, b"x" * 300), Message("l" * number, b"", is_null=True)], codec,
-                                properties=[api.KeyValue(key="a", value="b")], event_time=NOW_MS, schema_version=bytes(8))
-            topic.publish(Message("k", b"v" * number), codec, deliver_at_time=NOW_MS, sequence_id=1 << 40, ordering_key=b"o")
+            topic.publish_batch([Message("k", b"v"), Message(None, b"x" * 300),
+                                 Message("l" * number, b"", is_null=True)], codec,
+                                properties=[api.KeyValue(key="a", value="b")], event_time=NOW_MS,
+                                schema_version=bytes(8))
+            topic.publish(Message("k", b"v" * number), codec, deliver_at_time=NOW_MS, sequence_id=1 << 40,
+                          ordering_key=b"o")
     assert indexes(rows_of(topic).sort_by("message_index")) == list(range(topic.next_message))
 
 
@@ -166,7 +177,8 @@ def test_a_message_counts_its_place_in_the_partition(topic):
     topic.roll()
     topic.publish(Message("d", b"3"))
     found = rows_of(topic, ("key", "message_index", "batch_index", "entry_id")).sort_by("message_index").to_pylist()
-    assert [tuple(row.values()) for row in found] == [("a", 0, None, 0), ("b", 1, 0, 1), ("c", 2, 1, 1), ("d", 3, None, 0)]
+    assert [tuple(row.values()) for row in found] == [("a", 0, None, 0), ("b", 1, 0, 1), ("c", 2, 1, 1),
+                                                      ("d", 3, None, 0)]
 
 
 @pytest.mark.parametrize("columns", [ALL, SCAN, ("payload",), ("topic",)])
@@ -208,11 +220,12 @@ def test_entries_that_are_not_wanted_are_not_read(topic):
     found = list(reading.batches(topic.data_dir, stretch, ("message_index",), pytest.fail,
                                  wanted=lambda rows: rows["message_index"] % 7 == 3))
     assert indexes(pa.Table.from_batches(found)) == list(range(3, 50, 7))
-    assert list(reading.batches(topic.data_dir, stretch, ("key",), pytest.fail, wanted=lambda rows: rows["size"] == 0)) == []
+    assert list(reading.batches(topic.data_dir, stretch, ("key",), pytest.fail,
+                                wanted=lambda rows: rows["size"] == 0)) == []
 
 
 def test_what_is_written_meanwhile_is_read_as_far_as_it_is_confirmed(topic):
-    """The header knows of less; a row that is not whole yet ends what there is."""
+    """The header may count fewer entries than there are rows; reading ends at the first row that is not valid."""
     filled(topic, 10)
     topic.ledger.write_header()
     filled(topic, 10)
@@ -245,13 +258,14 @@ def test_a_batch_that_cannot_be_decompressed_is_told_of_and_left_out(topic, colu
 
 
 def test_what_announces_more_than_it_has_costs_nothing(topic):
-    """Of four gigabytes of memory, and of a batch of two milliards of messages."""
+    """An entry that claims 4 GiB decompressed, or 2^31 - 1 messages, takes no memory for that."""
     for count in (1, 5):
         for _ in range(count):
             topic.add(sealed(metadata_of(api.ZSTD, (1 << 32) - 1), compression.compress(api.ZSTD, b"abc")))
             row = np.zeros(1, format.INDEX_ROW)
             entry = sealed(metadata_of(num_messages_in_batch=(1 << 31) - 1), b"\0\0\0\2\x18\1a")
-            row["offset"], row["size"], row["messages"], row["flags"] = topic.ledger.size, len(entry), 1, KEPT_CHECKSUM | IS_BATCH
+            row["offset"], row["size"] = topic.ledger.size, len(entry)
+            row["messages"], row["flags"] = 1, KEPT_CHECKSUM | IS_BATCH
             row["crc32c"] = int.from_bytes(entry[2:6], "big")
             topic.add_rows(row, [entry])
     damage = []
@@ -263,7 +277,7 @@ def test_what_announces_more_than_it_has_costs_nothing(topic):
 @pytest.mark.parametrize("codec", CODECS[1:], ids=api.CompressionType.Name)
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, codec, count):
-    """Little that becomes very much: no more is made of an entry than is for a look at it over HTTP."""
+    """A small entry is decompressed only up to the bound that also holds for messages over HTTP."""
     filled(topic, 5)
     size = batches.UNPACKED_MAX + 1
     more = {"num_messages_in_batch": count} if count else {}
@@ -276,7 +290,7 @@ def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, cod
 @pytest.mark.slow
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_batch_of_very_many_messages_is_read_some_at_a_time(topic, is_cut):
-    """And if its last one is cut, none of it is."""
+    """If the last message of the batch is cut, none of its messages is returned."""
     count = 3 * reading.MESSAGES_MAX // 2
     body = b"\0\0\0\2\x18\0" * count
     topic.add(sealed(metadata_of(api.ZSTD, len(body) - is_cut, num_messages_in_batch=count),
@@ -284,7 +298,8 @@ def test_a_batch_of_very_many_messages_is_read_some_at_a_time(topic, is_cut):
     damage = []
     found = [len(rows) for stretch in confirmed.stretches(topic.data_dir, topic.partition_id)
              for rows in reading.batches(topic.data_dir, stretch, ALL, damage.append)]
-    assert (max(found, default=0) <= reading.MESSAGES_MAX, sum(found), len(damage)) == (True, 0 if is_cut else count, is_cut)
+    assert max(found, default=0) <= reading.MESSAGES_MAX
+    assert (sum(found), len(damage)) == (0 if is_cut else count, is_cut)
 
 
 def test_a_damaged_row_of_the_index_is_made_anew(topic):
@@ -347,9 +362,12 @@ def test_markers_are_no_messages(topic):
 def test_what_is_encrypted_stays_as_it_is(topic):
     keys = [api.EncryptionKeys(key="name", value=b"encrypted")]
     topic.add(single(Message("k", b"secret"), encryption_keys=keys))
-    topic.add(sealed(metadata_of(api.LZ4, 999, num_messages_in_batch=7, encryption_keys=keys, partition_key="of the batch"), b"secrets"))
-    found = rows_of(topic, ("key", "payload", "payload_size", "is_encrypted", "batch_index", "message_index")).to_pylist()
-    assert [tuple(row.values()) for row in found] == [("k", b"secret", 6, True, None, 0), ("of the batch", b"secrets", 7, True, None, 1)]
+    topic.add(sealed(metadata_of(api.LZ4, 999, num_messages_in_batch=7, encryption_keys=keys,
+                                 partition_key="of the batch"), b"secrets"))
+    found = rows_of(topic,
+                    ("key", "payload", "payload_size", "is_encrypted", "batch_index", "message_index")).to_pylist()
+    assert [tuple(row.values()) for row in found] == [("k", b"secret", 6, True, None, 0),
+                                                      ("of the batch", b"secrets", 7, True, None, 1)]
 
 
 # -- chunks
@@ -357,7 +375,8 @@ def test_what_is_encrypted_stays_as_it_is(topic):
 def chunk(whole: bytes, number: int, pieces: int, name: str, codec=api.NONE, **more) -> bytes:
     stored = compression.compress(codec, whole)
     size = -(-len(stored) // pieces)
-    return sealed(metadata_of(codec, len(whole), uuid=name, num_chunks_from_msg=pieces, chunk_id=number, total_chunk_msg_size=len(stored),
+    return sealed(metadata_of(codec, len(whole), uuid=name, num_chunks_from_msg=pieces, chunk_id=number,
+                              total_chunk_msg_size=len(stored),
                               partition_key=name, **more), stored[number * size:(number + 1) * size])
 
 
@@ -380,7 +399,8 @@ def test_chunks_are_joined_over_other_messages_and_ledgers(topic, codec):
     found = rows_of(topic, ("key", "chunks", "payload", "payload_size", "message_index"))
     found = found.filter(pa.compute.is_valid(found["chunks"])).to_pylist()
     whole = {name: name.encode() * 1000 + bytes(range(250)) for name in "ab"}
-    assert [tuple(row.values()) for row in found] == [("b", [4, 5, 9], whole["b"], 1250, 9), ("a", [0, 6, 10], whole["a"], 1250, 10)]
+    assert [tuple(row.values()) for row in found] == [("b", [4, 5, 9], whole["b"], 1250, 9),
+                                                      ("a", [0, 6, 10], whole["a"], 1250, 10)]
     assert rows_of(topic, SCAN).equals(rows_of(topic, ALL).select(SCAN))
 
 
@@ -398,7 +418,7 @@ def test_chunks_that_come_again_or_never(topic, numbers, expected):
 
 
 def test_chunks_of_another_producer_are_of_another_message(topic):
-    """Even one that uses the same uuid."""
+    """Chunks of two producers with the same uuid belong to two messages."""
     publish_chunks(topic, 0, 1, producer_name="one")
     publish_chunks(topic, 0, 1, 2, producer_name="other")
     publish_chunks(topic, 2, producer_name="one")
@@ -457,7 +477,7 @@ def test_a_view_that_was_replaced_is_not_read_as_if_it_were_empty(topic):
 
 
 def test_chunks_before_the_horizon_are_found_in_the_view(topic):
-    """Their ledger may be gone by the time the last one is read."""
+    """The ledger of earlier chunks may be deleted by the time the last chunk is read."""
     topic.publish(Message("k", b"v"))
     publish_chunks(topic, 0, 1)
     topic.roll()
@@ -468,10 +488,12 @@ def test_chunks_before_the_horizon_are_found_in_the_view(topic):
 
 
 def test_placeholders_of_a_batch_are_no_messages(topic, monkeypatch):
-    monkeypatch.setattr(reading._Reader, "_one_by_one", lambda _self, _block, some: iter(()) if not some else pytest.fail(f"{some}"))
+    monkeypatch.setattr(reading._Reader, "_one_by_one",
+                        lambda _self, _block, some: iter(()) if not some else pytest.fail(f"{some}"))
     for _ in range(20):
         body = b""
-        for own, payload in (({"partition_key": "a"}, b"x"), ({"compacted_out": True}, b""), ({"partition_key": "b"}, b"y")):
+        for own, payload in (({"partition_key": "a"}, b"x"), ({"compacted_out": True}, b""),
+                             ({"partition_key": "b"}, b"y")):
             head = api.SingleMessageMetadata(payload_size=len(payload), **own).SerializeToString()
             body += struct.pack(">I", len(head)) + head + payload
         topic.add(sealed(metadata_of(num_messages_in_batch=3), body))
@@ -480,7 +502,7 @@ def test_placeholders_of_a_batch_are_no_messages(topic, monkeypatch):
 
 
 def test_damage_of_a_view_is_told_once(topic):
-    """By whoever reads its first entries."""
+    """The stretch with the first entries reports damage of the view's index."""
     filled(topic, 50)
     topic.roll()
     topic.compact()

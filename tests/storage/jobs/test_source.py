@@ -1,4 +1,4 @@
-"""What Spark reads of topics is what a consumer is given, and what was stored; nobody has to export anything."""
+"""Spark reads the same messages of a topic as a consumer, from the ledgers in place."""
 import contextlib
 import datetime
 import logging
@@ -32,14 +32,17 @@ with contextlib.suppress(ImportError):
 
 pytestmark = pytest.mark.spark
 
-COLUMNS = "ledger_id,entry_id,batch_index,key,payload,properties,publish_time,event_time,producer,ordering_key,is_encrypted"
+COLUMNS = ("ledger_id,entry_id,batch_index,key,payload,properties,publish_time,event_time,producer,ordering_key,"
+           "is_encrypted")
 NOW_MS = 1_700_000_000_000
 
 
 @pytest.fixture
 def load(spark, own):
     source.register(spark)
-    return lambda data_dir=own.data_dir, **options: spark.read.format("geminga").options(data_dir=str(data_dir), **options).load()
+    def load(data_dir=own.data_dir, **options):
+        return spark.read.format("geminga").options(data_dir=str(data_dir), **options).load()
+    return load
 
 
 @pytest.fixture
@@ -59,18 +62,22 @@ def offline(data_dir, name):
 
 
 def times(milliseconds):
-    return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).replace(tzinfo=None) if milliseconds else None
+    if not milliseconds:
+        return None
+    return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).replace(tzinfo=None)
 
 
 def given(consumer, count):
-    """What a consumer is given, as rows."""
+    """Return the messages that a consumer receives, as rows."""
     found = []
     for _ in range(count):
         message = consumer.receive(60_000)
         place = message.message_id()
         found.append((place.ledger_id(), place.entry_id(), place.batch_index() if place.batch_index() >= 0 else None,
-                      message.partition_key() or None, message.data(), message.properties(), times(message.publish_timestamp()),
-                      times(message.event_timestamp()), message.producer_name(), message.ordering_key().encode() or None))
+                      message.partition_key() or None, message.data(), message.properties(),
+                      times(message.publish_timestamp()),
+                      times(message.event_timestamp()), message.producer_name(),
+                      message.ordering_key().encode() or None))
         consumer.acknowledge(message)
     return sorted(found, key=lambda row: row[:2] + (row[2] or 0,))
 
@@ -81,20 +88,24 @@ def rows(frame):
 
 
 def test_spark_reads_what_a_consumer_is_given(load, own, client, tmp_path):
-    """Single messages, batches, chunks, of every compression, with all that a message may say of itself."""
+    """Single messages, batches and chunks of every compression, with all fields of metadata."""
     name, count = unique_topic("shapes"), 0
     consumer = client.subscribe(name, "all", receiver_queue_size=10)
     keeper = client.subscribe(name, "keeper")
     for kind in ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"):
-        for batching, chunking in ((False, False), (True, False), *([(False, True)] if kind in ("NONE", "ZSTD") else [])):
+        for batching, chunking in ((False, False), (True, False),
+                                   *([(False, True)] if kind in ("NONE", "ZSTD") else [])):
             producer = client.create_producer(
-                name, compression_type=getattr(pulsar.CompressionType, kind), batching_enabled=batching, chunking_enabled=chunking,
+                name, compression_type=getattr(pulsar.CompressionType, kind), batching_enabled=batching,
+                chunking_enabled=chunking,
                 batching_max_publish_delay_ms=1000, batching_max_messages=7)
             for number in range(40 if not chunking else 1):
-                payload = b"%s-%d " % (kind.encode(), number) * (1 + number) if not chunking else random.Random(7).randbytes(6 << 20)
+                small = b"%s-%d " % (kind.encode(), number) * (1 + number)
+                payload = random.Random(7).randbytes(6 << 20) if chunking else small
                 more = {"partition_key": f"key-{number % 5}"} if number % 3 else {}
                 if number % 4:
-                    more |= {"event_timestamp": NOW_MS + number, "ordering_key": "order", "properties": {"a": "1", "ä": ""}}
+                    more |= {"event_timestamp": NOW_MS + number, "ordering_key": "order",
+                             "properties": {"a": "1", "ä": ""}}
                 producer.send_async(payload, None, **more)
                 count += 1
             producer.flush()
@@ -113,7 +124,8 @@ def test_spark_reads_what_a_consumer_is_given(load, own, client, tmp_path):
 def test_encrypted_messages_stay_encrypted(load, client, tmp_path):
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     public, private = tmp_path / "public.pem", tmp_path / "private.pem"
-    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM,
+                                                     serialization.PublicFormat.SubjectPublicKeyInfo))
     private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL,
                                           serialization.NoEncryption()))
     name = unique_topic("secret")
@@ -147,7 +159,8 @@ def test_partitions_patterns_and_lists_of_topics(load, own, client):
     assert read(topic=f"{parted}-partition-1").num_rows == by_partition[parted, 1]
     assert read(topics=f"{parted}, {single}").num_rows == 31
     assert set(read(topic_pattern="parted-.*")["topic"].to_pylist()) == {parted, single}
-    assert read(topic_pattern="persistent://public/.*/parted-not-.*").to_pylist() == [{"topic": single, "partition": None}]
+    rows = read(topic_pattern="persistent://public/.*/parted-not-.*").to_pylist()
+    assert rows == [{"topic": single, "partition": None}]
     assert read(topic_pattern="none-.*").num_rows == 0
     for one in (*producers, *keepers):
         one.close()
@@ -166,7 +179,7 @@ class OrderOfOld(Record):
 
 @pytest.mark.parametrize("schema", [JsonSchema, AvroSchema])
 def test_a_registered_schema_gives_typed_columns(load, client, schema):
-    """Also of messages that were written with an older version of it."""
+    """Messages that were written with an older version of the schema have typed values too."""
     name = unique_topic("typed")
     keeper = client.subscribe(name, "keeper")
     for record, more in ((OrderOfOld, {}), (Order, {"pieces": 3})):
@@ -189,11 +202,13 @@ def test_a_stream_has_each_message_once(load, spark, own, client, tmp_path):
     name = unique_topic("stream")
     keeper = client.subscribe(name, "keeper")
     producer = client.create_producer(name, batching_enabled=True)
-    streamed = spark.readStream.format("geminga").options(data_dir=str(own.data_dir), topic=name, columns="payload,message_index").load()
+    streamed = spark.readStream.format("geminga").options(data_dir=str(own.data_dir), topic=name,
+                                                          columns="payload,message_index").load()
     for number in range(20):
         producer.send_async(b"%d" % number, None)
     producer.flush()
-    query = streamed.writeStream.format("memory").queryName("streamed").option("checkpointLocation", str(tmp_path / "here")).start()
+    writer = streamed.writeStream.format("memory").queryName("streamed")
+    query = writer.option("checkpointLocation", str(tmp_path / "here")).start()
     try:
         query.processAllAvailable()
         assert spark.table("streamed").count() == 20
@@ -208,7 +223,7 @@ def test_a_stream_has_each_message_once(load, spark, own, client, tmp_path):
 
 
 def test_topics_are_read_while_they_are_written_and_deleted(load, own, client):
-    """What is read was there, in order and without a gap; in the end there is nothing, and no error."""
+    """Reads during publishing are in order without gaps; after the deletion they are empty, without an error."""
     name = unique_topic("busy")
     keeper = client.subscribe(name, "keeper")
     producer, is_over = client.create_producer(name, batching_enabled=False), threading.Event()
@@ -270,7 +285,8 @@ def test_damage_costs_what_it_hit(load, topic, caplog):
     with caplog.at_level(logging.WARNING, "geminga.source"):
         assert sum(found.num_rows for task in reader.partitions() for found in reader.read(task)) == 54
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 4 and "10:20 is left out: its checksum is wrong" in told[1] and told[3].endswith("3 damages were left out")
+    assert len(told) == 4 and "10:20 is left out: its checksum is wrong" in told[1]
+    assert told[3].endswith("3 damages were left out")
 
 
 def test_large_messages_come_whole(load, topic):
@@ -278,12 +294,14 @@ def test_large_messages_come_whole(load, topic):
     for codec in (api.NONE, api.ZLIB):
         for number in range(6):
             topic.publish(Message(f"k{number}", payload + b"%d" % number), codec)
-    found = load(topic.data_dir, topic="stored", columns="key,payload,payload_size").selectExpr("key", "right(payload, 1)", "payload_size")
-    assert sorted(map(tuple, found.distinct().collect())) == [(f"k{number}", str(number), len(payload) + 1) for number in range(6)]
+    found = load(topic.data_dir, topic="stored",
+                 columns="key,payload,payload_size").selectExpr("key", "right(payload, 1)", "payload_size")
+    expected = [(f"k{number}", str(number), len(payload) + 1) for number in range(6)]
+    assert sorted(map(tuple, found.distinct().collect())) == expected
 
 
 def read_here(data_dir, **options):
-    """What Spark would read, read in this process."""
+    """Return the rows that Spark would read, read in this process."""
     made = source.GemingaSource(datasource.CaseInsensitiveDict({"data_dir": str(data_dir)} | options))
     reader = made.reader(made.schema())
     return pa.Table.from_batches([found for task in reader.partitions() for found in reader.read(task)],
@@ -291,15 +309,17 @@ def read_here(data_dir, **options):
 
 
 def reader_of(kept, schema=None, **options):
-    made = source.GemingaSource(datasource.CaseInsensitiveDict({"data_dir": str(kept.data_dir), "topic": "stored"} | options))
+    given = {"data_dir": str(kept.data_dir), "topic": "stored"} | options
+    made = source.GemingaSource(datasource.CaseInsensitiveDict(given))
     return made.reader(schema or made.schema())
 
 
 def pushed(topic, *filters):
-    """(what is left for Spark, message indexes that come)"""
+    """Return (filters that are left for Spark, message indexes of the rows)."""
     reader = reader_of(topic, columns="message_index,key", pushdown="true")
     left = list(reader.pushFilters(list(filters)))
-    found = [index for task in reader.partitions() for some in reader.read(task) for index in some["message_index"].to_pylist()]
+    found = [index for task in reader.partitions() for some in reader.read(task)
+             for index in some["message_index"].to_pylist()]
     return left, found
 
 
@@ -322,10 +342,13 @@ def test_filters_are_looked_at_before_entries_are_read(spark, load, topic):
         assert pushed(topic, filter_of(time, behind)) == ([], list(of_behind))
     assert pushed(topic, datasource.GreaterThan(ledger_id, 10)) == ([], list(range(15, 30)))
     assert pushed(topic, datasource.EqualTo(key, "key-3")) == ([], [3, 13, 23])
-    assert pushed(topic, datasource.In(key, ("key-3", None, "none")), datasource.LessThan(time, at(NOW_MS + 20))) == ([], [3, 13])
-    left, found = pushed(topic, other := datasource.StringStartsWith(key, "key"), datasource.EqualTo(("payload_size",), 3))
+    assert pushed(topic, datasource.In(key, ("key-3", None, "none")),
+                  datasource.LessThan(time, at(NOW_MS + 20))) == ([], [3, 13])
+    left, found = pushed(topic, other := datasource.StringStartsWith(key, "key"),
+                         datasource.EqualTo(("payload_size",), 3))
     assert left[0] is other and len(left) == 2 and len(found) == 30
-    asked = f"publish_time >= timestamp_millis({NOW_MS + 4}) and key in ('key-5', 'key-3') and ledger_id = 10 and entry_id < 10"
+    asked = (f"publish_time >= timestamp_millis({NOW_MS + 4}) and key in ('key-5', 'key-3') and ledger_id = 10 "
+             "and entry_id < 10")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for pushdown in ("true", "false"):
         frame = load(topic.data_dir, topic="stored", pushdown=pushdown)
@@ -343,7 +366,8 @@ def test_options_bound_what_is_read(topic):
 
     def indexes(**options):
         reader = reader_of(topic, **options)
-        return [index for task in reader.partitions() for some in reader.read(task) for index in some["message_index"].to_pylist()]
+        return [index for task in reader.partitions() for some in reader.read(task)
+                for index in some["message_index"].to_pylist()]
 
     assert indexes(from_time=str(NOW_MS + 3), to_time=str(NOW_MS + 5)) == [3, 4]
     assert indexes(to_time=at(NOW_MS + 2).isoformat()) == [0, 1]
@@ -354,10 +378,14 @@ def test_options_bound_what_is_read(topic):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"topics_": "x"}, "option topics_ is unknown"), ({"topics": "x"}, "one of the options topic, topics, topic_pattern"),
-    ({"topic": "none"}, "there is no topic persistent://public/default/none"), ({"topic": "a//b"}, "option topic: InvalidTopicName"),
-    ({"data_dir": "/nowhere"}, "option data_dir: /nowhere is not the data folder"), ({"compacted": "yes"}, "option compacted: 'yes'"),
-    ({"from_time": "yesterday"}, "option from_time: 'yesterday'"), ({"to_position": "7"}, "option to_position: '7' is not ledger:entry"),
+    ({"topics_": "x"}, "option topics_ is unknown"),
+    ({"topics": "x"}, "one of the options topic, topics, topic_pattern"),
+    ({"topic": "none"}, "there is no topic persistent://public/default/none"),
+    ({"topic": "a//b"}, "option topic: InvalidTopicName"),
+    ({"data_dir": "/nowhere"}, "option data_dir: /nowhere is not the data folder"),
+    ({"compacted": "yes"}, "option compacted: 'yes'"),
+    ({"from_time": "yesterday"}, "option from_time: 'yesterday'"),
+    ({"to_position": "7"}, "option to_position: '7' is not ledger:entry"),
     ({"columns": "key,values"}, "there is no column values"), ({"typed": "true"}, "stored has no schema"),
     ({"columns": "value"}, "option columns: value")])
 def test_a_bad_option_is_named(topic, options, said):
@@ -381,7 +409,7 @@ def test_a_schema_of_ones_own_chooses_columns(spark, load, topic):
 
 
 def test_the_compressions_are_those_that_clients_use():
-    """Arrow's own codecs agree: LZ4 and SNAPPY are bare."""
+    """LZ4 and SNAPPY are raw blocks without frames, as Arrow's own codecs confirm."""
     data = bytes(range(256)) * 9
     for codec, name in ((api.LZ4, "lz4_raw"), (api.SNAPPY, "snappy"), (api.ZSTD, "zstd")):
         assert pa.Codec(name).decompress(compression.compress(codec, data), len(data)).to_pybytes() == data

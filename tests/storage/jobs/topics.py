@@ -1,4 +1,4 @@
-"""A partition's ledgers, written by the storage's own code without an owner around it, and what compacting them should leave."""
+"""A partition's ledgers, written by the storage's code without an owner, and the messages that a compaction keeps."""
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ CODECS = [api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY]
 
 
 def adopt_here(data_dir: Path) -> nightly.Adopt:
-    """For a data folder that no broker serves."""
+    """Return an adoption for a data folder that no broker serves."""
     def adopt(partition_id: int, topic: str, number: int) -> None:
         folder = format.partition_folder(data_dir, partition_id)
         compacted_ledgers.adopt(folder, number)
@@ -38,11 +38,12 @@ class Message:
         return self.is_null or not self.payload
 
     def fields(self):
-        return ({} if self.key is None else {"partition_key": self.key}) | ({"null_value": True} if self.is_null else {})
+        key = {} if self.key is None else {"partition_key": self.key}
+        return key | ({"null_value": True} if self.is_null else {})
 
 
 def sealed(metadata: api.MessageMetadata, payload: bytes) -> bytes:
-    """An entry."""
+    """Return an entry of this metadata and payload, with its checksum."""
     head = metadata.SerializeToString()
     content = struct.pack(">I", len(head)) + head + payload
     return b"\x0e\x01" + struct.pack(">I", crc32c(content)) + content
@@ -56,7 +57,8 @@ def metadata_of(codec=api.NONE, size=0, **fields) -> api.MessageMetadata:
 
 
 def single(message: Message, codec=api.NONE, **fields) -> bytes:
-    return sealed(metadata_of(codec, len(message.payload), **message.fields(), **fields), compression.compress(codec, message.payload))
+    return sealed(metadata_of(codec, len(message.payload), **message.fields(), **fields),
+                  compression.compress(codec, message.payload))
 
 
 def batch(messages, codec=api.NONE, **fields) -> bytes:
@@ -64,7 +66,8 @@ def batch(messages, codec=api.NONE, **fields) -> bytes:
     for message in messages:
         one = api.SingleMessageMetadata(payload_size=len(message.payload), **message.fields()).SerializeToString()
         body += struct.pack(">I", len(one)) + one + message.payload
-    return sealed(metadata_of(codec, len(body), num_messages_in_batch=len(messages), **fields), compression.compress(codec, body))
+    return sealed(metadata_of(codec, len(body), num_messages_in_batch=len(messages), **fields),
+                  compression.compress(codec, body))
 
 
 class Topic:
@@ -84,16 +87,18 @@ class Topic:
         return nightly.Target(self.partition_id, f"persistent://public/default/t{self.partition_id}")
 
     def roll(self):
-        """The next entry goes to a new ledger."""
+        """Begin a new ledger."""
         if self.ledger is not None:
             self.ledger.seal()
-        self.ledger = ledger_files.create(self.folder, self.partition_id, self.next_ledger, first_message=self.next_message,
+        self.ledger = ledger_files.create(self.folder, self.partition_id, self.next_ledger,
+                                          first_message=self.next_message,
                                     created_ms=self.now_ms)
         self.next_ledger += 1
 
     def add(self, entry: bytes, is_chunk=False):
-        """Its position."""
-        row = np.array([sends.read_one(api.CommandSend(producer_id=1, sequence_id=1, is_chunk=is_chunk), entry)], sends.SEND_ROW)
+        """Append an entry, and return its position."""
+        row = np.array([sends.read_one(api.CommandSend(producer_id=1, sequence_id=1, is_chunk=is_chunk), entry)],
+                       sends.SEND_ROW)
         row["offset"], row["message_index"], row["broker_time"] = self.ledger.size, self.next_message, self.now_ms
         found = np.zeros(1, format.INDEX_ROW)
         for name in format.INDEX_ROW.names:
@@ -101,10 +106,11 @@ class Topic:
         return self.add_rows(found, [entry])
 
     def add_rows(self, rows, entries):
-        """Whose offsets and message indexes are right; the position of the first."""
+        """Append entries with their index rows, and complete their offsets.  Return the first position."""
         at = self.ledger.entries
         rows["checksum"] = 0
-        rows["checksum"] = format.row_checksums(rows, self.ledger.ledger_id, np.arange(at, at + len(rows), dtype=np.uint64))
+        rows["checksum"] = format.row_checksums(rows, self.ledger.ledger_id,
+                                                np.arange(at, at + len(rows), dtype=np.uint64))
         size = sum(map(len, entries))
         self.ledger.reserve(len(rows), size)
         self.ledger.write(entries, self.ledger.size)
@@ -121,19 +127,20 @@ class Topic:
         self.expected += [(message, (*position, number)) for number, message in enumerate(messages)]
 
     def publish_chunks(self, message: Message, pieces: int, uuid: str, up_to: int | None = None):
-        """Its payload in so many entries, of which those before up_to come now."""
+        """Append a message in chunks, only those before `up_to` if it is given."""
         size = -(-len(message.payload) // pieces)
         for number in range(pieces if up_to is None else up_to):
             part = message.payload[number * size:(number + 1) * size]
             position = self.add(sealed(metadata_of(uuid=uuid, num_chunks_from_msg=pieces, chunk_id=number,
-                                                   total_chunk_msg_size=len(message.payload), **message.fields()), part), is_chunk=True)
+                                                   total_chunk_msg_size=len(message.payload), **message.fields()),
+                                                   part), is_chunk=True)
         if up_to is None:
             self.expected.append((message, (*position, None)))
 
     # -- compaction
 
     def compact(self, engine=None, **more):
-        """Its report."""
+        """Compact the partition, and return the report."""
         target = nightly.Target(self.partition_id, self.target.topic, **more)
         return nightly.compact(self.data_dir, target, adopt_here(self.data_dir), engine)
 
@@ -141,7 +148,7 @@ class Topic:
         return compacted_ledgers.open_view(self.folder)
 
     def newest(self, retains_keyless=False):
-        """What a view should have: {id: (key, payload)}"""
+        """Return {id: (key, payload)} that a view should have."""
         last = {}
         for message, position in self.expected:
             last[message.key if message.key is not None else position] = message, position
@@ -149,23 +156,24 @@ class Topic:
                 if (retains_keyless if message.key is None else not message.is_tombstone)}
 
     def contents(self):
-        """What its view has, likewise; all of it whole."""
+        """Check the view, and return {id: (key, payload)} of its messages."""
         self.check()
         return self.read(confirmed.current_view(self.data_dir, self.partition_id))
 
     def read(self, view=0):
-        """{id: (key, payload)} of all messages, or of those in a view."""
+        """Return {id: (key, payload)} of all messages, or of those in a view."""
         found, damage = {}, []
         for stretch in confirmed.stretches(self.data_dir, self.partition_id, view=view):
             if stretch.view == view:
                 for some in reading.batches(self.data_dir, stretch, _COLUMNS, damage.append):
-                    for ledger_id, entry_id, index, key, payload in zip(*(column.to_pylist() for column in some.columns), strict=True):
+                    columns = [column.to_pylist() for column in some.columns]
+                    for ledger_id, entry_id, index, key, payload in zip(*columns, strict=True):
                         found[ledger_id, entry_id, index] = key, payload
         assert damage == []
         return found
 
     def check(self):
-        """Every byte of the view is where its rows say, and whole; the manifest counts right."""
+        """Assert that the view's entries are whole at their rows' offsets, and that the manifest counts them right."""
         view = self.view()
         for part, found in zip(view.manifest.parts, view.ledgers, strict=True):
             data = format.ledger_path(view.folder, part.ledger_id).read_bytes()
@@ -181,4 +189,5 @@ class Topic:
                 messages += found.cut[entry_id].bit_count() if entry_id in found.cut else int(row["messages"])
             assert (at, messages) == (len(data), part.messages) and part.size == at - format.HEADER_SIZE
         assert sorted(path.name for path in view.folder.iterdir()) == sorted(
-            ["view", *(f"{part.ledger_id}{suffix}" for part in view.manifest.parts for suffix in (".ledger", ".index"))])
+            ["view", *(f"{part.ledger_id}{suffix}" for part in view.manifest.parts
+                       for suffix in (".ledger", ".index"))])
