@@ -3,13 +3,13 @@
 Nothing is written, and a broker may be writing the file. Each line is names and values; a damaged part has the name
 `damaged`. The readers are those of the broker, its recovery and `geminga verify`, so all of them agree about damage.
 """
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto import checksums, sends
 from geminga.proto.rows import Rows, as_words, field_names
@@ -73,7 +73,7 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
     bounds = first, 1 << 63 if end is None else end
     if not path.is_file():
         raise NotKnown(f"{path}: there is no such file")
-    # read with it
+    # Other files that are read with this one, and must not be pipes or devices either.
     for beside in (path, path.with_suffix(".ledger"), path.with_suffix(".index"), format.state_path(path.parent)):
         if os.path.lexists(beside):
             regular_files.opened(beside).close()
@@ -102,6 +102,7 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
 # -- ledgers
 
 def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
+    """Lines for a ledger: its headers, and entries first .. end - 1 with their rows."""
     partition_id = _partition_of(folder)
     found = Ledger(folder, partition_id, ledger_id)
     head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id, is_served=True)
@@ -127,13 +128,13 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     yield line
     rows = _rows(found.index_path)
     valid = format.is_valid(rows, ledger_id)
-    written = as_words(rows).any(axis=1)
+    written = np.asarray(as_words(rows).any(axis=1))
     if head is None:
         count = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
-    # of an open one there may be more than its header counts; what is not whole behind the last row that is, is being
-    # written
     else:
-        behind = np.flatnonzero(valid[counted:]) if line["state"] == "open" else ()
+        # An open ledger may have more entries than its header counts.  Damaged rows behind the last whole one are just
+        # being written.
+        behind = np.flatnonzero(valid[counted:] if line["state"] == "open" else valid[:0])
         count = counted + (int(behind[-1]) + 1 if len(behind) else 0)
     gone = _gone(folder, partition_id)
     given_back = acknowledged(gone, ledger_id, min(count, len(rows)))
@@ -186,7 +187,7 @@ def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payloa
                 )
 
 
-def _rows(path: Path) -> NDArray:
+def _rows(path: Path) -> Rows:
     """Return all allocated rows (n,) INDEX_ROW of an index file."""
     raw = path.read_bytes()
     whole = max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
@@ -206,7 +207,8 @@ def _gone(folder: Path, partition_id: int) -> Cursor | None:
         return None
 
 
-def _of_row(row: NDArray) -> Line:
+def _of_row(row: np.void) -> Line:
+    """The fields of an INDEX_ROW or COMPACTED_ROW."""
     flags = int(row["flags"])
     said = [text for bit, text in _FLAGS.items() if flags & bit]
     line: Line = {
@@ -231,21 +233,21 @@ class _Entries:
 
     def __init__(self, path: Path):
         self._path = path
+        self._file: BinaryIO | None = None      # None: it is missing
 
     def __enter__(self) -> "_Entries":
-        try:
-            self._file, self._missing = open(self._path, "rb"), ""
-        except FileNotFoundError:
-            self._file, self._missing = None, f"{self._path.name} is missing"
+        with contextlib.suppress(FileNotFoundError):
+            self._file = open(self._path, "rb")
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
-    def read(self, row: NDArray, payload: bool) -> Line:
+    def read(self, row: np.void, payload: bool) -> Line:
+        """The fields of the entry that a row describes."""
         if self._file is None:
-            return {"damaged": self._missing}
+            return {"damaged": f"{self._path.name} is missing"}
         size = int(row["size"])
         if int(row["offset"]) + size > self._path.stat().st_size:
             return {"damaged": "it goes on behind the end of the file"}
@@ -253,7 +255,7 @@ class _Entries:
         return _entry(self._file.read(size), row, payload)
 
 
-def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
+def _entry(data: bytes, row: np.void, payload: bool) -> Line:
     """Return the fields of an entry's own metadata, and its messages if `payload` is set."""
     line: Line = {}
     if not row["flags"] & sends.KEPT_CHECKSUM:
@@ -279,7 +281,7 @@ def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
     return line
 
 
-def _is_damaged(data: bytes, row: NDArray) -> bool:
+def _is_damaged(data: bytes, row: np.void) -> bool:
     """Whether the entry fails the checksum in its row."""
     memory = np.frombuffer(bytearray(data).ljust(len(data) + checksums.BEHIND, b"\0"), np.uint8)
     return len(checksums.wrong_entries(memory, np.array([0]), np.array([len(data)]), np.array([row["crc32c"]]))) > 0
@@ -296,6 +298,7 @@ def _named(said: dict[str, Any]) -> Line:
 # -- journals
 
 def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
+    """Lines for a segment: its records with these numbers, the entries and ops of each."""
     head, records, damage = journal_reader.read_segment(path)
     if head is None:
         with open(path, "rb") as file:
@@ -344,9 +347,10 @@ def _op(op: Rows) -> Line:
     return line
 
 
-# -- what is known of a partition
+# -- the state of a partition
 
 def _state(path: Path) -> Iterator[Line]:
+    """Lines for a state file: both copies, then every cursor and producer of the whole one."""
     folder, raw = path.parent, path.read_bytes()
     partition_id, half = _partition_of(folder), len(raw) // 2
     for number in (0, 1):
@@ -355,7 +359,7 @@ def _state(path: Path) -> Iterator[Line]:
     try:
         known = state_file.read(folder, partition_id)
     except CorruptFile:
-        return      # both copies are, which was told
+        return      # both copies are damaged, which their lines say
     yield {"partition": partition_id, "cursors": len(known.cursors), "producers": len(known.sequences.rows()),
            "delayed": _DELAYS.get(known.delays, known.delays)} | ({"is_uncounted": True} if known.is_uncounted else {})
     for subscription_id, cursor in known.cursors.items():
@@ -388,9 +392,10 @@ def _beyond(cursor: Cursor) -> Iterator[Line]:
                 yield {"ledger": ledger_id, name: found}
 
 
-# -- what waits for its time
+# -- delayed messages
 
 def _schedule(path: Path) -> Iterator[Line]:
+    """Lines for a saved delayed index: its windows, and a bit for each waiting entry."""
     saved = snapshot_file.read(path)
     yield {"partition": _partition_of(path.parent.parent), "complete_up_to": "{}:{}".format(*saved.known),
            "ascending_from": "{}:{}".format(*saved.behind), "last_ms": saved.last_ms, "checksum": "whole"}
@@ -432,6 +437,7 @@ def _window(path: Path) -> Iterator[Line]:
 
 
 def _amended(path: Path) -> Iterator[Line]:
+    """Lines for delayed messages that operators cancelled or moved."""
     known = Amendments(path)
     for text in known.read():
         yield {"damaged": text}
@@ -442,6 +448,7 @@ def _amended(path: Path) -> Iterator[Line]:
 
 
 def _view(path: Path) -> Iterator[Line]:
+    """Lines for the manifest of a compacted view."""
     manifest = compacted_ledgers.decode(path.read_bytes(), path)
     yield {
         "view": path.parent.name,

@@ -33,8 +33,14 @@ class Finding:
 
 
 def unreadable(path: Path, error: OSError) -> Finding:
-    return Finding(Path(error.filename or path), 0, 0, f"cannot be read: {error.strerror}", "what it holds was not looked at",
-                   Severity.UNREADABLE)
+    return Finding(
+        Path(error.filename or path),
+        0,
+        0,
+        f"cannot be read: {error.strerror}",
+        "what it holds was not looked at",
+        Severity.UNREADABLE,
+    )
 
 
 def corrupt(error: CorruptFile, path: Path, consequence: str) -> Finding:

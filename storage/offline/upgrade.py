@@ -58,8 +58,10 @@ def look(data_dir: Path) -> Outlook:
     if found.catalogue < layout.VERSION:
         found.rewrites.append(f"the catalogue becomes version {layout.VERSION}, in one transaction, before anybody is served")
     if of_version_1:
-        found.rewrites.append(f"what {of_version_1} partitions know of their subscriptions goes from the files of version 1 into `state`, "
-                              "when each is saved for the first time after a change")
+        found.rewrites.append(
+            f"what {of_version_1} partitions know of their subscriptions goes from the files of version 1 into `state`, "
+            "when each is saved for the first time after a change"
+        )
     found.has_way_back = (found.folder, found.catalogue) == (format.FOLDER_VERSION, layout.VERSION)
     return found
 

@@ -157,7 +157,8 @@ class _Walk:
                 findings.append(corrupt(error, folder, "the broker does not start"))
                 continue
             except OSError as error:
-                if not (self.is_served and isinstance(error, FileNotFoundError)):      # its broker has just used it otherwise
+                # its broker has just used it otherwise
+                if not (self.is_served and isinstance(error, FileNotFoundError)):
                     findings.append(unreadable(folder, error))
                 continue
             for record in replayed.records:
@@ -175,8 +176,11 @@ class _Walk:
         """Return (findings about the partition's state, whether the state can be used)."""
         folder = format.partition_folder(self.data_dir, partition_id)
         path = format.state_path(folder)
-        findings = [Finding(left, 0, 0, "was being written when its broker was killed", "it is left alone", Severity.NOTE)
-                    for left in folder.glob("*.new") if not self.is_served]
+        findings = [
+            Finding(left, 0, 0, "was being written when its broker was killed", "it is left alone", Severity.NOTE)
+            for left in folder.glob("*.new")
+            if not self.is_served
+        ]
         try:
             raw = path.read_bytes()
         except FileNotFoundError:
@@ -196,10 +200,18 @@ class _Walk:
             wrong = [(number, why) for number, text in halves if (why := state_file.why_wrong(text, partition_id))]
             is_lost = len(wrong) == 2
             for number, why in wrong:
-                findings.append(Finding(
-                    path, number * half, half, f"copy {number + 1} of the partition's state is damaged: {why}",
-                    "so is the other: what its subscriptions have acknowledged is lost, and the topic refused" if is_lost
-                    else "the other is used", Severity.LOSS if is_lost else Severity.HARMLESS))
+                findings.append(
+                    Finding(
+                        path,
+                        number * half,
+                        half,
+                        f"copy {number + 1} of the partition's state is damaged: {why}",
+                        "so is the other: what its subscriptions have acknowledged is lost, and the topic refused"
+                        if is_lost
+                        else "the other is used",
+                        Severity.LOSS if is_lost else Severity.HARMLESS,
+                    )
+                )
             if is_lost:
                 return findings, False
             rehearsal.know(partition_id, state_file.read(folder, partition_id))
@@ -222,8 +234,17 @@ class _Walk:
             if key in rehearsal.deleted:
                 continue
             if key in rehearsal.opened_ledgers or ledger_headers.exists(folder, ledger_id):
-                tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened_ledgers.get(key), rehearsal.rows.get(key, []),
-                                  rehearsal.state(partition_id).cursors.get(NOBODY)))
+                tasks.append(
+                    Task(
+                        folder,
+                        partition_id,
+                        ledger_id,
+                        self.is_served,
+                        rehearsal.opened_ledgers.get(key),
+                        rehearsal.rows.get(key, []),
+                        rehearsal.state(partition_id).cursors.get(NOBODY),
+                    )
+                )
             elif not self.is_served:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
@@ -234,8 +255,14 @@ def _of_journal(text: str, folder: Path) -> Finding:
     """Return the finding for a line of damage that a replay reports."""
     path, offset, what = place(text, folder)
     is_harmless = "entries []" in what or "made good" in what
-    return Finding(path, offset, 0, what, "nothing of it is lost" if is_harmless else "what only the journal had is lost",
-                   Severity.HARMLESS if is_harmless else Severity.LOSS)
+    return Finding(
+        path,
+        offset,
+        0,
+        what,
+        "nothing of it is lost" if is_harmless else "what only the journal had is lost",
+        Severity.HARMLESS if is_harmless else Severity.LOSS,
+    )
 
 
 def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:

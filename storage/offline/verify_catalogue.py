@@ -72,8 +72,11 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
 
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > layout.VERSION:
-        tell(f"has format version {version}, and this program reads {layout.VERSION} and older", "nothing was looked at",
-             Severity.UNREADABLE)
+        tell(
+            f"has format version {version}, and this program reads {layout.VERSION} and older",
+            "nothing was looked at",
+            Severity.UNREADABLE,
+        )
         return names
     for text, in db.execute("PRAGMA integrity_check"):
         if text != "ok":

@@ -85,8 +85,15 @@ def _part(view: View, part: Part, check: ViewCheck) -> Iterator[Finding]:
                       f"what they are about is {_MISSING}", Severity.LOSS, end - first)
     rows, ids = rows[whole], rows["entry_id"][whole]
     for at in _wrong(data, rows):
-        yield Finding(data, int(rows["offset"][at]), int(rows["size"][at]), f"entry {part.ledger_id}:{ids[at]} is damaged",
-                      "consumers that read compacted see the checksum fail", Severity.LOSS, 1)
+        yield Finding(
+            data,
+            int(rows["offset"][at]),
+            int(rows["size"][at]),
+            f"entry {part.ledger_id}:{ids[at]} is damaged",
+            "consumers that read compacted see the checksum fail",
+            Severity.LOSS,
+            1,
+        )
     for at in _wrong_words(data, rows):
         yield Finding(data, int(rows["offset"][at]) + int(rows["size"][at]), 8 * -(-int(rows["messages"][at]) // 64),
                       f"which messages entry {part.ledger_id}:{ids[at]} has left is damaged",

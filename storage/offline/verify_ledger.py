@@ -50,7 +50,8 @@ class LedgerCheck:
     ledger: Ledger
     index: Rows | None = None                       # its rows, where they are not those of its file
     findings: list[Finding] = field(default_factory=list)
-    wrong: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))      # entries whose bytes are damaged
+    # entries whose bytes are damaged
+    wrong: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     is_readable: bool = True
     bytes: int = 0
 
@@ -120,8 +121,16 @@ def _find_rows(task: Task, report: LedgerCheck) -> None:
         report.bytes += stored.nbytes
         if head is None:
             take_bounds(found, stored)
-            report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, "the index's header is damaged",
-                                           f"it is made anew from its rows, with {found.entries} entries", Severity.HARMLESS))
+            report.findings.append(
+                Finding(
+                    found.index_path,
+                    0,
+                    format.HEADER_SIZE,
+                    "the index's header is damaged",
+                    f"it is made anew from its rows, with {found.entries} entries",
+                    Severity.HARMLESS,
+                )
+            )
         elif task.is_served and not found.is_sealed:
             valid = format.is_valid(stored, found.ledger_id)[found.entries:]
             found.entries += len(valid) if valid.all() else int((~valid).argmax())
@@ -283,8 +292,16 @@ class _Order:
     def finish(self) -> None:
         found = self._report.ledger
         if self._end != found.size:
-            self._findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, f"entries end at byte {self._end}, by the header at "
-                                          f"{found.size}", "there may be a gap in the ledger", Severity.HARMLESS))
+            self._findings.append(
+                Finding(
+                    found.index_path,
+                    0,
+                    format.HEADER_SIZE,
+                    f"entries end at byte {self._end}, by the header at {found.size}",
+                    "there may be a gap in the ledger",
+                    Severity.HARMLESS,
+                )
+            )
         self._report.findings += self._findings
 
 
