@@ -11,6 +11,7 @@ the process that started it, which prints the summary.
 """
 import gc
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ WHOLE = [HERE / name for name in ("clients", "crash")]
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each starts processes that take a second or more
             "filled_broker", "guarded", "package", "several", "two"}
 MARKS = ("slow", "java", "spark", "go")
+SLOW_FILE = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(MARKS)})\b", re.MULTILINE)
 CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine
 SLOW_TESTS = "slow_tests"      # the key of a process's list in what xdist takes from that process
 
@@ -43,7 +45,12 @@ def configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.option.fast and collection_path in WHOLE else None
+    """Leave out folders and files of slow tests only: importing them, and rewriting their assertions, takes seconds."""
+    return True if config.option.fast and (collection_path in WHOLE or _is_slow_file(collection_path)) else None
+
+
+def _is_slow_file(path: Path) -> bool:
+    return path.suffix == ".py" and SLOW_FILE.search(path.read_text()) is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

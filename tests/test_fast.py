@@ -2,7 +2,7 @@
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -87,3 +87,12 @@ def test_only_fast_tests_run_in_several_processes(monkeypatch):
     monkeypatch.setattr(bootstrap.os, "sched_getaffinity", lambda process: {0, 1})
     assert bootstrap.processes_of_tests(["-q", "--fast"]) == ["-n", "2", "--dist", "worksteal"]
     assert bootstrap.processes_of_tests(["-q"]) == []
+
+
+def test_files_of_slow_tests_only_are_not_imported_by_fast_runs(tmp_path):
+    file, options = tmp_path / "test_it.py", SimpleNamespace(option=SimpleNamespace(fast=True))
+    for line, is_left_out in (("pytestmark = pytest.mark.slow", True), ("pytestmark = pytest.mark.spark", True),
+                              ('pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x")]', True),
+                              ('pytestmark = pytest.mark.usefixtures("x")', False), ("@pytest.mark.slow", False)):
+        file.write_text(f"import pytest\n\n{line}\n")
+        assert fast.pytest_ignore_collect(file, options) == (True if is_left_out else None), line

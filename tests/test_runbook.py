@@ -164,8 +164,7 @@ def installed(tmp_path_factory):
 
     def run(*words, cwd=root):
         done = subprocess.run([program / "bin/python3", "-I", "-c", launcher, *map(str, words)], cwd=cwd,
-                              capture_output=True, text=True,
-                              timeout=30, check=False)
+                              capture_output=True, text=True, timeout=30, check=False)
         return done.returncode, done.stdout, done.stderr
     run.root = root
     return run
@@ -190,8 +189,7 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
     try:
         broker.start()
         for line in ("config check", "config show", "tune", f"backup {tmp_path}/backups", "nightly --engine here",
-                     "nightly report",
-                     "nightly plan", f"debug bundle {tmp_path}/bundle --admin-url {broker.http_url}",
+                     "nightly report", "nightly plan", f"debug bundle {tmp_path}/bundle --admin-url {broker.http_url}",
                      "drain --seconds 1"):
             status, printed, complaints = installed(*line.split(), cwd=tmp_path)
             assert status == 0, (line, printed, complaints)

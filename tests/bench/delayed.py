@@ -159,8 +159,7 @@ def hold(broker, messages: int) -> None:
     print(f"hold      {broker.name}: {messages:,} messages published in {took:.0f} s; memory {before[0] / MIB:.0f} "
           f"MiB, grown: {grown} "
           f"(target: less than 50); {found['msgDelayed']:,} known to wait after {seconds:.1f} s; "
-          f"{index_of(broker, found, messages)}",
-          flush=True)
+          f"{index_of(broker, found, messages)}", flush=True)
     if isinstance(broker, Ours):
         lists(broker, load.topics[0])
     link.socket.close()

@@ -111,8 +111,7 @@ async def consumer(url: str, tally: Tally, topic: str, turns: asyncio.Semaphore)
     async with turns:
         peer = await connected(url, tally)
         answer = await peer.ask(command(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared,
-                                        consumer_id=1,
-                                        request_id=1, initialPosition=api.CommandSubscribe.Earliest))
+                                        consumer_id=1, request_id=1, initialPosition=api.CommandSubscribe.Earliest))
         assert answer.type == T.SUCCESS, answer
         peer.transport.write(command(T.FLOW, consumer_id=1, messagePermits=_PERMITS))
     return peer
@@ -134,8 +133,7 @@ async def publish(peer: Peer, number: int, topics: list[str]) -> None:
         payload = struct.pack(">IQ", number, sequence_id)
         peer.flying[sequence_id] = payload
         peer.transport.write(send(entry_of(message_metadata(sequence_id=sequence_id), payload),
-                                  producer_id=sequence_id % len(topics),
-                                  sequence_id=sequence_id))
+                                  producer_id=sequence_id % len(topics), sequence_id=sequence_id))
         sequence_id += 1
         peer.may_send.clear()
         if len(peer.flying) >= _FLYING_MAX:

@@ -47,8 +47,7 @@ Tell = Callable[[dict[str, str], list[Delayed]], list[Told]]      # topics and t
 MIXED = [Delayed("late", "after", 1_700), Delayed("now"), Delayed("soon", "at", 900), Delayed("past", "at", -5_000),
          Delayed("cut", "after", 1_100, is_large=True), Delayed("last")]
 FAR = [Delayed("late", "after", 2 * HOUR_MS), Delayed("now"), Delayed("soon", "at", HOUR_MS),
-       Delayed("past", "at", -HOUR_MS),
-       Delayed("cut", "after", HOUR_MS, is_large=True), Delayed("last")]
+       Delayed("past", "at", -HOUR_MS), Delayed("cut", "after", HOUR_MS, is_large=True), Delayed("last")]
 
 
 @pytest.fixture
@@ -60,8 +59,7 @@ def by_python(client) -> Tell:
             for _ in messages:
                 message = consumer.receive(timeout_millis=RECEIVE_MS)
                 found.append(Told(topic, message.properties()["name"], int(message.properties()["due"]),
-                                  int(time.time() * 1000), "",
-                                  len(message.data())))
+                                  int(time.time() * 1000), "", len(message.data())))
                 consumer.acknowledge(message)
 
         consumers = {topic: client.subscribe(topic, "python", consumer_type=KINDS[kind])

@@ -60,8 +60,7 @@ def go(broker) -> Run:
 
     def run(topic: str, *flags: str, url: str = broker.service_url, said: str = "") -> str:
         done = subprocess.run([program, "-url", url, "-topic", topic, *flags], capture_output=True, text=True,
-                              timeout=RUN_SECONDS,
-                              input=said)
+                              timeout=RUN_SECONDS, input=said)
         assert done.returncode == 0, f"{flags}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 

@@ -349,8 +349,7 @@ def test_no_secret_is_shown_anywhere(asking, folder):
 def test_a_broker_does_not_start_with_keys_that_it_cannot_use(tmp_path, wrong, said):
     (tmp_path / "geminga.toml").write_text(f'[authentication]\nmethods = ["token"]\n{wrong}\n')
     done = subprocess.run([*COMMAND, "--config", str(tmp_path / "geminga.toml"), "--data-dir", str(tmp_path / "data")],
-                          capture_output=True,
-                          text=True, timeout=60)
+                          capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"geminga: {said}") and not (
         tmp_path / "data"
     ).exists()

@@ -56,8 +56,7 @@ def producer(number, topic):
 
 def consumer(number, topic):
     return command(T.SUBSCRIBE, topic=topic, subscription=f"s{number}", subType=0, consumer_id=number,
-                   request_id=number,
-                   initialPosition=api.CommandSubscribe.Earliest)
+                   request_id=number, initialPosition=api.CommandSubscribe.Earliest)
 
 
 def test_producers_go_at_once_and_consumers_when_they_have_acknowledged_what_there_is(own, green, namespace):

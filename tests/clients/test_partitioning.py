@@ -21,8 +21,7 @@ from .test_key_values import PROGRAM
 
 # Of every length around eight bytes, some with hashes of 32 bits, some that are no ASCII.
 KEYS = ["a", "ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi", "x" * 50, "polygenelubricants", "Straße", "ключ",
-        "日本語", "🔑",
-        *(f"order-{number}" for number in range(12))]
+        "日本語", "🔑", *(f"order-{number}" for number in range(12))]
 PARTITIONS = 7      # no power of two: with one a hash's highest bit makes no difference
 WAIT_S = 60
 

@@ -193,8 +193,7 @@ def test_f148_users_make_no_system_topics(broker, namespace, domain):
             answer = peer.ask(T.PRODUCER, topic=topic, producer_id=number, request_id=number)
             assert answer.error.error == api.NotAllowedError
             answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared,
-                              consumer_id=number,
-                              request_id=number)
+                              consumer_id=number, request_id=number)
             assert answer.error.error == api.NotAllowedError
     assert got(f"{base}?includeSystemTopic=true") == []
 
@@ -236,8 +235,7 @@ def test_rights_are_granted_on_several_topics_or_on_none(broker, namespace):
                          ([one, {**other, "actions": ["fly"]}], 400), ([one, {**other, "actions": None}], 400),
                          ([{**one, "role": 5}], 400), ([{**one, "topic": ["t"]}], 400),
                          ([one, {**one, "topic": "persistent://public/default/x"}], 400),
-                         ([{**one, "topic": "a://b"}], 412),
-                         ([{**one, "topic": f"persistent://{tenant}/none/t"}], 404),
+                         ([{**one, "topic": "a://b"}], 412), ([{**one, "topic": f"persistent://{tenant}/none/t"}], 404),
                          ([{**one, "topic": "persistent://nobody/none/t"}], 404), ([{**one, "role": "\ud800"}], 400)):
         assert (post(url, body), granted()) == (status, {}), body
     assert post(url, [one, other]) == 204
@@ -290,8 +288,7 @@ def test_what_only_several_brokers_or_groups_of_resources_could_do_is_refused(br
     [own] = got(f"{broker.http_url}/admin/v2/brokers")
     health, unload = f"{broker.http_url}/admin/v2/brokers/health", f"{broker.http_url}/admin/v2/namespaces/{namespace}"
     for query, status in ((f"brokerId={own}", 200), ("brokerId=", 200), ("topicVersion=V1", 200),
-                          ("brokerId=other:8080", 404),
-                          (f"brokerId={own}&topicVersion=V3", 404)):
+                          ("brokerId=other:8080", 404), (f"brokerId={own}&topicVersion=V3", 404)):
         assert request("GET", f"{health}?{query}")[0] == status, query
     for path in ("unload", "0x00000000_0xffffffff/unload"):
         for destination, status in ((own, 204), ("", 204), ("other:8080", 409)):
@@ -414,8 +411,7 @@ def test_messages_are_shown_as_they_were_published(broker, client):
     first = producer.send(b"x" * 300, properties={"k": "v\u2603"}, partition_key="key\n",
                           event_timestamp=1_700_000_000_000)
     batched = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000,
-                                     batching_max_messages=3,
-                                     compression_type=pulsar.CompressionType.LZ4)
+                                     batching_max_messages=3, compression_type=pulsar.CompressionType.LZ4)
     for body in (b"one", b"two", b"three"):
         batched.send_async(body, lambda *_: None)
     batched.flush()

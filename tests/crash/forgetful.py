@@ -195,8 +195,7 @@ def _set(names: dict[bytes, int], name: bytes, number: int | None) -> None:
 # -- the kernel's protocol: struct fuse_... of fuse.h
 
 (LOOKUP, FORGET, GETATTR, SETATTR, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, READ, WRITE, STATFS, FSYNC, INIT, FSYNCDIR,
- READDIR,
- INTERRUPT, DESTROY, BATCH_FORGET, FALLOCATE, RENAME2) = (
+ READDIR, INTERRUPT, DESTROY, BATCH_FORGET, FALLOCATE, RENAME2) = (
     1, 2, 3, 4, 8, 9, 10, 11, 12, 15, 16, 17, 20, 26, 30, 28, 36, 38, 42, 43, 45)
 # OPEN, OPENDIR and CREATE are not answered: the kernel then opens by itself and creates by MKNOD.
 # ASYNC_READ, BIG_WRITES, WRITEBACK_CACHE, NO_OPEN, MAX_PAGES, NO_OPENDIR

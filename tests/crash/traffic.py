@@ -159,8 +159,7 @@ class Subscriber(Running):
 
     def __init__(self, service_url: str, topic: str, wants: Callable[[int], bool], promises: Promises | None = None, *,
                  kind: int = api.CommandSubscribe.Exclusive, consumers: int = 1, batch: int = 1,
-                 is_cumulative: bool = False,
-                 chance: random.Random | None = None) -> None:
+                 is_cumulative: bool = False, chance: random.Random | None = None) -> None:
         super().__init__(service_url, promises or Promises(topic))
         self.received: list[int] = []
         self._wants, self._batch, self._is_cumulative, self._chance = wants, batch, is_cumulative, chance
@@ -181,8 +180,7 @@ class Subscriber(Running):
 
     def _subscribe(self, consumer: int) -> None:
         self.peer.say(command(T.SUBSCRIBE, topic=self._topic, subscription="sub", subType=self._kind,
-                              consumer_id=consumer,
-                              request_id=consumer, consumer_name=f"c{consumer}",
+                              consumer_id=consumer, request_id=consumer, consumer_name=f"c{consumer}",
                               initialPosition=api.CommandSubscribe.Earliest))
         while (heard := self.peer.hear()).type == T.ACTIVE_CONSUMER_CHANGE:
             pass

@@ -157,8 +157,7 @@ PICK = st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 1, 127, 128, 65_535
 @given(picks=st.lists(PICK, min_size=1, max_size=2 * FEW_MAX), consumer=IDS, ledger_id=IDS,
        first=st.sampled_from([0, 126, 16_380, 2**40]),
        partition=st.sampled_from([-1, 0, 127, 999_999_999]), epoch=st.sampled_from([-1, 0, 1, 128, 2**63 - 1]),
-       fields=st.integers(0, 3),
-       more=st.integers(0, 2))
+       fields=st.integers(0, 3), more=st.integers(0, 2))
 def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, consumer, ledger_id, first, partition,
                                                                        epoch, fields, more):
     """MESSAGE frames of listed entries carry ids, redelivery counts, ack sets and the epoch."""

@@ -131,8 +131,7 @@ def subscription_is(subscription: Subscription, partition: Partition) -> None:
     demand(found is not None, "subscriptions stay", subscription.name)
     for position, entry in topic.log.items():
         demand(found.left.get(position, entry.whole) == mine.left.get(position, entry.whole)
-               or position[0] < topic.first_ledger,
-               "acknowledgements are exact", f"{subscription.name} {position}")
+               or position[0] < topic.first_ledger, "acknowledgements are exact", f"{subscription.name} {position}")
         if position[0] >= topic.first_ledger and mine.left.get(position, 1):
             demand(found.counts.get(position, 0) == mine.counts.get(position, 0), "redelivery counts are exact",
                    f"{subscription.name} {position}: {found.counts.get(position, 0)} for "

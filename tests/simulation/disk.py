@@ -26,8 +26,7 @@ from unittest import mock
 
 PAGE, SECTOR = 4096, 512
 LANDMARKS = ("header of a segment", "end of a segment", "end of a segment", "end of a segment", "sync of a segment",
-             "create",
-             "rename", "rename", "unlink")
+             "create", "rename", "rename", "unlink")
 CATALOGUE = "catalogue"
 
 
@@ -460,8 +459,7 @@ class Disk:
                  "posix_fallocate": self.do_fallocate, "ftruncate": self.do_ftruncate, "fsync": self.do_sync,
                  "fdatasync": self.do_sync,
                  "rename": self.do_rename, "replace": self.do_rename, "unlink": self.do_unlink,
-                 "remove": self.do_unlink,
-                 "mkdir": self.do_mkdir, "rmdir": self.do_rmdir}
+                 "remove": self.do_unlink, "mkdir": self.do_mkdir, "rmdir": self.do_rmdir}
         with contextlib.ExitStack() as stack:
             for name, how in names.items():
                 stack.enter_context(mock.patch.object(os, name, how))

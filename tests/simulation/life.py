@@ -496,8 +496,7 @@ class Life(World):
         if subscription.consumers and chance.random() < 0.6:
             consumer = chance.choice(subscription.consumers)
             section = self.rig.command("seek", connection=consumer.connection, consumer_id=consumer.object_id,
-                                       request_id=1,
-                                       message_id=api.MessageIdData(ledgerId=to[0], entryId=to[1]))
+                                       request_id=1, message_id=api.MessageIdData(ledgerId=to[0], entryId=to[1]))
         subscription.vacate()
         subscription.state = subscription.begin(to)
         self.run(section, first=unless_refused)

@@ -121,8 +121,7 @@ def test_a_cluster_that_is_made_again_has_nothing_of_the_one_that_was_deleted(al
 def test_partitions_that_are_added_count_as_topics_of_their_namespace(alone):
     path = f"{TOPICS}/parted/partitions"
     found = alone.ask(("POST", f"{NAMESPACES}/default/maxTopicsPerNamespace", 4), ("PUT", path, 3), ("POST", path, 5),
-                      ("POST", path, 4),
-                      ("GET", path))
+                      ("POST", path, 4), ("GET", path))
     assert [status for status, _ in found] == [204, 204, 412, 204, 200]
     assert found[4][1]["partitions"] == 4
 

@@ -35,8 +35,7 @@ ADMINS = {"admin", "tenant-admin"}
 PRODUCERS, CONSUMERS = {"namespace-producer", "wild-east"}, {"namespace-consumer"}
 MAY = {     # by what a route demands: the roles that may
     authorization.SUPER: {"admin"}, authorization.TENANTS: ADMINS, authorization.TENANT: ADMINS,
-    authorization.NAMESPACE: ADMINS,
-    authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS,
+    authorization.NAMESPACE: ADMINS, authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS,
     authorization.LISTS: ADMINS | PRODUCERS | CONSUMERS,
     authorization.DISCARDS: ADMINS | CONSUMERS, authorization.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
     authorization.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
@@ -508,8 +507,7 @@ def test_what_is_changed_or_refused_is_written_down_with_who(guarded, place):
     guarded.ask("admin", "DELETE", "/admin/v2/persistent/public/default/not-there")
     granted, refused, policies = lines(guarded.process.data_dir)[-3:]
     assert granted == {"time": granted["time"], "role": "tenant-admin", "method": "token", "address": "127.0.0.1",
-                       "status": 204,
-                       "request": f"POST {path}/permissions/audited", "body": ["functions"]}
+                       "status": 204, "request": f"POST {path}/permissions/audited", "body": ["functions"]}
     assert (refused["role"], refused["status"], refused["request"]) == ("nobody", 401, f"DELETE {path}")
     assert "nobody" in refused["reason"]
     assert (policies["role"], policies["request"]) == ("admin", f"POST {path}/offloadPolicies")

@@ -313,8 +313,7 @@ def test_moments_are_ms_or_iso_8601_or_so_long_from_now():
         assert units.moment(text, now_ms) == found, text
     assert [units.instant(ms) for ms in (noon_ms, 1 << 60)] == ["2026-01-31T12:00:00.000Z", f"{1 << 60} ms"]
     for text in ("", "soon", "-1", "1.5h", "253402300800000", "10000-01-01", "1969-12-31T23:59:59Z",
-                 "0001-01-01T00:00+14:00", "9" * 5_000,
-                 "99999999999y", "1 h", "\u0663"):
+                 "0001-01-01T00:00+14:00", "9" * 5_000, "99999999999y", "1 h", "\u0663"):
         with pytest.raises(ValueError, match="is not a time"):
             units.moment(text, now_ms)
 

@@ -56,8 +56,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
         folders = [tmp_path / f"worker-{number}" for number in range(2)]
         for folder in folders:
             log = processes.enter_context(started(folder.with_suffix(".log"), "worker.Worker", "--cores", "1",
-                                                  "--memory", "1g",
-                                                  "--work-dir", str(folder), master))
+                                                  "--memory", "1g", "--work-dir", str(folder), master))
             eventually(lambda log=log: "Successfully registered with master" in log.read_text(), LONG)
         yield master, folders
 
@@ -70,8 +69,7 @@ def test_a_cluster_of_two_workers_compacts(broker, client: pulsar.Client, cluste
         fill(client, topic)
     command = [*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--engine", "spark", "--master", master]
     done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True,
-                          text=True,
-                          timeout=2 * LONG)
+                          text=True, timeout=2 * LONG)
     assert done.returncode == 0, done.stdout + done.stderr
     assert master in done.stdout
     assert all(any(folder.glob("app-*/*")) for folder in folders)      # each worker has run an executor

@@ -121,8 +121,7 @@ def refusing(broker, client):
 
 def test_bounds_that_are_none_are_refused(broker, refusing):
     for query in (*(f"{bound}={text}" for bound in ("from", "to") for text in BAD_TIMES), "by=minute", "by=", "limit=x",
-                  "limit=-1",
-                  "limit=10001", "limit=99999999999999999999", "from=2h&to=1h"):
+                  "limit=-1", "limit=10001", "limit=99999999999999999999", "from=2h&to=1h"):
         status, found = ask(broker, "GET", refusing, f"?{query}")
         assert status == 400 and found["reason"], query
 

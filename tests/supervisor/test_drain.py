@@ -265,8 +265,7 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("said", [b"{}", b"nothing", b"5", b'["reload"]', b'{"drain": "soon"}', b'{"drain": -1}',
-                                  b'{"drain": NaN}',
-                                  b'{"stop": 1}'])
+                                  b'{"drain": NaN}', b'{"stop": 1}'])
 def test_what_is_no_command_is_hung_up_on(own, said):
     """The broker goes on."""
     with socket.socket(socket.AF_UNIX) as link, short_path(own.data_dir / control_socket.SOCKET) as path:

@@ -847,8 +847,7 @@ def test_what_there_is_none_of_is_refused(own, client, method, path):
     at = At(own, client, method, path)
     at.made()
     known = {"domain": "persistent", "tenant": at.tenant, "namespace": at.namespace, "topic": "t", "bundle": BUNDLE,
-             "rest": "/x",
-             "cluster": "standalone"}
+             "rest": "/x", "cluster": "standalone"}
     url = re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], "x"), path)
     status, text = at.raw("POST" if method == "*" else method, url, {} if method != "PUT" else None)
     assert (status, bool(json.loads(text)["reason"])) == (REFUSED[method, path], True)

@@ -59,8 +59,7 @@ def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
     _, headers = shown(partition_key="a\r\nX-Evil: 1", event_time=(1 << 64) - 1, deliver_at_time=1_700_000_000_000,
                        num_messages_in_batch=3,
                        properties=[api.KeyValue(key="k\n", value="\u2603")], ordering_key=b"\0\1", chunk_id=1,
-                       num_chunks_from_msg=2,
-                       uuid="u" * 5_000, null_value=True)
+                       num_chunks_from_msg=2, uuid="u" * 5_000, null_value=True)
     assert headers["X-Pulsar-partition-key"] == "a??X-Evil: 1" and "X-Pulsar-event-time" not in headers
     assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:20.001Z"
     assert headers["X-Pulsar-deliver-at-time"] == "2023-11-14T22:13:20.000Z"

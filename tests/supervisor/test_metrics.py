@@ -195,8 +195,7 @@ def test_what_is_done_to_files_of_delayed_messages_is_counted(rig):
                 for one in told(rig)["pulsar_delayed_message_index_bucket_op_count"]}
 
     assert counts() == {("create", "all"): 2, ("create", "succeed"): 2, ("load", "all"): 0, ("load", "succeed"): 0,
-                        ("load", "failed"): 0,
-                        ("delete", "all"): 0, ("delete", "succeed"): 0}
+                        ("load", "failed"): 0, ("delete", "all"): 0, ("delete", "succeed"): 0}
     rig.run(after_ms=400_000)
     assert counts()["load", "succeed"] == counts()["load", "all"] == 1
     for window in list(schedule.store.files.files):
@@ -288,8 +287,7 @@ def test_schemas_are_counted(broker):
         "put_ops_latency_count", "compatible_total", "incompatible_total", "get_ops_latency_count",
         "del_ops_latency_count")}
     assert told == {"put_ops_latency_count": 2, "compatible_total": 1, "incompatible_total": 1,
-                    "get_ops_latency_count": 1,
-                    "del_ops_latency_count": 1}
+                    "get_ops_latency_count": 1, "del_ops_latency_count": 1}
 
 
 def test_every_family_is_told_once_and_has_a_type(broker):

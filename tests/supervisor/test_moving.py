@@ -55,8 +55,7 @@ def export(own, other):
     """export(topics...): runs `geminga export` out of own into other; (exit status, output, complaints)."""
     def export(*words):
         done = subprocess.run([GEMINGA, "export", "--to", other.service_url, "--to-admin-url", other.http_url, "--url",
-                               own.service_url,
-                               *words], capture_output=True, text=True, timeout=SECONDS)
+                               own.service_url, *words], capture_output=True, text=True, timeout=SECONDS)
         return done.returncode, done.stdout, done.stderr
     return export
 
@@ -77,8 +76,7 @@ def publish(client, topic, count, **how):
     producer = client.create_producer(topic, **how)
     for number in range(count):
         producer.send_async(b"%d " % number * 20, lambda *_: None, properties={"number": str(number)},
-                            partition_key=f"k{number % 7}",
-                            event_timestamp=1_700_000_000_000 + number)
+                            partition_key=f"k{number % 7}", event_timestamp=1_700_000_000_000 + number)
     producer.flush()
     producer.close()
 

@@ -279,8 +279,7 @@ def test_a_night_with_spark(own, client):
     topic = unique_topic("spark")
     fill(client, topic)
     command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic",
-               topic,
-               "--cores", "2", "--json"]
+               topic, "--cores", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

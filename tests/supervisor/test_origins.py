@@ -19,8 +19,7 @@ pytestmark = pytest.mark.slow
 JSON = "application/json"
 FORMS = "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain;charset=UTF-8"
 FOREIGN = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example:80", "xlocalhost",
-           "0x7f000001",
-           "[::1].evil.example", "evil.example:127.0.0.1", "", "127.0.0.1@evil.example")
+           "0x7f000001", "[::1].evil.example", "evil.example:127.0.0.1", "", "127.0.0.1@evil.example")
 
 
 def asked(broker, method, path, body=None, source=None, **headers):
@@ -156,8 +155,7 @@ def test_tools_that_upload_functions_are_told_that_there_are_none(broker):
 def test_a_foreign_name_is_refused_for_reads_too(broker, topic, host):
     lookup = "/lookup/v2/topic/" + topic.removeprefix("/admin/v2/")
     for method, path in (("GET", "/admin/v2/clusters"), ("GET", "/metrics"), ("GET", "/ops/v1/status"),
-                         ("GET", "/nothing"),
-                         ("GET", lookup), ("DELETE", topic)):
+                         ("GET", "/nothing"), ("GET", lookup), ("DELETE", topic)):
         status, text = asked(broker, method, path, Host=host)
         assert (status, "hosts of [http]" in text) == (403, True), (method, path, status, text)
     assert is_there(broker, topic)
@@ -175,8 +173,7 @@ def test_one_foreign_name_of_two_is_enough(broker):
 
 def test_addresses_and_names_of_the_host_are_the_brokers(broker):
     for host in ("localhost", "LocalHost:1", "localhost.", "127.0.0.1:8080", "10.1.2.3", "[::1]:8080", "[2001:db8::1]",
-                 "2001:db8::1",
-                 socket.gethostname(), socket.getfqdn() + ":8080"):
+                 "2001:db8::1", socket.gethostname(), socket.getfqdn() + ":8080"):
         assert asked(broker, "GET", "/admin/v2/clusters", Host=host)[0] == 200, host
 
 

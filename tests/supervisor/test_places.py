@@ -223,8 +223,7 @@ def test_nobody_else_may_ask_a_broker_by_its_sockets(place, as_nobody):
         broker.data_dir.chmod(0o755)      # an operator may want others to see how large the folder is
         for path in sockets:
             done = subprocess.run(["/usr/bin/python3", "-c", script, path], user=NOBODY, group=NOBODY, extra_groups=[],
-                                  capture_output=True,
-                                  text=True, check=False)
+                                  capture_output=True, text=True, check=False)
             assert "PermissionError" in done.stderr, path
         for words in (("reload",), ("drain",), ("backup", place / "stolen")):
             status, line = complaint(as_nobody(words[0], "--data-dir", broker.data_dir, *words[1:]))

@@ -269,8 +269,7 @@ def test_what_is_no_address_is_one_line(command, address):
 
 @pytest.mark.parametrize("command", ["why t s", "status", "admin tenants list"])
 @pytest.mark.parametrize("address", ["127.0.0.1:8080", "pulsar://127.0.0.1:6650", "http://", "http://127.0.0.1:99999",
-                                     "http://[::1",
-                                     "http://127.0.0.1:x", ""])
+                                     "http://[::1", "http://127.0.0.1:x", ""])
 def test_what_is_no_address_of_http_is_one_line(command, address):
     first, *rest = command.split()
     status, printed, complaints = run(first, "--admin-url", address, *rest)
@@ -278,8 +277,7 @@ def test_what_is_no_address_of_http_is_one_line(command, address):
 
 
 @pytest.mark.parametrize("command", ["publish --url pulsar://{} t x", "read --url pulsar+ssl://{} t",
-                                     "why --admin-url http://{} t s",
-                                     "status --admin-url https://{}"])
+                                     "why --admin-url http://{} t s", "status --admin-url https://{}"])
 def test_a_name_that_is_nobodys_is_one_line(command):
     status, printed, complaints = run(*command.format("no.such.host.invalid:1").split())
     assert status in (1, 3) and printed == "" and len(complaints) == 1 and "there is no such host" in complaints[0]

@@ -42,8 +42,7 @@ CHOICES = {     # other values of keys that do not take any number or any text
     "storage.inactive_topic_mode": "delete_when_subscriptions_caught_up", "storage.subscription_types": ("Shared",),
     "storage.schema_compatibility_strategy": "BACKWARD", "nightly.engine": "here", "nightly.master": "local[1]",
     "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",),
-    "log.level": "debug",
-    "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),
+    "log.level": "debug", "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),
     "authentication.methods": ("basic",),
     "authentication.public_key_algorithm": "ES256", "tls.certificate": "", "tls.key": ""}
 
@@ -79,8 +78,7 @@ def test_each_key_holds_or_is_named(key):
 
 def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
     assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind",
-                                  "http_port", "tls.port",
-                                  "tls.http_port"}
+                                  "http_port", "tls.port", "tls.http_port"}
 
 
 def test_tls_is_not_switched_on_halfway():
@@ -366,8 +364,7 @@ def test_types_of_subscriptions(reload):
     reload.holds('[storage]\nsubscription_types = ["Shared"]\n')
     with Peer(reload.broker.service_url) as peer:
         assert peer.ask(T.SUBSCRIBE, topic=unique_topic(), subscription="s", subType=api.CommandSubscribe.Exclusive,
-                        consumer_id=1,
-                        request_id=1).type == T.ERROR
+                        consumer_id=1, request_id=1).type == T.ERROR
 
 
 def test_the_size_of_messages_also_on_connections_that_are_there(reload):

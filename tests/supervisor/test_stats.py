@@ -11,14 +11,12 @@ from ..harness import eventually, partitioned_topic, request, unique_topic
 WAIT_S = 60
 TOPIC = {
     "int": ["bytesInCounter", "msgInCounter", "systemTopicBytesInCounter", "bytesOutCounter", "msgOutCounter",
-            "bytesOutInternalCounter",
-            "storageSize", "backlogSize", "backlogQuotaLimitSize", "backlogQuotaLimitTime",
+            "bytesOutInternalCounter", "storageSize", "backlogSize", "backlogQuotaLimitSize", "backlogQuotaLimitTime",
             "oldestBacklogMessageAgeSeconds",
             "publishRateLimitedTimes", "earliestMsgPublishTimeInBacklogs", "offloadedStorageSize",
             "lastOffloadLedgerId",
             "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "ongoingTxnCount", "abortedTxnCount",
-            "committedTxnCount",
-            "waitingPublishers", "nonContiguousDeletedMessagesRanges",
+            "committedTxnCount", "waitingPublishers", "nonContiguousDeletedMessagesRanges",
             "nonContiguousDeletedMessagesRangesSerializedSize",
             "delayedMessageIndexSizeInBytes", "topicCreationTimeStamp", "lastPublishTimeStamp"],
     "float": ["msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut", "averageMsgSize"],
@@ -32,8 +30,7 @@ SUBSCRIPTION = {
             "lastConsumedTimestamp", "lastAckedTimestamp", "lastMarkDeleteAdvancedTimestamp", "drainingHashesCount",
             "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "nonContiguousDeletedMessagesRanges",
             "nonContiguousDeletedMessagesRangesSerializedSize", "delayedMessageIndexSizeInBytes",
-            "filterProcessedMsgCount",
-            "filterAcceptedMsgCount", "filterRejectedMsgCount", "filterRescheduledMsgCount",
+            "filterProcessedMsgCount", "filterAcceptedMsgCount", "filterRejectedMsgCount", "filterRescheduledMsgCount",
             *(f"dispatchThrottled{what}EventsBy{level}Limit"
               for what in ("Msg", "Bytes") for level in ("Subscription", "Topic", "Broker"))],
     "float": ["msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "chunkedMessageRate",
@@ -43,10 +40,8 @@ SUBSCRIPTION = {
     "str": ["type"], "list": ["consumers"], "dict": ["subscriptionProperties", "consumersAfterMarkDeletePosition"]}
 CONSUMER = {
     "int": ["bytesOutCounter", "msgOutCounter", "availablePermits", "unackedMessages", "avgMessagesPerEntry",
-            "drainingHashesCount",
-            "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "lastAckedTimestamp",
-            "lastConsumedTimestamp",
-            "lastConsumedFlowTimestamp"],
+            "drainingHashesCount", "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "lastAckedTimestamp",
+            "lastConsumedTimestamp", "lastConsumedFlowTimestamp"],
     "float": ["msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "chunkedMessageRate"],
     "bool": ["blockedConsumerOnUnackedMsgs"],
     "str": ["consumerName", "address", "connectedSince", "clientVersion", "lastAckedTime", "lastConsumedTime"],
@@ -162,14 +157,12 @@ def test_partitions_are_put_together_as_their_fields_demand():
     def part(chunked, earliest, published, average, rate):
         consumer = {"consumerName": "c", "avgMessagesPerEntry": average, "msgOutCounter": 1}
         return {"msgChunkPublished": chunked, "earliestMsgPublishTimeInBacklogs": earliest,
-                "lastPublishTimeStamp": published,
-                "msgRateIn": rate, "msgThroughputIn": 10 * rate, "publishers": [],
+                "lastPublishTimeStamp": published, "msgRateIn": rate, "msgThroughputIn": 10 * rate, "publishers": [],
                 "subscriptions": {"s": {"consumers": [consumer]}}}
 
     found = together([part(False, 0, 5, 2, 1.0), part(True, 9, 7, 4, 3.0), part(False, 8, 6, 3, 0.0)])
     assert found == {"msgChunkPublished": True, "earliestMsgPublishTimeInBacklogs": 8, "lastPublishTimeStamp": 7,
-                     "msgRateIn": 4.0,
-                     "msgThroughputIn": 40.0, "averageMsgSize": 10.0, "publishers": [],
+                     "msgRateIn": 4.0, "msgThroughputIn": 40.0, "averageMsgSize": 10.0, "publishers": [],
                      "subscriptions": {"s": {"consumers": [{"consumerName": "c", "avgMessagesPerEntry": 3,
                                                             "msgOutCounter": 3}]}}}
 

@@ -72,8 +72,7 @@ class Played:
     def close(self):
         supervisor = self.supervisor
         for end in (*self.far_ends.values(), *(child.control for child in self.children if child.process),
-                    supervisor._selector,
-                    supervisor._wake_read, supervisor._wake_write):
+                    supervisor._selector, supervisor._wake_read, supervisor._wake_write):
             end.close()
 
 

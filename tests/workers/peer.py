@@ -104,8 +104,7 @@ class Peer:
 
     def subscribe(self, topic: str, name: str = "sub", consumer_id: int = 1) -> None:
         answer = self.ask(T.SUBSCRIBE, topic=topic, subscription=name, subType=api.CommandSubscribe.Exclusive,
-                          consumer_id=consumer_id,
-                          request_id=2, initialPosition=api.CommandSubscribe.Earliest)
+                          consumer_id=consumer_id, request_id=2, initialPosition=api.CommandSubscribe.Earliest)
         assert answer.type == T.SUCCESS, answer
 
 

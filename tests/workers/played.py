@@ -276,8 +276,7 @@ class PlayedWorker:
 
         async def made() -> Worker:
             return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, SchemaThread(path, storage),
-                          self.counters,
-                          Authenticator(IdentityOptions()), authorization)
+                          self.counters, Authenticator(IdentityOptions()), authorization)
 
         self.worker = self.loop.run_until_complete(made())
         self.owners = [PlayedOwner(self.worker, index) for index in range(OWNERS)]

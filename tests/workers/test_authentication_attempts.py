@@ -136,8 +136,7 @@ def test_results_are_counted_by_method_and_reason(tried, counters):
     found = {name: count for name, count in counters.read().items() if count}
     minutes = found.pop("expiring_minutes")
     assert found == {"basic_SUCCESS": 1, "token_SUCCESS": 2, "expiring_10": 1, "expiring_later": 1,
-                     "token_EXPIRED_TOKEN": 1,
-                     "expired_tokens": 1, "other_UNKNOWN_METHOD": 1}
+                     "token_EXPIRED_TOKEN": 1, "expired_tokens": 1, "other_UNKNOWN_METHOD": 1}
     assert 1004 <= minutes <= 1007
 
 

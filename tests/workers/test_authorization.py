@@ -169,8 +169,7 @@ GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(
 @pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(GRANTS, st.sets(ROLES, max_size=2), ROLES, st.sampled_from(["", "a", "b"]), st.sampled_from(ACTIONS),
-       st.sampled_from(RESOURCES),
-       st.booleans())
+       st.sampled_from(RESOURCES), st.booleans())
 def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, admins, role, proxy, action, resource,
                                                     wildcards):
     """The simplest form of the rule: every allowed action has a grant."""

@@ -47,8 +47,7 @@ def test_what_comes_before_connect_ends_the_connection(broker, said):
 ], ids=["unknown command", "a broker's command", "garbage", "empty", "second connect", "no producer inside",
         "too large",
         "size without room", "size zero", "command behind the frame", "sizes of four gigabytes", "lacking fields",
-        "topic no text",
-        "lookup no text", "metadata cut", "send for nobody", "no permits"])
+        "topic no text", "lookup no text", "metadata cut", "send for nobody", "no permits"])
 def test_what_breaks_the_protocol_ends_the_connection(peer, said):
     """The connection ends without an answer, as the protocol has none; commands before it are answered."""
     peer.say(PING + said)
@@ -274,8 +273,7 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
     peer.say(send(body, sequence_id=1) + command(T.FLOW, consumer_id=1, messagePermits=1))
     message = next(heard for heard in (peer.hear(), peer.hear()) if heard.type == T.MESSAGE).message
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id],
-                      request_id=9,
-                      validation_error=api.CommandAck.ChecksumMismatch)
+                      request_id=9, validation_error=api.CommandAck.ChecksumMismatch)
     assert answer.type == T.ACK_RESPONSE
     assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
     assert counted() != before

@@ -78,11 +78,9 @@ class Kind:
 
 
 PRODUCER = Kind(producer, close_producer, envelope.PRODUCER_READY, envelope.PRODUCER_GONE, envelope.PRODUCER_EXPELLED,
-                "Producer",
-                "CLOSE_PRODUCER")
+                "Producer", "CLOSE_PRODUCER")
 CONSUMER = Kind(subscribe, close_consumer, envelope.CONSUMER_READY, envelope.CONSUMER_GONE, envelope.CONSUMER_EXPELLED,
-                "Consumer",
-                "CLOSE_CONSUMER")
+                "Consumer", "CLOSE_CONSUMER")
 both = pytest.mark.parametrize("kind", [PRODUCER, CONSUMER], ids=repr)
 
 
@@ -483,8 +481,7 @@ def test_what_an_owner_was_asked_is_answered_when_it_ends(worker, client):
     open_on(worker, client, PRODUCER, 0, 12, 3, 3)
     open_on(worker, client, CONSUMER, 1, 20, 4, 4)
     client.say(command(T.SEEK, consumer_id=1, request_id=5, message_publish_time=0), close_consumer(6, 2),
-               close_producer(7, 3),
-               command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=8),
+               close_producer(7, 3), command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=8),
                command(T.GET_LAST_MESSAGE_ID, consumer_id=4, request_id=9),
                command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=1))
     worker.owners[0].replies(client, responses.success(5), request_id=5)

@@ -170,8 +170,7 @@ def test_thousands_of_consumers_join_one_subscription_at_once(broker, peer, kind
     """Thousands that join at once, and leave at once, cost the others little."""
     topic, count = unique_topic(), 3_000
     peer.say(b"".join(command(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=number,
-                              request_id=number,
-                              consumer_name=f"c{number}") for number in range(count)))
+                              request_id=number, consumer_name=f"c{number}") for number in range(count)))
     ready = set()
     while len(ready) < count:
         heard = hear(peer)
@@ -187,7 +186,6 @@ def test_ranges_of_hashes_cost_what_they_bring(broker, peer):
     for number, (first, type_) in enumerate([(0, T.SUCCESS), (1, T.SUCCESS), (0, T.ERROR), (1, T.ERROR)]):
         hashes = [api.IntRange(start=at, end=at) for at in range(first, 65_536, 2)]
         answer = peer.ask(T.SUBSCRIBE, topic="costs-of-ranges", subscription="sub",
-                          subType=api.CommandSubscribe.Key_Shared,
-                          consumer_id=number, request_id=number,
+                          subType=api.CommandSubscribe.Key_Shared, consumer_id=number, request_id=number,
                           keySharedMeta={"keySharedMode": api.STICKY, "hashRanges": hashes})
         assert answer.type == type_, answer

@@ -308,8 +308,7 @@ def test_what_is_asked_about_a_consumer_that_waits_is_answered(worker, is_up):
               command(T.CONSUMER_STATS, consumer_id=200, request_id=5_004),
               command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=100), PING)
     assert [one[:2] for one in crowd.told()] == [("ERROR", 5_001), ("ERROR", 5_002), ("ERROR", 5_003),
-                                                 ("CONSUMER_STATS_RESPONSE", 5_004),
-                                                 ("PONG",)]
+                                                 ("CONSUMER_STATS_RESPONSE", 5_004), ("PONG",)]
     assert not crowd.transport.is_closed
 
 
@@ -350,8 +349,7 @@ def test_thousands_of_consumers_in_one_write(broker, unharmed):
         witness.open_producer(topic)
         crowd.socket.sendall(b"".join(
             command(T.SUBSCRIBE, topic=topic, subscription="crowd", subType=api.CommandSubscribe.Key_Shared,
-                    consumer_id=number,
-                    request_id=number) for number in range(count)))
+                    consumer_id=number, request_id=number) for number in range(count)))
         for number in range(20):
             witness.say(send(sequence_id=number))
             assert witness.hear().type == T.SEND_RECEIPT

@@ -17,8 +17,7 @@ from .peer import Peer
 
 A, B, B_DEFAULT = {"name": "a", "type": "int"}, {"name": "b", "type": "int"}, {"name": "b", "type": "int", "default": 1}
 STRATEGIES = ("BACKWARD", "FORWARD", "FULL", "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE",
-              "ALWAYS_COMPATIBLE",
-              "ALWAYS_INCOMPATIBLE")
+              "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE")
 
 
 def avro(*fields: dict, **more) -> tuple[str, bytes]:

@@ -36,16 +36,14 @@ from tests.proto.client_frames import T, command, field_of
 HERE = Path(__file__).parent
 # From the role with the fewest rights to the one with the most, so that no allowed change hinders a later role.
 ROLES = ("anonymous", "nobody", "topic-producer", "topic-consumer", "wild-east", "namespace-producer",
-         "namespace-consumer", "tenant-admin",
-         "admin")
+         "namespace-consumer", "tenant-admin", "admin")
 _AT_ONCE = 4
 # the first body that the route can read is sent
 _BODIES = {}, ["produce"], 5, True, {"k": "v"}, ["Shared"], "FULL", "Prefix", "latest"
 _REFUSED = api.AuthenticationError, api.AuthorizationError
 _CLASS = "org.apache.pulsar.broker.PulsarServerException: "        # the beginning of some of Pulsar's texts
 _VALUES = {"domain": "persistent", "cluster": "elsewhere", "broker": "nobody:1", "bundle": "0x00000000_0xffffffff",
-           "version": "0",
-           "time_ms": "0", "number": "1", "ledger": "1", "entry": "1", "entries": "1", "seconds": "100",
+           "version": "0", "time_ms": "0", "number": "1", "ledger": "1", "entry": "1", "entries": "1", "seconds": "100",
            "role": "somebody",
            "name": "subscribeRatePeriodPerConsumerInSecond", "value": "30", "key": "k", "group": "g", "policy": "p",
            "allocator": "default", "subscription": "billing"}

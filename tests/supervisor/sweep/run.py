@@ -28,8 +28,7 @@ HERE = Path(__file__).parent
 MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topics info-internal*",
             "topics last-message-id*",
             "topics get-message-id *", "topics terminate*", "topics partitioned-terminate*", "topics get-backlog-size*",
-            "broker-stats *",
-            "brokers get-runtime-config", "schemas metadata*")
+            "broker-stats *", "brokers get-runtime-config", "schemas metadata*")
 
 
 class Outcome(NamedTuple):
