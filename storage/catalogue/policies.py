@@ -149,21 +149,21 @@ def broker_policies(options: StorageOptions) -> Policies:
 
 def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions) -> Policies:
     """Return the policies in force for a topic or partition now."""
-    found = broker_policies(options)
+    policies = broker_policies(options)
     stored: dict[str, Any] = {}
     for scope in _scopes(topic):
         stored = catalogue.policies.of(scope)
         for policy in TABLE.values() if stored else ():       # of two rows with the same field, the later is stronger
             if policy.name in stored:
-                found = replace(found, **fields(policy, stored[policy.name]))
+                policies = replace(policies, **fields(policy, stored[policy.name]))
     if to := migrated_to(catalogue, topic):
-        found = replace(found, migrated_to=to)
+        policies = replace(policies, migrated_to=to)
     if not stored:
-        return found
+        return policies
     each = TABLE["subscriptionDispatchRate"]      # `stored` is the last scope's now: the topic's
-    rates = [(name.removeprefix(DISPATCH_RATE_OF), replace(found, **fields(each, value)).subscription_dispatch_rate)
+    rates = [(name.removeprefix(DISPATCH_RATE_OF), replace(policies, **fields(each, value)).subscription_dispatch_rate)
              for name, value in stored.items() if name.startswith(DISPATCH_RATE_OF)]
-    return replace(found, dispatch_rates_of=tuple(rates))
+    return replace(policies, dispatch_rates_of=tuple(rates))
 
 
 def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tuple[()]:
@@ -187,15 +187,15 @@ def _scopes(topic: TopicName) -> tuple[str, str]:
 
 def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: StorageOptions) -> Any:
     """Return the value of a policy that is in force for a topic, in the form of a stored one; None without a value."""
-    found = default(policy, options)
+    in_force = default(policy, options)
     for scope in _scopes(topic):
         value = catalogue.policies.of(scope).get(policy.name)
         if value is not None and policy.is_object:      # fields that this scope leaves open come from the weaker one
             open_parts = [part for part in policy.parts if part.key and value.get(part.json) in (None, part.blank)]
-            found = value | {part.json: found[part.json] for part in open_parts if part.json in (found or ())}
+            in_force = value | {part.json: in_force[part.json] for part in open_parts if part.json in (in_force or ())}
         elif value is not None and value != policy.parts[0].blank:
-            found = value
-    return found
+            in_force = value
+    return in_force
 
 
 def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, count: int) -> None:

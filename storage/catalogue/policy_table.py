@@ -109,12 +109,12 @@ def _value(part: Part, sent: Any, name: str, too_small: str) -> Any:
 
 def fields(policy: Policy, stored: Any) -> dict[str, Any]:
     """Return the fields of Policies that a stored value sets."""
-    found = {}
+    set_fields = {}
     for part in policy.parts:
         value = stored.get(part.json) if policy.is_object else stored
         if part.field and value is not None and value != part.blank:
-            found[part.field] = _meant(part, value)
-    return found
+            set_fields[part.field] = _meant(part, value)
+    return set_fields
 
 
 def _meant(part: Part, value: Any) -> Any:

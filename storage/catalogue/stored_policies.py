@@ -75,10 +75,6 @@ class ChangedOptions:
     def __init__(self, policies: StoredPolicies):
         self._policies = policies
 
-    def all(self) -> dict[str, Any]:
-        """Return {field of StorageOptions: value}."""
-        return self._policies.of(_OPTIONS)
-
     def set(self, name: str, value: Any) -> None:
         """Change an option, a field of StorageOptions; None takes back the change.  Raises StorageFull, NotDurable."""
         self._policies.set(_OPTIONS, name, value)
@@ -87,7 +83,7 @@ class ChangedOptions:
         """Return the configured options with the changes; names that this version does not know are ignored."""
         known = {field.name for field in fields(StorageOptions)}
         changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                   for name, value in self.all().items() if name in known}
+                                   for name, value in self._policies.of(_OPTIONS).items() if name in known}
         return replace(configured, **changes)
 
 

@@ -88,8 +88,10 @@ class PublishGate(Watcher):
     def withdraw(self, session: Session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
         """Withdraw a producer that its client has closed; returns its command, None if it does not wait."""
         waiting = self._waiting.get(partition)
-        found = waiting.commands.pop((session, producer_id), None) if waiting is not None else None
-        return found[0] if found is not None else None
+        if waiting is None or (session, producer_id) not in waiting.commands:
+            return None
+        command, _ = waiting.commands.pop((session, producer_id))
+        return command
 
     def release(self, partition: Partition) -> None:
         """Refuse the producers that wait for a partition that is unloaded: their clients look it up again."""
