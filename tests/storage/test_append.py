@@ -1,4 +1,4 @@
-"""Where SENDs go is the same whether they are planned one by one or as arrays."""
+"""SENDs are stored in the same places whether they are planned one by one or as arrays."""
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -24,14 +24,18 @@ def section(worker, asked):
     for name, column in zip(names, zip(*asked, strict=True), strict=True):
         rows[name] = column
     rows["producer_id"], rows["connection"] = rows["producer"] + 10, np.arange(len(rows)) % 3
-    rows["key_hash"], rows["crc32c"], rows["deliver_at"] = rows["size"] * 7, 2**32 - 1 - np.arange(len(rows)) % 2, rows["publish_time"]
+    rows["key_hash"], rows["deliver_at"] = rows["size"] * 7, rows["publish_time"]
+    rows["crc32c"] = 2**32 - 1 - np.arange(len(rows)) % 2
     rows["offset"] = np.cumsum(rows["size"]) - rows["size"]
     rows.flags.writeable = False                          # as it comes from ZeroMQ
     return worker, rows, memoryview(bytes(range(256)) * 2)[worker:worker + int(rows["size"].sum())]
 
 
 def planned(how, sends, producers, room):
-    """The plan for these, sorted that way; room: the ledger for (partition, entries, bytes), or StorageFull."""
+    """The plan of SENDs that `how` sorts.
+
+    room: returns the ledger for (partition, entries, bytes), or raises StorageFull.
+    """
     batch = how(sends, producers)
     for demand in batch.demands:
         try:
@@ -42,9 +46,19 @@ def planned(how, sends, producers, room):
 
 
 def told(planned):
-    """Everything in it, as bytes and numbers."""
-    groups = [(group.partition.partition_id, group.ledger.ledger_id, group.first, group.count, group.size, group.next_message,
-               b"".join(group.pieces)) for group in planned.groups]
+    """Everything that a plan holds, as bytes and numbers."""
+    groups = [
+        (
+            group.partition.partition_id,
+            group.ledger.ledger_id,
+            group.first,
+            group.count,
+            group.size,
+            group.next_message,
+            b"".join(group.pieces),
+        )
+        for group in planned.groups
+    ]
     receipts = [(worker, bytes(rows)) for worker, rows in planned.receipts]
     tables = bytes(planned.index), bytes(planned.sources), bytes(planned.record(b"").groups)
     progress = {producer.name: (progress.last, progress.under_way) for _, producer, progress in planned.progress}
@@ -52,11 +66,15 @@ def told(planned):
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, derandomize=True, max_examples=150,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=SECTIONS, before=SECTIONS, full=st.sets(st.integers(0, 2)), deduplicating=st.sets(st.integers(0, 2)))
-@example(asked=[(1, [(1, 1, 1, 0, 0, 0, 1)]), (2, [(GONE, 1, 1, 0, 0, 0, 1)])], before=[], full=set(), deduplicating=set())
+@example(asked=[(1, [(1, 1, 1, 0, 0, 0, 1)]), (2, [(GONE, 1, 1, 0, 0, 0, 1)])], before=[], full=set(),
+         deduplicating=set())
 def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicating):
-    """Over partitions, workers and connections; without those of a producer that is gone, what came before, and what has no room."""
+    """SENDs of several partitions, workers and connections, some of closed producers, some duplicates, some without
+    room.
+    """
     if not rig.partitions:
         for topic in "abca":
             rig.run(rig.sends((rig.producer(topic), b"first")))
@@ -80,7 +98,7 @@ def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicat
 
 
 def test_few_and_many_are_what_a_pass_makes_of_them(rig):
-    """Rows on disk are valid, and receipts name them, on both sides of where the way changes."""
+    """Below and above FEW_MAX, index rows on disk are valid and receipts name their positions."""
     producer = rig.producer("a")
     expected = []
     for count in (publish_plan.FEW_MAX, publish_plan.FEW_MAX + 1):

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 def publish_many(rig, topic, count):
-    """So many entries, of one ledger; their positions."""
+    """Publish `count` entries to one ledger; return their positions."""
     producer, positions = rig.producer(topic), []
     while len(positions) < count:
         positions += rig.run(rig.sends(*[(producer, b"")] * 1_000)).positions
@@ -19,7 +19,7 @@ def publish_many(rig, topic, count):
 
 
 def test_one_acknowledgement_may_be_of_more_entries_apart_than_a_segment_has_room_for(rigs):
-    """Each of them is a run of its own to the journal: they are there after a crash."""
+    """Each entry is a run of its own to the journal; all are acknowledged after a crash."""
     rig = rigs(journal_segment_bytes=1 << 20)
     positions = publish_many(rig, "a", 60_000)
     consumer = rig.consumer("a", subType=SubType.Shared)
@@ -27,7 +27,8 @@ def test_one_acknowledgement_may_be_of_more_entries_apart_than_a_segment_has_roo
     rig.close_consumer(consumer)
     for survivor in (rig, rigs.crash(rig)):
         again = survivor.consumer("a", subType=SubType.Shared)
-        assert [position for position, _, _ in survivor.given(survivor.run(survivor.flow(again, 100_000)), again)] == positions[::2]
+        assert [position for position, _,
+                _ in survivor.given(survivor.run(survivor.flow(again, 100_000)), again)] == positions[::2]
 
 
 # -- many consumers
@@ -36,7 +37,7 @@ CROWD = 3_000
 
 
 def joined(rig, kind, count, each=1_000, **fields):
-    """So many consumers of one subscription, each on a connection of its own; passes' answers."""
+    """Have consumers of one subscription join, each on its own connection; return the passes' answers."""
     sections = [rig.subscribe("a", "sub", subType=kind, consumer_name=f"c{number}", connection=number + 2, **fields)[0]
                 for number in range(count)]
     return [rig.run(*sections[at:at + each]) for at in range(0, count, each)]
@@ -46,11 +47,70 @@ def numbers_ready(answers):
     return [handle for one in answers for _, action, _, handle, _ in one.replies if action == envelope.CONSUMER_READY]
 
 
-@pytest.mark.parametrize("options, kind", [({}, SubType.Key_Shared), ({"key_shared_consistent_hashing": False}, SubType.Key_Shared),
-                                           ({}, SubType.Shared), ({"failover_selection": "hashring"}, SubType.Failover)],
+@pytest.mark.parametrize("options, kind", [
+    ({}, SubType.Key_Shared), ({"key_shared_consistent_hashing": False}, SubType.Key_Shared), ({}, SubType.Shared),
+    ({"failover_selection": "hashring"}, SubType.Failover)],
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
+                                           
                          ids=["ring", "split", "shared", "failover"])
 def test_joining_costs_a_consumers_share(rigs, options, kind):
-    """Nobody is laid out anew for each who comes or goes, also when something is out at others: by the square of them it takes minutes."""
+    """Joining costs the same for each consumer, also while others hold entries; a square would take minutes."""
     rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **options)
     producer, first = rig.producer("a"), rig.consumer("a", subType=kind, consumer_name="a")
     rig.run(rig.sends(*[(producer, b"", {"partition_key": f"key-{number}"}) for number in range(2_000)]))
@@ -66,7 +126,7 @@ def test_joining_costs_a_consumers_share(rigs, options, kind):
 
 
 def test_a_subscription_has_room_for_so_many_and_no_more(rigs):
-    """As many as there are slots: whoever comes then is refused, and everybody else goes on."""
+    """A consumer beyond the number of slots is refused, and all others go on."""
     rig = rigs()
     assert len(numbers_ready(joined(rig, SubType.Shared, CONSUMERS_MAX, each=10_000))) == CONSUMERS_MAX
     section, _ = rig.subscribe("a", "sub", subType=SubType.Shared, connection=1)
@@ -78,7 +138,7 @@ def test_a_subscription_has_room_for_so_many_and_no_more(rigs):
 
 
 def test_the_supervisor_is_answered_between_commands(rig):
-    """However many one pass has: an owner at work is not taken for one that hangs."""
+    """A pass with many commands answers the supervisor in between, which would else take the owner for hanging."""
     asked = []
     rig.owner.sign_of_life = lambda: asked.append(rig.owner.counters.read()["consumers"])
     joined(rig, SubType.Key_Shared, 50)
@@ -91,7 +151,7 @@ def test_the_supervisor_is_answered_between_commands(rig):
 
 @pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
 def test_only_what_a_consumer_holds_may_be_unreadable_to_it(rig, kind):
-    """Each counts once, and no more than some of a minute: whoever says so again and again raises no more alarms."""
+    """Reports of unreadable entries count once for each entry that the consumer holds, and some in a minute at most."""
     producer, consumer = rig.producer("a"), rig.consumer("a", subType=kind)
     positions = rig.publish(producer, *[b"x"] * 205)
     rig.receive(consumer, 200)

@@ -1,6 +1,7 @@
 """A cursor against a set of acknowledged entries, which is what it stands for.
 
-The machine grows and seals ledgers, acknowledges in every way and any order, resets, and opens the cursor again from its file.
+The machine grows and seals ledgers, acknowledges in every way and any order, resets, and opens the cursor again from
+its file.
 """
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from .files import PARTITION, SUBSCRIPTION, Length, ids
 
 
 class CursorMachine(RuleBasedStateMachine):
-    """The set is kept as a boolean per entry of each ledger."""
+    """Drives a cursor, and keeps what it should have acknowledged as a boolean for each entry of each ledger."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +42,7 @@ class CursorMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from([ledger for ledger in self.ledgers if ledger.entries]))
 
     def first_missing(self):
-        """The first position that is not acknowledged, None when all are."""
+        """The first position that is not acknowledged; None: all are."""
         for ledger in self.ledgers:
             missing = np.flatnonzero(~self.acknowledged[ledger.ledger_id])
             if len(missing):
@@ -50,10 +51,12 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule(count=st.one_of(st.integers(1, 20), st.just(33_000)))
     def publish(self, count):
-        """33,000 is more than a bitmap of the smallest size covers."""
+        """Add entries to the open ledger.  33,000 are more than a bitmap of the smallest size covers."""
         ledger = self.ledgers[-1]
         ledger.entries += count
-        self.acknowledged[ledger.ledger_id] = np.concatenate((self.acknowledged[ledger.ledger_id], np.zeros(count, bool)))
+        self.acknowledged[ledger.ledger_id] = np.concatenate(
+            (self.acknowledged[ledger.ledger_id], np.zeros(count, bool))
+        )
 
     @precondition(lambda self: len(self.ledgers) < 5)
     @rule(gap=st.integers(1, 3))
@@ -64,7 +67,7 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def acknowledge(self, data):
-        """Any entries of one ledger."""
+        """Acknowledge any entries of one ledger."""
         ledger = self.draw_ledger(data)
         near = st.integers(max(0, ledger.entries - 40), ledger.last_entry)
         entries = data.draw(st.sets(st.one_of(st.integers(0, ledger.last_entry), near), min_size=1, max_size=12))
@@ -89,7 +92,9 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_reset=st.booleans())
     def up_to(self, data, is_reset):
-        """A reset behind any position; or a cumulative acknowledgement, which leaves what is acknowledged beyond."""
+        """Move the position: by a reset, which forgets holes, or by a cumulative acknowledgement, which keeps those
+        beyond.
+        """
         ledger = self.draw_ledger(data)
         position = ledger.ledger_id, data.draw(st.integers(-1, ledger.last_entry))
         if is_reset:
@@ -105,7 +110,8 @@ class CursorMachine(RuleBasedStateMachine):
                 known[end:] = False
         self.cursor.advance(self.ledgers)
 
-    @precondition(lambda self: self.cursor.mark_delete[0] > self.ledgers[0].ledger_id and any(one.entries for one in self.ledgers[1:]))
+    @precondition(lambda self: self.cursor.mark_delete[0] > self.ledgers[0].ledger_id
+                  and any(one.entries for one in self.ledgers[1:]))
     @rule()
     def delete_the_first_ledger(self):
         gone = self.ledgers.pop(0).ledger_id
@@ -115,13 +121,13 @@ class CursorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cursor.is_durable)
     @rule()
     def reopen(self):
-        """Another process, which has the file alone."""
+        """Read the cursor from its file, as another process would."""
         self.file.take(State({SUBSCRIPTION: self.cursor})).write()
         self.cursor = state_file.read(self.folder, PARTITION).cursors[SUBSCRIPTION]
 
     @rule(data=st.data())
     def runs_of_a_part(self, data):
-        """Runs are as long as they can be, and lie within the part that was asked for."""
+        """Runs of unacknowledged entries are as long as possible, and lie within the range that was asked for."""
         ledger = self.draw_ledger(data)
         first = data.draw(st.integers(0, ledger.last_entry))
         end = data.draw(st.integers(first, min(ledger.entries, first + 100)))
@@ -144,7 +150,10 @@ class CursorMachine(RuleBasedStateMachine):
 
     @invariant()
     def its_position_is_just_before_the_first_hole(self):
-        """Or behind the last entry; at a border of ledgers it may be on either side, and with a ledger of no entries on both."""
+        """The mark-delete position is before the first hole or behind the last entry.
+
+        At a border of ledgers, and around an empty ledger, it may be on either side.
+        """
         position, missing = self.cursor.mark_delete, self.first_missing()
         ledger = next(ledger for ledger in self.ledgers if ledger.ledger_id == position[0])
         following = [ledger.ledger_id for ledger in self.ledgers if ledger.ledger_id > position[0]]
@@ -158,7 +167,7 @@ TestCursorMachine = pytest.mark.slow(CursorMachine.TestCase)
 TestCursorMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-# -- the machine's finds, at their smallest ---------------------------------------------------------------------------------------
+# -- the machine's finds, at their smallest
 
 @pytest.fixture
 def cursor():
@@ -166,7 +175,8 @@ def cursor():
 
 
 def test_acknowledging_a_later_ledger_does_not_acknowledge_those_before(cursor):
-    """Its first entry follows the position without a gap only when all of the ledgers before are acknowledged."""
+    """A later ledger's first entry follows the mark-delete position only once all ledgers before it are acknowledged.
+    """
     ledgers = [Length(1, 4, is_sealed=True), Length(2, 2)]
     assert not cursor.acknowledge_in_order(ledgers[1], ids(0))
     cursor.acknowledge(ledgers[1], ids(0))
@@ -176,7 +186,7 @@ def test_acknowledging_a_later_ledger_does_not_acknowledge_those_before(cursor):
 
 
 def test_a_sealed_ledger_that_is_done_is_followed_by_the_next_without_a_bitmap(cursor):
-    """So that consumers who acknowledge in order cost no bits."""
+    """Consumers that acknowledge in order cost no bitmap, also where one ledger ends and the next begins."""
     ledgers = [Length(1, 4, is_sealed=True), Length(2, 2)]
     assert cursor.acknowledge_in_order(ledgers[0], ids(0, 1, 2, 3))
     cursor.advance(ledgers)
@@ -185,7 +195,7 @@ def test_a_sealed_ledger_that_is_done_is_followed_by_the_next_without_a_bitmap(c
 
 
 def test_a_position_beyond_the_bitmap_stays(cursor):
-    """A bitmap covers as much of the ledger as there was when it was made; the position may have left that behind."""
+    """A bitmap is as long as its ledger was when it was made, so the mark-delete position may lie behind its end."""
     ledger = Length(1, 10)
     cursor.acknowledge(ledger, ids(5))
     ledger.entries = 50_000
@@ -197,7 +207,7 @@ def test_a_position_beyond_the_bitmap_stays(cursor):
 
 @pytest.mark.slow
 def test_holes_cost_bits_and_what_is_out_costs_bytes(rig):
-    """However many there are, and in whatever order: at most 16 bytes an entry that is out, 2 bits one that is at rest."""
+    """Holes in any number and order take at most 2 bits an entry, pending entries at most 16 bytes each."""
     count = 20_000
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=1)
     positions = [rig.run(rig.sends(*[(producer, b"x")] * (count // 10))).positions for _ in range(10)]

@@ -1,7 +1,7 @@
-"""What became of every message is counted: published since a subscription began = acknowledged + expired + skipped + evicted + backlog.
+"""Totals add up: messages published = acknowledged + expired + skipped + evicted + backlog.
 
-At every moment and after every crash, in messages, whatever parts of batches were acknowledged, by whom and in what order; and how
-often each entry came back, and who died over it, are exact after a power cut too.
+This holds at every moment and after every crash, in messages, whatever parts of batches were acknowledged in whatever
+order.  Counts of redeliveries and deaths are exact after a power cut too.
 """
 import pytest
 from hypothesis import settings
@@ -56,29 +56,42 @@ class TotalsMachine(RuleBasedStateMachine):
         partition = self.partition
         for name, cursor in self.cursors().items():
             assert min(cursor.totals) >= 0
-            assert partition.next_message - cursor.since == sum(cursor.totals) + cursor.backlog_messages(partition.ledgers), name
+            assert partition.next_message - cursor.since == sum(cursor.totals) + cursor.backlog_messages(
+                partition.ledgers
+            ), name
 
-    @rule(sizes=st.lists(st.sampled_from([0, 0, 1, 3, 70]), min_size=1, max_size=8), payload=st.sampled_from([b"", b"x" * 3_000]))
+    @rule(
+        sizes=st.lists(st.sampled_from([0, 0, 1, 3, 70]), min_size=1, max_size=8),
+        payload=st.sampled_from([b"", b"x" * 3_000]),
+    )
     def publish(self, sizes, payload):
         self.rig.run(self.rig.sends(*[(self.producer, payload, {"batch": size}) for size in sizes]))
 
     def draw_positions(self, data, count):
-        """Of entries that are there, mostly; and some that are not."""
-        there = [(ledger.ledger_id, entry_id) for ledger in self.partition.ledgers for entry_id in range(ledger.entries)]
+        """Positions, most of them of entries that exist."""
+        there = [
+            (ledger.ledger_id, entry_id) for ledger in self.partition.ledgers for entry_id in range(ledger.entries)
+        ]
         position = st.tuples(st.integers(0, 5), st.integers(0, 12))
-        return data.draw(st.lists(st.one_of(st.sampled_from(there), position) if there else position, min_size=1, max_size=count))
+        return data.draw(
+            st.lists(st.one_of(st.sampled_from(there), position) if there else position, min_size=1, max_size=count)
+        )
 
-    @rule(data=st.data(), name=st.sampled_from(sorted(KINDS)), is_cumulative=st.booleans(), request_id=st.sampled_from([0, 1]))
+    @rule(data=st.data(), name=st.sampled_from(sorted(KINDS)), is_cumulative=st.booleans(),
+          request_id=st.sampled_from([0, 1]))
     def acknowledge(self, data, name, is_cumulative, request_id):
-        sections = [self.rig.acks(self.consumers[name], *self.draw_positions(data, 6), cumulative=is_cumulative, request_id=request_id)]
+        sections = [self.rig.acks(self.consumers[name], *self.draw_positions(data, 6), cumulative=is_cumulative,
+                                  request_id=request_id)]
         for position in self.draw_positions(data, 4):
-            words = data.draw(st.lists(st.one_of(st.integers(0, 7), st.integers(0, (1 << 64) - 1)), min_size=1, max_size=2))
-            sections.append(self.rig.ack_part(self.consumers[name], position, *words, cumulative=data.draw(st.booleans())))
+            words = data.draw(st.lists(st.one_of(st.integers(0, 7), st.integers(0, (1 << 64) - 1)), min_size=1,
+                                       max_size=2))
+            sections.append(self.rig.ack_part(self.consumers[name], position, *words,
+                                              cumulative=data.draw(st.booleans())))
         self.rig.run(*data.draw(st.permutations(sections)))
 
     @rule(data=st.data(), name=st.sampled_from(sorted(KINDS)))
     def acknowledge_many(self, data, name):
-        """As arrays, whoever has which: more than are looked at one by one."""
+        """Acknowledge more entries than are read one by one, whichever consumer holds them."""
         self.rig.run(self.rig.acks(self.consumers[name], *self.draw_positions(data, 8) * 12))
 
     @rule(name=st.sampled_from(sorted(KINDS)), permits=st.sampled_from([1, 5, 100]))
@@ -96,7 +109,7 @@ class TotalsMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(KINDS)), how=st.one_of(st.none(), st.integers(0, 9)))
     def skip(self, name, how):
-        """Some, or all."""
+        """Skip some entries, or all."""
         if how is None:
             self.rig.asked("clear", "a", subscription=name)
         else:
@@ -124,7 +137,7 @@ TestTotalsMachine = pytest.mark.slow(TotalsMachine.TestCase)
 TestTotalsMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
-# -- counts -----------------------------------------------------------------------------------------------------------------------
+# -- counts
 
 @pytest.fixture
 def lives():
@@ -134,11 +147,16 @@ def lives():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [*[[how] for how in ENDS], ["power cut"] * 2, ["stop", "power cut, lengths lost", "kill"]], ids="+".join)
+@pytest.mark.parametrize(
+    "ends", [*[[how] for how in ENDS], ["power cut"] * 2, ["stop", "power cut, lengths lost", "kill"]], ids="+".join)
 def test_how_often_each_entry_came_back_is_exact_whatever_ends_the_process(lives, ends):
-    """Also when checkpoints were written meanwhile; the last is synced by an answer that somebody got."""
+    """Redelivery counts survive every end of the process, also with checkpoints in between.
+
+    An answered command syncs the last one.
+    """
     consumer = lives.rig.consumer("a", subType=SubType.Shared)
-    positions = [position for _ in range(6) for position in lives.rig.publish(lives.rig.producer("a"), *[b"x" * 2_000] * 7)]
+    positions = [position for _ in range(6)
+                 for position in lives.rig.publish(lives.rig.producer("a"), *[b"x" * 2_000] * 7)]
     expected = dict.fromkeys(positions, 0)
     assert ends
     for number, how in enumerate(ends * 3):
@@ -160,7 +178,7 @@ def test_how_often_each_entry_came_back_is_exact_whatever_ends_the_process(lives
 
 @pytest.mark.parametrize("how", ENDS)
 def test_who_died_over_an_entry_is_exact_whatever_ends_the_process(lives, how):
-    """What is parked stays so, and what was not quite is parked by the next death."""
+    """Entries stay parked after a restart, and an entry one death short of that is parked by the next death."""
     careful = {"subType": SubType.Shared, "metadata": [api.KeyValue(key=QUARANTINE, value="3")]}
     positions = lives.rig.publish(lives.rig.producer("a"), *[b"x"] * 4)
     lives.rig.consumer("a", connection=50, **careful)
@@ -175,6 +193,7 @@ def test_who_died_over_an_entry_is_exact_whatever_ends_the_process(lives, how):
     assert expected == [3, 3, 1, 1]
     lives.next(how)
     consumer = lives.rig.consumer("a", connection=5, **careful)
-    assert [position for position, *_ in lives.rig.given(lives.rig.run(lives.rig.flow(consumer, MANY)), consumer)] == positions[2:]
+    assert [position for position,
+            *_ in lives.rig.given(lives.rig.run(lives.rig.flow(consumer, MANY)), consumer)] == positions[2:]
     deaths = lives.rig.partition("a").subscriptions["sub", True].cursor.deaths
     assert [int(deaths.arrays[ledger_id][entry_id]) for ledger_id, entry_id in positions] == expected

@@ -1,4 +1,6 @@
-"""What a producer sends again is not stored again: through kills, restarts and checkpoints, in batches and in chunks."""
+"""Deduplication: a message that is sent again is not stored again, through kills, restarts, checkpoints, batches and
+chunks.
+"""
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +30,7 @@ def rig(rigs):
 
 @dataclass(frozen=True)
 class Message:
-    """What a client sends under one sequence id; one chunk of it when there is a number of chunks."""
+    """A message that a client sends under one sequence id, or one chunk of it if `chunks` is set."""
 
     sequence_id: int
     payload: bytes = b"x"
@@ -39,7 +41,7 @@ class Message:
 
 
 def section(*sent):
-    """Of SENDs: (producer, Message) each."""
+    """A section of SENDs: (producer, Message) each."""
     rows, entries, offset = [], [], 0
     for producer, message in sent:
         metadata = dict(message.more)
@@ -57,7 +59,7 @@ def section(*sent):
 
 
 def send(rig, producer, *messages):
-    """What each is answered: is it a duplicate?"""
+    """Send messages; return for each whether the receipt says that it is a duplicate."""
     messages = [Message(each, b"%d" % each) if isinstance(each, int) else each for each in messages]
     answers = rig.run(section(*((producer, message) for message in messages)), worker=producer.worker)
     assert [receipt[1:4] for receipt in answers.receipts] == [
@@ -76,7 +78,7 @@ def kept(rig, topic):
 
 
 def last_told(rig, topic, **fields):
-    """What PRODUCER_SUCCESS says of the last sequence id, and the producer."""
+    """(the last sequence id in PRODUCER_SUCCESS, the producer)."""
     answers = rig.run(rig.command("producer", topic=topic, producer_id=77, request_id=77, **fields))
     [command] = answers.commands(T.PRODUCER_SUCCESS)
     rig.run(rig.command("close_producer", producer_id=77, request_id=78))
@@ -102,7 +104,8 @@ def test_a_pass_of_nothing_new_is_answered(rig):
 
 
 def test_names_and_topics_have_sequences_of_their_own(rig):
-    one, two, other = rig.producer("a", producer_name="p"), rig.producer("a", producer_name="q"), rig.producer("b", producer_name="p")
+    one, two = rig.producer("a", producer_name="p"), rig.producer("a", producer_name="q")
+    other = rig.producer("b", producer_name="p")
     for producer in (one, two, other):
         assert send(rig, producer, 5) == [False]
 
@@ -128,7 +131,8 @@ def test_one_that_waited_for_its_turn_is_told_when_that_comes(rig):
     assert command.producer_success.last_sequence_id == 3
 
 
-@pytest.mark.parametrize("again, is_duplicate", [((10, 19), True), ((10, 30), True), ((19, 25), True), ((20, 29), False)], ids=str)
+@pytest.mark.parametrize(
+    "again, is_duplicate", [((10, 19), True), ((10, 30), True), ((19, 25), True), ((20, 29), False)], ids=str)
 def test_a_batch_is_judged_by_its_first_message_and_counts_up_to_its_last(rig, again, is_duplicate):
     producer = rig.producer("a", producer_name="p")
     assert send(rig, producer, Message(10, b"", highest=19, more={"num_messages_in_batch": 10})) == [False]
@@ -142,7 +146,7 @@ def test_a_message_that_stands_alone_may_say_no_highest_id_or_its_own(rig):
 
 
 def test_sequence_ids_have_a_sign(rig):
-    """As other brokers read them; -1 is not the end of all sequences."""
+    """Sequence ids are signed, as in Apache Pulsar: -1 is below 0."""
     producer = rig.producer("a", producer_name="p")
     assert send(rig, producer, -2, -1, -1, 0, 1) == [False, False, True, False, False]
 
@@ -160,7 +164,7 @@ def test_without_deduplication_everything_is_stored(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("segment", [1 << 20, 64 << 10])
 def test_after_a_kill_nothing_is_stored_twice(rigs, segment):
-    """Also when the journal has forgotten what it was told of the beginning."""
+    """After a kill no message is stored twice, also if checkpoints have retired the journal's first segments."""
     rig = rigs(deduplication=True, journal_segment_bytes=segment)
     for name in ("p", "q"):
         producer = rig.producer("a", producer_name=name)
@@ -178,12 +182,12 @@ CROWDED = {"deduplication": True, "journal_segment_bytes": 64 << 10, "journal_se
 
 
 def fill_segment(rig):
-    """The next record begins a segment, and causes a checkpoint of what came before."""
+    """Publish until the next record begins a segment and causes a checkpoint."""
     rig.journal._at = rig.journal._segment_bytes
 
 
 def test_what_was_not_stored_when_it_was_killed_is_stored_when_it_comes_again(rigs, monkeypatch):
-    """Nothing is known of entries that are not there."""
+    """Sequence ids of entries that a kill lost are not known after the restart."""
     rig = rigs(**CROWDED)
     producer = rig.producer("a", producer_name="p")
     send(rig, producer, 1)
@@ -213,7 +217,7 @@ def test_a_clean_stop_and_an_unload_forget_nothing(rigs, rig):
 # -- refused
 
 def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(rig, monkeypatch):
-    """The producer is closed, so that what it had sent already does not overtake what was refused."""
+    """A refused SEND closes its producer, so that SENDs already on their way do not overtake it."""
     producer, other = rig.producer("a", producer_name="p"), rig.producer("b", producer_name="p")
     send(rig, producer, 1)
     publishing = rig.owner._publishing
@@ -224,7 +228,8 @@ def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(r
             raise StorageFull("full")
         make_room(demand)
     monkeypatch.setattr(publishing, "_make_room", full)
-    answers = rig.run(section((producer, Message(1)), (producer, Message(2)), (other, Message(2)), (producer, Message(3))))
+    answers = rig.run(section(
+        (producer, Message(1)), (producer, Message(2)), (other, Message(2)), (producer, Message(3))))
     assert [(receipt[2:4], receipt[4] == DUPLICATE) for receipt in answers.receipts] == [
         ((producer.object_id, 1), True), ((other.object_id, 2), False)]
     refused = [command.send_error.sequence_id for command in answers.commands(T.SEND_ERROR)]
@@ -239,7 +244,7 @@ def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(r
 # -- switched on and off
 
 def test_it_is_switched_on_and_off_at_any_time(rigs, rig):
-    """What is stored while it is off makes what was known worthless; if nothing is, it is still known."""
+    """Sequence ids are forgotten once a message is stored without deduplication, and kept if none was."""
     producer = rig.producer("a", producer_name="p")
     partition = rig.partition("a")
     send(rig, producer, 10)
@@ -276,7 +281,7 @@ def test_what_was_known_stays_forgotten_when_the_journal_has_forgotten_that(rigs
 @pytest.mark.parametrize("stored", range(4))
 @pytest.mark.parametrize("resent", range(4))
 def test_chunks_are_stored_once_wherever_a_kill_cuts_their_message(rigs, rig, stored, resent):
-    """The client sends again what it has no receipt for: some chunks that are stored, and those that are not."""
+    """A client that resends a chunked message after a kill has each chunk stored once, wherever the kill cut it."""
     resent = min(resent, stored)
     producer = rig.producer("a", producer_name="p")
     assert send(rig, producer, 1, *chunks(2, 3, end=stored)) == [False] * (1 + stored)
@@ -289,7 +294,9 @@ def test_chunks_are_stored_once_wherever_a_kill_cuts_their_message(rigs, rig, st
 
 
 def test_a_message_begun_anew_is_stored_from_its_first_chunk_on(rigs, rig):
-    """Its producer has lost its state: other chunks, perhaps of another message.  Mixed with the old ones they would be neither."""
+    """Chunks of a producer that lost its state are stored from the first on: mixed with old ones they would be no
+    message.
+    """
     producer = rig.producer("a", producer_name="p")
     send(rig, producer, 1, *chunks(2, 3, end=2))
     again = rigs.crash(rig)
@@ -304,7 +311,9 @@ def test_a_message_begun_anew_is_stored_from_its_first_chunk_on(rigs, rig):
 
 
 def test_chunks_of_two_threads_of_one_producer_may_take_turns(rigs, rig):
-    """And other messages come in between; each is stored once, and what is sent again is known."""
+    """Interleaved chunked messages of one producer, with others in between, are stored once, and resent ones are
+    duplicates.
+    """
     five, six = chunks(5, 2), chunks(6, 3)
     producer = rig.producer("a", producer_name="p")
     first = [five[0], six[0], Message(7, b"7"), six[1]]
@@ -318,7 +327,7 @@ def test_chunks_of_two_threads_of_one_producer_may_take_turns(rigs, rig):
 
 @pytest.mark.parametrize("count", [1, publish_plan.FEW_MAX + 1])
 def test_a_message_that_comes_whole_has_no_more_chunks(rig, count):
-    """Its producer has been started again, and cuts nothing this time."""
+    """A restarted producer sends a message whole whose chunks were begun: those are forgotten."""
     producer = rig.producer("a", producer_name="p")
     send(rig, producer, *chunks(5, 3, end=1))
     assert send(rig, producer, *range(5, 5 + count)) == [False] * count
@@ -383,7 +392,7 @@ def test_of_too_many_producers_the_longest_inactive_are_forgotten_and_counted(ri
 
 
 def test_who_publishes_again_is_the_least_inactive():
-    """However early it came first."""
+    """A producer that publishes again is evicted last, however early it came."""
     found = producer_sequences.Sequences()
     for now_ms, name in enumerate(["first", "second", "first"]):
         found.learn(producer_sequences.identity(name), producer_sequences.Progress(now_ms), now_ms)
@@ -394,9 +403,16 @@ def test_who_publishes_again_is_the_least_inactive():
 
 # -- at rest
 
-SEQUENCES = st.dictionaries(st.text(max_size=5), st.tuples(
-    st.sampled_from([producer_sequences.NONE, -1, 0, 2**63 - 1]),
-    st.dictionaries(st.integers(-2, 9), st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 2**32 - 1)), max_size=3)), max_size=5)
+SEQUENCES = st.dictionaries(
+    st.text(max_size=5),
+    st.tuples(
+        st.sampled_from([producer_sequences.NONE, -1, 0, 2**63 - 1]),
+        st.dictionaries(
+            st.integers(-2, 9), st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 2**32 - 1)), max_size=3
+        ),
+    ),
+    max_size=5,
+)
 
 
 def known(found):
@@ -407,7 +423,8 @@ def known(found):
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(before=SEQUENCES, after=SEQUENCES)
 def test_rows_and_ops_say_all_of_it(before, after):
-    """Rows are the whole; ops lead from what was to what is, however often they are applied."""
+    """Rows hold all sequence ids, and ops lead from an earlier state to the later one, however often they are applied.
+    """
     made = []
     for asked in (before, after):
         found = producer_sequences.Sequences()
@@ -426,19 +443,20 @@ def test_rows_and_ops_say_all_of_it(before, after):
                 read.apply_chunked(run.view(format.CHUNKED_OP))
         progress = {name: read.of(producer_sequences.identity(name)) for name in after}
         assert {name: each.last for name, each in progress.items()} == {name: last for name, (last, _) in after.items()}
-        assert {name: each.under_way for name, each in progress.items()} == {name: found for name, (_, found) in after.items()}
+        assert {name: each.under_way for name,
+                each in progress.items()} == {name: found for name, (_, found) in after.items()}
 
 
 # -- many producers
 
 class Model:
-    """The rules as plainly as they can be said, for the producers of all topics."""
+    """The rules of deduplication in their simplest form, for producers of all topics."""
 
     def __init__(self):
         self.last, self.begun, self.stored = {}, {}, {}
 
     def sent(self, topic, name, message):
-        """Whether it is a duplicate."""
+        """Whether the model takes the message for a duplicate."""
         key = topic, name
         last, begun = self.last.get(key), self.begun.setdefault(key, {})
         entries = begun.get(message.sequence_id)
@@ -450,7 +468,8 @@ class Model:
             return True
         self.stored.setdefault(topic, []).append(message.payload.decode())
         if message.chunks and message.chunk < message.chunks - 1:
-            begun[message.sequence_id] = [message.payload if message.chunk == 0 else (entries or [None])[0], *[None] * message.chunk]
+            begun[message.sequence_id] = [message.payload if message.chunk == 0 else (entries or [None])[0],
+                                          *[None] * message.chunk]
         else:
             begun.pop(message.sequence_id, None)
             if message.chunks:
@@ -462,13 +481,25 @@ class Model:
 
 MESSAGES = st.one_of(
     st.builds(Message, st.integers(0, 12), st.sampled_from([b"x", b"y"])),
-    st.builds(lambda first, more: Message(first, b"batch", highest=first + more), st.integers(0, 12), st.integers(0, 4)),
-    st.builds(lambda number, payload, chunk: Message(number, payload, chunk=chunk, chunks=3), st.integers(0, 12),
-              st.sampled_from([b"c", b"d"]), st.integers(0, 2)),
+    st.builds(
+        lambda first, more: Message(first, b"batch", highest=first + more), st.integers(0, 12), st.integers(0, 4)
+    ),
+    st.builds(
+        lambda number, payload, chunk: Message(number, payload, chunk=chunk, chunks=3),
+        st.integers(0, 12),
+        st.sampled_from([b"c", b"d"]),
+        st.integers(0, 2),
+    ),
 )
-RISING = st.tuples(st.integers(0, 12), st.integers(0, 60)).map(lambda which: [Message(which[0] + n) for n in range(which[1])])
-PASS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"]), st.one_of(MESSAGES.map(lambda m: [m]), RISING)),
-                min_size=1, max_size=12)
+RISING = st.tuples(st.integers(0, 12),
+                   st.integers(0, 60)).map(lambda which: [Message(which[0] + n) for n in range(which[1])])
+PASS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"]), st.one_of(MESSAGES.map(lambda m: [m]), RISING)
+    ),
+    min_size=1,
+    max_size=12,
+)
 
 
 @pytest.mark.slow
@@ -476,7 +507,7 @@ PASS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["p"
 @given(passes=st.lists(st.tuples(PASS, st.booleans()), min_size=1, max_size=5))
 @example(passes=[([("a", "p", [Message(1, highest=3)]), ("a", "p", [Message(2)]), ("a", "q", [Message(2)])], True)])
 def test_many_producers_in_one_pass_are_told_apart(rigs, passes):
-    """Of two topics that deduplicate, and one that does not; through kills."""
+    """One pass has producers of two topics that deduplicate and of one that does not; the owner is killed at times."""
     rig, model = rigs(deduplication=True, journal_segment_bytes=64 << 10), Model()
     producers = {}
     for asked, is_killed in passes:
@@ -494,7 +525,8 @@ def test_many_producers_in_one_pass_are_told_apart(rigs, passes):
         for topic, name, message in sent:
             if topic == "c":
                 model.stored.setdefault(topic, []).append(message.payload.decode())
-            expected.setdefault(producers[topic, name].object_id, []).append(topic != "c" and model.sent(topic, name, message))
+            is_duplicate = topic != "c" and model.sent(topic, name, message)
+            expected.setdefault(producers[topic, name].object_id, []).append(is_duplicate)
         found: dict = {}
         for _, _, producer_id, _, position in answers.receipts:
             found.setdefault(producer_id, []).append(position == DUPLICATE)

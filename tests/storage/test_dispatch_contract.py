@@ -1,4 +1,4 @@
-"""What subscriptions of all four types promise alike: permits are kept, nothing acknowledged comes again, nothing else is lost."""
+"""Promises of all four subscription types: permits are kept, no acknowledged entry comes again, and none is lost."""
 import pytest
 
 from geminga.proto import envelope
@@ -19,19 +19,20 @@ def kind(request):
 
 @pytest.fixture
 def ten(rigs):
-    """(rig, its producer, positions of ten entries "0" to "9" with keys of their own, in four ledgers)."""
+    """(rig, its producer, positions of ten entries "0" to "9"), each entry with a key of its own, in four ledgers."""
     rig = rigs(roll_over_entries=3)
     producer, _ = rig.producer("a"), rig.consumer("a", "keeps everything")
     return rig, producer, [publish(rig, producer, b"%d" % number)[0] for number in range(10)]
 
 
 def publish(rig, producer, *payloads, **fields):
-    """Each under a key of its own."""
-    return rig.run(rig.sends(*[(producer, payload, {"partition_key": payload.decode()} | fields) for payload in payloads])).positions
+    """Publish payloads, each under a key of its own."""
+    return rig.run(rig.sends(*[(producer, payload, {"partition_key": payload.decode()} | fields)
+                               for payload in payloads])).positions
 
 
 def consumers(rig, kind, count=2, **fields):
-    """As many as the type allows, on connections of their own."""
+    """As many consumers as the type allows, on connections of their own."""
     return [rig.consumer("a", subType=kind, connection=CONNECTION + 1 + number, consumer_name=f"c{number}", **fields)
             for number in range(1 if kind == EXCLUSIVE else count)]
 
@@ -41,14 +42,14 @@ def payloads(found):
 
 
 def received(rig, crowd, permits=MANY):
-    """What all of them get for one grant each, in the order of the ids."""
+    """The entries that all consumers get for one grant of permits each, by position."""
     return payloads(sorted(found for consumer in crowd for found in rig.receive(consumer, permits)))
 
 
-# -- permits ----------------------------------------------------------------------------------------------------------------------
+# -- permits
 
 def test_nobody_gets_more_than_it_asked_for(ten, kind):
-    """However the permits come, and whether the entries were there before or come later."""
+    """A consumer gets no more messages than its permits, in however many grants, before or after the entries come."""
     rig, producer, positions = ten
     [consumer] = consumers(rig, kind, 1)
     assert rig.receive(consumer, 4) == list(zip(positions[:4], [b"0", b"1", b"2", b"3"], strict=True))
@@ -62,14 +63,14 @@ def test_nobody_gets_more_than_it_asked_for(ten, kind):
 
 @pytest.mark.parametrize("count", [1, 30], ids=["few", "many"])
 def test_a_batch_may_exceed_the_permits_once(rig, kind, count):
-    """What it took too much is owed, and nothing more comes before that is paid."""
+    """A batch may exceed the permits; its excess is taken off the next grants before another entry is delivered."""
     producer, [consumer] = rig.producer("a"), consumers(rig, kind, 1)
     rig.run(rig.sends(*[(producer, b"x", {"batch": 10})] * 3 * count))
     assert [len(rig.receive(consumer, permits)) for permits in (10 * count - 5, 4, 1, 1, 9)] == [count, 0, 0, 1, 0]
 
 
 def test_permits_are_counted_in_messages_that_are_not_acknowledged(rig, kind):
-    """A batch that is acknowledged in part takes as many as are left of it."""
+    """A batch that is acknowledged in part takes as many permits as it has messages left."""
     producer, [consumer] = rig.producer("a"), consumers(rig, kind, 1)
     positions = rig.run(rig.sends(*[(producer, b"x", {"batch": 10})] * 4)).positions
     assert len(rig.receive(consumer, 20)) == 2
@@ -83,7 +84,7 @@ def test_permits_are_counted_in_messages_that_are_not_acknowledged(rig, kind):
 
 
 def test_who_has_no_permits_holds_up_nobody_else(ten, kind):
-    """Others of its subscription get what is theirs, and so do other subscriptions."""
+    """A consumer without permits delays neither others of its subscription nor other subscriptions."""
     rig, producer, _ = ten
     stalled, *others = consumers(rig, kind, 3)
     elsewhere = rig.consumer("a", "other", subType=kind)
@@ -99,10 +100,12 @@ def test_who_has_no_permits_holds_up_nobody_else(ten, kind):
         assert 10 < len(rig.receive(stalled)) < 70         # its own keys
 
 
-# -- what comes again -------------------------------------------------------------------------------------------------------------
+# -- what comes again
 
 def acknowledged_some(rig, kind, positions):
-    """Consumers that got all ten, and what each has left when the first two, the fifth, and the ninth are acknowledged."""
+    """Consumers that got all ten entries, and those that each still holds after the first two, the fifth and the ninth
+    are acknowledged.
+    """
     crowd = consumers(rig, kind)
     had = [rig.receive(consumer, 5 if kind == SHARED else MANY) for consumer in crowd]
     assert payloads(sorted(sum(had, []))) == b"0123456789"
@@ -117,11 +120,12 @@ LEFT = b"235679"
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["closed", "connection gone", "worker gone", "killed", "stopped", "asked for"])
 def test_what_was_not_acknowledged_comes_again_and_nothing_else(ten, rigs, kind, end):
-    """Whatever became of those who had it."""
+    """Once all consumers have left, exactly the unacknowledged entries are delivered again."""
     rig, _, positions = ten
     crowd, _ = acknowledged_some(rig, kind, positions)
     if end == "asked for":
-        answers = rig.run(*[rig.flow(consumer, 10) for consumer in crowd], *[rig.redeliver(consumer) for consumer in crowd])
+        answers = rig.run(*[rig.flow(consumer, 10) for consumer in crowd],
+                          *[rig.redeliver(consumer) for consumer in crowd])
         assert payloads(sorted(found for consumer in crowd for found in rig.delivered(answers, consumer))) == LEFT
     else:
         for consumer in crowd:
@@ -142,7 +146,7 @@ def test_what_was_not_acknowledged_comes_again_and_nothing_else(ten, rigs, kind,
 
 @pytest.mark.parametrize("kind", [SHARED, FAILOVER, KEY_SHARED], ids=SubType.Name)
 def test_what_a_leaving_consumer_had_goes_to_who_stays(ten, kind):
-    """As soon as it leaves, in the order of the ids; what the other had before does not come again."""
+    """Entries of a consumer that leaves go to the others at once, by position; these get no entry twice."""
     rig, producer, positions = ten
     (leaves, stays), (had, _) = acknowledged_some(rig, kind, positions)
     rig.run(rig.flow(stays, 100))
@@ -153,7 +157,8 @@ def test_what_a_leaving_consumer_had_goes_to_who_stays(ten, kind):
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED], ids=SubType.Name)
 def test_of_what_a_consumer_names_only_what_it_has_comes_again(ten, kind):
-    """Not what is acknowledged, what another has, or what never was."""
+    """A redelivery request has no effect on entries that are acknowledged, held by another consumer, or do not exist.
+    """
     rig, _, positions = ten
     crowd, (had, _) = acknowledged_some(rig, kind, positions)
     strange = [(positions[0][0], 99), (positions[-1][0], 1 << 40), (1 << 50, 0), (positions[0][0], (1 << 64) - 1)]
@@ -166,17 +171,19 @@ def test_of_what_a_consumer_names_only_what_it_has_comes_again(ten, kind):
 
 @pytest.mark.parametrize("kind", ALONE, ids=SubType.Name)
 def test_where_order_is_kept_everything_comes_again_whatever_is_named(ten, kind):
-    """And nothing for those that only stand by."""
+    """Exclusive and Failover redeliver everything to the active consumer, whatever ids it names, and nothing to others.
+    """
     rig, _, positions = ten
     (active, *others), _ = acknowledged_some(rig, kind, positions)
     answers = rig.run(rig.flow(active, 100), rig.redeliver(active, positions[7]))
     assert payloads(rig.delivered(answers, active)) == LEFT
-    assert not rig.run(*[rig.redeliver(other, positions[7]) for other in others], *[rig.redeliver(other) for other in others]).gifts
+    assert not rig.run(*[rig.redeliver(other, positions[7]) for other in others],
+                       *[rig.redeliver(other) for other in others]).gifts
 
 
 @pytest.mark.slow
 def test_a_stream_loses_and_repeats_nothing(rig, kind):
-    """Over many passes with acknowledgements, redeliveries and comings and goings."""
+    """Many passes with acknowledgements, redeliveries, and consumers that come and go lose and repeat no entry."""
     producer, crowd, done = rig.producer("a"), consumers(rig, kind, 3), set()
     for number in range(30):
         sent = rig.sends(*[(producer, b"x", {"partition_key": f"{n % 7}"}) for n in range(10)])
@@ -198,7 +205,7 @@ def test_a_stream_loses_and_repeats_nothing(rig, kind):
 
 @pytest.mark.slow
 def test_the_read_position_survives_the_roll_over_of_ledgers(rigs, kind):
-    """Also when all that was there is acknowledged and its ledgers are deleted under the consumers."""
+    """Consumers go on when ledgers roll over, and when acknowledged ledgers are deleted below the read position."""
     rig = rigs(roll_over_entries=3)
     producer, crowd, found = rig.producer("a"), consumers(rig, kind), b""
     for consumer in crowd:
@@ -217,18 +224,22 @@ def test_the_read_position_survives_the_roll_over_of_ledgers(rigs, kind):
     assert received(rig, consumers(rig, kind, 1)) == b"".join(b"%d," % number for number in range(10, 20))
 
 
-# -- acknowledgements that mean nothing -------------------------------------------------------------------------------------------
+# -- acknowledgements that mean nothing
 
 @pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 def test_ids_that_never_existed_change_nothing(ten, kind, many):
-    """Nor do repeated ones; whoever asks is answered all the same."""
+    """Acknowledgements of unknown ids, and repeated ones, change no cursor and are answered."""
     rig, _, positions = ten
     rig.publish(rig.producer("b"), b"x")
     [consumer] = consumers(rig, kind, 1)
-    strange = [(99, 0), (positions[0][0], 3), (positions[0][0], 1 << 40), (-1, -1), ((1 << 62), 5), (rig.files("b")[0], 0)]
-    answers = rig.run(rig.acks(consumer, *strange * many, request_id=5), rig.acks(consumer, *strange * many, cumulative=True, request_id=6),
-                      *[rig.ack_part(consumer, position, 1) for position in strange])
+    first = positions[0][0]
+    strange = [(99, 0), (first, 3), (first, 1 << 40), (-1, -1), ((1 << 62), 5), (rig.files("b")[0], 0)]
+    answers = rig.run(
+        rig.acks(consumer, *strange * many, request_id=5),
+        rig.acks(consumer, *strange * many, cumulative=True, request_id=6),
+        *[rig.ack_part(consumer, position, 1) for position in strange],
+    )
     assert [command.ackResponse.request_id for command in answers.commands(T.ACK_RESPONSE)] == [5, 6]
     assert payloads(rig.receive(consumer)) == b"0123456789"
     for _ in range(2):
@@ -240,24 +251,28 @@ def test_ids_that_never_existed_change_nothing(ten, kind, many):
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 @pytest.mark.parametrize("kind", ALONE, ids=SubType.Name)
 def test_a_cumulative_acknowledgement_counts_beside_one_that_means_nothing(ten, kind, many):
-    """In the same pass; the highest that exists is what counts."""
+    """Among cumulative acknowledgements of one pass, the highest position that exists counts."""
     rig, _, positions = ten
     [consumer] = consumers(rig, kind, 1)
-    rig.run(rig.acks(consumer, *[positions[2], (99, 0), positions[4], (positions[3][0], 77), positions[3]] * many, cumulative=True))
+    rig.run(rig.acks(consumer, *[positions[2], (99, 0), positions[4], (positions[3][0], 77), positions[3]] * many,
+                     cumulative=True))
     rig.close_consumer(consumer)
     assert received(rig, consumers(rig, kind, 1)) == b"56789"
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED], ids=SubType.Name)
 def test_many_consumers_have_no_cumulative_acknowledgements(ten, kind):
-    """They change nothing, whole or in part, and are answered."""
+    """Shared and Key_Shared ignore cumulative acknowledgements, whole or in part, and answer them."""
     rig, producer, positions = ten
     [batch] = rig.run(rig.sends((producer, b"x", {"batch": 3}))).positions
     crowd = consumers(rig, kind)
     received(rig, crowd)
-    answers = rig.run(rig.acks(crowd[0], positions[5], cumulative=True, request_id=3), rig.ack_part(crowd[0], batch, 1, cumulative=True))
-    assert [(command.ackResponse.request_id, command.ackResponse.HasField("error")) for command in answers.commands(T.ACK_RESPONSE)] \
-        == [(3, False)]
+    answers = rig.run(rig.acks(crowd[0], positions[5], cumulative=True, request_id=3),
+                      rig.ack_part(crowd[0], batch, 1, cumulative=True))
+    assert [
+        (command.ackResponse.request_id, command.ackResponse.HasField("error"))
+        for command in answers.commands(T.ACK_RESPONSE)
+    ] == [(3, False)]
     assert rig.counters.read()["acks_ignored"] == 2
     for consumer in crowd:
         rig.close_consumer(consumer)
@@ -268,7 +283,7 @@ def test_many_consumers_have_no_cumulative_acknowledgements(ten, kind):
 
 
 def test_what_one_consumer_has_another_may_acknowledge(ten, kind):
-    """Also what nobody has got yet: it does not come."""
+    """A consumer may acknowledge entries that another one holds, or that no consumer has got yet."""
     rig, _, positions = ten
     crowd = consumers(rig, kind)
     received(rig, crowd[:1], 4)
@@ -277,17 +292,24 @@ def test_what_one_consumer_has_another_may_acknowledge(ten, kind):
     assert received(rig, crowd[1:] or consumers(rig, kind, 1)) == b"0789"
 
 
-# -- positions --------------------------------------------------------------------------------------------------------------------
+# -- positions
 
 @pytest.mark.slow
 def test_seek_goes_back_and_forth(ten, rigs, kind):
-    """All consumers are told to come back, and get what lies behind the new position, and that only."""
+    """After a seek all consumers are told to reconnect, and get exactly the entries behind the new position."""
     rig, _, positions = ten
     crowd, _ = acknowledged_some(rig, kind, positions)
     for where, expected in ((3, b"3456789"), (9, b"9"), (0, b"0123456789"), (5, b"56789")):
         ledger_id, entry_id = positions[where]
-        answers = rig.run(rig.command("seek", connection=crowd[-1].connection, consumer_id=crowd[-1].object_id, request_id=77,
-                                      message_id=api.MessageIdData(ledgerId=ledger_id, entryId=entry_id)))
+        answers = rig.run(
+            rig.command(
+                "seek",
+                connection=crowd[-1].connection,
+                consumer_id=crowd[-1].object_id,
+                request_id=77,
+                message_id=api.MessageIdData(ledgerId=ledger_id, entryId=entry_id),
+            )
+        )
         assert sorted(command.close_consumer.consumer_id for command in answers.commands(T.CLOSE_CONSUMER)) \
             == sorted(consumer.object_id for consumer in crowd)
         assert [command.type for command in answers.commands()][-1] == T.SUCCESS
@@ -298,7 +320,7 @@ def test_seek_goes_back_and_forth(ten, rigs, kind):
 
 
 def test_a_durable_subscription_and_a_reader_of_one_name_know_nothing_of_each_other(ten, kind):
-    """Two cursors; the reader's goes with it."""
+    """Each has a cursor of its own, and the reader's ends with the reader."""
     rig, _, positions = ten
     [durable] = consumers(rig, kind, 1)
     reader = rig.consumer("a", subType=EXCLUSIVE, durable=False)
@@ -311,7 +333,7 @@ def test_a_durable_subscription_and_a_reader_of_one_name_know_nothing_of_each_ot
 
 
 def test_a_reader_outlives_the_ledgers_it_has_not_acknowledged(rigs, kind):
-    """They are deleted without it; what it had of them counts no more, and holds up nothing that follows."""
+    """Ledgers are deleted although a reader holds entries of them.  These count no more, and block no later entry."""
     rig = rigs(roll_over_entries=4, max_unacked_messages_per_consumer=8)
     producer, durable = rig.producer("a"), rig.consumer("a", "durable")
     crowd = consumers(rig, kind, 1, durable=False)
@@ -321,24 +343,26 @@ def test_a_reader_outlives_the_ledgers_it_has_not_acknowledged(rigs, kind):
         crowd.append(rig.consumer("a", subType=kind, connection=9, consumer_name="late", durable=False))
         rig.run(rig.flow(crowd[1], MANY))
     passes = [rig.run(*[rig.acks(durable, *some) for some in positions])]
-    passes += [rig.run(rig.sends(*[(producer, b"x", {"partition_key": f"{n}"}) for n in range(count)])) for count in (1, 3)]
+    passes += [rig.run(rig.sends(*[(producer, b"x", {"partition_key": f"{n}"}) for n in range(count)]))
+               for count in (1, 3)]
     assert len(rig.files("a")) == 1
     found = {position for answers in passes for consumer in crowd for position, *_ in rig.given(answers, consumer)}
     assert found >= {position for position, _ in rig.everything("a")}
 
 
-# -- who consumes -----------------------------------------------------------------------------------------------------------------
+# -- who consumes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED], ids=SubType.Name)
 def test_a_live_subscription_keeps_its_type(rig, kind, other):
-    """Another is refused once a holder has shown that it lives; when none does, the type is free."""
+    """A consumer of another type is refused if a present one answers a probe; if none does, the type is free."""
     if kind == other:
         return
     crowd = consumers(rig, kind)
     section, _ = rig.subscribe("a", "sub", subType=other, connection=9)
     answers = rig.run(section)
-    assert [(connection, action) for connection, action, *_ in answers.replies] == [(crowd[0].connection, envelope.PROBE)]
+    replies = [(connection, action) for connection, action, *_ in answers.replies]
+    assert replies == [(crowd[0].connection, envelope.PROBE)]
     answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=crowd[0].connection))
     assert [(reply[0], reply[-1].error.error) for reply in answers.replies] == [(9, api.ConsumerBusy)]
     section, number = rig.subscribe("a", "sub", subType=other, connection=9)
@@ -349,16 +373,20 @@ def test_a_live_subscription_keeps_its_type(rig, kind, other):
 
 
 def unsubscribe(rig, consumer, **fields):
-    return rig.run(rig.command("unsubscribe", connection=consumer.connection, consumer_id=consumer.object_id, request_id=5, **fields))
+    return rig.run(rig.command("unsubscribe", connection=consumer.connection, consumer_id=consumer.object_id,
+                               request_id=5, **fields))
 
 
 def test_a_subscription_with_other_consumers_is_not_given_up(ten, kind):
-    """Unless that is forced: then they are told to come back, and begin anew."""
+    """UNSUBSCRIBE is refused while others are attached, unless it is forced: then they are told to reconnect, and begin
+    anew.
+    """
     rig, _, positions = ten
     crowd, _ = acknowledged_some(rig, kind, positions)
     if kind != EXCLUSIVE:
         answers = unsubscribe(rig, crowd[0])
-        assert [(command.error.request_id, command.error.error) for command in answers.commands(T.ERROR)] == [(5, api.MetadataError)]
+        assert [(command.error.request_id, command.error.error)
+                for command in answers.commands(T.ERROR)] == [(5, api.MetadataError)]
         assert received(rig, crowd[1:]) == b""
         for consumer in crowd[1:]:
             rig.close_consumer(consumer)
@@ -373,7 +401,8 @@ def test_a_forced_unsubscribe_closes_the_others(ten, rigs, kind):
     rig, _, positions = ten
     crowd, _ = acknowledged_some(rig, kind, positions)
     answers = unsubscribe(rig, crowd[0], force=True)
-    assert [command.close_consumer.consumer_id for command in answers.commands(T.CLOSE_CONSUMER)] == [crowd[1].object_id]
+    assert [command.close_consumer.consumer_id
+            for command in answers.commands(T.CLOSE_CONSUMER)] == [crowd[1].object_id]
     assert [command.success.request_id for command in answers.commands(T.SUCCESS)] == [5]
     for found in (rigs.crash(rig), rig):
         assert received(found, consumers(found, kind)) == b"0123456789"

@@ -1,4 +1,4 @@
-"""Failover subscriptions: who is active, who is told, and who gets what the last one had."""
+"""Failover: which consumer is active, which clients are told, and who gets the last one's entries."""
 import itertools
 
 import mmh3
@@ -25,13 +25,13 @@ def join(rig, name, topic="a", **fields):
 
 
 def told(answers):
-    """[(consumer id, whether it is active)] in order."""
+    """[(consumer id, whether it is active)] that clients were told, in order."""
     return [(command.active_consumer_change.consumer_id, command.active_consumer_change.is_active)
             for command in answers.commands(T.ACTIVE_CONSUMER_CHANGE)]
 
 
 def active(rig, crowd, topic="a"):
-    """The name of who gets what is published now."""
+    """The name of the consumer that gets an entry published now."""
     rig.run(*[rig.flow(consumer, MANY) for consumer in crowd.values()])
     answers = rig.run(rig.sends((rig.producer(topic), b"x")))
     [name] = [name for name, consumer in crowd.items() if rig.given(answers, consumer)]
@@ -55,9 +55,10 @@ def test_the_first_who_joined_is_active(rigs):
 
 
 def test_topics_are_spread_over_a_ring_of_names(rigs):
-    """Each has 100 points; a topic belongs to the first at or behind its own hash."""
+    """Each consumer has 100 points on a ring, and a topic belongs to the first one at or behind its own hash."""
     rig = rigs(failover_selection="hashring")
-    ring = sorted((mmh3.hash(f"{name}{point}", signed=False) & 0x7FFFFFFF, name) for name in "abc" for point in range(100))
+    ring = sorted((mmh3.hash(f"{name}{point}", signed=False) & 0x7FFFFFFF, name) for name in "abc"
+                  for point in range(100))
     found = set()
     for topic in ("t1", "t2", "t3", "t4", "t5", "t6"):
         place = mmh3.hash(f"persistent://public/default/{topic}", signed=False) & 0x7FFFFFFF
@@ -77,7 +78,7 @@ def test_partitions_are_dealt_out_by_their_number_among_the_names(partitions):
 
 
 def test_only_the_lowest_level_is_active(partitions, rig):
-    """Others wait until none of it is left."""
+    """Consumers of higher priority levels stand by until no consumer of the lowest is left."""
     crowd = {name: join(rig, name, priority_level=level) for name, level in (("a", 2), ("b", 1), ("c", 1))}
     assert active(rig, crowd) == "b"
     rig.close_consumer(crowd.pop("b"))
@@ -90,7 +91,7 @@ def test_only_the_lowest_level_is_active(partitions, rig):
 
 
 def test_everybody_is_told_of_every_change_and_whoever_joins_how_it_stands(rig):
-    """After its SUCCESS; those who leave hear nothing."""
+    """All consumers are told of a change, a new one after its SUCCESS; consumers that leave are told nothing."""
     numbers = {}
 
     def joining(name):
@@ -124,7 +125,8 @@ def test_only_failover_has_an_active_consumer(rig):
 
 
 def test_all_that_is_not_acknowledged_goes_to_the_next_in_order(rig):
-    """When the active one leaves, and when a better one joins; a stand-by that comes or goes changes nothing."""
+    """Unacknowledged entries go to the next active consumer, in order.  A stand-by that comes or goes changes nothing.
+    """
     producer, last = rig.producer("a"), join(rig, "c")
     positions = rig.publish(producer, *[b"%d" % n for n in range(6)])
     assert [position for position, _ in rig.receive(last, 4)] == positions[:4]
@@ -141,11 +143,12 @@ def test_all_that_is_not_acknowledged_goes_to_the_next_in_order(rig):
 
 
 def test_what_was_sent_after_a_redelivery_carries_its_epoch(rig):
-    """The worker is told before it gets the entries."""
+    """The worker learns a consumer's new epoch before it gets entries of that epoch."""
     producer, consumer = rig.producer("a"), join(rig, "a", consumer_epoch=3)
     rig.publish(producer, b"x")
     rig.receive(consumer)
     answers = rig.run(rig.redeliver(consumer, consumer_epoch=4), rig.flow(consumer, 5))
-    epochs = [(object_id, epoch) for _, action, object_id, epoch, _ in answers.replies if action == envelope.CONSUMER_EPOCH]
+    epochs = [(object_id, epoch) for _, action, object_id, epoch,
+              _ in answers.replies if action == envelope.CONSUMER_EPOCH]
     assert epochs == [(consumer.number, 4)]
     assert len(rig.given(answers, consumer)) == 1

@@ -1,4 +1,4 @@
-"""Key_Shared subscriptions: whose a key is, that it is nobody else's meanwhile, and the order within it."""
+"""Key_Shared: which consumer a key belongs to, that no other gets it meanwhile, and the order within a key."""
 import random
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ SPLIT = {"key_shared_consistent_hashing": False}
 
 @dataclass
 class Slotted:
-    """As much of a consumer as ranges look at."""
+    """A consumer, as far as hash ranges look at it."""
 
     slot: int
     name: str = "same"
@@ -31,12 +31,15 @@ def join(rig, name="c", **fields):
 
 def policy(*ranges, is_loose=False):
     hashes = [api.IntRange(start=first, end=last) for first, last in ranges]
-    return {"keySharedMeta": api.KeySharedMeta(keySharedMode=api.STICKY if ranges else api.AUTO_SPLIT, hashRanges=hashes,
-                                               allowOutOfOrderDelivery=is_loose)}
+    return {
+        "keySharedMeta": api.KeySharedMeta(
+            keySharedMode=api.STICKY if ranges else api.AUTO_SPLIT, hashRanges=hashes, allowOutOfOrderDelivery=is_loose
+        )
+    }
 
 
 def publish(rig, producer, *keys):
-    """An entry of each key, its payload too."""
+    """Publish an entry of each key, with the key as its payload."""
     return rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys]))
 
 
@@ -48,10 +51,10 @@ def dispatcher(rig):
     return rig.partition("a").subscriptions["sub", True].dispatcher
 
 
-# -- whose a key is ---------------------------------------------------------------------------------------------------------------
+# -- whose a key is
 
 def test_a_newcomer_gets_the_lower_half_of_the_largest_region(rigs):
-    """Regions as they have been published for four consumers, and the key that was published for the third."""
+    """Four consumers get the regions, and the third one the key, that Pulsar's documentation gives as an example."""
     rig = rigs(**SPLIT)
     producer, crowd = rig.producer("a"), [join(rig) for _ in range(4)]
     assert [dispatcher(rig).ranges.of(slot) for slot in (1, 2, 3, 4)] == [
@@ -77,7 +80,9 @@ def test_what_somebody_leaves_goes_to_the_region_on_its_right(leaver, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoSplit, Consistent])
 def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
-    """Nobody's only when nobody is there; a change concerns only who comes, or goes."""
+    """Every hash belongs to a consumer while there is one, and a change moves only hashes of the consumer that comes or
+    goes.
+    """
     ranges, there, chance = kind(), [], random.Random(1)
     before = ranges.slots(ALL)
     for _ in range(60):
@@ -99,7 +104,7 @@ def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoSplit, Consistent])
 def test_however_many_come_between_two_looks_the_regions_are_the_same(kind):
-    """Which are only laid out when they are looked at."""
+    """Regions that are computed once for many changes are those that are computed after each."""
     looked_at, left_alone, chance, there = kind(), kind(), random.Random(2), []
     for step in range(100):
         is_leaving = bool(there) and chance.random() < 0.4
@@ -114,9 +119,10 @@ def test_however_many_come_between_two_looks_the_regions_are_the_same(kind):
             assert all(looked_at.of(slot) == left_alone.all()[slot] for slot in there)
 
 
-@pytest.mark.parametrize("names", [["same"] * 4, list("abcd"), [f"consumer-{n}" for n in range(20)]], ids=["same", "four", "twenty"])
+@pytest.mark.parametrize("names", [["same"] * 4, list("abcd"), [f"consumer-{n}" for n in range(20)]],
+                         ids=["same", "four", "twenty"])
 def test_a_ring_spreads_hashes_evenly(names):
-    """Each has a hundred points, also when names are the same."""
+    """A hundred points for each consumer spread hashes evenly, also if consumers have the same name."""
     ranges = Consistent()
     for slot, name in enumerate(names, 1):
         ranges.add(Slotted(slot, name))
@@ -128,9 +134,14 @@ def test_the_ordering_key_counts_before_the_key(rigs):
     rig = rigs(**SPLIT)
     producer, high, low = rig.producer("a"), join(rig), join(rig)
     rig.run(rig.flow(high, MANY), rig.flow(low, MANY))
-    answers = rig.run(rig.sends((producer, b"1", {"partition_key": "A"}), (producer, b"2", {"partition_key": "A", "ordering_key": b"B"}),
-                                (producer, b"3", {"partition_key": "Qg==", "partition_key_b64_encoded": True}),
-                                (producer, b"4", {"partition_key": "B", "batch": 3})))
+    answers = rig.run(
+        rig.sends(
+            (producer, b"1", {"partition_key": "A"}),
+            (producer, b"2", {"partition_key": "A", "ordering_key": b"B"}),
+            (producer, b"3", {"partition_key": "Qg==", "partition_key_b64_encoded": True}),
+            (producer, b"4", {"partition_key": "B", "batch": 3}),
+        )
+    )
     assert (got(rig, answers, high), got(rig, answers, low)) == (["1"], ["2", "3", "4"])
 
 
@@ -141,11 +152,13 @@ def test_entries_without_a_key_are_spread(rig):
     assert min(len(got(rig, answers, consumer)) for consumer in crowd) > 50
 
 
-# -- ranges that consumers bring --------------------------------------------------------------------------------------------------
+# -- ranges that consumers bring
 
-@pytest.mark.parametrize("ranges", [(), ((5, 4),), ((-1, 4),), ((0, 65_536),), ((0, 10), (10, 20)), ((5, 9), (0, 20)), ((3, 3), (3, 3))])
+@pytest.mark.parametrize("ranges", [
+    (), ((5, 4),), ((-1, 4),), ((0, 65_536),), ((0, 10), (10, 20)), ((5, 9), (0, 20)), ((3, 3), (3, 3))])
 def test_ranges_that_cannot_be_are_refused(rig, ranges):
-    """None, reversed, beyond the hashes there are, overlapping in themselves.  Nothing is left of it."""
+    """Ranges are refused that are missing, reversed, out of bounds, or overlap; the refused consumer leaves no trace.
+    """
     for durable in (True, False):
         wanted = policy(*ranges or [(0, 0)])
         if not ranges:
@@ -156,13 +169,14 @@ def test_ranges_that_cannot_be_are_refused(rig, ranges):
 
 
 def test_ranges_that_are_taken_are_refused_as_long_as_their_holder_lives(rig):
-    """Also when only one hash is; once the holder is gone, they are free."""
+    """Ranges with one hash of a live consumer's are refused, and are free once that consumer is gone."""
     holder = join(rig, connection=2, **policy((100, 200), (300, 300)))
     join(rig, connection=3, **policy((0, 99), (201, 299), (301, 65_535)))
     for wanted in ((300, 300), (150, 160), (0, 65_535)):
         section, number = rig.subscribe("a", "sub", subType=SubType.Key_Shared, connection=9, **policy(wanted))
         assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
-        answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=2), rig.happened(envelope.CONNECTION_ALIVE, connection=3))
+        answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=2),
+                          rig.happened(envelope.CONNECTION_ALIVE, connection=3))
         assert [command.error.error for command in answers.commands(T.ERROR)] == [api.ConsumerAssignError]
     section, number = rig.subscribe("a", "sub", subType=SubType.Key_Shared, connection=9, **policy((150, 160)))
     rig.run(section)
@@ -181,7 +195,7 @@ def test_what_is_in_nobodys_range_waits_and_holds_up_nothing(rig):
     (policy(), policy((0, 10))), (policy((0, 10)), policy()), (policy(), policy(is_loose=True)),
     (policy((0, 10)), policy((11, 20), is_loose=True))])
 def test_all_consumers_have_one_policy(rig, first, other):
-    """Another is refused once a holder has shown that it lives."""
+    """A consumer with another Key_Shared policy is refused once a present consumer has answered a probe."""
     join(rig, connection=2, **first)
     section, _ = rig.subscribe("a", "sub", subType=SubType.Key_Shared, connection=9, **other)
     assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
@@ -197,13 +211,14 @@ def test_it_can_be_switched_off(rigs):
     assert [command.error.error for command in rig.run(section).commands()] == [api.NotAllowedError]
 
 
-# -- a key is at one consumer at a time -------------------------------------------------------------------------------------------
+# -- a key is at one consumer at a time
 
 @pytest.fixture
 def moved(rigs):
-    """(rig, producer, who has two entries of A and of B unacknowledged, who has B's hash since, their positions).
+    """(rig, producer, the consumer that holds two entries each of keys A and B, the consumer that B's hash belongs to
+    since, positions).
 
-    Of both two more were published.
+    Two more entries of each key were published.
     """
     rig = rigs(**SPLIT)
     producer, old = rig.producer("a"), join(rig, "old")
@@ -217,9 +232,10 @@ def moved(rigs):
 
 
 def test_a_key_changes_hands_when_the_last_of_it_is_acknowledged(moved):
-    """Others do not wait for it, and it waits for no others."""
+    """A key goes to its new consumer after its last pending entry is acknowledged; other keys do not wait."""
     rig, producer, old, new, positions = moved
-    assert got(rig, publish(rig, producer, "C"), new) + got(rig, publish(rig, producer, "D"), new)      # keys that nobody had
+    # keys that nobody had
+    assert got(rig, publish(rig, producer, "C"), new) + got(rig, publish(rig, producer, "D"), new)
     assert not rig.run(rig.acks(old, positions[1])).gifts
     answers = rig.run(rig.acks(old, positions[3]))
     assert rig.given(answers, new) == [(positions[4], 0, []), (positions[6], 0, [])]
@@ -228,7 +244,8 @@ def test_a_key_changes_hands_when_the_last_of_it_is_acknowledged(moved):
 
 @pytest.mark.parametrize("how", ["given back", "closed", "one each"])
 def test_a_key_changes_hands_when_it_is_given_back(moved, how):
-    """All of it in order, what came back and what has been waiting."""
+    """A key that its former consumer gives back goes to the new one in order: redelivered entries, then withheld ones.
+    """
     rig, _producer, old, new, positions = moved
     mine = [positions[n] for n in (1, 3, 4, 6)]
     if how == "given back":
@@ -248,14 +265,17 @@ def test_a_key_that_comes_back_to_who_has_it_need_not_wait(moved):
 
 
 def hashes_told(rig):
-    """What stats say of the hashes that drain: [subscription, and each consumer]."""
-    [told] = rig.shown("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)["subscriptions"].values()
+    """The draining hashes in statistics: [of the subscription, and of each consumer]."""
+    [told] = rig.shown("stats", "persistent://public/default/a", earliest=False, publishers=False,
+                       consumers=True)["subscriptions"].values()
     names = "drainingHashesCount", "drainingHashesClearedTotal", "drainingHashesUnackedMessages"
-    return [tuple(one[name] for name in names) for one in (told, *told["consumers"])], [one["drainingHashes"] for one in told["consumers"]]
+    draining = [one["drainingHashes"] for one in told["consumers"]]
+    return [tuple(one[name] for name in names) for one in (told, *told["consumers"])], draining
 
 
 def test_stats_tell_of_each_consumer_which_of_its_keys_others_wait_for(moved):
-    """How many messages of a key are out, and how often one more of it could not be given out; and how many keys are done with."""
+    """Statistics give for each draining key its pending messages and times blocked, and count keys that have drained.
+    """
     rig, producer, old, _new, positions = moved
     counts, [mine, others] = hashes_told(rig)
     assert (counts, others) == ([(1, 0, 2), (1, 0, 2), (0, 0, 0)], [])
@@ -285,7 +305,7 @@ def test_who_may_get_keys_out_of_order_does_not_wait(rigs):
 
 
 def test_within_a_key_what_comes_back_comes_before_what_has_been_waiting(rig):
-    """Also at a consumer that takes one at a time."""
+    """Redelivered entries of a key come before withheld ones, also at a consumer that takes one at a time."""
     producer, consumer = rig.producer("a"), join(rig)
     positions = publish(rig, producer, *"kkkjjj").positions
     assert len(rig.receive(consumer, 4)) == 4
@@ -296,7 +316,7 @@ def test_within_a_key_what_comes_back_comes_before_what_has_been_waiting(rig):
 
 @pytest.mark.slow
 def test_much_that_came_back_is_given_before_anything_new(rigs):
-    """However much it is; and who stalls holds up only its own keys."""
+    """Any number of redelivered entries comes before new ones, and a consumer that stalls delays only its own keys."""
     rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **SPLIT)
     producer, first = rig.producer("a"), join(rig, "first")
     for _ in range(5):
@@ -312,7 +332,7 @@ def test_much_that_came_back_is_given_before_anything_new(rigs):
 
 
 def test_who_stalls_holds_up_only_its_own_keys(rigs):
-    """Within some thousands of entries that wait for it."""
+    """Up to some thousands of withheld entries, a consumer that stalls delays no key of another."""
     rig = rigs(**SPLIT)
     producer, fast, _ = rig.producer("a"), join(rig, "fast"), join(rig, "stalled")
     rig.run(rig.flow(fast, 10 * MANY))
@@ -321,7 +341,7 @@ def test_who_stalls_holds_up_only_its_own_keys(rigs):
     assert len(got(rig, publish(rig, producer, "A"), fast)) == 1
 
 
-# -- many consumers, several ledgers ----------------------------------------------------------------------------------------------
+# -- many consumers, several ledgers
 
 def test_many_consumers_get_their_keys_in_order(rig):
     consumers = [join(rig, f"c{number}") for number in range(20)]
@@ -346,7 +366,7 @@ def test_a_key_is_handed_over_when_all_of_it_is_acknowledged_over_two_ledgers(ri
 
 
 def test_those_who_share_a_point_of_a_ring_take_turns(monkeypatch):
-    """By its number."""
+    """Consumers with a common point on the ring get it by turns, by the number of the point."""
     monkeypatch.setattr(Consistent, "_points_of", staticmethod(lambda _: [100, 201, 302]))
     ranges = Consistent()
     for slot in (1, 2):

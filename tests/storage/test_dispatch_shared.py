@@ -1,4 +1,4 @@
-"""Shared subscriptions: who is next, who has too much, and how often something came back."""
+"""Shared: which consumer is next, which is blocked, and how often entries were redelivered."""
 import errno
 import os
 
@@ -19,7 +19,8 @@ def ids(rig, answers, consumer):
 
 
 def counts(rig, answers, *consumers):
-    return {position: redeliveries for consumer in consumers for position, redeliveries, _ in rig.given(answers, consumer)}
+    return {position: redeliveries for consumer in consumers for position, redeliveries,
+            _ in rig.given(answers, consumer)}
 
 
 def crowd_of(rig, count, **fields):
@@ -29,10 +30,10 @@ def crowd_of(rig, count, **fields):
     return crowd
 
 
-# -- who is next ------------------------------------------------------------------------------------------------------------------
+# -- who is next
 
 def test_one_at_a_time_goes_to_all_in_turns(rig):
-    """In the order in which they came, and past those who can take nothing."""
+    """Single entries go to all consumers in the order in which they joined, past those without permits."""
     producer, crowd = rig.producer("a"), crowd_of(rig, 3)
     rig.consumer("a", **SHARED)                                   # without permits
     taken = []
@@ -44,7 +45,7 @@ def test_one_at_a_time_goes_to_all_in_turns(rig):
 
 @pytest.mark.parametrize("count", [3, 4, 30, 1_000])
 def test_many_at_once_are_spread_evenly(rig, count):
-    """Nobody has more than a turn more than another."""
+    """The shares of two consumers differ by one turn at most."""
     producer, crowd = rig.producer("a"), crowd_of(rig, 3)
     answers = rig.run(rig.sends(*[(producer, b"x")] * count))
     taken = [ids(rig, answers, consumer) for consumer in crowd]
@@ -53,7 +54,7 @@ def test_many_at_once_are_spread_evenly(rig, count):
 
 
 def test_a_lower_level_is_served_before_a_higher_one(rig):
-    """As long as somebody of it can take more; within a level all in turns."""
+    """Consumers of a higher priority level get nothing while one of a lower level has permits; a level takes turns."""
     producer = rig.producer("a")
     last, first, also_first = (rig.consumer("a", priority_level=level, **SHARED) for level in (2, 1, 1))
     rig.run(rig.flow(last, MANY), rig.flow(first, 10), rig.flow(also_first, 30))
@@ -61,10 +62,10 @@ def test_a_lower_level_is_served_before_a_higher_one(rig):
     assert [len(ids(rig, answers, consumer)) for consumer in (first, also_first, last)] == [10, 30, 10]
 
 
-# -- who has too much -------------------------------------------------------------------------------------------------------------
+# -- who has too much
 
 def test_a_consumer_with_too_much_unacknowledged_gets_no_more_until_half_is_done(rigs):
-    """Whoever acknowledges; others go on meanwhile.  Its permits are kept."""
+    """A blocked consumer keeps its permits, and other consumers go on.  Anybody's acknowledgements unblock it."""
     rig = rigs(max_unacked_messages_per_consumer=10)
     producer, (full,) = rig.producer("a"), crowd_of(rig, 1)
     positions = rig.publish(producer, *[b"x"] * 30)
@@ -81,14 +82,16 @@ def test_parts_of_batches_count_by_message(rigs):
     producer, (consumer,) = rig.producer("a"), crowd_of(rig, 1)
     positions = rig.run(rig.sends(*[(producer, b"x", {"batch": 5})] * 4)).positions
     assert not rig.run(rig.ack_part(consumer, positions[0], 0b00001)).gifts                          # 6 left
-    answers = rig.run(rig.ack_part(consumer, positions[1], 0b01111))                                 # 5 left: room for 5
+    # 5 left: room for 5
+    answers = rig.run(rig.ack_part(consumer, positions[1], 0b01111))
     assert ids(rig, answers, consumer) == positions[2:3]
     answers = rig.run(rig.acks(consumer, positions[0], positions[1]))
     assert ids(rig, answers, consumer) == positions[3:]
 
 
 def test_all_of_a_subscription_wait_when_together_they_have_too_much(rigs):
-    """Also when the limit is reached between one consumer and the next, by many entries at once."""
+    """All consumers are blocked at the subscription's limit, also if it is reached between two consumers of one pass.
+    """
     rig = rigs(max_unacked_messages_per_subscription=50)
     producer, crowd = rig.producer("a"), crowd_of(rig, 3)
     answers = rig.run(rig.sends(*[(producer, b"x")] * 200))
@@ -108,10 +111,10 @@ def test_who_leaves_leaves_its_share_of_the_limit(rigs):
     assert ids(rig, rig.close_consumer(leaves), stays) == positions[:10]
 
 
-# -- what comes back --------------------------------------------------------------------------------------------------------------
+# -- what comes back
 
 def test_what_comes_back_comes_before_what_is_new_and_in_order(rig):
-    """Over ledgers, whatever the order in which it was named or given out."""
+    """Redelivered entries come before new ones and by position, over several ledgers, however they were named."""
     producer, consumer = rig.producer("a"), rig.consumer("a", **SHARED)
     positions = rig.publish(producer, *[b"x"] * 40)
     rig.receive(consumer, 30)
@@ -122,7 +125,7 @@ def test_what_comes_back_comes_before_what_is_new_and_in_order(rig):
 
 @pytest.mark.slow
 def test_much_comes_back_at_once(rigs):
-    """No more than permits allow, and nothing of it waits for anything but permits."""
+    """Redelivery of many entries is bounded by permits and by nothing else."""
     rig = rigs(max_unacked_messages_per_consumer=0)
     producer, consumer = rig.producer("a"), rig.consumer("a", **SHARED)
     for _ in range(6):
@@ -134,7 +137,7 @@ def test_much_comes_back_at_once(rigs):
 
 @pytest.mark.parametrize("how", ["same", "closed", "killed", "stopped"])
 def test_how_often_something_came_back_is_counted_exactly(rigs, how):
-    """Once for each time that a consumer asked for it; not when one closes; kept over the end of the process."""
+    """A redelivery count rises with each request of a consumer, not when one closes, and survives a restart."""
     rig = rigs(roll_over_entries=3)
     producer, consumer = rig.producer("a"), rig.consumer("a", **SHARED)
     positions = sum((rig.publish(producer, b"x") for _ in range(7)), [])
@@ -151,7 +154,8 @@ def test_how_often_something_came_back_is_counted_exactly(rigs, how):
         rig = {"closed": lambda rig: rig, "killed": rigs.crash, "stopped": rigs.restart}[how](rig)
         consumer = rig.consumer("a", **SHARED)
         answers = rig.run(rig.flow(consumer, MANY))
-    assert counts(rig, answers, consumer) == {position: added + {2: 2, 3: 1}.get(n, 0) for n, position in enumerate(positions) if n != 4}
+    assert counts(rig, answers, consumer) == {position: added + {2: 2, 3: 1}.get(n, 0) for n,
+                                              position in enumerate(positions) if n != 4}
 
 
 def test_after_a_seek_nothing_has_come_back_yet(rig):
@@ -181,7 +185,7 @@ def test_a_power_cut_may_cost_counts_and_nothing_else(rigs, tmp_path, monkeypatc
 
 
 def test_a_full_disk_costs_no_counts(rig, rigs, monkeypatch):
-    """They are in memory and in the journal, whose files have their size."""
+    """Counts of redeliveries are in memory and in the journal, whose files are allocated."""
     producer, consumer = rig.producer("a"), rig.consumer("a", **SHARED)
     positions = rig.publish(producer, b"1", b"2")
     rig.receive(consumer)

@@ -1,4 +1,4 @@
-"""Batches of which some messages are acknowledged: what is left of them, and that it is kept."""
+"""Batches that are acknowledged in part: the messages left of them, and that these survive."""
 import tracemalloc
 
 import numpy as np
@@ -22,23 +22,24 @@ def kind(request):
 
 
 def publish(rig, *sizes):
-    """A batch of each size; returns the positions."""
+    """Publish a batch of each size; return the positions."""
     producer = rig.producer("a")
     return rig.run(rig.sends(*[(producer, b"x", {"batch": size}) for size in sizes])).positions
 
 
 def left(rig, kind=SubType.Exclusive):
-    """What a new consumer gets: {position: bits of the messages that are not acknowledged, or 0 for all}."""
+    """The entries that a new consumer gets: {position: bits of the unacknowledged messages, or 0 for all}."""
     consumer = rig.consumer("a", subType=kind)
     answers = rig.run(rig.flow(consumer, MANY))
     rig.close_consumer(consumer)
-    return {position: int.from_bytes(np.array(words, np.uint64).tobytes(), "little") for position, _, words in rig.given(answers, consumer)}
+    return {position: int.from_bytes(np.array(words, np.uint64).tobytes(), "little") for position, _,
+            words in rig.given(answers, consumer)}
 
 
-# -- what is left -----------------------------------------------------------------------------------------------------------------
+# -- what is left
 
 def test_what_is_acknowledged_in_any_set_is_acknowledged(rig, kind):
-    """Whoever says so, in one pass or several, and however often."""
+    """Ack sets of one or several passes, repeated or not, add up."""
     positions, consumer = publish(rig, 5, 5, 5), rig.consumer("a", subType=kind)
     rig.run(rig.ack_part(consumer, positions[0], 0b11100), rig.ack_part(consumer, positions[0], 0b11011))
     rig.run(rig.ack_part(consumer, positions[0], 0b11100), rig.ack_part(consumer, positions[2], 0b01111))
@@ -47,10 +48,12 @@ def test_what_is_acknowledged_in_any_set_is_acknowledged(rig, kind):
 
 
 def test_a_batch_of_which_nothing_is_left_is_acknowledged(rig, kind):
-    """By sets that do it together, by one that says nothing is left, or when all of it is acknowledged at once."""
+    """A batch is acknowledged by sets that cover it together, by an empty set, and by an acknowledgement of the entry.
+    """
     positions, consumer = publish(rig, 3, 3, 3, 3), rig.consumer("a", subType=kind)
     rig.run(*[rig.ack_part(consumer, position, 0b110) for position in positions])
-    rig.run(rig.ack_part(consumer, positions[0], 0b001), rig.ack_part(consumer, positions[1], 0), rig.acks(consumer, positions[2]))
+    rig.run(rig.ack_part(consumer, positions[0], 0b001), rig.ack_part(consumer, positions[1], 0),
+            rig.acks(consumer, positions[2]))
     cursor = rig.partition("a").subscriptions["sub", True].cursor
     assert cursor.mark_delete == positions[2]
     assert cursor.parts == {positions[3][0]: {positions[3][1]: 0b110}}
@@ -61,10 +64,69 @@ def test_a_batch_of_which_nothing_is_left_is_acknowledged(rig, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size, words, expected", [
-    (3, [ALL_64], 0), (3, [0b1000], None), (3, [0b101, 7, 7], 0b101), (65, [ALL_64], ALL_64), (65, [0, ALL_64], 1 << 64),
+    (3, [ALL_64], 0), (3, [0b1000], None), (3, [0b101, 7, 7], 0b101), (65, [ALL_64], ALL_64),
+    (65, [0, ALL_64], 1 << 64),
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
+    
     (130, [0, 0, 0b11], 0b11 << 128), (130, [1], 1), (64, [1 << 63], 1 << 63)])
 def test_a_set_may_be_longer_or_shorter_than_its_batch(rigs, size, words, expected):
-    """Bits beyond the batch mean nothing; messages beyond the set are acknowledged."""
+    """Bits beyond the batch are ignored, and messages beyond the set are acknowledged."""
     rig = rigs()
     positions, consumer = publish(rig, size), rig.consumer("a")
     rig.run(rig.ack_part(consumer, positions[0], *words))
@@ -75,7 +137,7 @@ def test_a_set_may_be_longer_or_shorter_than_its_batch(rigs, size, words, expect
 
 @pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
 def test_a_cumulative_set_is_about_its_batch_and_all_before(rig, kind):
-    """What is acknowledged in part before it is acknowledged; what lies behind it stays as it was."""
+    """A cumulative ack set acknowledges all entries before its batch, and leaves later ones as they are."""
     positions, consumer = publish(rig, 3, 3, 3, 3), rig.consumer("a", subType=kind)
     rig.run(*[rig.ack_part(consumer, positions[n], 0b011) for n in (0, 2, 3)])
     rig.run(rig.ack_part(consumer, positions[2], 0b110, cumulative=True))
@@ -84,7 +146,7 @@ def test_a_cumulative_set_is_about_its_batch_and_all_before(rig, kind):
 
 
 def test_what_is_left_comes_back_as_a_set(rig, kind):
-    """With its entry; among others of which all is left, and of batches of any size."""
+    """Redelivered batches carry an ack set of the messages left, of any size and among whole entries."""
     positions, consumer = publish(rig, 1, 70, 5, 1), rig.consumer("a", subType=kind)
     rig.run(rig.flow(consumer, MANY), rig.ack_part(consumer, positions[1], 5, 0b100001))
     again = rig.given(rig.run(rig.redeliver(consumer)), consumer)
@@ -100,7 +162,7 @@ def test_a_seek_forgets_parts(rig):
 
 
 def test_where_it_is_switched_off_parts_count_for_nothing(rigs, kind):
-    """Cumulatively, all before that batch is acknowledged."""
+    """Without batch index acknowledgement a cumulative ack set acknowledges only the entries before its batch."""
     rig = rigs(batch_index_acknowledgement=False)
     positions, consumer = publish(rig, 3, 3, 3), rig.consumer("a", subType=kind)
     rig.run(rig.ack_part(consumer, positions[0], 0b110), rig.ack_part(consumer, positions[0], 0))
@@ -111,7 +173,7 @@ def test_where_it_is_switched_off_parts_count_for_nothing(rigs, kind):
 
 
 def test_skipping_everything_leaves_no_message_at_a_consumer(rigs):
-    """Messages left of a batch count, not all of the batch, also if its ledger has holes and the skip goes beyond it."""
+    """A skip beyond a ledger with holes takes off a consumer's count only the messages that were left of a batch."""
     rig = rigs(roll_over_entries=3)
     consumer = rig.consumer("a", subType=SubType.Shared)
     positions = publish(rig, 1, 5, 1) + publish(rig, 1)
@@ -125,11 +187,11 @@ def test_skipping_everything_leaves_no_message_at_a_consumer(rigs):
     subscription.check()
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------------------
+# -- what is kept
 
 @pytest.mark.slow
 def test_parts_outlive_the_process(rigs, kind):
-    """A kill, a stop, and both again, with more acknowledged in between."""
+    """Ack sets survive a kill, a stop, and both, with more acknowledged in between."""
     rig = rigs(roll_over_entries=2)
     rig.close_consumer(rig.consumer("a"))
     positions = sum((publish(rig, 100) for _ in range(4)), [])
@@ -144,14 +206,15 @@ def test_parts_outlive_the_process(rigs, kind):
 
 
 def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch):
-    """Right behind a checkpoint too, which has written the state anew, while the journal has not said yet what it is without."""
+    """An answered ack set survives a power cut, also right behind a checkpoint, which has written the state file anew.
+    """
     disk = Disk(tmp_path / "data", monkeypatch)
     rig = Rig(tmp_path / "data", journal_segment_bytes=64 << 10, journal_segments_max=3, roll_over_entries=16)
     producer, consumer = rig.producer("a"), rig.consumer("a", subType=SubType.Shared)
     path, answered, cuts, sync = format.state_path(rig.partition("a").folder), {}, {}, Journal.sync
 
     def look(journal):
-        """Cut the power instead of syncing, on a copy, and see what is left there."""
+        """Cut the power instead of syncing, on a copy, and read what is left."""
         if journal is rig.journal and path.exists() and (written := path.stat().st_mtime_ns) not in cuts:
             cuts[written] = tmp_path / f"cut-{len(cuts)}"
             disk.after_power_cut(cuts[written], with_sizes=True)
@@ -176,14 +239,15 @@ def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_what_a_batch_claims_to_hold_takes_no_memory(rigs, kind):
-    """One that was stored before counts were looked at: what is acknowledged of it is as large as the sets were, at rest and at a start."""
+    """Memory for a batch is bounded by the ack sets that came, however many messages it claims to have."""
     rig = rigs()
     positions, consumer = publish(rig, 2**31 - 1), rig.consumer("a", subType=kind)
     tracemalloc.start()
     rig.run(rig.ack_part(consumer, positions[0], ALL_64, ALL_64 - 1, request_id=1))
     rig.run(rig.ack_part(consumer, positions[0], 0b101, 1 << 63, request_id=2))
     rig.close_consumer(consumer)
-    assert left(rig, kind) == left(rigs.crash(rig), kind) == left(rigs.restart(rig), kind) == {positions[0]: 0b101 | 1 << 127}
+    expected = {positions[0]: 0b101 | 1 << 127}
+    assert left(rig, kind) == left(rigs.crash(rig), kind) == left(rigs.restart(rig), kind) == expected
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20
@@ -191,7 +255,7 @@ def test_what_a_batch_claims_to_hold_takes_no_memory(rigs, kind):
 
 @pytest.mark.slow
 def test_many_words_of_one_batch_are_back_after_a_crash(rigs):
-    """Each is noted once, and again when it changes; those that become 0 too."""
+    """The journal has each word of an ack set when it first comes and when it changes, also to 0."""
     rig, words = rigs(), list(range(1, 60_001))
     positions, consumer = publish(rig, 64 * len(words)), rig.consumer("a")
     rig.run(rig.ack_part(consumer, positions[0], *words, request_id=1))
@@ -204,7 +268,7 @@ def test_many_words_of_one_batch_are_back_after_a_crash(rigs):
 
 
 def test_words_are_64_bits_the_lowest_first():
-    """Those behind the last that has a bit say nothing: to clients and to the journal what is not there is 0."""
+    """Words behind the last one with a bit are left out, for clients and in the journal; missing words are 0."""
     assert batch_acks.words(0b11000).tolist() == [24]
     assert batch_acks.words(1 << 64 | 3).tolist() == [3, 1]
     assert batch_acks.words(1 << 128).tolist() == [0, 0, 1]
@@ -212,7 +276,8 @@ def test_words_are_64_bits_the_lowest_first():
     assert batch_acks.words(ALL_64).tobytes() == b"\xff" * 8
 
 
-@pytest.mark.parametrize("messages, bits", [(3, 0b111), (64, ALL_64), (65, 1 << 64 | ALL_64), (1 << 40, (1 << 192) - 1)])
+@pytest.mark.parametrize(
+    "messages, bits", [(3, 0b111), (64, ALL_64), (65, 1 << 64 | ALL_64), (1 << 40, (1 << 192) - 1)])
 def test_words_are_read_as_far_as_the_batch_goes(messages, bits):
     assert batch_acks.bits_of(b"\xff" * 24, messages) == bits
 
@@ -232,7 +297,7 @@ def test_what_is_left_goes_with_its_own_batch_whatever_was_acknowledged_first(ri
 
 
 def test_what_is_acknowledged_of_the_first_batch_counts(rig, kind):
-    """Of each, the first that is looked at too: messages that are left are those without what is acknowledged in part."""
+    """Backlogs count only the messages left of a batch, also of the first entry that is counted."""
     positions, consumer = publish(rig, 3, 3, 3), rig.consumer("a", subType=kind)
     rig.run(rig.ack_part(consumer, positions[0], 0b100), rig.ack_part(consumer, positions[2], 0b110))
     partition = rig.partition("a")
@@ -242,7 +307,7 @@ def test_what_is_acknowledged_of_the_first_batch_counts(rig, kind):
 
 
 def test_the_last_that_is_acknowledged_is_acknowledged(rig, kind):
-    """What is said of a part of it afterwards changes nothing."""
+    """Ack sets for an entry that is acknowledged as a whole change nothing."""
     [position], consumer = publish(rig, 3), rig.consumer("a", subType=kind)
     rig.run(rig.acks(consumer, position))
     rig.run(rig.ack_part(consumer, position, 0b110))
@@ -251,7 +316,7 @@ def test_the_last_that_is_acknowledged_is_acknowledged(rig, kind):
 
 
 def test_words_of_which_nothing_is_left_stay_so_after_a_crash(rigs):
-    """Only words that have changed are noted, those that have become 0 too."""
+    """The journal has changed words only, and those that became 0 are among them."""
     rig = rigs()
     [position] = publish(rig, 130)
     consumer = rig.consumer("a")

@@ -1,4 +1,4 @@
-"""Small structures under dispatching by themselves: entries that are out, permits, notes of batches, what a cursor has settled."""
+"""Small structures of dispatching by themselves: pending entries, permits, ack sets, cursors."""
 import numpy as np
 import pytest
 
@@ -15,7 +15,7 @@ LEDGER, SLOT = 7, 5
 
 @pytest.fixture
 def pending():
-    """Entries 0, 1 and 2 are out at one consumer, which has given back 0."""
+    """Pending acks in which a consumer got entries 0, 1 and 2, and has given back 0."""
     found = PendingAcks()
     found.give(LEDGER, range(3), SLOT, is_again=False)
     assert found.take_back_some(SLOT, LEDGER, ids(0)).tolist() == [0]
@@ -47,13 +47,14 @@ def test_all_up_to_a_position_is_settled_with_it(pending):
 @pytest.mark.parametrize("count", [3, 100])
 @pytest.mark.parametrize(("permits", "expected"), [(1, (1, 2)), (2, (1, 2)), (3, (2, 4)), (4, (2, 4)), (6, (3, 6))])
 def test_only_the_last_batch_exceeds_permits(count, permits, expected):
-    """Few entries or many, of two messages each."""
+    """Permits reach the same entries, of two messages each, whether these are counted one by one or as arrays."""
     assert within_permits(np.full(count, 2, np.uint32), permits) == expected
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0, [1, 1, 1, 1, 0, 0]), (2, [1, 1, 0, 0]), (4, [0, 0])])
 def test_the_entry_at_the_mark_delete_position_is_acknowledged(first, expected):
-    assert Cursor(1, (LEDGER, 3), is_durable=True).acknowledged(LEDGER, first, 6).tolist() == [bool(one) for one in expected]
+    acknowledged = Cursor(1, (LEDGER, 3), is_durable=True).acknowledged(LEDGER, first, 6)
+    assert acknowledged.tolist() == [bool(one) for one in expected]
 
 
 def test_two_notes_of_one_word_are_two():

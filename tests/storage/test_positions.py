@@ -1,4 +1,4 @@
-"""Where administration finds messages, and what it makes expire; time is a number here."""
+"""Positions that administration finds by message or time, and entries that it expires."""
 import base64
 
 import pytest
@@ -13,14 +13,17 @@ DAY_MS = 24 * 3600 * 1000
 
 @pytest.fixture
 def topic(rig):
-    """Six entries in three ledgers, a day between the first three and the others, one of them a batch: (positions, producer, consumer)."""
+    """(positions of six entries, producer, consumer), in three ledgers, a day between the first three entries and the
+    others, one of them a batch.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = rig.publish(producer, b"0", b"1", b"2")
     rig.owner.roll(rig.partition("t"))
     rig.run(after_ms=DAY_MS)
     positions += rig.run(rig.sends((producer, b"3", {"batch": 4, "publish_time": DAY_MS}))).positions
     rig.owner.roll(rig.partition("t"))
-    positions += rig.run(rig.sends((producer, b"4", {"publish_time": DAY_MS}), (producer, b"5", {"publish_time": DAY_MS + 5}))).positions
+    positions += rig.run(rig.sends(
+        (producer, b"4", {"publish_time": DAY_MS}), (producer, b"5", {"publish_time": DAY_MS + 5}))).positions
     return positions, producer, consumer
 
 
@@ -49,14 +52,19 @@ def test_messages_are_found_by_position_number_and_time(rig, topic):
     ledger, entry = positions[-1]
     assert rig.asked("at_time", "t", time_ms=DAY_MS + 6) == [ledger, entry + 1]
     assert rig.asked("last_message", "t") == {"ledger": ledger, "entry": entry, "batch_index": -1, "batch_size": 0}
-    for question, arguments in (("entry", {"position": [ledger, entry + 1]}), ("entry", {"position": [99, 0]}), ("by_index", {"index": 9}),
-                                ("peek", {"subscription": "sub", "number": 7})):
+    for question, arguments in (
+        ("entry", {"position": [ledger, entry + 1]}),
+        ("entry", {"position": [99, 0]}),
+        ("by_index", {"index": 9}),
+        ("peek", {"subscription": "sub", "number": 7}),
+    ):
         assert refused(rig, question, "t", **arguments) == api.MetadataError
 
 
 def test_peeking_for_a_subscription_that_is_not_there_shows_all_and_makes_none(rig, topic):
     before = rig.asked("subscriptions", "t")
-    assert [data_of(rig.asked("peek", "t", subscription="new", number=n + 1))[1] for n in range(6)] == [b"%d" % n for n in range(6)]
+    assert [data_of(rig.asked("peek", "t", subscription="new", number=n + 1))[1]
+            for n in range(6)] == [b"%d" % n for n in range(6)]
     assert rig.asked("subscriptions", "t") == before
 
 
@@ -64,7 +72,8 @@ def test_peeking_passes_over_what_is_acknowledged_and_gives_nothing_out(rig, top
     positions, _, consumer = topic
     rig.receive(consumer, 2)
     rig.run(rig.acks(consumer, positions[0], positions[3]))
-    assert [data_of(rig.asked("peek", "t", subscription="sub", number=n + 1))[1] for n in range(4)] == [b"1", b"2", b"4", b"5"]
+    peeked = [data_of(rig.asked("peek", "t", subscription="sub", number=n + 1))[1] for n in range(4)]
+    assert peeked == [b"1", b"2", b"4", b"5"]
     assert rig.asked("analyze", "t", subscription="sub") == {"entries": 4, "messages": 4, "first": list(positions[1]),
                                                              "last": list(positions[5])}
     assert rig.asked("analyze", "t", subscription="sub", position=positions[4], behind=True)["messages"] == 1
@@ -87,14 +96,14 @@ def test_what_is_older_than_that_expires_from_one_subscription_or_from_all(rig, 
 
 @pytest.mark.parametrize(("behind", "left"), [(False, 4), (True, 3)])
 def test_what_lies_before_a_message_expires(rig, topic, behind, left):
-    """With the message itself; when that is excluded, as for resetting, the one that follows counts."""
+    """Expiring up to a message includes it; with the position excluded, as in a reset, the next message counts."""
     positions, *_ = topic
     rig.asked("expire", "t", subscription="sub", position=positions[1], behind=behind)
     assert rig.asked("analyze", "t", subscription="sub")["entries"] == left
 
 
 def test_what_lies_behind_a_subscription_already_does_not_expire(rig, topic):
-    """Nor is it said when something expired last."""
+    """Expiring entries that are acknowledged changes nothing, not even the time of the last expiry."""
     positions, _, consumer = topic
     rig.run(rig.acks(consumer, *positions[:3]))
     rig.asked("expire", "t", subscription="sub", position=positions[1])
@@ -110,10 +119,13 @@ def test_what_lies_behind_a_subscription_already_does_not_expire(rig, topic):
     ({"batch_index": 0}, [3, 4, 5], []), ({"batch_index": 0, "behind": True}, [3, 4, 5], [0b1110]),
     ({"batch_index": -1, "behind": True}, [4, 5], []), ({"batch_index": 4}, [3, 4, 5], []),
     ({"batch_index": 4, "behind": True}, [4, 5], []),
-    ({"batch_index": (1 << 63) - 1, "behind": True}, [4, 5], []), ({}, [3, 4, 5], []), ({"behind": True}, [4, 5], [])], ids=str)
+    ({"batch_index": (1 << 63) - 1, "behind": True}, [4, 5], []), ({}, [3, 4, 5], []), ({"behind": True}, [4, 5], [])],
+    ids=str)
 @pytest.mark.parametrize("ask", ["reset", "subscribe"])
 def test_a_subscription_begins_at_a_message_of_a_batch_or_behind_it(rig, rigs, topic, ask, where, entries, words):
-    """F201: also after a crash; messages of the batch that lie before count as skipped."""
+    """F201: a subscription begins within a batch, also after a crash, and counts the batch's earlier messages as
+    skipped.
+    """
     positions, _, _consumer = topic
     rig.consumer("t", "keeps everything")
     name = {"reset": "sub", "subscribe": "made"}[ask]
@@ -124,7 +136,8 @@ def test_a_subscription_begins_at_a_message_of_a_batch_or_behind_it(rig, rigs, t
     for found in (rig, rigs.crash(rig)):
         again = found.consumer("t", name, subType=SubType.Shared)
         given = found.given(found.run(found.flow(again, 100)), again)
-        assert [(position, its) for position, _, its in given] == [(positions[n], words if n == 3 else []) for n in entries]
+        assert [(position, its) for position, _,
+                its in given] == [(positions[n], words if n == 3 else []) for n in entries]
 
 
 @pytest.mark.slow
@@ -141,7 +154,8 @@ def test_everything_up_to_where_a_cursor_would_begin_expires(rig, topic, number,
 def test_nothing_expires_up_to_a_message_that_is_not_there_yet(rig, topic):
     positions, *_ = topic
     ledger_id, entry_id = positions[-1]
-    for position, behind in (((ledger_id, entry_id), True), ((ledger_id, entry_id + 1), False), ((1 << 62, 1 << 62), False)):
+    for position, behind in (
+            ((ledger_id, entry_id), True), ((ledger_id, entry_id + 1), False), ((1 << 62, 1 << 62), False)):
         assert rig.asked("expire", "t", subscription="sub", position=position, behind=behind) is None
     assert rig.asked("analyze", "t", subscription="sub")["entries"] == 6
     for position, behind in (((-1, -1), False), ((-1, -1), True), ((0, 5), False)):
@@ -160,7 +174,7 @@ def test_of_an_empty_topic_the_next_message_is_told(rig):
 
 @pytest.mark.parametrize("count", [1, 100])
 def test_an_acknowledgement_of_what_is_yet_to_come_is_for_nothing(rig, count):
-    """Few of them, and many."""
+    """Acknowledgements of entries that do not exist yet are ignored, few or many."""
     producer, consumer = rig.producer("a"), rig.consumer("a", subType=SubType.Shared)
     positions = [position for _ in range(count) for position in rig.publish(producer, b"there")]
     ledger_id, last = positions[-1]

@@ -1,4 +1,4 @@
-"""Who may publish to a partition: the four access modes against every state that a topic can be in."""
+"""Access modes: each of the four against every state of a topic."""
 import itertools
 
 import pytest
@@ -15,7 +15,8 @@ from geminga.storage.topics.producers import (
 from geminga.storage.topics.subscription import Producer
 
 _numbers = itertools.count(1)
-MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForExclusive, "ExclusiveWithFencing": ExclusiveWithFencing}
+MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForExclusive,
+         "ExclusiveWithFencing": ExclusiveWithFencing}
 
 
 def producer(mode, name=None, *, epoch=0, topic_epoch=None, is_generated=True):
@@ -31,7 +32,7 @@ def admitted(producers, *modes):
 
 
 def refusal(producers, newcomer):
-    """The error code; and a refused newcomer has changed nothing."""
+    """The error code of the newcomer's refusal, which changes nothing."""
     before = dict(producers.live), list(producers.waiting), producers.exclusive, producers.topic_epoch
     with pytest.raises(Refusal) as caught:
         producers.admit(newcomer)
@@ -47,24 +48,45 @@ STATES = {
     "exclusive, one waits": [Exclusive, WaitForExclusive],
     "fencing": [ExclusiveWithFencing],
 }
-OUTCOMES = {      # state -> what happens to a newcomer of each mode: in, in alone, waits, or the error it gets
-    "nobody":               {"Shared": "in", "Exclusive": "alone", "WaitForExclusive": "alone", "ExclusiveWithFencing": "alone"},
-    "shared":               {"Shared": "in", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits", "ExclusiveWithFencing": "alone"},
-    "shared, one waits":    {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
-                             "ExclusiveWithFencing": "alone"},
-    "exclusive":            {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
-                             "ExclusiveWithFencing": "alone"},
-    "exclusive, one waits": {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
-                             "ExclusiveWithFencing": "alone"},
-    "fencing":              {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
-                             "ExclusiveWithFencing": "alone"},
+OUTCOMES = {  # state -> what happens to a newcomer of each mode: in, in alone, waits, or the error it gets
+    "nobody": {"Shared": "in", "Exclusive": "alone", "WaitForExclusive": "alone", "ExclusiveWithFencing": "alone"},
+    "shared": {
+        "Shared": "in",
+        "Exclusive": "ProducerFenced",
+        "WaitForExclusive": "waits",
+        "ExclusiveWithFencing": "alone",
+    },
+    "shared, one waits": {
+        "Shared": "ProducerBusy",
+        "Exclusive": "ProducerFenced",
+        "WaitForExclusive": "waits",
+        "ExclusiveWithFencing": "alone",
+    },
+    "exclusive": {
+        "Shared": "ProducerBusy",
+        "Exclusive": "ProducerFenced",
+        "WaitForExclusive": "waits",
+        "ExclusiveWithFencing": "alone",
+    },
+    "exclusive, one waits": {
+        "Shared": "ProducerBusy",
+        "Exclusive": "ProducerFenced",
+        "WaitForExclusive": "waits",
+        "ExclusiveWithFencing": "alone",
+    },
+    "fencing": {
+        "Shared": "ProducerBusy",
+        "Exclusive": "ProducerFenced",
+        "WaitForExclusive": "waits",
+        "ExclusiveWithFencing": "alone",
+    },
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("state", STATES)
 def test_every_mode_in_every_state(state, mode):
-    """The table above; it names the outcome of each pair."""
+    """OUTCOMES has the outcome of each pair."""
     producers = Producers(None)
     present = admitted(producers, *STATES[state])
     newcomer = producer(MODES[mode])
@@ -82,7 +104,7 @@ def test_every_mode_in_every_state(state, mode):
         assert (list(producers.live.values()), producers.waiting) == ([newcomer], [])
 
 
-# -- epochs -----------------------------------------------------------------------------------------------------------------------
+# -- epochs
 
 def test_the_topic_epoch_rises_with_every_exclusive_producer_and_with_no_other():
     producers = Producers(None)
@@ -102,13 +124,15 @@ def test_epochs_go_on_from_what_the_catalogue_kept():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_producer_with_an_older_topic_epoch_was_replaced_and_is_fenced(mode):
-    """It must not write again, in whichever way it asks."""
+    """A producer with an older topic epoch is refused in every access mode: it must not write again."""
     assert refusal(Producers(5), producer(MODES[mode], topic_epoch=4)) == "ProducerFenced"
 
 
 @pytest.mark.parametrize("mode", ["Exclusive", "WaitForExclusive"])
 def test_a_producer_that_comes_back_keeps_its_topic_epoch(mode):
-    """After a broken connection or a restarted broker: nobody was there meanwhile."""
+    """A producer that reconnects, after a broken connection or a restart, keeps its topic epoch if nobody came
+    meanwhile.
+    """
     producers = Producers(5)
     one = producer(MODES[mode], topic_epoch=5)
     assert producers.admit(one) == []
@@ -116,16 +140,16 @@ def test_a_producer_that_comes_back_keeps_its_topic_epoch(mode):
 
 
 def test_a_topic_epoch_is_accepted_by_a_topic_that_has_none():
-    """The topic was deleted and made again."""
+    """A topic that was deleted and created again takes over the client's epoch."""
     producers = Producers(None)
     assert producers.admit(producer(Exclusive, topic_epoch=3)) == []
     assert producers.topic_epoch == 3
 
 
-# -- fencing ----------------------------------------------------------------------------------------------------------------------
+# -- fencing
 
 def test_fencing_throws_out_those_who_wait_as_well():
-    """And when those who were thrown out leave, nobody gets their place."""
+    """ExclusiveWithFencing replaces producers that wait too, and nobody moves up when the replaced ones leave."""
     producers = Producers(None)
     outcasts = admitted(producers, Exclusive, WaitForExclusive, WaitForExclusive)
     winner = producer(ExclusiveWithFencing)
@@ -141,11 +165,12 @@ def test_whoever_was_fenced_cannot_come_back_before_it_asks_anew():
     producers.admit(winner)
     producers.leave(first)
     producers.leave(winner)
-    assert refusal(producers, producer(Exclusive, first.name, epoch=1, topic_epoch=first.topic_epoch)) == "ProducerFenced"
+    assert refusal(producers, producer(Exclusive, first.name, epoch=1,
+                                       topic_epoch=first.topic_epoch)) == "ProducerFenced"
     assert producers.admit(producer(Exclusive, first.name, epoch=2)) == []
 
 
-# -- turns ------------------------------------------------------------------------------------------------------------------------
+# -- turns
 
 def test_those_who_wait_get_their_turn_in_order():
     producers = Producers(None)
@@ -171,14 +196,14 @@ def test_who_leaves_while_waiting_gets_no_turn():
     assert producers.leave(holder) is patient
 
 
-# -- names ------------------------------------------------------------------------------------------------------------------------
+# -- names
 
 @pytest.mark.parametrize(("mode", "others"), [
     ("Shared", []), ("Exclusive", []), ("WaitForExclusive", []), ("Exclusive", [WaitForExclusive]),
     ("WaitForExclusive", [WaitForExclusive]),
 ], ids=["shared", "exclusive", "had waited", "exclusive, one waits", "had waited, one waits"])
 def test_a_producer_that_reconnects_takes_its_own_place(mode, others):
-    """Its old connection is not seen to be dead yet: the newer incarnation replaces the older, and that one's end changes nothing."""
+    """A newer incarnation replaces the older one, whose connection has not ended yet; its end changes nothing."""
     producers = Producers(None)
     old, *_ = admitted(producers, MODES[mode], *others)
     new = producer(MODES[mode], old.name, epoch=old.epoch + 1, topic_epoch=old.topic_epoch)
@@ -190,9 +215,10 @@ def test_a_producer_that_reconnects_takes_its_own_place(mode, others):
     assert (producers.exclusive is new) == (mode != "Shared")
 
 
-@pytest.mark.parametrize(("epoch", "generated"), [(0, (True, True)), (1, (False, False)), (1, (True, False)), (1, (False, True))])
+@pytest.mark.parametrize(("epoch", "generated"), [
+    (0, (True, True)), (1, (False, False)), (1, (True, False)), (1, (False, True))])
 def test_a_name_that_somebody_else_holds_is_taken(epoch, generated):
-    """The same epoch is another client; so is a name that a user chose, whatever its epoch."""
+    """A producer of the same epoch is another client's, and a name that a user chose is never succeeded."""
     producers = Producers(None)
     holder = producer(Shared, "name", is_generated=generated[0])
     producers.admit(holder)
@@ -202,7 +228,7 @@ def test_a_name_that_somebody_else_holds_is_taken(epoch, generated):
 
 
 def test_a_refused_reconnection_leaves_the_old_producer_in_its_place():
-    """Somebody waits for exclusive access: nobody may join any more, and nobody is half gone."""
+    """A reconnection is refused while another producer waits for exclusive access, and the old producer stays."""
     producers = Producers(None)
     one, _ = admitted(producers, Shared, WaitForExclusive)
     assert refusal(producers, producer(Shared, one.name, epoch=1)) == "ProducerBusy"

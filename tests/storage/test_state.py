@@ -1,4 +1,6 @@
-"""A partition's state at rest: what was written is read, a damaged copy costs nothing, and a power cut finds the old or the new."""
+"""A partition's state file: it is read as written, a damaged copy costs nothing, and a power cut leaves the old or the
+new.
+"""
 import itertools
 import random
 
@@ -19,21 +21,26 @@ from .disk import Disk
 from .files import PARTITION, SUBSCRIPTION, Length, cut, flip, ids, make_newer
 
 LEDGERS = st.integers(0, 2**62)
-BITS = st.one_of(st.integers(1, 7), st.integers(1, (1 << 200) - 1), st.sampled_from([1 << 63, 1 << 64, (1 << 64) - 1, (1 << 128) - 1]))
+BITS = st.one_of(st.integers(1, 7), st.integers(1, (1 << 200) - 1),
+                 st.sampled_from([1 << 63, 1 << 64, (1 << 64) - 1, (1 << 128) - 1]))
 ENTRIES = st.dictionaries(st.integers(0, 2**40), BITS, min_size=1, max_size=4)
-COUNTS = st.dictionaries(LEDGERS, st.dictionaries(st.integers(0, 3_000), st.integers(1, 0xFFFF), min_size=1, max_size=6), max_size=3)
+COUNTS = st.dictionaries(LEDGERS, st.dictionaries(st.integers(0, 3_000), st.integers(1, 0xFFFF), min_size=1,
+                                                  max_size=6), max_size=3)
 
 
 @st.composite
 def cursors(draw, subscription_id):
-    """All that a cursor can hold; none of it of ledgers before its position."""
-    found = Cursor(subscription_id, (draw(st.integers(-1, 5)), draw(st.integers(-1, 1 << 40))), is_durable=True, since=draw(LEDGERS))
+    """Cursors with everything that a cursor can hold, in ledgers at or behind its position."""
+    found = Cursor(subscription_id, (draw(st.integers(-1, 5)), draw(st.integers(-1, 1 << 40))), is_durable=True,
+                   since=draw(LEDGERS))
     found.totals = draw(st.lists(LEDGERS, min_size=4, max_size=4))
     first = max(0, found.mark_delete[0])
-    for ledger_id, entries in draw(st.dictionaries(LEDGERS, st.sets(st.integers(0, 9_000), min_size=1, max_size=9), max_size=3)).items():
+    for ledger_id, entries in draw(st.dictionaries(LEDGERS, st.sets(st.integers(0, 9_000), min_size=1, max_size=9),
+                                                   max_size=3)).items():
         ledger = Length(first + 1 + ledger_id, 9_001)
         found.acknowledge(ledger, ids(*sorted(entries)))
-    found.parts = {first + ledger_id: entries for ledger_id, entries in draw(st.dictionaries(LEDGERS, ENTRIES, max_size=2)).items()}
+    found.parts = {first + ledger_id: entries for ledger_id,
+                   entries in draw(st.dictionaries(LEDGERS, ENTRIES, max_size=2)).items()}
     for counts in (found.redeliveries, found.deaths):
         for ledger_id, entries in draw(COUNTS).items():
             for entry_id, count in entries.items():
@@ -47,18 +54,35 @@ def states(draw):
     for subscription_id in draw(st.sets(st.integers(0, 2**32 - 1), max_size=3)):
         found.cursors[subscription_id] = draw(cursors(subscription_id))
     for number in range(draw(st.integers(0, 4))):
-        under_way = st.dictionaries(st.integers(0, 2**40), st.tuples(st.integers(1, 2**20), st.integers(0, 2**32 - 1)), max_size=3)
-        found.sequences.learn(identity(f"producer-{number}"), Progress(draw(st.integers(-1, 2**63 - 1)), draw(under_way)), 0)
+        under_way = st.dictionaries(st.integers(0, 2**40), st.tuples(st.integers(1, 2**20), st.integers(0, 2**32 - 1)),
+                                    max_size=3)
+        found.sequences.learn(identity(f"producer-{number}"),
+                              Progress(draw(st.integers(-1, 2**63 - 1)), draw(under_way)), 0)
     return found
 
 
 def told(found):
-    """All of it, to be compared."""
-    return found.is_uncounted, found.sequences.rows().tobytes(), {
-        subscription_id: (cursor.mark_delete, cursor.since, list(cursor.totals), cursor.parts,
-                          *({ledger_id: [(int(at), int(array[at])) for at in np.flatnonzero(array)] for ledger_id, array in arrays.items()}
-                            for arrays in (cursor.bitmaps, cursor.redeliveries.arrays, cursor.deaths.arrays)))
-        for subscription_id, cursor in found.cursors.items()}
+    """Everything that a state holds, to be compared."""
+    return (
+        found.is_uncounted,
+        found.sequences.rows().tobytes(),
+        {
+            subscription_id: (
+                cursor.mark_delete,
+                cursor.since,
+                list(cursor.totals),
+                cursor.parts,
+                *(
+                    {
+                        ledger_id: [(int(at), int(array[at])) for at in np.flatnonzero(array)]
+                        for ledger_id, array in arrays.items()
+                    }
+                    for arrays in (cursor.bitmaps, cursor.redeliveries.arrays, cursor.deaths.arrays)
+                ),
+            )
+            for subscription_id, cursor in found.cursors.items()
+        },
+    )
 
 
 def write(folder, found):
@@ -80,7 +104,7 @@ def test_a_partition_without_a_file_has_no_state(tmp_path):
     assert told(state_file.read(tmp_path, PARTITION)) == told(State())
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------------------
+# -- damage
 
 @pytest.fixture
 def whole(tmp_path):
@@ -99,14 +123,15 @@ def whole(tmp_path):
 
 @pytest.mark.slow
 def test_every_single_flipped_bit_costs_nothing_and_is_told(whole):
-    """With the copy that it is in; there is no byte without the checksum."""
+    """A flipped bit anywhere in one copy is reported, and the other copy is used."""
     found, path = whole
     size = path.stat().st_size
     for bit in range(0, 8 * size, 3):
         flip(path, bit // 8, bit % 8)
         again = state_file.read(path.parent, PARTITION)
         assert told(again) == told(found), bit
-        assert len(again.damage) == 1 and f"{path}: copy {1 + 16 * (bit // 8) // size // 8} is damaged" in again.damage[0], bit
+        expected = f"{path}: copy {1 + 16 * (bit // 8) // size // 8} is damaged"
+        assert len(again.damage) == 1 and expected in again.damage[0], bit
         flip(path, bit // 8, bit % 8)
     assert state_file.read(path.parent, PARTITION).damage == []
 
@@ -117,7 +142,7 @@ def test_every_single_flipped_bit_costs_nothing_and_is_told(whole):
     lambda path: path.write_bytes(random.Random(1).randbytes(2_000))],
     ids=["both copies", "cut by one", "cut in half", "cut within a header", "empty", "junk"])
 def test_a_file_of_which_no_copy_is_whole_is_refused_by_name(whole, damage):
-    """What was acknowledged must not come back because nobody knows of it."""
+    """A file without a whole copy is refused, as acknowledged entries would else be delivered again."""
     _, path = whole
     damage(path)
     kept = path.read_bytes()
@@ -137,7 +162,7 @@ def test_a_newer_version_is_refused_by_name(whole):
         state_file.read(whole[1].parent, PARTITION)
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------------------
+# -- writing
 
 def numbered(number):
     return State({SUBSCRIPTION: Cursor(SUBSCRIPTION, (1, number), is_durable=True)})
@@ -148,7 +173,7 @@ def number_in(folder):
 
 
 def test_a_late_snapshot_never_replaces_a_newer_one(tmp_path):
-    """Whatever order the threads of checkpoints come in: the file says the newest that was written so far."""
+    """Checkpoint threads may write in any order: the file keeps the newest snapshot written so far."""
     for number, order in enumerate(itertools.permutations(range(4))):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -173,7 +198,7 @@ def test_a_snapshot_is_what_was_when_it_was_taken(tmp_path):
 
 @pytest.mark.parametrize("with_sizes", [True, False], ids=["with lengths", "lengths lost"])
 def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch, with_sizes):
-    """Before each sync and behind each; the folder is synced by the checkpoint, and then it is the new one."""
+    """A power cut before or after any sync leaves the old or the new state; after the folder's sync, the new one."""
     folder = tmp_path / "data" / "partitions" / str(PARTITION)
     folder.mkdir(parents=True)
     disk = Disk(tmp_path / "data", monkeypatch)

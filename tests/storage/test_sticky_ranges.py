@@ -9,7 +9,8 @@ HASHES = {"b": 32_259, "c": 54_879, "d": 5_235}
 
 def of_ranges(*ranges):
     hashes = [api.IntRange(start=first, end=last) for first, last in ranges]
-    return {"subType": SubType.Key_Shared, "keySharedMeta": api.KeySharedMeta(keySharedMode=api.STICKY, hashRanges=hashes)}
+    return {"subType": SubType.Key_Shared,
+            "keySharedMeta": api.KeySharedMeta(keySharedMode=api.STICKY, hashRanges=hashes)}
 
 
 def test_each_gets_the_keys_of_its_ranges_and_what_nobody_has_waits(rig):

@@ -1,7 +1,7 @@
-"""Subscriptions of all four types against a model that says of every entry who has it, and who is to get it now.
+"""Subscriptions of all four types against a model of which consumer holds which entry, and which entries are due.
 
-A machine publishes, and has consumers come, ask, acknowledge, give back, seek and go; the owner is killed and stopped in between.
-After every pass all that was delivered was due, and nothing that is due has been held back.
+A machine publishes, and has consumers attach, grant permits, acknowledge, give back, seek and leave.  The owner is
+killed and stopped in between.  After every pass all delivered entries were due, and no due entry is held back.
 """
 import os
 import shutil
@@ -44,7 +44,7 @@ class Consumer:
 
 @dataclass(eq=False)
 class Model:
-    """One subscription: what the specification says of it."""
+    """One subscription, as the specification describes it."""
 
     topic: str
     kind: int
@@ -72,7 +72,7 @@ class Model:
         return self.bits.get(position, (1 << self.log[position].messages) - 1)
 
     def waiting(self):
-        """What is to be given out, in order."""
+        """Positions to deliver, in order."""
         return [position for position in self.log if position not in self.acked and position not in self.out
                 and (self.is_spread or position > self.read)]
 
@@ -113,7 +113,7 @@ class Model:
             self.counts[position] = self.counts.get(position, 0) + 1
 
     def give(self, consumer, position, count, words):
-        """The consumer was given this; it was due, and nobody else's."""
+        """Note that the consumer was delivered an entry, which was due, and held by nobody else."""
         assert position not in self.acked
         assert sum(word << 64 * n for n, word in enumerate(words)) == self.bits.get(position, 0)
         assert count == self.counts.get(position, 0)
@@ -126,7 +126,8 @@ class Model:
             return
         assert position not in self.out
         if self.kind == SubType.Key_Shared:
-            of_key = [other for other in self.log if self.log[other].key == self.log[position].key and other not in self.acked]
+            of_key = [other for other in self.log if self.log[other].key == self.log[position].key
+                      and other not in self.acked]
             assert {self.out[other] for other in of_key if other in self.out} <= {consumer}
             assert all(other in self.out for other in of_key if other < position)
         self.out[position] = consumer
@@ -148,9 +149,11 @@ class SubscriptionsMachine(RuleBasedStateMachine):
 
     @initialize(is_ring=st.booleans(), kind=st.sampled_from(list(SubType.values())))
     def begin(self, is_ring, kind):
-        self.rig = Rig(self.folder / "0", roll_over_entries=5, journal_segment_bytes=64 << 10, key_shared_consistent_hashing=is_ring)
+        self.rig = Rig(self.folder / "0", roll_over_entries=5, journal_segment_bytes=64 << 10,
+                       key_shared_consistent_hashing=is_ring)
         self.logs = {topic: {} for topic in TOPICS}
-        self.models = [Model(topic, kind, self.logs[topic]) for topic, kinds in (("a", SubType.values()), ("b", [kind])) for kind in kinds]
+        self.models = [Model(topic, kind, self.logs[topic]) for topic,
+                       kinds in (("a", SubType.values()), ("b", [kind])) for kind in kinds]
         self.favourite = [model for model in self.models if model.kind == kind]
         self.connect()
         for topic in TOPICS:
@@ -200,13 +203,14 @@ class SubscriptionsMachine(RuleBasedStateMachine):
             assert not waiting
 
     def hashes(self, model):
-        """The hash of every entry's key, and the consumer it belongs to."""
+        """({position: hash of the entry's key}, {position: the consumer that the hash belongs to})."""
         partition = self.rig.partition(model.topic)
         dispatcher, hashes, owner = partition.subscriptions[model.name, True].dispatcher, {}, {}
         by_number = {consumer.handle.number: consumer for consumer in model.consumers}
         for ledger in partition.ledgers:
             found = hashes_of(ledger, np.arange(ledger.entries))
-            for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(), strict=True)):
+            for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(),
+                                                         strict=True)):
                 hashes[ledger.ledger_id, entry_id] = hash_
                 owner[ledger.ledger_id, entry_id] = by_number[dispatcher._slots[slot].handle]
         return hashes, owner
@@ -224,7 +228,7 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         return model, data.draw(st.sampled_from(model.consumers))
 
     def draw_positions(self, data, model, consumer=None):
-        """Recent ones of its topic, or what the consumer has; now and then some that are nobody's."""
+        """Recent positions of the topic, or positions that the consumer holds; at times positions that do not exist."""
         known = [position for position, holder in model.out.items() if holder is consumer] or list(model.log)[-12:]
         strange = [(99, 0), (1, 1 << 40)]
         return data.draw(st.lists(st.sampled_from([*known * 3, *strange]), min_size=1, max_size=5))
@@ -240,9 +244,16 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         self.publish_to(topic, fresh, self.rig.flow(consumer.handle, permits))
 
     def publish_to(self, topic, fresh, *sections):
-        """Entries of these (key, size of batch)."""
-        answers = self.rig.run(*sections, self.rig.sends(*[
-            (self.producers[topic], b"x", {"batch": batch} | ({"partition_key": key} if key else {})) for key, batch in fresh]))
+        """Publish entries: (key, size of batch) each."""
+        answers = self.rig.run(
+            *sections,
+            self.rig.sends(
+                *[
+                    (self.producers[topic], b"x", {"batch": batch} | ({"partition_key": key} if key else {}))
+                    for key, batch in fresh
+                ]
+            ),
+        )
         for position, (key, batch) in zip(answers.positions, fresh, strict=True):
             self.logs[topic][position] = Entry(key or position, batch or 1)
         self.check(answers)
@@ -262,7 +273,8 @@ class SubscriptionsMachine(RuleBasedStateMachine):
 
     def join(self, model, permits, prefix="b"):
         name, connection = f"{prefix}{self.next_number()}", 10 + self.number
-        section, number = self.rig.subscribe(model.topic, model.name, subType=model.kind, consumer_name=name, connection=connection)
+        section, number = self.rig.subscribe(model.topic, model.name, subType=model.kind, consumer_name=name,
+                                             connection=connection)
         answers = self.rig.run(section)
         consumer = Consumer(name, self.rig.consumer_in(answers, number, model.topic, connection=connection))
         model.join(consumer)
@@ -276,8 +288,11 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         if consumer is not None:
             model.leave(consumer)
             connection, consumer_id = consumer.handle.connection, consumer.handle.object_id
-            self.run(self.rig.command("close_consumer", connection=connection, consumer_id=consumer_id, request_id=1) if is_closed
-                     else self.rig.happened(envelope.CONNECTION_GONE, connection=connection))
+            self.run(
+                self.rig.command("close_consumer", connection=connection, consumer_id=consumer_id, request_id=1)
+                if is_closed
+                else self.rig.happened(envelope.CONNECTION_GONE, connection=connection)
+            )
 
     @rule(data=st.data(), is_mine=st.booleans(), is_cumulative=st.sampled_from([False, False, True]))
     def acknowledge(self, data, is_mine, is_cumulative):
@@ -328,8 +343,15 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         model.vacate()
         model.acked = {position for position in model.log if position < to or position not in there}
         model.bits, model.counts = {}, {}
-        self.run(self.rig.command("seek", connection=consumer.handle.connection, consumer_id=consumer.handle.object_id, request_id=1,
-                                  message_id=api.MessageIdData(ledgerId=to[0], entryId=to[1])))
+        self.run(
+            self.rig.command(
+                "seek",
+                connection=consumer.handle.connection,
+                consumer_id=consumer.handle.object_id,
+                request_id=1,
+                message_id=api.MessageIdData(ledgerId=to[0], entryId=to[1]),
+            )
+        )
 
     # -- the end of a process, and the next one
 
@@ -353,4 +375,5 @@ class SubscriptionsMachine(RuleBasedStateMachine):
 
 
 TestSubscriptionsMachine = pytest.mark.slow(SubscriptionsMachine.TestCase)
-TestSubscriptionsMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "40")), stateful_step_count=40, deadline=None)
+TestSubscriptionsMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "40")), stateful_step_count=40,
+                                             deadline=None)
