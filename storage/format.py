@@ -1,4 +1,4 @@
-"""Every byte that this broker writes to disk, but for the catalogue's tables (catalogue.py).
+"""Every byte that this broker writes to disk, but for the catalogue's tables (catalogue/layout.py).
 
     <data>/lock                             held by the supervisor that serves this folder
     <data>/format                           FOLDER_VERSION in digits, of the newest program that has served the folder
