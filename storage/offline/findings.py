@@ -33,20 +33,16 @@ class Finding:
 
 
 def unreadable(path: Path, error: OSError) -> Finding:
-    return Finding(
-        Path(error.filename or path),
-        0,
-        0,
-        f"cannot be read: {error.strerror}",
-        "what it holds was not looked at",
-        Severity.UNREADABLE,
-    )
+    """Return the finding for a file that the system does not let us read."""
+    return Finding(Path(error.filename or path), 0, 0, f"cannot be read: {error.strerror}",
+                   "what it holds was not looked at", Severity.UNREADABLE)
 
 
 def corrupt(error: CorruptFile, path: Path, consequence: str) -> Finding:
     """Return the finding for a file that cannot be used at all."""
     where, offset, what = place(str(error), path)
-    return Finding(where, offset, 0, what, consequence, Severity.UNREADABLE if "format version" in what else Severity.LOSS)
+    severity = Severity.UNREADABLE if "format version" in what else Severity.LOSS
+    return Finding(where, offset, 0, what, consequence, severity)
 
 
 def place(text: str, path: Path) -> tuple[Path, int, str]:

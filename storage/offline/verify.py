@@ -94,8 +94,9 @@ class _Walk:
                 if any(found.severity == Severity.UNREADABLE for found in names.findings):
                     return
             found = self._look(names, set(known) if number else None)
-            known = {about: [one for one in some if not number or one in known.get(about, ())] for about, some in found.items()}
-            known = {about: some for about, some in known.items() if some}
+            again = {about: [one for one in some if not number or one in known.get(about, ())]
+                     for about, some in found.items()}
+            known = {about: some for about, some in again.items() if some}
             if not known:
                 return
         for about in sorted(known):
@@ -138,7 +139,8 @@ class _Walk:
 
     def _reports(self, tasks: list[Task]) -> Iterator[LedgerCheck]:
         """Check ledgers and return their reports in order; large amounts are shared among processes."""
-        if self.processes == 1 or sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks) < _PROCESSES_MIN:
+        size = sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks)
+        if self.processes == 1 or size < _PROCESSES_MIN:
             yield from map(look_at, tasks)
             return
         with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
@@ -185,8 +187,10 @@ class _Walk:
             raw = path.read_bytes()
         except FileNotFoundError:
             try:
-                rehearsal.know(partition_id, State(state_v1.read_cursors(folder, partition_id), is_uncounted=state_v1.is_there(folder)))
-                if not state_v1.is_there(folder):
+                is_of_version_1 = state_v1.is_there(folder)
+                rehearsal.know(partition_id, State(state_v1.read_cursors(folder, partition_id),
+                                                   is_uncounted=is_of_version_1))
+                if not is_of_version_1:
                     rehearsal.stateless.add(partition_id)
             except CorruptFile as error:
                 return [*findings, corrupt(error, folder, "its topic is refused")], False
@@ -218,15 +222,18 @@ class _Walk:
         except CorruptFile as error:
             return [*findings, corrupt(error, path, "its topic is refused")], False
         if state_v1.is_there(folder) and not self.is_served:
-            findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1", "`state` replaced it", Severity.NOTE))
+            findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1",
+                                    "`state` replaced it", Severity.NOTE))
         return findings, True
 
     def _tasks(self, rehearsal: Rehearsal, partition_id: int, findings: list[Finding]) -> list[Task]:
         """Return a task for each ledger of the partition.  Remains of deleted or unfinished ledgers go to findings."""
         folder = format.partition_folder(self.data_dir, partition_id)
-        names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
-        ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened_ledgers if number == partition_id}
-        positions = [cursor.mark_delete for number, cursor in rehearsal.state(partition_id).cursors.items() if number != NOBODY]
+        ids = {int(path.stem) for suffix in (".index", ".ledger") for path in folder.glob(f"*{suffix}")
+               if path.stem.isdigit()}
+        ids |= {ledger_id for number, ledger_id in rehearsal.opened_ledgers if number == partition_id}
+        cursors = rehearsal.state(partition_id).cursors
+        positions = [cursor.mark_delete for number, cursor in cursors.items() if number != NOBODY]
         done = min(positions)[0] if positions else -1
         tasks = []
         for ledger_id in sorted(ids):
@@ -234,17 +241,8 @@ class _Walk:
             if key in rehearsal.deleted:
                 continue
             if key in rehearsal.opened_ledgers or ledger_headers.exists(folder, ledger_id):
-                tasks.append(
-                    Task(
-                        folder,
-                        partition_id,
-                        ledger_id,
-                        self.is_served,
-                        rehearsal.opened_ledgers.get(key),
-                        rehearsal.rows.get(key, []),
-                        rehearsal.state(partition_id).cursors.get(NOBODY),
-                    )
-                )
+                tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened_ledgers.get(key),
+                                  rehearsal.rows.get(key, []), cursors.get(NOBODY)))
             elif not self.is_served:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks

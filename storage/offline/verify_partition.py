@@ -111,21 +111,30 @@ def _missing(one: CheckedPartition) -> tuple[list[Finding], bool]:
 
 
 def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
-    """Findings for damaged entries, with the subscriptions that still need them."""
-    found, wrong = report.ledger, report.wrong
-    index = report.index if report.index is not None else found.index
-    needs = {text: ~acknowledged(cursor, found.ledger_id, found.entries)[wrong] for text, cursor in cursors.items()}
+    """Findings for damaged entries of a ledger: those that a subscription still needs, then all others.
+
+    cursors: by names of subscriptions.  Without any subscription every entry counts as needed.
+    """
+    ledger, wrong = report.ledger, report.wrong
+    index = report.index if report.index is not None else ledger.index
+    needs = {name: ~acknowledged(cursor, ledger.ledger_id, ledger.entries)[wrong] for name, cursor in cursors.items()}
     is_needed = np.logical_or.reduce(list(needs.values())) if needs else np.ones(len(wrong), bool)
     if not subscriptions:
         is_needed[:] = True
     for chosen, severity in ((is_needed, Severity.LOSS), (~is_needed, Severity.HARMLESS)):
         for first, end in runs(wrong[chosen]):
-            offset = int(index["offset"][first])
-            who = ", ".join(text for text, needed in needs.items() if needed[(wrong >= first) & (wrong < end)].any())
-            consequence = (f"consumers of {who} see the checksum fail" if who else "readers see the checksum fail"
-                           if severity == Severity.LOSS else "all subscriptions have it behind them; only readers see the checksum fail")
-            yield Finding(found.ledger_path, offset, int(index["offset"][end - 1]) + int(index["size"][end - 1]) - offset,
-                          f"{entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
+            offset, last = int(index["offset"][first]), index[end - 1]
+            is_in_run = (wrong >= first) & (wrong < end)
+            who = ", ".join(name for name, needed in needs.items() if needed[is_in_run].any())
+            if who:
+                consequence = f"consumers of {who} see the checksum fail"
+            elif severity == Severity.LOSS:
+                consequence = "readers see the checksum fail"
+            else:
+                consequence = "all subscriptions have it behind them; only readers see the checksum fail"
+            verb = "are" if end - first > 1 else "is"
+            yield Finding(ledger.ledger_path, offset, int(last["offset"]) + int(last["size"]) - offset,
+                          f"{entries(ledger, first, end)} {verb} damaged", consequence, severity, end - first)
 
 
 def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
@@ -134,49 +143,63 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
     Gaps before ledger `done`, which all subscriptions have acknowledged, do not count: a power cut may undo some
     deletions.
     """
-    for before, found in itertools.pairwise(ledgers):
-        if found.is_header_lost:
-            found.first_message = before.next_message
-        missing = found.first_message - before.next_message
-        if (missing > 0 and found.ledger_id > done) or missing < 0:
-            yield Finding(found.index_path, 0, format.HEADER_SIZE,
-                          f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
-                          f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
-                          Severity.LOSS if missing > 0 else Severity.HARMLESS)
+    for before, ledger in itertools.pairwise(ledgers):
+        if ledger.is_header_lost:
+            ledger.first_message = before.next_message
+        missing = ledger.first_message - before.next_message
+        what = (f"ledger {ledger.ledger_id} begins with message {ledger.first_message}, "
+                f"and the one before it ends before {before.next_message}")
+        if missing > 0 and ledger.ledger_id > done:
+            yield Finding(ledger.index_path, 0, format.HEADER_SIZE, what, f"{missing} messages are missing",
+                          Severity.LOSS)
+        elif missing < 0:
+            yield Finding(ledger.index_path, 0, format.HEADER_SIZE, what, "messages have numbers twice",
+                          Severity.HARMLESS)
     if ledgers and ledgers[-1].is_sealed:
-        yield Finding(ledgers[-1].index_path, 0, format.HEADER_SIZE, f"ledger {ledgers[-1].ledger_id} is sealed, and none follows it",
+        last = ledgers[-1]
+        yield Finding(last.index_path, 0, format.HEADER_SIZE, f"ledger {last.ledger_id} is sealed, and none follows it",
                       "if there was anything in that, it is lost", Severity.HARMLESS)
 
 
-def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
-    """Findings for cursors that refer to entries that do not exist. Up to the horizon, a compacted view may have them."""
-    path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
+def _positions(folder: Path, name: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
+    """Findings for a cursor that refers to entries that do not exist.
+
+    Up to the horizon a compacted view may have entries of deleted ledgers.
+    """
+    path, by_id = format.state_path(folder), {ledger.ledger_id: ledger for ledger in ledgers}
     ledger_id, entry_id = cursor.mark_delete
-    if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
-        yield Finding(path, 0, 0, f"subscription {text} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
-                      "messages that come there are not delivered", Severity.LOSS)
+    is_behind_all = bool(ledgers) and ledger_id > ledgers[-1].ledger_id
+    if is_behind_all or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries):
+        yield Finding(
+            path, 0, 0, f"subscription {name} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
+            "messages that come there are not delivered", Severity.LOSS)
     for number, bitmap in cursor.bitmaps.items():
         used = np.flatnonzero(bitmap)
         last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
-        if (number > max(ledger_id, horizon[0]) and number not in by_id) or (number in by_id and last >= by_id[number].entries):
-            yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
+        is_of_no_ledger = number not in by_id and number > max(ledger_id, horizon[0])
+        if is_of_no_ledger or (number in by_id and last >= by_id[number].entries):
+            yield Finding(path, 0, 0, f"subscription {name} has acknowledged {number}:{last}, which is not there",
                           "messages that come there are not delivered", Severity.LOSS)
 
 
-def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: list[Ledger]) -> Iterator[Finding]:
-    """Check the invariant: published since = acknowledged + expired + skipped + evicted + backlog."""
+def _totals(folder: Path, name: str, cursor: Cursor, state: State, ledgers: list[Ledger]) -> Iterator[Finding]:
+    """Check the invariant: published since = acknowledged + expired + skipped + evicted + backlog.
+
+    Discarded entries are acknowledged in the cursor first, as opening the partition does.
+    """
     if not ledgers:
         return
-    for found in ledgers:
-        done = np.flatnonzero(acknowledged(known.cursors.get(NOBODY), found.ledger_id, found.entries))
+    for ledger in ledgers:
+        done = np.flatnonzero(acknowledged(state.cursors.get(NOBODY), ledger.ledger_id, ledger.entries))
         if len(done):
-            cursor.acknowledge(found, done)
+            cursor.acknowledge(ledger, done)
     cursor.forget_acknowledged_parts()
     backlog = cursor.backlog_messages(ledgers)
     published, settled = ledgers[-1].next_message - cursor.since, sum(map(int, cursor.totals))
     missing = published - settled - backlog
     if missing:
-        yield Finding(format.state_path(folder), 0, 0,
-                      f"of the {published} messages since subscription {text} began {settled} are dealt with and {backlog} to come",
-                      f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
-                      Severity.LOSS if missing > 0 else Severity.HARMLESS)
+        yield Finding(
+            format.state_path(folder), 0, 0,
+            f"of the {published} messages since subscription {name} began {settled} are dealt with and {backlog} to come",
+            f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
+            Severity.LOSS if missing > 0 else Severity.HARMLESS)
