@@ -68,11 +68,13 @@ SCHEDULE_MAGIC = b"GEMSCHED"
 RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the last byte of WINDOW_MAGIC is a version
 
 OPEN, SEALED = 1, 2
-# The first bytes of an entry whose space was given back; an entry begins with a magic number or the size of its metadata.
+# The first bytes of an entry whose space was given back.  Whole entries begin with a magic number, or with the size of
+# their metadata.
 NO_ENTRY = bytes(4)
 
 LEDGER_HEADER = np.dtype([
-    ("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("ledger_id", "<u8"), ("partition_id", "<u8"), ("reserved", "V32")])
+    ("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("ledger_id", "<u8"), ("partition_id", "<u8"),
+    ("reserved", "V32")])
 
 INDEX_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
@@ -198,7 +200,8 @@ RECORD_HEADER = np.dtype([
     ("number", "<u8"),               # one more than the record before
     ("size", "<u8"),                 # bytes behind the header
     ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"),
-    ("tables", "<u4"),               # CRC32-C over the header behind `checksum` with 0 here, and the tables; version 1: 0
+    # CRC32-C over the header behind `checksum`, with 0 here, and over the tables; version 1: 0
+    ("tables", "<u4"),
     ("synced", "<u8"),               # number of the last record synced before this one was written; version 1: 0
     ("reserved", "V8"),
 ])
@@ -293,7 +296,8 @@ OPS = {
     DELAYED: PARTITION_OP,
 }
 
-for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
+for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER,
+                RECORD_HEADER):
     assert _header.itemsize == 64
 assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
 assert {dtype.itemsize for dtype in (OP_ROW, *OPS.values())} == {40}
@@ -357,8 +361,8 @@ def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
     return out.tobytes()
 
 
-def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int, checksum: int = 0,
-                  tables: int = 0) -> bytes:
+def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int,
+                  checksum: int = 0, tables: int = 0) -> bytes:
     """Return the bytes of a RECORD_HEADER.  One is made for every pass, so numpy would be too slow."""
     return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops, tables, synced)
 
@@ -380,7 +384,8 @@ def is_whole(head: Rows) -> bool:
     return crc32c(bare.tobytes()) == int(head["checksum"][0])
 
 
-def row_checksums(rows: Rows, ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
+def row_checksums(rows: Rows, ledger_ids: NDArray[np.uint64] | int,
+                  entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return `checksum` for INDEX_ROW rows (n,), in which it is 0, in these places: the high word of a multilinear
     hash.
 
@@ -390,20 +395,22 @@ def row_checksums(rows: Rows, ledger_ids: NDArray[np.uint64] | int, entry_ids: N
     return _checksums(as_words(np.ascontiguousarray(rows)), ledger_ids, entry_ids)
 
 
-def _checksums(words: NDArray[np.uint64], ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
+def _checksums(words: NDArray[np.uint64], ledger_ids: NDArray[np.uint64] | int,
+               entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
     total = words @ _ODD
     total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids + np.uint64(1)) * _ENTRY_ODD
     return (total >> np.uint64(32)).astype(np.uint32)
 
 
-def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, broker_time: int, deliver_at: int, message_index: int,
-              size: int, messages: int, key_hash: int, flags: int, crc32c: int) -> bytes:
+def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, broker_time: int, deliver_at: int,
+              message_index: int, size: int, messages: int, key_hash: int, flags: int, crc32c: int) -> bytes:
     """Return the bytes of one INDEX_ROW in that place."""
     a, b, c, d, e, f, g, h = _WORDS
-    total = (offset * a + publish_time * b + broker_time * c + deliver_at * d + message_index * e + (size | messages << 32) * f
-             + (key_hash | flags << 32) * g + crc32c * h + ledger_id * _LEDGER + (entry_id + 1) * _ENTRY)
-    return _INDEX.pack(offset, publish_time, broker_time, deliver_at, message_index, size, messages, key_hash, flags, crc32c,
-                       total >> 32 & 0xFFFFFFFF)
+    total = (offset * a + publish_time * b + broker_time * c + deliver_at * d + message_index * e
+             + (size | messages << 32) * f + (key_hash | flags << 32) * g + crc32c * h
+             + ledger_id * _LEDGER + (entry_id + 1) * _ENTRY)
+    return _INDEX.pack(offset, publish_time, broker_time, deliver_at, message_index, size, messages, key_hash, flags,
+                       crc32c, total >> 32 & 0xFFFFFFFF)
 
 
 def is_valid(rows: Rows, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:

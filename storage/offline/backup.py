@@ -6,8 +6,8 @@
     <parent>/<time>.new                  a backup in progress, or one that was not completed
     <parent>/lock                        held by the process that makes a backup in this folder
     <data>/backup/lock                   held by the process that makes a backup of this data folder
-    <data>/backup/linked/<id>/...        second names of all files that may belong to the backup, until they are moved or
-                                         copied
+    <data>/backup/linked/<id>/...        second names of all files that may belong to the backup, until they are moved
+                                         or copied
 
 First, every file gets a second name. Then owners say where each file ends (backup_snapshot.py). Then files are synced
 and read for their checksums. Files that are only appended to share their blocks with the backup where the file system
@@ -95,7 +95,8 @@ def read_manifest(backup: Path) -> Manifest:
         said = json.loads(text)
         for name, known in (("version", VERSION), ("folder_version", format.FOLDER_VERSION)):
             if _number(said[name]) > known:
-                raise CannotBackUp(f"{path}: a newer program made it: its {name} is {said[name]}, and this one knows {known} and older")
+                raise CannotBackUp(f"{path}: a newer program made it: its {name} is {said[name]}, "
+                                   f"and this one knows {known} and older")
         found = Manifest(**said | {"items": [_item(path, Item(**item)) for item in said["items"]]})
         _number(found.created_ms)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -106,7 +107,7 @@ def read_manifest(backup: Path) -> Manifest:
 
 
 def _item(manifest: Path, item: Item) -> Item:
-    """Return the item unchanged. Raises CannotBackUp, ValueError or TypeError if a backup cannot contain such a file."""
+    """Return the item unchanged. Raises CannotBackUp, ValueError, TypeError if no backup can contain such a file."""
     parts = Path(item.path).parts
     is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
     if not (item.path == CATALOGUE or (is_partitions and item.path == "/".join(parts) and item.path.isprintable())):
@@ -141,7 +142,8 @@ def backups(parent: Path) -> list[Path]:
     return sorted(path.parent for path in parent.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
 
 
-def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *, keep: int = 0) -> BackupReport:
+def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *,
+         keep: int = 0) -> BackupReport:
     """Make a backup in a new folder of `parent`.
 
     begin, cut: ask all owners (backup_snapshot.py). keep: number of backups to keep, 0 for all; older ones are
@@ -230,7 +232,8 @@ class _Making:
         self._remove_others({item.path for item in items})
         for made, _, _ in os.walk(self._made):
             sync(Path(made), os.fsync)
-        write_anew(self._made / MANIFEST, Manifest(created_ms, format.FOLDER_VERSION, str(self._data_dir.resolve()), items).encode())
+        manifest = Manifest(created_ms, format.FOLDER_VERSION, str(self._data_dir.resolve()), items)
+        write_anew(self._made / MANIFEST, manifest.encode())
         sync(self._made, os.fsync)
         self._report.partitions = len(stored & self._rows.keys())
         return self._report
@@ -259,7 +262,7 @@ class _Making:
         return str(path.relative_to(self._data_dir))
 
     def _ledger(self, partition_id: int, ledger_id: int) -> list[Item]:
-        """Return the items of a ledger, with sizes from its index header, or the whole files if the header is damaged."""
+        """Return the items of a ledger, with sizes from its index header; whole files if the header is damaged."""
         folder = self._linked / str(partition_id)
         paths = [format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id)]
         with open(paths[0], "rb") as file:
@@ -267,11 +270,13 @@ class _Making:
         with contextlib.suppress(FileNotFoundError):
             link(format.ledger_path(format.partition_folder(self._data_dir, partition_id), ledger_id), paths[1])
         head = np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
-        if head is None or head["magic"][0] != format.INDEX_MAGIC or head["version"][0] == 1 or not format.is_whole(head):
+        if head is None or head["magic"][0] != format.INDEX_MAGIC or head["version"][0] == 1 \
+                or not format.is_whole(head):
             sizes = [path.stat().st_size for path in paths]
-            return [Item(f"{PARTITIONS}/{partition_id}/{path.name}", size) for path, size in zip(paths, sizes, strict=True)]
-        return _items(Ledger(format.partition_folder(Path(), partition_id), partition_id, ledger_id), raw, int(head["entries"][0]),
-                      int(head["size"][0]))
+            return [Item(f"{PARTITIONS}/{partition_id}/{path.name}", size)
+                    for path, size in zip(paths, sizes, strict=True)]
+        ledger = Ledger(format.partition_folder(Path(), partition_id), partition_id, ledger_id)
+        return _items(ledger, raw, int(head["entries"][0]), int(head["size"][0]))
 
     def _take(self, cuts: list[dict[str, Any]]) -> dict[int, bytes]:
         """Apply the cuts that owners answered, and return the states of partitions as bytes."""
@@ -296,7 +301,8 @@ class _Making:
             items += _items(last, last.header(), last.entries, last.size)
             if row["view"]:
                 view = self._linked / str(partition_id) / "compacted" / str(row["view"])
-                items += [Item(str(named / "compacted" / view.name / path.name), path.stat().st_size) for path in view.iterdir()]
+                items += [Item(str(named / "compacted" / view.name / path.name), path.stat().st_size)
+                          for path in view.iterdir()]
             if row["amended"]:
                 items.append(Item(str(named / _AMENDED), row["amended"]))
         self._rows[partition_id] = [*items, Item(str(named / STATE), row["state"])]
@@ -311,7 +317,8 @@ class _Making:
         The copy is made after the cuts. Partitions that were created after the cuts (ids above `newest`) are deleted
         from it.
         """
-        with contextlib.closing(sqlite3.connect(f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro", uri=True)) as source, \
+        uri = f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as source, \
                 contextlib.closing(sqlite3.connect(self._made / CATALOGUE)) as copy:
             source.backup(copy)
         with contextlib.closing(open_catalogue(self._made / CATALOGUE)) as catalogue:

@@ -32,7 +32,8 @@ def repair(data_dir: Path, findings: Iterable[Finding]) -> tuple[Path, int]:
 
     No broker may serve the folder meanwhile.
     """
-    damaged = [finding for finding in findings if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file()]
+    damaged = [finding for finding in findings
+               if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file()]
     aside = data_dir / "damaged" / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     aside.mkdir(parents=True)
     with open(aside / "list.json", "w") as listed:

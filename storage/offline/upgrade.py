@@ -51,16 +51,19 @@ def look(data_dir: Path) -> Outlook:
     newest = max(found.files, default=0)
     for what, there, known in (("the catalogue", found.catalogue, layout.VERSION), ("a file", newest, format.VERSION)):
         if there > known:
-            found.refused = f"{data_dir}: {what} has format version {there}, and this program knows {known} and older; a newer one wrote it"
+            found.refused = (f"{data_dir}: {what} has format version {there}, and this program knows {known} and older; "
+                             "a newer one wrote it")
             return found
     if found.folder < format.FOLDER_VERSION:
-        found.rewrites.append(f"`format` says {format.FOLDER_VERSION}: programs that know only less refuse the folder from then on")
+        found.rewrites.append(f"`format` says {format.FOLDER_VERSION}: programs that know only less refuse the folder "
+                              "from then on")
     if found.catalogue < layout.VERSION:
-        found.rewrites.append(f"the catalogue becomes version {layout.VERSION}, in one transaction, before anybody is served")
+        found.rewrites.append(f"the catalogue becomes version {layout.VERSION}, in one transaction, "
+                              "before anybody is served")
     if of_version_1:
         found.rewrites.append(
-            f"what {of_version_1} partitions know of their subscriptions goes from the files of version 1 into `state`, "
-            "when each is saved for the first time after a change"
+            f"what {of_version_1} partitions know of their subscriptions goes from the files of version 1 into "
+            "`state`, when each is saved for the first time after a change"
         )
     found.has_way_back = (found.folder, found.catalogue) == (format.FOLDER_VERSION, layout.VERSION)
     return found

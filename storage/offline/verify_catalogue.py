@@ -38,7 +38,8 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
         with looked_at(data_dir, is_served=is_served) as db:
             names = _read(path, db)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter when SQLite quotes what it found
-        names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it", Severity.UNREADABLE)])
+        names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it",
+                                        Severity.UNREADABLE)])
     if not is_served:
         names.findings += _check_log(Path(f"{path}-wal"))
     return names
@@ -82,11 +83,13 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
         if text != "ok":
             tell(text, "what SQLite finds through that is wrong", Severity.LOSS)
     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
-        tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names", Severity.LOSS)
+        tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names",
+             Severity.LOSS)
     sums = dict(db.execute("SELECT name, value FROM sums")) if version > 2 else {}
     for table in sums.keys() & checksums.COLUMNS.keys() if version > 2 else ():
         if checksums.sum_of(db, table) != sums[table]:
-            tell(f"a value in the table {table} is not what was written", "it has another effect, or names something else", Severity.LOSS)
+            tell(f"a value in the table {table} is not what was written",
+                 "it has another effect, or names something else", Severity.LOSS)
     names.partitions = dict(db.execute("SELECT id, name FROM partitions"))
     for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):
         names.subscriptions.setdefault(partition_id, {})[number] = name
@@ -115,14 +118,16 @@ def _check_log(path: Path) -> Iterator[Finding]:
     words = np.dtype(">u4" if magic & 1 else "<u4")
     checksum = _log_checksum(raw[:_LOG_HEADER.size - 8], words, (0, 0))
     if magic & ~1 != _LOG_MAGIC or checksum != (first, second):
-        yield Finding(path, 0, _LOG_HEADER.size, "the header of SQLite's log is damaged", "what only the log has is lost", Severity.LOSS)
+        yield Finding(path, 0, _LOG_HEADER.size, "the header of SQLite's log is damaged",
+                      "what only the log has is lost", Severity.LOSS)
         return
     wrong: int | None = None
     commits = 0
     for at in range(_LOG_HEADER.size, len(raw) - _FRAME.size - page_size + 1, _FRAME.size + page_size):
         _, pages, *found, first, second = _FRAME.unpack_from(raw, at)
         if wrong is None:
-            checksum = _log_checksum(raw[at:at + 8] + raw[at + _FRAME.size:at + _FRAME.size + page_size], words, checksum)
+            page = raw[at + _FRAME.size:at + _FRAME.size + page_size]
+            checksum = _log_checksum(raw[at:at + 8] + page, words, checksum)
             if found != salts or checksum != (first, second):
                 wrong = at
         if wrong is not None and found == salts and pages:
@@ -131,9 +136,11 @@ def _check_log(path: Path) -> Iterator[Finding]:
     if wrong is None:
         return
     if commits > 1:
-        yield Finding(path, wrong, size, "SQLite's log is damaged", f"{commits} changes of the catalogue are lost", Severity.LOSS)
+        yield Finding(path, wrong, size, "SQLite's log is damaged", f"{commits} changes of the catalogue are lost",
+                      Severity.LOSS)
     elif commits:
-        yield Finding(path, wrong, size, "the last change in SQLite's log is not whole", "if it was answered, it is lost", Severity.NOTE)
+        yield Finding(path, wrong, size, "the last change in SQLite's log is not whole",
+                      "if it was answered, it is lost", Severity.NOTE)
 
 
 def _log_checksum(data: bytes, words: np.dtype, checksum: tuple[int, int]) -> tuple[int, int]:

@@ -47,7 +47,8 @@ def check_views(folder: Path, partition_id: int, *, is_served: bool) -> ViewChec
         assert view is not None      # its number is not 0
         check.horizon = view.horizon
         if view.manifest.partition_id != partition_id:
-            check.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED, Severity.LOSS))
+            check.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED,
+                                          Severity.LOSS))
         for part in view.manifest.parts:
             check.findings += _part(view, part, check)
     except FileNotFoundError as error:
@@ -120,7 +121,8 @@ def _wrong(path: Path, rows: Rows) -> Iterator[int]:
             begin, size = int(offsets[first]), int(ends[stop - 1] - offsets[first])
             file.seek(begin)
             data = np.frombuffer(bytearray(file.read(size).ljust(size + checksums.BEHIND, b"\0")), np.uint8)
-            wrong = checksums.wrong_entries(data, offsets[first:stop] - begin, ends[first:stop] - begin, claimed[first:stop])
+            wrong = checksums.wrong_entries(data, offsets[first:stop] - begin, ends[first:stop] - begin,
+                                            claimed[first:stop])
             yield from wanted[first + wrong].tolist()
             first = stop
 

@@ -59,7 +59,8 @@ class LedgerCheck:
 def look_at(task: Task) -> LedgerCheck:
     found = Ledger(task.folder, task.partition_id, task.ledger_id)
     if not task.is_served:      # else more may be gone by now
-        found.is_discarded = partial((task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)).acknowledged, found.ledger_id)
+        discarded = task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)
+        found.is_discarded = partial(discarded.acknowledged, found.ledger_id)
     report = LedgerCheck(found)
     try:
         _find_rows(task, report)
@@ -69,7 +70,8 @@ def look_at(task: Task) -> LedgerCheck:
     except FileNotFoundError as error:
         report.is_readable = False
         if not task.is_served:                      # else it has just been deleted
-            report.findings.append(Finding(Path(error.filename), 0, 0, "is missing", "the ledger's entries are lost", Severity.LOSS))
+            report.findings.append(Finding(Path(error.filename), 0, 0, "is missing", "the ledger's entries are lost",
+                                           Severity.LOSS))
     except CorruptFile as error:
         report.is_readable = False
         report.findings.append(corrupt(error, found.index_path, "its topic is refused"))
@@ -93,7 +95,10 @@ def runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def entries(found: Ledger, first: int, end: int) -> str:
-    return f"entry {found.ledger_id}:{first}" if end - first == 1 else f"entries {found.ledger_id}:{first} to {found.ledger_id}:{end - 1}"
+    """Name entries first .. end - 1 of a ledger in a finding."""
+    if end - first == 1:
+        return f"entry {found.ledger_id}:{first}"
+    return f"entries {found.ledger_id}:{first} to {found.ledger_id}:{end - 1}"
 
 
 # -- headers, and where the rows are
@@ -107,7 +112,8 @@ def _find_rows(task: Task, report: LedgerCheck) -> None:
         stored = np.empty(0, format.INDEX_ROW)
     else:
         whole_rows = (found.index_path.stat().st_size - format.HEADER_SIZE) // _WIDTH
-        head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id, is_served=task.is_served)
+        head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id,
+                                                is_served=task.is_served)
         _check_ledger_header(report)
         if head is not None:
             found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
@@ -115,7 +121,8 @@ def _find_rows(task: Task, report: LedgerCheck) -> None:
             found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
             if not found.is_sealed and head["version"][0] == 1:
                 take_end(found)
-        if head is not None and not task.rows and (found.is_sealed or not task.is_served) and found.entries <= whole_rows:
+        is_settled = found.is_sealed or not task.is_served
+        if head is not None and not task.rows and is_settled and found.entries <= whole_rows:
             return
         stored = _read_rows(found)
         report.bytes += stored.nbytes
@@ -156,7 +163,8 @@ def _check_ledger_header(report: LedgerCheck) -> None:
 
 def _read_rows(found: Ledger) -> Rows:
     raw = found.index_path.read_bytes()
-    return np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // _WIDTH, min(len(raw), format.HEADER_SIZE))
+    count = max(0, len(raw) - format.HEADER_SIZE) // _WIDTH
+    return np.frombuffer(raw, format.INDEX_ROW, count, min(len(raw), format.HEADER_SIZE))
 
 
 def _mend(report: LedgerCheck) -> None:
@@ -305,7 +313,8 @@ class _Order:
         self._report.findings += self._findings
 
 
-def _chunks(offsets: NDArray[np.int64], sizes: NDArray[np.int64], wanted: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+def _chunks(offsets: NDArray[np.int64], sizes: NDArray[np.int64],
+            wanted: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Iterate over (first, end) of wanted entries that lie one behind the other and are read at once."""
     joined = offsets[1:] == offsets[:-1] + sizes[:-1]
     joined &= wanted[1:] & wanted[:-1]

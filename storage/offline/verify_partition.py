@@ -200,6 +200,7 @@ def _totals(folder: Path, name: str, cursor: Cursor, state: State, ledgers: list
     if missing:
         yield Finding(
             format.state_path(folder), 0, 0,
-            f"of the {published} messages since subscription {name} began {settled} are dealt with and {backlog} to come",
+            f"of the {published} messages since subscription {name} began {settled} are dealt with "
+            f"and {backlog} to come",
             f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
             Severity.LOSS if missing > 0 else Severity.HARMLESS)
