@@ -180,9 +180,9 @@ class Driven:
         self.now, self.outstanding, self.told, self.has_stopped = 100.0, 3, [], False
         monkeypatch.setattr("geminga.supervisor.processes.drain.time", SimpleNamespace(monotonic=lambda: self.now))
         control = SimpleNamespace(send=lambda **message: self.told.append(message))
-        self.child = SimpleNamespace(control=control, is_drained=False)
+        self.child = SimpleNamespace(process=object(), control=control, is_drained=False)
         counters = {("admin", 0): SimpleNamespace(total=lambda name: self.outstanding)}
-        children = [self.child, SimpleNamespace(control=None, is_drained=True)]
+        children = [self.child, SimpleNamespace(process=None, is_drained=True)]
         self.supervisor = SimpleNamespace(is_ready=True, is_stopping=False, children=children, counters=counters,
                                           begin_stop=self._stop)
         self.drain = Drain(self.supervisor)
