@@ -96,7 +96,15 @@ def wrong_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDAr
     begins, ends (n,) ascend and do not overlap; claimed (n,) are the checksums of a ledger's index.  `data` has BEHIND
     bytes behind the last entry.  It is changed during the call, and restored.
 
-    Entries shorter than a word, longer than a cell or with a wrong head are checked alone, all others in groups.
+    1. All heads are compared at once: magic, and the checksum that the entry itself claims.
+    2. Adjacent entries that begin in one cell of the data are a group.  One call of crc32c covers the group, and is
+       compared with the combination of its entries' checksums.
+    3. Every entry of a group that differs is checked alone, as is every entry that no group can have: shorter than a
+       word, longer than a cell, or with a wrong head.
+
+        cells      |          0          |          1          |
+        entries     [aaaa][bbb][cccccccccc][ddd]   [eeeee][ff]
+        groups      a b c                  d       e f              e begins anew, as it does not adjoin d
     """
     if not len(begins):
         return np.empty(0, np.intp)
