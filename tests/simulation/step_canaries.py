@@ -107,7 +107,7 @@ UNNOTICED = {
     Step(ledger_headers.remove_unmade, "path.unlink(", 1): _SPACE,
     Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
     Step(delayed_scheduler._write, "write_anew("):
-        "A start rebuilds an index that was not saved, which takes time; test_delays.py fails without the call.",
+        "A start rebuilds an index that was not saved, which takes time; test_delays_files.py fails without it.",
     Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
     Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
     Step(files.write_anew, "fresh.unlink("): _SPACE,

@@ -1,7 +1,11 @@
 """Owners to drive and journals to write, closed when their test ends."""
 import pytest
 
+from geminga.storage.upkeep import delayed_scheduler
+
+from .delays import Life
 from .journals import Journals
+from .lives import AtOnce
 from .rig import Rig
 
 
@@ -56,3 +60,15 @@ def opened(tmp_path):
     made = Journals(tmp_path)
     yield made
     made.close_all()
+
+
+@pytest.fixture
+def saves_at_once(monkeypatch):
+    """Save delayed indexes in the pass instead of a thread, when the test's clock says so."""
+    monkeypatch.setattr(delayed_scheduler, "ThreadPoolExecutor", AtOnce)
+
+
+@pytest.fixture
+def life(rigs):
+    """An owner with consumers that take delayed messages."""
+    return Life(rigs())
