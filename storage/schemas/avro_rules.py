@@ -214,8 +214,8 @@ class _Reading:
             self._step()
             at = f"field {field.name} of {reader.fullname}"
             if field.name in written:
-                if found := self.obstacle(field.type, written[field.name], at):
-                    return found
+                if obstacle := self.obstacle(field.type, written[field.name], at):
+                    return obstacle
             elif not field.has_default:
                 return f"{at}: it has no default, and is not written"
             elif not _fits(field.type, field.default):

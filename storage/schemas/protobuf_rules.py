@@ -28,14 +28,14 @@ _TYPE_NAMES: dict[int, str] = {number: name for name, number in F.Type.items()}
 def parse(text: bytes) -> Descriptor:
     """Return the root message of a descriptor set in which everything is defined.  Raises ValueError."""
     try:
-        found = json.loads(text)
-        data = base64.b64decode(found["fileDescriptorSet"], validate=True)
+        descriptor = json.loads(text)
+        data = base64.b64decode(descriptor["fileDescriptorSet"], validate=True)
         files = descriptor_pb2.FileDescriptorSet.FromString(data).file
         pool, by_name = descriptor_pool.DescriptorPool(), {one.name: one for one in files}
         for name in graphlib.TopologicalSorter({one.name: one.dependency for one in files}).static_order():
             pool.AddSerializedFile(by_name[name].SerializeToString())
-        root = pool.FindMessageTypeByName(found["rootMessageTypeName"])
-        if root.file.name != found["rootFileDescriptorName"]:
+        root = pool.FindMessageTypeByName(descriptor["rootMessageTypeName"])
+        if root.file.name != descriptor["rootFileDescriptorName"]:
             raise ValueError(f"{root.full_name} is in {root.file.name}")
         return root
     except Exception as error:      # the library raises whatever its code runs into

@@ -139,8 +139,8 @@ def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int
 def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: bytes) -> int | None:
     for version, kind, other in catalogue.schemas.versions(topic.base):
         if kind == wanted:
-            if other == NOT_HASHED and (found := find(catalogue, topic, version)):
-                other = _hash(found.definition)
+            if other == NOT_HASHED and (stored := find(catalogue, topic, version)):
+                other = _hash(stored.definition)
             if other == hashed:
                 return version
     return None
@@ -202,18 +202,19 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
 
 def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
     """Check that a producer may bring the definition.  Raises Refusal."""
-    found = versions(catalogue, topic)
-    _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:], counters)
+    numbers = versions(catalogue, topic)
+    numbers = numbers if strategy.endswith(_TRANSITIVE) else numbers[-1:]
+    _compare(catalogue, topic, definition, strategy, numbers, counters)
 
 
 def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str,
                    counters: Counters) -> None:
     """Check that a consumer with the definition may read a topic with a schema.  Raises Refusal."""
-    found = versions(catalogue, topic)
+    numbers = versions(catalogue, topic)
     if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
-        _compare(catalogue, topic, definition, BACKWARD, found[-1:], counters)
+        _compare(catalogue, topic, definition, BACKWARD, numbers[-1:], counters)
     else:
-        _compare(catalogue, topic, definition, strategy, found, counters)
+        _compare(catalogue, topic, definition, strategy, numbers, counters)
 
 
 def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str,
@@ -229,10 +230,10 @@ def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, 
     if strategy == ALWAYS_COMPATIBLE:
         return ""
     for number in reversed(numbers):
-        found = find(catalogue, topic, number)
-        if found is None:      # deleted meanwhile
+        stored = find(catalogue, topic, number)
+        if stored is None:      # deleted meanwhile
             continue
-        other = found.definition
+        other = stored.definition
         if other.kind != definition.kind:
             return f"Incompatible schema: exists schema type {TYPES[other.kind]}, " \
                    f"new schema type {TYPES[definition.kind]}"
@@ -338,14 +339,14 @@ class Topic(Protocol):
     def attached(self) -> Iterable[_Subscription]: ...
 
 
-def admit_producer(owner: _Owner, found: Topic, schema: api.Schema | None) -> bytes:
+def admit_producer(owner: _Owner, topic: Topic, schema: api.Schema | None) -> bytes:
     """Return the schema version for a producer, in the bytes of the protocol; b"" for a producer without a schema.
 
     Raises Refusal, StorageFull.
     """
     if schema is not None:
-        return version_bytes(register(owner.catalogue, found.name, from_wire(schema), found.policies, owner.counters))
-    check_missing(owner.catalogue, found.name, found.policies)
+        return version_bytes(register(owner.catalogue, topic.name, from_wire(schema), topic.policies, owner.counters))
+    check_missing(owner.catalogue, topic.name, topic.policies)
     return b""
 
 
@@ -356,25 +357,25 @@ def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) ->
                            "when SchemaValidationEnforced is enabled")
 
 
-def admit_consumer(owner: _Owner, found: Topic, schema: api.Schema) -> None:
+def admit_consumer(owner: _Owner, topic: Topic, schema: api.Schema) -> None:
     """Check a consumer's schema, and add it if the topic is empty and has none.  Raises Refusal, StorageFull."""
     if schema.type == T.AutoConsume:
         return
     definition = from_wire(schema)
-    if versions(owner.catalogue, found.name):
-        check_consumer(owner.catalogue, found.name, definition, found.policies.schema_strategy, owner.counters)
-    elif _is_unused(found):
-        register(owner.catalogue, found.name, definition, found.policies, owner.counters)
+    if versions(owner.catalogue, topic.name):
+        check_consumer(owner.catalogue, topic.name, definition, topic.policies.schema_strategy, owner.counters)
+    elif _is_unused(topic):
+        register(owner.catalogue, topic.name, definition, topic.policies, owner.counters)
     else:
         raise incompatible("Failed to add schema to an active topic with empty(BYTES) schema: "
                            f"new schema type {TYPES[definition.kind]}")
 
 
-def _is_unused(found: Topic) -> bool:
+def _is_unused(topic: Topic) -> bool:
     """Whether the topic has no messages, no producers, and no consumers that a schema would concern."""
-    is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.entries_in
-    return is_empty and not found.producers.live and all(
-        consumer.takes_any_schema for subscription in found.attached for consumer in subscription.consumers)
+    is_empty = not any(ledger.entries for ledger in topic.ledgers) if topic.is_persistent else not topic.entries_in
+    return is_empty and not topic.producers.live and all(
+        consumer.takes_any_schema for subscription in topic.attached for consumer in subscription.consumers)
 
 
 def version_bytes(version: int) -> bytes:
@@ -424,18 +425,18 @@ def _parsed(definition: Definition) -> "Schema | str":
     try:
         return avro_rules.parse(definition.data.decode())
     except ValueError as error:
-        if definition.kind == T.Json and (found := _json_schema_id(definition.data)) is not None:
-            return found
+        if definition.kind == T.Json and (identity := _json_schema_id(definition.data)) is not None:
+            return identity
         raise InvalidSchema(f"Invalid schema definition data for {TYPES[definition.kind]} schema: {error}") from None
 
 
 def _json_schema_id(data: bytes) -> str | None:
     """Return the id of a JSON Schema, None if the data is not one."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return str(found.get("id", "")) if isinstance(found, dict) and found.get("type") in _JSON_TYPES else None
+    return str(document.get("id", "")) if isinstance(document, dict) and document.get("type") in _JSON_TYPES else None
 
 
 def _native_root(definition: Definition) -> "Descriptor":

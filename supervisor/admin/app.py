@@ -103,17 +103,17 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except web.HTTPException as error:
         headers = [(name, text) for name, text in error.headers.items() if name == "WWW-Authenticate"]
         is_no_route = request.match_info.http_exception is error
-        found = error.status, _nowhere(request, error) if is_no_route else error.text or error.reason
+        answer = error.status, _nowhere(request, error) if is_no_route else error.text or error.reason
     except Refusal as refusal:
-        found = _STATUSES.get(refusal.code, 400), refusal.message
+        answer = _STATUSES.get(refusal.code, 400), refusal.message
     except (StorageFull, NotDurable) as error:
-        found = 503, str(error)
+        answer = 503, str(error)
     except Exception:
         log.error(f"{request.method} {request.path}: {traceback.format_exc()}", code="G290")
-        found = 500, "An error of the broker's own; its log has the details"
+        answer = 500, "An error of the broker's own; its log has the details"
     # Other requests commit before they wait, so what is open in the transaction is of this one.
     request.app[TOPICS].catalogue.undo()
-    return _reason(*found, headers)
+    return _reason(*answer, headers)
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:

@@ -64,7 +64,7 @@ class Host:
         path.replace(self.data_dir / "nightly" / "report.json")
 
     def raised(self):
-        return {name: one.found.text for name, one in self.alarms.raised.items()}
+        return {name: one.reason.text for name, one in self.alarms.raised.items()}
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ _TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")  
 _PAGES = Path(__file__).resolve().parents[3] / "systemd" / "runbook", Path("/usr/share/doc/geminga/runbook")
 
 
-class Found(NamedTuple):
+class Reason(NamedTuple):
     """The reason why an alarm is raised."""
 
     key: Any          # a change of the key is logged
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 class Raised(NamedTuple):
     """An alarm that is raised."""
-    found: Found
+    reason: Reason
     since: float      # Unix time
 
 
@@ -94,6 +94,9 @@ class Alarms:
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
 
+    def __repr__(self) -> str:
+        return f"<Alarms raised={list(self.raised)}>"
+
     def configure(self, config: Config) -> None:
         """Apply a new configuration."""
         self._options, self._data_dir = config.alarms, config.data_dir
@@ -116,11 +119,11 @@ class Alarms:
         self._watched.look()
         rows = self._rows()
         for name, code in ALARMS.items():
-            found, before = getattr(self, f"_{name}")(rows), self.raised.get(name)
-            if found is not None and (before is None or before.found.key != found.key) and code:
-                (log.error if name in _COSTLY else log.warning)(f"alarm {name}: {found.text}", code=code)
-            if found is not None:
-                self.raised[name] = Raised(found, before.since if before else self._wall())
+            reason, before = getattr(self, f"_{name}")(rows), self.raised.get(name)
+            if reason is not None and (before is None or before.reason.key != reason.key) and code:
+                (log.error if name in _COSTLY else log.warning)(f"alarm {name}: {reason.text}", code=code)
+            if reason is not None:
+                self.raised[name] = Raised(reason, before.since if before else self._wall())
             elif before is not None:
                 del self.raised[name]
                 if code:
@@ -144,16 +147,16 @@ class Alarms:
 
     # -- alarms: each returns its reason while it is raised
 
-    def _disk(self, rows: Rows) -> Found | None:
+    def _disk(self, rows: Rows) -> Reason | None:
         owners = {index: row for (role, index), row in rows.items() if role == "owner"}
         waiting = [index for index, row in owners.items() if row["is_waiting"]]
         refusing = [row for row in owners.values() if row["publishing_refused"]]
         if waiting:
-            return Found("waiting",
-                               f"owner {', '.join(map(str, waiting))} cannot read or write its files, and tries again")
+            return Reason("waiting",
+                                f"owner {', '.join(map(str, waiting))} cannot read or write its files, and tries again")
         if refusing:
-            return Found("refusing",
-                               f"{refusing[0]['disk_free_bytes'] / (1 << 20):.0f} MiB are free: nobody may publish")
+            return Reason("refusing",
+                                f"{refusing[0]['disk_free_bytes'] / (1 << 20):.0f} MiB are free: nobody may publish")
         return None
 
     def _look_at_memory(self) -> None:
@@ -164,20 +167,22 @@ class Alarms:
         bound = refuse - _MEMORY_REST * is_refused
         self._own.set("memory_refuses", int(bool(refuse) and self.memory.part >= bound))
 
-    def _memory(self, rows: Rows) -> Found | None:
+    def _memory(self, rows: Rows) -> Reason | None:
         is_refused = bool(rows["admin", 0]["memory_refuses"])
         bound = self._options.memory_percent / 100 - _MEMORY_REST * ("memory" in self.raised)
         if self.memory.part < bound and not is_refused:
             return None
         whose = "the host's memory" if self.memory.of == "host" else f"what the control group {self.memory.of} may have"
         text = f"{self.memory.used >> 20} of {self.memory.limit >> 20} MiB of {whose} are used"
-        return Found(is_refused, text + (": nobody may publish" if is_refused else ""))
+        return Reason(is_refused, text + (": nobody may publish" if is_refused else ""))
 
-    def _certificate(self, rows: Rows) -> Found | None:
+    def _certificate(self, rows: Rows) -> Reason | None:
         expiries = self.certificates.expiries() if self.certificates else {}
-        found = [(days, key, text) for key, expires in expiries.items()
+        warnings = [(days, key, text) for key, expires in expiries.items()
                  for days, text in [warning(key, expires, self._wall())] if text]
-        return Found([(days, key) for days, key, _ in found], "; ".join(text for *_, text in found)) if found else None
+        if not warnings:
+            return None
+        return Reason([(days, key) for days, key, _ in warnings], "; ".join(text for *_, text in warnings))
 
     def _look_at_clock(self) -> None:
         """Note a jump of the wall clock against the steady one in the counters."""
@@ -191,55 +196,55 @@ class Alarms:
             self._own.set("clock_jumped_ms", round(steady * 1000))
             self._own.set("clock_jump_ms", round(jump * 1000))
 
-    def _clock(self, rows: Rows) -> Found | None:
+    def _clock(self, rows: Rows) -> Reason | None:
         row, jumps = rows["admin", 0], _jumps(rows)
         if jumps <= row["clock_jumps_seen"] or self._steady() - row["clock_jumped_ms"] / 1000 > _JUMPED_SECONDS:
             return None
         jump = row["clock_jump_ms"] / 1000
         when = _moment(self._wall() - self._steady() + row["clock_jumped_ms"] / 1000)
-        return Found(jumps, f"the clock was put {'forward' if jump > 0 else 'back'} by {abs(jump):.1f} s at {when}")
+        return Reason(jumps, f"the clock was put {'forward' if jump > 0 else 'back'} by {abs(jump):.1f} s at {when}")
 
-    def _nightly(self, rows: Rows) -> Found | None:
+    def _nightly(self, rows: Rows) -> Reason | None:
         report, enabled = self._report(), _changed(_TIMER)
         if report and report["status"] != "success":
-            return Found(report["ended_ms"], f"the last night failed at {_moment(report['ended_ms'] / 1000)}: "
-                                             f"{report['error'] or 'some of it could not be done'}")
+            return Reason(report["ended_ms"], f"the last night failed at {_moment(report['ended_ms'] / 1000)}: "
+                                              f"{report['error'] or 'some of it could not be done'}")
         if not report and not enabled:
             return None      # nights are not set up
         since = max(report["last_success_ms"] / 1000 if report else 0.0, enabled)
         if self._wall() - since > _LATE_SECONDS:
-            return Found("late", f"no night has succeeded since {_moment(since)}")
+            return Reason("late", f"no night has succeeded since {_moment(since)}")
         return None
 
     def _report(self) -> dict[str, Any]:
         """Return the report of the last night, read again only when it has changed."""
         try:
-            found = (self._data_dir / REPORT).stat()
-            stamp = found.st_mtime_ns, found.st_ino
+            file = (self._data_dir / REPORT).stat()
+            stamp = file.st_mtime_ns, file.st_ino
         except OSError:
             stamp = None
         if stamp != self._night[0]:
             self._night = stamp, last_report(self._data_dir)
         return self._night[1]
 
-    def _damage(self, rows: Rows) -> Found | None:
+    def _damage(self, rows: Rows) -> Reason | None:
         if (count := _damages(rows)) <= rows["admin", 0]["damage_seen"]:
             return None
-        return Found(count, f"damage was found {count} times since the broker began; "
-                            "the log says where, geminga verify what it costs")
+        return Reason(count, f"damage was found {count} times since the broker began; "
+                             "the log says where, geminga verify what it costs")
 
-    def _sync(self, rows: Rows) -> Found | None:
+    def _sync(self, rows: Rows) -> Reason | None:
         if (count := _sync_failures(rows)) <= rows["admin", 0]["syncs_seen"]:
             return None
-        return Found(count, f"{count} syncs failed since the broker began: look at the disk")
+        return Reason(count, f"{count} syncs failed since the broker began: look at the disk")
 
-    def _processes(self, rows: Rows) -> Found | None:
+    def _processes(self, rows: Rows) -> Reason | None:
         now_ms = self._steady() * 1000
-        found = [f"{role} {index}" for (role, index), row in rows.items()
+        restarted = [f"{role} {index}" for (role, index), row in rows.items()
                  if row["started_3_ms"] and now_ms - row["started_3_ms"] < _STARTS_SECONDS * 1000]
-        if not found:
+        if not restarted:
             return None
-        return Found(found, f"{', '.join(found)} had to be started again and again in the last ten minutes")
+        return Reason(restarted, f"{', '.join(restarted)} had to be started again and again in the last ten minutes")
 
     # -- for status, metrics and /ready
 
@@ -249,7 +254,7 @@ class Alarms:
             {
                 "alarm": name,
                 "since": _moment(one.since),
-                "text": one.found.text,
+                "text": one.reason.text,
                 "page": page(name),
                 "can_be_seen_to": name in _SEEN_TO,
             }
@@ -264,7 +269,7 @@ class Alarms:
     def obstacles(self) -> Iterator[str]:
         """Return the texts of alarms that make the broker not ready."""
         if "memory" in self.raised and self._own.read()["memory_refuses"]:
-            yield self.raised["memory"].found.text
+            yield self.raised["memory"].reason.text
 
 
 def _damages(rows: Rows) -> int:
@@ -298,8 +303,8 @@ def _changed(path: Path) -> float:
 
 def page(name: str) -> str:
     """Return the path of the alarm's runbook page on this host."""
-    found = [folder / f"{name}.md" for folder in _PAGES]
-    return str(next((path for path in found if path.exists()), found[-1]))
+    paths = [folder / f"{name}.md" for folder in _PAGES]
+    return str(next((path for path in paths if path.exists()), paths[-1]))
 
 
 ALARMS_OF = web.AppKey("alarms", Alarms)

@@ -44,23 +44,23 @@ async def drain(app: web.Application) -> None:
 
 def obstacles(app: web.Application) -> list[str]:
     """Return the reasons why the broker is not ready."""
-    found = []
+    reasons = []
     if app[COUNTERS]["admin", 0].read()["is_draining"]:
         outstanding = app[COUNTERS]["admin", 0].total("outstanding")
-        found.append(f"the broker is being drained: {outstanding} messages are to be acknowledged yet")
+        reasons.append(f"the broker is being drained: {outstanding} messages are to be acknowledged yet")
     for (role, index), counters in app[COUNTERS].items():
         if role == "admin":
             continue
         row = counters.read()
         if row["is_waiting"]:
-            found.append(f"owner {index} cannot read or write its files, and tries again; the log says why")
+            reasons.append(f"owner {index} cannot read or write its files, and tries again; the log says why")
         elif (row["serving_pid"] != row["pid"] or host.is_ending(row["pid"])
               or (role == "owner" and not app[OWNERS].is_up(index))):
-            found.append(f"{role} {index} is being started")
+            reasons.append(f"{role} {index} is being started")
         elif row["publishing_refused"]:
             free = row["disk_free_bytes"]
-            found.append(f"owner {index} refuses what is published: {free} bytes are free on its disk")
-    return found + list(app[ALARMS_OF].obstacles())
+            reasons.append(f"owner {index} refuses what is published: {free} bytes are free on its disk")
+    return reasons + list(app[ALARMS_OF].obstacles())
 
 
 @routes.get("/admin/v2/brokers/version")

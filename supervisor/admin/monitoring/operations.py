@@ -101,7 +101,7 @@ async def status(request: web.Request) -> web.Response:
     app, owners = request.app, request.app[OWNERS]
     rows = {who: counters.read() for who, counters in app[COUNTERS].items()}
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
-    found, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
+    answered, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
     began, memory = psutil.Process(os.getppid()).create_time(), alarms.memory
     disk = os.statvfs(app[TOPICS].config.data_dir)
     wrong, stored = obstacles(app), catalogue_of(request).partitions.count()
@@ -123,10 +123,10 @@ async def status(request: web.Request) -> web.Response:
                 ),
             ],
             "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
-            "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in found)},
+            "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in answered)},
             "topics_not_loaded": max(0, stored - opened),
-            "loaded": {name: int(sum(one.total(column) for one in found)) for name, column in _COUNTED.items()},
-            "rates": {name: round(sum(one.total(column) for one in found), 1) for name, column in _RATES.items()},
+            "loaded": {name: int(sum(one.total(column) for one in answered)) for name, column in _COUNTED.items()},
+            "rates": {name: round(sum(one.total(column) for one in answered), 1) for name, column in _RATES.items()},
             "not_measured": [index for index, one in enumerate(measured) if one is None],
             "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize},
             "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},

@@ -129,22 +129,22 @@ async def partitioned_stats(request: web.Request) -> web.Response:
         "partitions": dict(zip(map(str, names), stats, strict=True)) if per_partition else {}})
 
 
-def together(found: list[dict[str, Any]]) -> dict[str, Any]:
+def together(partitions: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge the statistics of all partitions into those of one topic.
 
     Rates and counters are summed, and averages are computed again.
     """
-    merged = _merged(found)
+    merged = _merged(partitions)
     for one in (merged, *merged["publishers"]):
         one["averageMsgSize"] = one["msgThroughputIn"] / one["msgRateIn"] if one["msgRateIn"] else 0.0
     return merged
 
 
-def _merged(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _merged(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge objects of one kind, field by field."""
     merged: dict[str, Any] = {}
-    for name in dict.fromkeys(name for one in found for name in one if name not in _ALONE):
-        values: list[Any] = [one[name] for one in found if name in one]
+    for name in dict.fromkeys(name for one in objects for name in one if name not in _ALONE):
+        values: list[Any] = [one[name] for one in objects if name in one]
         first = values[0]
         if name in ("publishers", "consumers"):      # clients open one on every partition, in the same order
             merged[name] = [_merged(list(filter(None, some))) for some in _columns(values)]
@@ -228,6 +228,9 @@ class Measured:
 
     def __init__(self, data: bytes):
         self.head, (self.topics, self.subscriptions, self.other_topics, self.other_subscriptions) = unpack(data)
+
+    def __repr__(self) -> str:
+        return f"<Measured topics={len(self.topics)} subscriptions={len(self.subscriptions)}>"
 
     def total(self, column: str) -> float:
         """Return the column's sum over all topics."""
@@ -352,9 +355,9 @@ _NAMESPACE_METRICS = {
 @routes.get("/admin/v2/broker-stats/metrics")
 async def broker_metrics(request: web.Request) -> web.Response:
     """Answer with sums by namespace, and the number of connections."""
-    found = list(filter(None, await measure(request.app[OWNERS], 0)))
-    sums = {name: [measured.by_namespace(column) for measured in found] for name, column in _NAMESPACE_METRICS.items()}
-    namespaces = dict.fromkeys(namespace for measured in found for namespace in measured.head["namespaces"])
+    owners = list(filter(None, await measure(request.app[OWNERS], 0)))
+    sums = {name: [measured.by_namespace(column) for measured in owners] for name, column in _NAMESPACE_METRICS.items()}
+    namespaces = dict.fromkeys(namespace for measured in owners for namespace in measured.head["namespaces"])
     told = [{"metrics": {name: sum(one.get(namespace, 0) for one in each) for name, each in sums.items()},
              "dimensions": {"namespace": namespace}} for namespace in namespaces]
     rows = [counters.read() for counters in request.app[COUNTERS].values()]
@@ -374,9 +377,9 @@ async def mbeans(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/broker-stats/load-report")
 async def load_report(request: web.Request) -> web.Response:
-    found, topics = list(filter(None, await measure(request.app[OWNERS], 0))), request.app[TOPICS]
+    owners, topics = list(filter(None, await measure(request.app[OWNERS], 0))), request.app[TOPICS]
     totals = {
-        name: sum(measured.total(column) for measured in found)
+        name: sum(measured.total(column) for measured in owners)
         for name, column in (
             ("msgRateIn", "rate_in"),
             ("msgRateOut", "rate_out"),
@@ -384,7 +387,7 @@ async def load_report(request: web.Request) -> web.Response:
             ("msgThroughputOut", "throughput_out"),
         )
     }
-    counts = {name: int(sum(measured.total(column) for measured in found)) for name, column in (
+    counts = {name: int(sum(measured.total(column) for measured in owners)) for name, column in (
         ("numConsumers", "consumers"), ("numProducers", "producers"))}
     memory, mib, where = psutil.virtual_memory(), 1 << 20, topics.addresses
     return web.json_response(
@@ -402,7 +405,7 @@ async def load_report(request: web.Request) -> web.Response:
             "memory": {"usage": resident_bytes(request.app[COUNTERS]) / mib, "limit": memory.total / mib},
             **totals,
             **counts,
-            "numTopics": sum(sum(measured.head["loaded"]) for measured in found),
+            "numTopics": sum(sum(measured.head["loaded"]) for measured in owners),
             "numBundles": 1,
             "lastUpdate": int(time.time() * 1000),
         }
@@ -416,9 +419,9 @@ def resident_bytes(counters: dict[tuple[str, int], Counters]) -> int:
 
 def processes(counters: dict[tuple[str, int], Counters]) -> Iterable[tuple[str, psutil.Process]]:
     """Yield (name, process) of all processes that run."""
-    for (role, index), found in counters.items():
+    for (role, index), own in counters.items():
         try:
-            yield f"{role}-{index}", psutil.Process(found.read()["pid"])
+            yield f"{role}-{index}", psutil.Process(own.read()["pid"])
         except (psutil.NoSuchProcess, ValueError):
             continue
 

@@ -43,7 +43,11 @@ class Audit:
         self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=_FILES, encoding="utf-8", delay=True)
         self._refusals, self._since, self._left_out = float(_REFUSALS_MAX), time.monotonic(), 0
 
+    def __repr__(self) -> str:
+        return f"<Audit {self._handler.baseFilename} refusals={self._refusals:.0f} left_out={self._left_out}>"
+
     def may_tell_refusal(self) -> bool:
+        """Whether one more refusal may be written; else count it as left out."""
         now = time.monotonic()
         self._refusals = min(_REFUSALS_MAX, self._refusals + (now - self._since) * _REFUSALS_PER_SECOND)
         self._since = now
@@ -53,10 +57,11 @@ class Audit:
         self._refusals -= 1
         return True
 
-    def write(self, found: dict[str, Any]) -> None:
+    def write(self, line: dict[str, Any]) -> None:
+        """Write a line, with the number of refusals that were left out before it."""
         if self._left_out:
-            found["left_out"], self._left_out = self._left_out, 0
-        self._handler.emit(LogRecord(NAME, INFO, "", 0, json.dumps(found), None, None))
+            line["left_out"], self._left_out = self._left_out, 0
+        self._handler.emit(LogRecord(NAME, INFO, "", 0, json.dumps(line), None, None))
 
     def close(self) -> None:
         self._handler.close()
@@ -127,16 +132,16 @@ def _log(request: web.Request, answer: web.Response) -> None:
 
 async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
     identity = request.get(IDENTITY, NOT_ASKED)
-    found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
              "role": identity.role, "method": identity.method, "proxy": identity.proxy, "address": request.remote or "",
              "request": f"{request.method} {request.path_qs}"[:_REQUEST_MAX], "status": answer.status}
     if not identity.proxy:
-        del found["proxy"]
+        del line["proxy"]
     if answer.status >= 400:
         body: Any = answer.body
-        found["reason"] = json.loads(body).get("reason", "")
+        line["reason"] = json.loads(body).get("reason", "")
     rights = await _rights_set(request) if answer.status not in _REFUSED else None
-    return found if rights is None else found | {"body": rights}
+    return line if rights is None else line | {"body": rights}
 
 
 async def _rights_set(request: web.Request) -> Any:

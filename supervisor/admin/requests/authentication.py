@@ -39,6 +39,9 @@ class HttpAuthenticator:
         self._hashes: Hashes | None = None          # likewise
         self._follow(options)
 
+    def __repr__(self) -> str:
+        return f"<HttpAuthenticator ways={self._ways} open={self._open}>"
+
     def configure(self, options: IdentityOptions) -> None:
         """Apply a new configuration.  Raises Unusable, and keeps the old one then."""
         self._authenticator.configure(options)

@@ -355,7 +355,7 @@ def _resource(request: web.Request, of: str) -> Resource:
 async def _seen(counters: dict[tuple[str, int], Counters], version: int) -> None:
     """Return when every worker has applied the rights of this version.  Raises Refusal if one of them takes too long.
     """
-    workers = [found for (role, _), found in counters.items() if role == "worker"]
+    workers = [own for (role, _), own in counters.items() if role == "worker"]
     try:
         async with asyncio.timeout(_SEEN_SECONDS):
             while any(worker.read()["rights_seen"] < version for worker in workers):
@@ -375,5 +375,5 @@ async def can_i(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text=f"action is one of {', '.join(ACTIONS)}")
     who = Identity(asked["role"], proxy=asked.get("proxy", ""))
     decision = authorization.decide(who, asked["action"], topic, asked.get("subscription", ""))
-    found = {"allowed": decision.is_allowed, "why": decision.why}
-    return web.json_response(found if decision.is_allowed else found | {"couldGrant": authorization.helpers(topic)})
+    answer = {"allowed": decision.is_allowed, "why": decision.why}
+    return web.json_response(answer if decision.is_allowed else answer | {"couldGrant": authorization.helpers(topic)})

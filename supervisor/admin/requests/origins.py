@@ -41,6 +41,9 @@ class Guard:
         self._full_name: asyncio.Task[str] | None = None
         self.configure(config, addresses)
 
+    def __repr__(self) -> str:
+        return f"<Guard {sorted(self._names)}>"
+
     def configure(self, config: Config, addresses: Addresses) -> None:
         """Apply a new configuration."""
         urls = [*addresses[:4], *(url for pair in addresses.listeners.values() for url in pair)]

@@ -40,6 +40,9 @@ class Topics:
         self.directory = Directory(catalogue, addresses, config.storage)
         self.configure(config, addresses)
 
+    def __repr__(self) -> str:
+        return f"<Topics cluster={self.cluster_name!r} broker={self.addresses.broker}>"
+
     def configure(self, config: Config, addresses: Addresses) -> None:
         """Apply a new configuration."""
         self.config, self.addresses = config, addresses
@@ -112,12 +115,12 @@ async def body_of(request: web.Request) -> Any:
     except (web.RequestPayloadError, ConnectionError):
         raise web.HTTPBadRequest(text="The body ends early, or is not encoded as its headers say") from None
     try:
-        found = json.loads(data, parse_constant=_no_number) if data.strip() else None
+        body = json.loads(data, parse_constant=_no_number) if data.strip() else None
         if _SURROGATE.search(data):      # half a character can be neither stored nor answered
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise web.HTTPBadRequest(text="The body is not JSON") from None
-    return found
+    return body
 
 
 def _no_number(text: str) -> None:
@@ -130,13 +133,13 @@ async def properties_of(request: web.Request) -> dict[str, str]:
     return as_properties(await body_of(request))
 
 
-def as_properties(found: Any) -> dict[str, str]:
+def as_properties(sent: Any) -> dict[str, str]:
     """Return a map of texts; numbers become texts, None becomes {}.  Raises 400."""
-    if found is None:
+    if sent is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(value, str | int | float) for value in found.values()):
+    if not isinstance(sent, dict) or not all(isinstance(value, str | int | float) for value in sent.values()):
         raise web.HTTPBadRequest(text="Properties are an object of texts")
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in sent.items()}
 
 
 def is_set(request: web.Request, name: str) -> bool:

@@ -105,13 +105,13 @@ async def runtime(request: web.Request) -> web.Response:
         "authorization": config.authorization,
         "nightly": config.nightly,
     }
-    found = {}
+    texts = {}
     for name, (key, _) in TRANSLATED.items():
         section, _, field = key.rpartition(".")
         value = getattr(sections.get(section, config), field, None)
         if value is not None:
-            found[name] = _said(name, value)
-    return web.json_response(found | catalogue_of(request).policies.of(TEXTS))
+            texts[name] = _said(name, value)
+    return web.json_response(texts | catalogue_of(request).policies.of(TEXTS))
 
 
 def _said(name: str, value: Any) -> str:

@@ -139,15 +139,15 @@ async def peers(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER + "/peers")
 async def set_peers(request: web.Request) -> web.Response:
-    found, name = await body_of(request) or [], _cluster(request)
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    peers, name = await body_of(request) or [], _cluster(request)
+    if not isinstance(peers, list) or not all(isinstance(one, str) for one in peers):
         raise web.HTTPBadRequest(text="The body is a list of names")
-    for one in found:
+    for one in peers:
         if one == name:
             raise web.HTTPPreconditionFailed(text=f"{name} itself can't be part of peer-list")
         if one not in all_of(request):
             raise web.HTTPPreconditionFailed(text=f"Peer cluster {one} does not exist")
-    _keep(request, PEERS, name, found or None)
+    _keep(request, PEERS, name, peers or None)
     return done()
 
 
@@ -162,29 +162,29 @@ async def domains(request: web.Request) -> web.Response:
 
 @routes.get(_CLUSTER + "/failureDomains/{domain}")
 async def domain(request: web.Request) -> web.Response:
-    found, name = _domains(request), part_of(request, "domain")
-    if name not in found:
+    domains, name = _domains(request), part_of(request, "domain")
+    if name not in domains:
         raise web.HTTPNotFound(text=f"Domain {name} for cluster {_cluster(request)} does not exist")
-    return web.json_response(found[name])
+    return web.json_response(domains[name])
 
 
 @routes.post(_CLUSTER + "/failureDomains/{domain}")
 async def set_domain(request: web.Request) -> web.Response:
-    body, found, name = await body_of(request), _domains(request), part_of(request, "domain")
+    body, domains, name = await body_of(request), _domains(request), part_of(request, "domain")
     if not isinstance(body, dict) or not isinstance(body.get("brokers") or [], list) or \
             not all(isinstance(one, str) for one in body.get("brokers") or []):
         raise web.HTTPBadRequest(text="The body is an object: brokers is a list of names")
-    _keep(request, DOMAINS, _cluster(request), found | {name: {"brokers": body.get("brokers") or []}})
+    _keep(request, DOMAINS, _cluster(request), domains | {name: {"brokers": body.get("brokers") or []}})
     return done()
 
 
 @routes.delete(_CLUSTER + "/failureDomains/{domain}")
 async def delete_domain(request: web.Request) -> web.Response:
-    found, name = _domains(request), part_of(request, "domain")
-    if name not in found:
+    domains, name = _domains(request), part_of(request, "domain")
+    if name not in domains:
         raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {_cluster(request)} does not exist")
-    del found[name]
-    _keep(request, DOMAINS, _cluster(request), found or None)
+    del domains[name]
+    _keep(request, DOMAINS, _cluster(request), domains or None)
     return web.Response(status=200)
 
 

@@ -133,6 +133,9 @@ class Compactions:
         self._has_waiting = asyncio.Event()
         self._job: asyncio.subprocess.Process | None = None
 
+    def __repr__(self) -> str:
+        return f"<Compactions waiting={len(self._waiting)} running={len(self._running)} records={len(self._records)}>"
+
     def configure(self, config: Config) -> None:
         """Apply a new configuration; a running job keeps the one that it was started with."""
         self._config = config
@@ -172,12 +175,12 @@ class Compactions:
 
     def records(self) -> list[Record]:
         """Return the results of partitions that exist, last ended first."""
-        found = []
+        existing = []
         for partition_id, record in reversed(self._records.items()):
             stored = self._catalogue.partitions.find(names.parse(record.topic))
             if stored is not None and stored[0] == partition_id:
-                found.append(record)
-        return found
+                existing.append(record)
+        return existing
 
     # -- what is to be done
 
@@ -371,8 +374,8 @@ async def status(request: web.Request) -> web.Response:
     _refuse_live(request)
     await ask_single(request, "", Subscriptions)
     [partition_id] = _stored(request, [topic_of(request)])
-    found, error = request.app[COMPACTIONS].status(partition_id)
-    return web.json_response({"status": found, "lastError": error})
+    state, error = request.app[COMPACTIONS].status(partition_id)
+    return web.json_response({"status": state, "lastError": error})
 
 
 @routes.put(TOPIC + "/compaction")

@@ -101,9 +101,9 @@ def _parts(topic: str, partitions: int) -> list[str]:
 
 
 def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
-    found = catalogue.schemas.get(topic, version)
-    assert found is not None      # its version was listed a moment ago
-    kind, _, properties, data = found
+    stored = catalogue.schemas.get(topic, version)
+    assert stored is not None      # its version was listed a moment ago
+    kind, _, properties, data = stored
     if kind is None:
         return {"version": version, "type": None}      # versions before this one were deleted
     said = {"version": version, "type": registry.TYPES[kind], "properties": properties}
@@ -136,7 +136,7 @@ class _Import:
 
     def changes(self) -> list[Change]:
         """Return the changes in the order in which they can be made.  Raises 400 before any is made."""
-        found: list[Change] = []
+        changes: list[Change] = []
         for section, of in (
             ("configuration", self._configuration),
             ("clusters", self._cluster),
@@ -147,10 +147,10 @@ class _Import:
         ):
             for name, value in _object(self._wanted.get(section, {}), section).items():
                 try:
-                    found += of(name, value, f"{section}/{name}")
+                    changes += of(name, value, f"{section}/{name}")
                 except (Refusal, Invalid) as error:
                     raise web.HTTPBadRequest(text=f"{section}/{name}: {getattr(error, 'message', error)}") from None
-        return found
+        return changes
 
     def _configuration(self, name: str, text: Any, where: str) -> Iterator[Change]:
         if self._there["configuration"].get(name) != text:
@@ -169,8 +169,8 @@ class _Import:
                 raise Invalid(f"{member}: expected {'a list' if member == 'peers' else 'an object'}")
             if member == "data":
                 _object(kept, f"{where}/data", DATA)
-            found = self._there["clusters"].get(name, {}).get(member)
-            yield from self._policy(_OF_CLUSTERS[member], name, kept, found, f"{where}/{member}")
+            present = self._there["clusters"].get(name, {}).get(member)
+            yield from self._policy(_OF_CLUSTERS[member], name, kept, present, f"{where}/{member}")
 
     def _tenant(self, name: str, value: Any, where: str) -> Iterator[Change]:
         names.parse_namespace(f"{name}/x")
@@ -254,8 +254,8 @@ class _Import:
             raise Invalid(f"subscriptions/{name}: replicated: expected true or false")
         if topic.startswith("non-"):
             raise Invalid(f"subscriptions/{name}: the topic keeps none")
-        wanted, found = {"properties": properties, "replicated": is_replicated}, there["subscriptions"].get(name)
-        if found == wanted and partitions == there["partitions"]:
+        wanted, present = {"properties": properties, "replicated": is_replicated}, there["subscriptions"].get(name)
+        if present == wanted and partitions == there["partitions"]:
             return
 
         async def make() -> None:
@@ -266,7 +266,7 @@ class _Import:
                 if not await ask(subscribe):
                     await ask(Properties(part, subscription=name, properties=properties))
                 await ask(Replicated(part, subscription=name, replicated=is_replicated))
-        yield Change(f"{where}: subscription {name}" + (" changed" if found else ""), make)
+        yield Change(f"{where}: subscription {name}" + (" changed" if present else ""), make)
 
     def _grants(self, name: str, value: Any, where: str) -> Iterator[Change]:
         topic = names.parse(name)
@@ -280,10 +280,10 @@ class _Import:
     def _scope(self, scope: str, value: dict, there: dict, where: str, *, is_topic: bool) -> Iterator[Change]:
         """Yield changes of the scope's policies and properties."""
         if "policies" in value:
-            wanted, found = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
-            for name in {**found, **wanted}:
+            wanted, present = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
+            for name in {**present, **wanted}:
                 kept = self._read(name, wanted[name], is_topic=is_topic) if name in wanted else None
-                yield from self._policy(scope, name, kept, found.get(name), f"{where}/{name}")
+                yield from self._policy(scope, name, kept, present.get(name), f"{where}/{name}")
         if "properties" in value and (properties := as_properties(value["properties"])) != there.get("properties", {}):
             yield Change(f"{where}: its properties", lambda: self._catalogue.properties.set(scope, properties))
 
@@ -299,9 +299,9 @@ class _Import:
         except web.HTTPException as error:
             raise Invalid(f"{name}: {error.text}") from None
 
-    def _policy(self, scope: str, name: str, wanted: Any, found: Any, where: str) -> Iterator[Change]:
+    def _policy(self, scope: str, name: str, wanted: Any, present: Any, where: str) -> Iterator[Change]:
         """Yield the change of one policy if its value differs.  wanted: None removes it."""
-        if wanted != found:
+        if wanted != present:
             text = f"{where}: {wanted}" if wanted is not None else f"{where}: not set any more"
             yield Change(text, lambda: self._catalogue.policies.set(scope, name, wanted),
                          "" if scope.startswith("/") else scope)
@@ -351,7 +351,7 @@ async def bring_about(request: web.Request) -> web.Response:
 async def _make(request: web.Request, changes: list[Change]) -> None:
     """Make changes, and return when they are in force."""
     catalogue = catalogue_of(request)
-    asked = [found for change in changes if (found := change.make()) is not None and asyncio.iscoroutine(found)]
+    asked = [made for change in changes if (made := change.make()) is not None and asyncio.iscoroutine(made)]
     catalogue.commit()
     request.app[TOPICS].storage = catalogue.options.applied_to(request.app[TOPICS].config.storage)
     owners = request.app[OWNERS]

@@ -45,12 +45,14 @@ async def delayed(request: web.Request) -> web.Response:
     end_ms = _moment(query["to"], "to") if "to" in query else _END_MS
     if first_ms > end_ms:
         raise web.HTTPBadRequest(text="from is a time behind to")
-    found = await ask_parts(request, partial(GetDelayed, first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by))
-    rows: list[dict[str, Any]] = [row for one in found for row in one.rows]
+    question = partial(GetDelayed, first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by)
+    partitions = await ask_parts(request, question)
+    rows: list[dict[str, Any]] = [row for one in partitions for row in one.rows]
     rows = sorted(rows, key=lambda row: row["deliverAt"]) if by == "message" else _summed(rows)
-    told = {"waiting": sum(one.waiting for one in found), "windows": sum(one.windows for one in found),
-            "indexBytes": sum(one.index_bytes for one in found), "memoryBytes": sum(one.memory_bytes for one in found)}
-    due_ms = min((one.next_due_ms for one in found if one.next_due_ms is not None), default=None)
+    told = {"waiting": sum(one.waiting for one in partitions), "windows": sum(one.windows for one in partitions),
+            "indexBytes": sum(one.index_bytes for one in partitions),
+            "memoryBytes": sum(one.memory_bytes for one in partitions)}
+    due_ms = min((one.next_due_ms for one in partitions if one.next_due_ms is not None), default=None)
     return web.json_response({"nextDueAt": due_ms, **told, "by": by, "rows": rows[:most], "hasMore": len(rows) > most})
 
 
@@ -99,12 +101,12 @@ async def _change(request: web.Request, change: Asking[bool | None]) -> None:
 def _position(request: web.Request) -> Position:
     """Return the position that the path names.  Raises 400, and 412 for the id of a message within an entry."""
     text = part_of(request, "message")
-    if found := _ID.fullmatch(text):
-        return int(found[1]), int(found[2])
-    if found := _PART_ID.fullmatch(text):
+    if match := _ID.fullmatch(text):
+        return int(match[1]), int(match[2])
+    if match := _PART_ID.fullmatch(text):
         raise web.HTTPPreconditionFailed(
             text="The messages of a batch wait together, and an entry's id says in which partition it is: "
-            f"LEDGER:ENTRY names it, {found[1]}:{found[2]}"
+            f"LEDGER:ENTRY names it, {match[1]}:{match[2]}"
         )
     raise web.HTTPBadRequest(text="A message's id is LEDGER:ENTRY, such as 12:0")
 

@@ -186,25 +186,25 @@ def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memor
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
     """Return the headers for the metadata of an entry with a payload of `size` bytes."""
     properties = {one.key: one.value for one in metadata.properties}
-    found = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)),
+    headers = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)),
              "txn-uncommitted": "false"}
     if metadata.HasField("num_messages_in_batch"):
-        found |= {"num-batch-message": str(metadata.num_messages_in_batch), "batch-size": str(size)}
+        headers |= {"num-batch-message": str(metadata.num_messages_in_batch), "batch-size": str(size)}
     if metadata.num_chunks_from_msg:
-        found |= {"PROPERTY-TOTAL-CHUNKS": str(metadata.num_chunks_from_msg),
+        headers |= {"PROPERTY-TOTAL-CHUNKS": str(metadata.num_chunks_from_msg),
                   "PROPERTY-CHUNK-ID": str(metadata.chunk_id)}
     if metadata.compression:
-        found["compression"] = api.CompressionType.Name(metadata.compression)
+        headers["compression"] = api.CompressionType.Name(metadata.compression)
     for field, name in _FIELDS.items():
         if metadata.HasField(field):
-            found[name] = _text(getattr(metadata, field))
+            headers[name] = _text(getattr(metadata, field))
     for field, name in _TIMES.items():
         if metadata.HasField(field) and (text := _time(getattr(metadata, field))):
-            found[name] = text
+            headers[name] = text
     for field, name in _BYTES.items():
         if metadata.HasField(field):
-            found[name] = base64.b64encode(getattr(metadata, field)).decode()
-    return {f"X-Pulsar-{name}": text for name, text in found.items()}
+            headers[name] = base64.b64encode(getattr(metadata, field)).decode()
+    return {f"X-Pulsar-{name}": text for name, text in headers.items()}
 
 
 def _text(value: Any) -> str:

@@ -157,8 +157,8 @@ async def create_namespace(request: web.Request) -> web.Response:
     if catalogue.namespaces.exists(name) and not _is_waiting(request, name):
         raise web.HTTPConflict(text="Namespace already exists")
     catalogue.namespaces.create(name)
-    for scope, found in (*rights.items(), (name, kept)):
-        for policy, value in found.items():
+    for scope, values in (*rights.items(), (name, kept)):
+        for policy, value in values.items():
             catalogue.policies.set(scope, policy, value)
     if properties:
         catalogue.properties.set(name, properties)
@@ -188,9 +188,10 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
 async def namespace(request: web.Request) -> web.Response:
     name, catalogue, cluster_name = namespace_of(request), catalogue_of(request), request.app[TOPICS].cluster_name
     kept = catalogue.policies.of(name)
-    found = {"auth_policies": permissions.member(catalogue, name), "bundles": _BUNDLES, "latency_stats_sample_rate": {},
-             "properties": catalogue.properties.of(name), "migrated": bool(kept.get(MIGRATED)), "deleted": False}
-    return web.json_response(found | policies.members(kept, cluster_name))
+    members = {"auth_policies": permissions.member(catalogue, name), "bundles": _BUNDLES,
+               "latency_stats_sample_rate": {}, "properties": catalogue.properties.of(name),
+               "migrated": bool(kept.get(MIGRATED)), "deleted": False}
+    return web.json_response(members | policies.members(kept, cluster_name))
 
 
 @routes.delete(_NAMESPACE)
@@ -293,8 +294,8 @@ async def clear_properties(request: web.Request) -> web.Response:
     return _keep_properties(catalogue_of(request), namespace_of(request), {})
 
 
-def _keep_properties(catalogue: Catalogue, name: str, found: dict[str, str]) -> web.Response:
-    catalogue.properties.set(name, found)
+def _keep_properties(catalogue: Catalogue, name: str, properties: dict[str, str]) -> web.Response:
+    catalogue.properties.set(name, properties)
     catalogue.commit()
     return done()
 
@@ -316,9 +317,9 @@ async def set_property(request: web.Request) -> web.Response:
 async def delete_property(request: web.Request) -> web.Response:
     """Delete a property, and answer with its old value."""
     name, catalogue = namespace_of(request), catalogue_of(request)
-    found = catalogue.properties.of(name)
-    text = found.pop(part_of(request, "key"), "")
-    _keep_properties(catalogue, name, found)
+    kept = catalogue.properties.of(name)
+    text = kept.pop(part_of(request, "key"), "")
+    _keep_properties(catalogue, name, kept)
     return web.Response(text=text)
 
 
@@ -338,9 +339,9 @@ async def unload(request: web.Request) -> web.Response:
     if request.query.get("destinationBroker", "") not in ("", request.app[TOPICS].addresses.broker):
         raise web.HTTPConflict(text="Not allowed unload namespace bundle to inactive destination broker")
     owners = request.app[OWNERS]
-    found = [await owners.ask_owner(index, OpenTopics(namespace=name))
+    open_topics = [await owners.ask_owner(index, OpenTopics(namespace=name))
              for index in range(owners.count) if owners.is_up(index)]
-    await ask_each(request, [names.parse(text) for some in found for text in some], Unload)
+    await ask_each(request, [names.parse(text) for some in open_topics for text in some], Unload)
     return done()
 
 
@@ -353,9 +354,9 @@ async def split(request: web.Request) -> web.Response:
 def _stored(request: web.Request) -> list[TopicName]:
     """Return the namespace's persistent topics and partitions that have storage."""
     catalogue = catalogue_of(request)
-    found = (names.parse(name) for name in catalogue.topics.complete_names(namespace_of(request))
+    topics = (names.parse(name) for name in catalogue.topics.complete_names(namespace_of(request))
              if name.startswith("persistent:"))
-    return [topic for topic in found if catalogue.partitions.find(topic) is not None]
+    return [topic for topic in topics if catalogue.partitions.find(topic) is not None]
 
 
 @routes.post(_NAMESPACE + "/clearBacklog")

@@ -75,7 +75,7 @@ def read_member(sent: Any, namespace: str) -> dict[str, dict[str, dict[str, list
     if not isinstance(sent, dict | None):
         raise web.HTTPBadRequest(text="auth_policies: expected an object")
     sent = sent or {}
-    found = {namespace: {name: _grants(sent.get(member), member) for member, name in _MEMBERS.items()}}
+    by_scope = {namespace: {name: _grants(sent.get(member), member) for member, name in _MEMBERS.items()}}
     of_topics = sent.get("destination_auth") or {}
     if not isinstance(of_topics, dict):
         raise web.HTTPBadRequest(text="auth_policies/destination_auth: expected an object")
@@ -83,16 +83,16 @@ def read_member(sent: Any, namespace: str) -> dict[str, dict[str, dict[str, list
         topic = names.parse(text)
         if topic.namespace != namespace:
             raise web.HTTPBadRequest(text=f"auth_policies/destination_auth: {topic} is not of {namespace}")
-        found[str(topic)] = {PERMISSIONS: _grants(grants, "destination_auth")}
-    return {scope: {name: value for name, value in policies.items() if value} for scope, policies in found.items()}
+        by_scope[str(topic)] = {PERMISSIONS: _grants(grants, "destination_auth")}
+    return {scope: {name: value for name, value in policies.items() if value} for scope, policies in by_scope.items()}
 
 
 def _grants(sent: Any, member: str) -> dict[str, list[str]]:
     if not isinstance(sent, dict | None):
         raise web.HTTPBadRequest(text=f"auth_policies/{member}: expected an object")
     allowed = () if member == "subscription_auth_roles" else GRANTED
-    found = {one: _names(value, "roles" if not allowed else "actions", allowed) for one, value in (sent or {}).items()}
-    return {one: value for one, value in found.items() if value}
+    grants = {one: _names(value, "roles" if not allowed else "actions", allowed) for one, value in (sent or {}).items()}
+    return {one: value for one, value in grants.items() if value}
 
 
 def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
@@ -108,11 +108,11 @@ def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
 async def shown(request: web.Request) -> web.Response:
     """Answer with the permissions on a scope; those on a topic include its namespace's."""
     scope, catalogue = _scope(request), catalogue_of(request)
-    found: dict[str, list[str]] = {}
+    by_role: dict[str, list[str]] = {}
     for one in dict.fromkeys([namespace_of(request), scope]):
         for role, actions in catalogue.policies.of(one).get(PERMISSIONS, {}).items():
-            found[role] = sorted({*found.get(role, ()), *actions})
-    return web.json_response(found)
+            by_role[role] = sorted({*by_role.get(role, ()), *actions})
+    return web.json_response(by_role)
 
 
 @routes.post(_NAMESPACE + "/{role}")
@@ -172,9 +172,9 @@ async def revoke_several(request: web.Request) -> web.Response:
     return _keep_several(request, await _several(request, with_actions=False))
 
 
-def _keep_several(request: web.Request, found: list[tuple[str, str, list[str]]]) -> web.Response:
+def _keep_several(request: web.Request, grants: list[tuple[str, str, list[str]]]) -> web.Response:
     catalogue = catalogue_of(request)
-    for topic, role, actions in found:
+    for topic, role, actions in grants:
         _set(catalogue, topic, PERMISSIONS, role, actions)
     catalogue.commit()
     return done()

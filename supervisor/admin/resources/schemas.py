@@ -48,24 +48,24 @@ def _joined(data: bytes) -> bytes:
     The data is {"key": ..., "value": ...} with definitions as JSON or as texts. Raises ValueError.
     """
     try:
-        found = json.loads(data)
-        said = [found[part] for part in ("key", "value")]
+        parts = json.loads(data)
+        said = [parts[part] for part in ("key", "value")]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ValueError("Invalid schema definition data for KEY_VALUE schema: an object with key and value") from None
     texts = [one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for one in said]
     return registry.joined(*(text.encode() for text in texts))
 
 
-def _shown(found: Version) -> dict[str, Any]:
-    definition = found.definition
+def _shown(stored: Version) -> dict[str, Any]:
+    definition = stored.definition
     data = definition.data.decode(errors="replace")
     if definition.kind == T.KeyValue:
         parts = (json.loads(part.data) if part.kind in _SHOWN_AS_JSON else "" for part in registry.parts(definition))
         data = json.dumps(dict(zip(("key", "value"), parts, strict=True)), separators=(",", ":"))
     return {
-        "version": found.version,
+        "version": stored.version,
         "type": registry.TYPES[definition.kind],
-        "timestamp": found.created_ms,
+        "timestamp": stored.created_ms,
         "data": data,
         "properties": definition.properties,
     }
@@ -73,10 +73,10 @@ def _shown(found: Version) -> dict[str, Any]:
 
 def _found(request: web.Request, version: int | None = None) -> web.Response:
     with _counters(request).timed("schema_get"):
-        found = registry.find(catalogue_of(request), schema_topic_of(request), version)
-    if found is None:
+        stored = registry.find(catalogue_of(request), schema_topic_of(request), version)
+    if stored is None:
         raise web.HTTPNotFound(text="Schema not found")
-    return web.json_response(_shown(found))
+    return web.json_response(_shown(stored))
 
 
 def _counters(request: web.Request) -> Counters:
@@ -109,8 +109,8 @@ async def one_schema(request: web.Request) -> web.Response:
 async def all_schemas(request: web.Request) -> web.Response:
     topic, catalogue = schema_topic_of(request), catalogue_of(request)
     with _counters(request).timed("schema_get"):
-        found = [registry.find(catalogue, topic, version) for version in registry.versions(catalogue, topic)]
-    return web.json_response({"getSchemaResponses": [_shown(one) for one in found if one is not None]})
+        stored = [registry.find(catalogue, topic, version) for version in registry.versions(catalogue, topic)]
+    return web.json_response({"getSchemaResponses": [_shown(one) for one in stored if one is not None]})
 
 
 @routes.get(_PATH + "/metadata")
@@ -129,8 +129,8 @@ async def version_of(request: web.Request) -> web.Response:
         registry.check_size(definition)
         return registry.version_of(catalogue, topic, definition)
 
-    found = await _do(request, topic, work)
-    return web.json_response({"version": -1 if found is None else found})
+    version = await _do(request, topic, work)
+    return web.json_response({"version": -1 if version is None else version})
 
 
 @routes.post(_PATH + "/compatibility")

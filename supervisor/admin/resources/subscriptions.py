@@ -120,7 +120,7 @@ async def offload(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/subscriptions")
 async def subscriptions(request: web.Request) -> web.Response:
-    return web.json_response(sorted({name for found in await ask_parts(request, Subscriptions) for name in found}))
+    return web.json_response(sorted({name for names in await ask_parts(request, Subscriptions) for name in names}))
 
 
 @routes.put(_SUBSCRIPTION)
@@ -167,8 +167,8 @@ async def replicated(request: web.Request) -> web.Response:
     """Answer for each partition whether the subscription is replicated."""
     if not topic_of(request).is_persistent:
         raise not_allowed(request, "Cannot get replicated subscriptions on non-persistent topics")
-    found = await _ask_any(request, partial(Replicated, subscription=_name(request)))
-    return web.json_response({name: value for one in found for name, value in one.items()})
+    marks = await _ask_any(request, partial(Replicated, subscription=_name(request)))
+    return web.json_response({name: value for one in marks for name, value in one.items()})
 
 
 @routes.post(_SUBSCRIPTION + "/replicatedSubscriptionStatus")
@@ -192,18 +192,18 @@ async def _ask_any(request: web.Request, about: Asking[Answer]) -> list[Answer]:
 
     Raises Refusal when no partition has it.
     """
-    found: list[Answer] = []
+    answers: list[Answer] = []
     missing: Refusal | None = None
     for topic in parts_of(request):
         try:
-            found.append(await request.app[OWNERS].ask(about(topic)))
+            answers.append(await request.app[OWNERS].ask(about(topic)))
         except Refusal as refusal:
             if refusal.code != api.SubscriptionNotFound:
                 raise
             missing = refusal
-    if not found and missing:
+    if not answers and missing:
         raise missing
-    return found
+    return answers
 
 
 # -- subscriptions: where they are
@@ -289,12 +289,13 @@ async def analyze(request: web.Request) -> web.Response:
     body = await body_of(request)
     where: PlaceFields = position_of(body) if body is not None else {}
     refused = "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition"
-    found = await ask_single(request, refused, partial(Analyze, subscription=_name(request), **where))
-    first, last = ("{}:{}".format(*position) if position else None for position in (found.first, found.last))
+    backlog = await ask_single(request, refused, partial(Analyze, subscription=_name(request), **where))
+    first, last = ("{}:{}".format(*position) if position else None for position in (backlog.first, backlog.last))
     none = {f"filter{what}{unit}": 0 for unit in ("Entries", "Messages") for what in ("Rejected", "Rescheduled")}
-    return web.json_response({"entries": found.entries, "messages": found.messages, "markerMessages": 0,
-                              "filterAcceptedEntries": found.entries, "filterAcceptedMessages": found.messages, **none,
-                              "aborted": False, "firstMessageId": first, "lastMessageId": last})
+    return web.json_response({"entries": backlog.entries, "messages": backlog.messages, "markerMessages": 0,
+                              "filterAcceptedEntries": backlog.entries,
+                              "filterAcceptedMessages": backlog.messages, **none, "aborted": False,
+                              "firstMessageId": first, "lastMessageId": last})
 
 
 # -- our own

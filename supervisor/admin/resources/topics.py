@@ -154,14 +154,14 @@ class _Said(TypedDict):
 
 def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> dict[str, _Said]:
     """Return the durable subscriptions of these partitions, by name."""
-    found: dict[str, _Said] = {}
+    by_name: dict[str, _Said] = {}
     for stored in filter(None, map(catalogue.partitions.find, partitions)):
         properties = catalogue.properties.of_subscriptions(stored[0])
         replicated = catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
-            found.setdefault(name, {"properties": properties.get(subscription_id),
+            by_name.setdefault(name, {"properties": properties.get(subscription_id),
                                     "replicated": subscription_id in replicated})
-    return found
+    return by_name
 
 
 def _count(value: Any) -> int:
@@ -246,16 +246,16 @@ async def topics(request: web.Request) -> web.Response:
 
 @routes.get(_LIST + "/partitioned")
 async def partitioned(request: web.Request) -> web.Response:
-    found = catalogue_of(request).topics.partitioned_names(namespace_of(request))
-    return web.json_response(listed(request, found, (part_of(request, "domain") + ":",)))
+    complete = catalogue_of(request).topics.partitioned_names(namespace_of(request))
+    return web.json_response(listed(request, complete, (part_of(request, "domain") + ":",)))
 
 
-def listed(request: web.Request, found: list[str], beginnings: tuple[str, ...]) -> list[str]:
+def listed(request: web.Request, complete: list[str], beginnings: tuple[str, ...]) -> list[str]:
     """Return the names that match the request: its bundle, and whether system topics are wanted."""
     if request.query.get("bundle", BUNDLE) != BUNDLE:
         raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
     with_system = is_set(request, "includeSystemTopic")
-    return [name for name in found if name.startswith(beginnings) and (with_system or not names.is_system(name))]
+    return [name for name in complete if name.startswith(beginnings) and (with_system or not names.is_system(name))]
 
 
 # -- properties
@@ -278,9 +278,9 @@ async def add_properties(request: web.Request) -> web.Response:
 @routes.delete(TOPIC + "/properties")
 async def delete_property(request: web.Request) -> web.Response:
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
-    found = catalogue.properties.of(scope)
-    found.pop(request.query.get("key", ""), None)
-    catalogue.properties.set(scope, found)
+    kept = catalogue.properties.of(scope)
+    kept.pop(request.query.get("key", ""), None)
+    catalogue.properties.set(scope, kept)
     catalogue.commit()
     return done()
 
