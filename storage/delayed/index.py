@@ -146,7 +146,7 @@ class DelayedIndex:
         return ledger.entries - first - (0 if waits is None else int(waits.sum()))
 
     def _is_beyond(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether the entry stands at the limit or behind it."""
+        """Whether the entry is at the limit or behind it."""
         return self.limit is not None and (ledger_id, entry_id) >= self.limit
 
     def _until(self, now_ms: int) -> int:
@@ -274,7 +274,10 @@ class DelayedIndex:
         return True
 
     def _release(self, rows: DelayedRows) -> Released:
-        """Clear the bits of valid rows, and return their entries, each once.  Rows may be out of date or doubled."""
+        """Clear the bits of the rows' entries, and return each entry once.
+
+        Rows that are out of date or doubled are passed over.
+        """
         released: Released = []
         for ledger_id in rows.ledgers():
             ledger = self.partition.find(ledger_id)
@@ -302,7 +305,7 @@ class DelayedIndex:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the index knows of every entry whether it waits."""
+        """Whether the index covers every entry of the partition."""
         return self.limit is None or self.is_sorted
 
     @property

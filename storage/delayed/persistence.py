@@ -92,7 +92,7 @@ def _restore_bits(index: DelayedIndex, saved: Saved) -> None:
 
 
 def _restore_limit(index: DelayedIndex, saved: Saved) -> None:
-    """Put the limit where the saved index ended, and take over that entries behind were sorted."""
+    """Set the limit to the end of the saved index, and restore whether all entries behind it are sorted by time."""
     known, partition = saved.known, index.partition
     if known >= (partition.open_ledger.ledger_id, partition.open_ledger.entries):
         return
@@ -115,7 +115,7 @@ def _amend_again(index: DelayedIndex, ledger_id: int, entry_id: int, at_ms: int)
 
 
 def _learn_from(index: DelayedIndex, position: Position) -> None:
-    """Let a sorted index learn of the entries from the position on, which were published after the snapshot."""
+    """Add the entries from the position on to a sorted index: they were published after the snapshot was saved."""
     for ledger in index.partition.ledgers_from(position[0]):
         for first in range(position[1] if ledger.ledger_id == position[0] else 0, ledger.entries, _STRETCH):
             times = ledger.deliver_at[first:min(ledger.entries, first + _STRETCH)]

@@ -31,7 +31,7 @@ _FEW = 8                        # consumers whose entries are found one by one s
 
 @dataclass(slots=True)
 class Draining:
-    """A hash that has got another consumer while its former one held entries of it."""
+    """A key hash that moved to another consumer while its former consumer still held entries with it."""
 
     slot: int             # of the former consumer
     entries: int          # that it still holds
@@ -111,12 +111,12 @@ class KeyShared(Shared):
         self._reassigned()
 
     def _reassigned(self) -> None:
-        """Note that hashes may belong to other consumers now.  However many come and go, entries are examined once."""
+        """Note that hashes may have moved; entries are examined once, however many consumers came and went."""
         self._served, self._is_stale = frozenset(), True
 
     @property
     def draining(self) -> dict[int, Draining]:
-        """Draining hashes, by hash, as of all entries that consumers hold now."""
+        """Return {hash: Draining} for all entries that consumers hold now."""
         if self._is_stale:
             self._is_stale = False
             self._find_draining()
@@ -255,7 +255,9 @@ class KeyShared(Shared):
     def _shares(
         self, takers: list[Consumer], slots: NDArray[np.uint16]
     ) -> Iterator[tuple[Consumer, NDArray[np.intp]]]:
-        """(consumer, indexes of its entries) of each taker that has any.  slots: (n,) to which the entries belong."""
+        """Yield (consumer, indexes of its entries) for each taker that has any.  slots: (n,) of the entries'
+        consumers.
+        """
         if len(takers) <= _FEW:
             shares = ((consumer, np.flatnonzero(slots == consumer.slot)) for consumer in takers)
             yield from ((consumer, mine) for consumer, mine in shares if len(mine))

@@ -193,7 +193,7 @@ class Sticky(_Regions):
         self._firsts = self._lasts = self._takers = _NOTHING          # ranges, ascending, and the slots that have them
 
     def conflict(self, consumer: Consumer) -> Consumer | None:
-        """A consumer that has part of the ranges that this one asks for."""
+        """Return a consumer whose ranges overlap with those that this one asks for, or None."""
         if not len(self._firsts):
             return None
         firsts, lasts = np.array(consumer.ranges, np.int64).T

@@ -206,7 +206,7 @@ class Shared(Dispatcher):
                 self.pending.withhold(ledger.ledger_id, entries)
 
     def _takers(self) -> list[Consumer]:
-        """Consumers that can be delivered something, in the order in which they are to be served."""
+        """Return the consumers that have room for an entry, in the order in which they are served."""
         takers = [consumer for consumer in self.subscription.consumers if self.room(consumer) > 0]
         if len(takers) > 1:
             takers.sort(key=lambda consumer: (consumer.priority, consumer.slot <= self._last_served, consumer.slot))
@@ -337,7 +337,10 @@ class Shared(Dispatcher):
             self._count_unacknowledged(consumer, -consumer.unacknowledged)
 
     def forget(self, ledger: StoredLedger) -> None:
-        """Count the ledger's entries as acknowledged: consumers of a reader may hold some when it is deleted."""
+        """Count the entries of a ledger that is about to be deleted as acknowledged.
+
+        Consumers of a reader's subscription may still hold some of them.
+        """
         if self.pending.knows(ledger.ledger_id):
             self.acknowledged(ledger, np.arange(ledger.entries))
 

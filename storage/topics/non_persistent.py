@@ -122,7 +122,7 @@ class NonPersistentTopic:
 
     @property
     def ledgers(self) -> list[Ledger]:
-        """No ledgers."""
+        """An empty list: a non-persistent topic has no ledgers."""
         return []
 
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
@@ -130,7 +130,7 @@ class NonPersistentTopic:
         return []
 
     def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
-        """No ledgers."""
+        """Return an empty list: a non-persistent topic has neither ledgers nor views."""
         return []
 
     def find(self, ledger_id: int) -> TransientEntries | None:

@@ -156,7 +156,7 @@ def _slice(index: Rows | bytes, first: int, count: int) -> Rows | bytes:
 
 @dataclass(slots=True)
 class _Few:
-    """SENDs to one partition, in order."""
+    """The SENDs of a pass to one partition, in order."""
 
     partition: Partition
     sends: list[Send]
@@ -170,7 +170,7 @@ class FewSends:
     """A Batch of few rows, as tuples."""
 
     def __init__(self, data: list[memoryview], by_partition: list[_Few]):
-        """data: the buffers that came from workers."""
+        """Sort the SENDs of a small pass.  data: the buffers that came from workers."""
         self._data, self._by_partition = data, by_partition
         self.demands = [few.demand for few in by_partition if few.demand is not None]
 
@@ -178,7 +178,7 @@ class FewSends:
         return f"<FewSends of {len(self._by_partition)} partitions>"
 
     def place(self, now_ms: int) -> Plan:
-        """As in Batch."""
+        """Give each entry its place, row by row; see Batch.place."""
         planned = Plan(self._data, [], b"", b"", [], [])
         index: list[bytes] = []
         sources: list[bytes] = []
@@ -226,7 +226,7 @@ class FewSends:
 
 
 def sort_few(sends: Sends, producers: ByHandle) -> FewSends:
-    """`sort` for few rows."""
+    """Sort the SENDs of a small pass by partition, row by row; see `sort`."""
     base = 0
     by_topic: dict[Topic, list[Send]] = {}
     for worker, rows, data in sends:
@@ -271,7 +271,7 @@ class ManySends:
         return f"<ManySends {len(self._rows)} of {len(self._starts)} partitions>"
 
     def place(self, now_ms: int) -> Plan:
-        """As in Batch."""
+        """Give each entry its place, as arrays; see Batch.place."""
         sends, rows, is_new = self._sends, self._rows, self._is_new
         planned = Plan([data for _, _, data in sends], [], b"", b"", [], [], self._progress)
         if not len(rows):
@@ -302,7 +302,7 @@ class ManySends:
 
 
 def sort_many(sends: Sends, producers: ByHandle) -> ManySends:
-    """`sort` for many rows."""
+    """Sort the SENDs of a large pass by partition, as arrays; see `sort`."""
     rows, starts, partitions = _by_partition(_gather(sends), producers)
     is_new: NDArray[np.bool_] | None = None
     progress: Progresses = []
