@@ -10,7 +10,7 @@ from .rig import Rig
 
 
 class Rigs:
-    """Owners on folders of the test's own; those that crashed are on files that nobody else uses any more."""
+    """Starts owners on the test's folders; a crashed one is kept on files that no other owner uses."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -20,15 +20,15 @@ class Rigs:
         return self._keep(Rig(self._folder / f"data-{len(self._made)}", **options))
 
     def on(self, data_dir, **options) -> Rig:
-        """A process on this folder."""
+        """Start an owner on this folder."""
         return self._keep(Rig(data_dir, **options))
 
     def crash(self, rig, **options) -> Rig:
-        """The process is killed; the next one has recovered what it left."""
+        """Kill the owner, and return the next one after its recovery."""
         return self._keep(rig.crashed(self._folder / f"data-{len(self._made)}", **options))
 
     def restart(self, rig, **options) -> Rig:
-        """The process is told to stop, and the next one started on the same folder."""
+        """Stop the owner, and start the next one on the same folder."""
         self._made.remove(rig)
         rig.close()
         return self._keep(Rig(rig.data_dir, now_ms=rig.now_ms, **rig.settings | options))
@@ -56,7 +56,7 @@ def rig(rigs):
 
 @pytest.fixture
 def opened(tmp_path):
-    """opened(): the journal in the test's folder, to write."""
+    """A function opened() that opens the journal in the test's folder for writing."""
     made = Journals(tmp_path)
     yield made
     made.close_all()

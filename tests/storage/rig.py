@@ -55,7 +55,7 @@ class Handle:
 
 @dataclass
 class Answers:
-    """What one pass answered, over all workers, in order."""
+    """The answers of one pass to all workers, in order."""
 
     receipts: list = field(default_factory=list)      # (worker, connection, producer id, sequence id, (ledger, entry))
     runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
@@ -77,7 +77,7 @@ class Answers:
 
 
 def entry_of(payload, *, batch=0, publish_time=1, sequence_id=0, **fields):
-    """The bytes of an entry, as a client sends it behind a SEND."""
+    """Return the bytes of an entry, as a client sends it behind a SEND."""
     metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=publish_time, **fields)
     if batch:
         metadata.num_messages_in_batch = batch
@@ -91,10 +91,15 @@ def payload_of(entry):
 
 
 class Rig:
-    """Invariant: between passes the owner has nothing to answer."""
+    """An owner without processes or sockets.
+
+    Invariant: between passes the owner has nothing to answer.
+    """
 
     def __init__(self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, owners=1, has_moved=False, **options):
-        """is_mine: which partitions are this owner's, the last of `owners`; has_moved: there were more or fewer of them."""
+        """Start an owner.  is_mine: which partitions are its own; it is the last of `owners`.  has_moved: the number
+        of owners has changed.
+        """
         self.data_dir, self.now_ms = data_dir, now_ms
         self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0} | options
         self.options = StorageOptions(**self.settings)
@@ -110,18 +115,18 @@ class Rig:
         self.is_open = True
 
     def close(self):
-        """A clean stop; again changes nothing."""
+        """Stop cleanly; a second call changes nothing."""
         if self.is_open:
             self.is_open = False
             self.owner.close()
 
     def settle(self):
-        """Checkpoints that are under way come to their end: what is on disk then is the same in every run."""
+        """Wait for checkpoints under way, so that the files are the same in every run."""
         saving = self.owner.schedules._saving
         wait([checkpoint.done for checkpoint in self.journal._checkpoints] + ([saving[0]] if saving else []))
 
     def crashed(self, target: Path, **options) -> "Rig":
-        """The next process, on a copy of the files as they are."""
+        """Return the next owner, on a copy of the files as they are."""
         self.settle()
         return Rig(copy_of(self.data_dir, target), now_ms=self.now_ms, **self.settings | options)
 
@@ -131,7 +136,7 @@ class Rig:
         return next(self._numbers)
 
     def sends(self, *messages):
-        """A section of SENDs: (handle, payload or entry's arguments) each."""
+        """Return a section of SENDs: (handle, payload or the entry's arguments) each."""
         rows, entries, offset = [], [], 0
         for handle, payload, *more in messages:
             sequence_id = self.number()
@@ -145,7 +150,7 @@ class Rig:
         return envelope.SENDS, np.concatenate(rows), b"".join(entries)
 
     def acks(self, consumer, *positions, cumulative=False, flags=0, request_id=0):
-        """A section of acknowledgements; answered if there is a request id."""
+        """Return a section of acknowledgements; a request id asks for a receipt."""
         rows = np.zeros(len(positions), envelope.ACK_ROW)
         rows["consumer"] = consumer.number
         rows["ledger_id"], rows["entry_id"] = np.array(positions, np.int64).T
@@ -156,13 +161,13 @@ class Rig:
         return envelope.ACKS, rows, b""
 
     def ack_part(self, consumer, position, *words, cumulative=False, request_id=0):
-        """A section that acknowledges some messages of a batch: those without a bit in these words."""
+        """Return a section that acknowledges those messages of a batch that have no bit in these words."""
         _, rows, _ = self.acks(consumer, position, cumulative=cumulative, flags=envelope.PARTIAL, request_id=request_id)
         rows["words"] = len(words)
         return envelope.ACKS, rows, np.array(words, np.uint64).tobytes()
 
     def redeliver(self, consumer, *positions, **fields):
-        """A section that asks for these again, or for all that the consumer has."""
+        """Return a section that asks for redelivery of these positions, or of all that the consumer holds."""
         ids = [api.MessageIdData(ledgerId=ledger_id, entryId=entry_id) for ledger_id, entry_id in positions]
         return self.command("redeliverUnacknowledgedMessages", connection=consumer.connection, consumer_id=consumer.object_id,
                             message_ids=ids, **fields)
@@ -171,34 +176,36 @@ class Rig:
         return envelope.FLOWS, np.array([(consumer.number, permits)], envelope.FLOW_ROW), b""
 
     def command(self, kind, *, connection=CONNECTION, version=21, **fields):
-        """A section of one command; `kind` is its field in BaseCommand."""
+        """Return a section of one command; `kind` is its field in BaseCommand."""
         type_ = api.BaseCommand.DESCRIPTOR.fields_by_name[kind].number
         data = api.BaseCommand(type=type_, **{kind: fields}).SerializeToString()
         return self._command_section(connection, envelope.COMMAND, data, version)
 
     def question(self, ask, topic, **arguments):
-        """A section of one question of administration."""
+        """Return a section of one question of administration about a topic."""
         data = json.dumps({"ask": ask, "topic": topic, **arguments}).encode()
         return envelope.QUESTIONS, np.array([(1, len(data))], envelope.QUESTION_ROW), data
 
     def tell(self, ask, **arguments):
-        """A section of one that is about no one topic."""
+        """Return a section of one question of administration without a topic."""
         data = json.dumps({"ask": ask, **arguments}).encode()
         return envelope.QUESTIONS, np.array([(1, len(data))], envelope.QUESTION_ROW), data
 
     def asked(self, ask, topic, **arguments):
-        """Its answer."""
+        """Ask a question about a topic, and return its answer."""
         [answer] = self.run(self.question(ask, topic, **arguments)).answered
         return answer["answer"]
 
     def shown(self, subject, topic, **arguments):
-        """REST's JSON about a topic, made of its owner's answer; subject: stats, internal, info or offline."""
+        """Return REST's JSON about a topic.  subject: stats, internal, info or offline."""
         question, make = SHOWN[subject]
         figures = typed_json.read(answer_type(question), self.asked(question.name, topic, **arguments))
         return json.loads(json.dumps(make(names.parse(topic), figures)))
 
     def happened(self, kind, *, connection=CONNECTION, data=b""):
-        """The worker's word that a connection is gone, or alive, or something of it."""
+        """Return a section with a worker's news of a connection: that it is gone, or alive, or one of its objects
+        is.
+        """
         return self._command_section(connection, kind, data)
 
     @staticmethod
@@ -210,7 +217,7 @@ class Rig:
     # -- passes
 
     def run(self, *sections, worker=WORKER, after_ms=0) -> Answers:
-        """One pass that takes in these sections of one worker."""
+        """Run one pass with these sections of one worker."""
         return self.run_all({worker: sections}, after_ms=after_ms)
 
     def run_all(self, by_worker, *, after_ms=0) -> Answers:
@@ -237,7 +244,7 @@ class Rig:
         return Handle(handle, number, topic, worker, connection)
 
     def subscribe(self, topic, subscription, *, worker=WORKER, connection=CONNECTION, **fields):
-        """A section that asks for a consumer; (section, its number)."""
+        """Return (a section that asks for a consumer, the consumer's id)."""
         number = self.number()
         fields = {"subType": 0, "initialPosition": 1, "topic": topic, "subscription": subscription} | fields
         return self.command("subscribe", connection=connection, consumer_id=number, request_id=number, **fields), number
@@ -256,15 +263,15 @@ class Rig:
                         worker=consumer.worker)
 
     def publish(self, producer, *payloads) -> list:
-        """Publish in one pass; returns the positions."""
+        """Publish in one pass, and return the positions."""
         return self.run(self.sends(*[(producer, payload) for payload in payloads]), worker=producer.worker).positions
 
     def receive(self, consumer, permits=1_000) -> list:
-        """All that one grant of permits brings: [(position, payload)]."""
+        """Grant permits once, and return the deliveries: [(position, payload)]."""
         return self.delivered(self.run(self.flow(consumer, permits)), consumer)
 
     def delivered(self, answers, consumer) -> list:
-        """[(position, payload)]"""
+        """Return the consumer's deliveries: [(position, payload)]."""
         found = []
         for number, partition_id, ledger_id, given in answers.gifts:
             if number == consumer.number:
@@ -275,12 +282,12 @@ class Rig:
 
     @staticmethod
     def given(answers, consumer) -> list:
-        """What is said of each: [(position, redeliveries, words)]"""
+        """Return the consumer's deliveries as announced: [(position, redeliveries, words)]."""
         return [((ledger_id, entry_id), redeliveries, words) for number, _, ledger_id, given in answers.gifts if number == consumer.number
                 for entry_id, redeliveries, words in given]
 
     def everything(self, topic) -> list:
-        """All that the topic holds: [(position, payload)], as a reader from the beginning gets it."""
+        """Return all that the topic holds, as a reader from the beginning gets it: [(position, payload)]."""
         reader = self.consumer(topic, f"reader-{self.number()}", durable=False)
         found = self.receive(reader, 1 << 30)
         self.close_consumer(reader)
@@ -292,7 +299,7 @@ class Rig:
 
     @property
     def partitions(self):
-        """Those that the owner has opened."""
+        """The partitions that the owner has opened."""
         return list(self.owner.by_name.values())
 
     def partition(self, topic):

@@ -18,7 +18,7 @@ VICTIM, WITNESS, OTHER = 1, 2, 3
 
 
 class Surprise(Exception):
-    """Nobody expects it."""
+    """An exception that no code expects."""
 
 
 def surprise(*_, **__):
@@ -26,17 +26,17 @@ def surprise(*_, **__):
 
 
 def ended(answers) -> list[int]:
-    """Connections that their worker is to end."""
+    """Return the connections that their worker is told to end."""
     return [connection for connection, action, *_ in answers.replies if action == envelope.END]
 
 
 def tracebacks(capfd) -> list[str]:
-    """Names of exceptions that the log has told of since this was last asked."""
+    """Return the names of exceptions logged since the last call."""
     return re.findall(r"^ +\S*?(\w+)(?:: .*)?\n *\n", capfd.readouterr().err, re.MULTILINE)
 
 
 def left_of(rig, connection: int) -> list:
-    """All that any table has of the connection."""
+    """Return everything that any table of the owner has of the connection."""
     found = rig.owner
     topics = [*found.by_name.values(), *found.non_persistent.values()]
     tables = [found.producers.values(), found.consumers.values(), found.non_persistent_producers.values(),
@@ -46,7 +46,7 @@ def left_of(rig, connection: int) -> list:
 
 
 class Witness:
-    """A client with a producer and a consumer of the same topic, whose messages come."""
+    """A client with a producer and a consumer of one topic, whose messages must go on arriving."""
 
     def __init__(self, rig, topic):
         self.rig = rig
@@ -133,7 +133,7 @@ def test_the_end_of_a_worker_ends_all_its_connections_though_one_fails(rig, monk
 
 
 def test_a_subscription_that_cannot_let_go_of_a_consumer_begins_anew(rig, monkeypatch):
-    """Its other consumers come back, and nothing is lost."""
+    """If detaching a consumer fails, the subscription's other consumers reconnect and nothing is lost."""
     witness = Witness(rig, TOPIC)
     first, second = (rig.consumer(TOPIC, "shared", connection=connection, subType=1) for connection in (VICTIM, OTHER))
     rig.run(rig.flow(first, 10))
@@ -150,7 +150,7 @@ def test_a_subscription_that_cannot_let_go_of_a_consumer_begins_anew(rig, monkey
 
 
 def test_who_waited_for_its_connection_is_dealt_with(rig, monkeypatch):
-    """A consumer that was to be asked whether it lives: its connection ends, and the one behind it has its place."""
+    """If the question for a sign of life fails, its connection ends and the waiting consumer gets the place."""
     rig.consumer(TOPIC, "sub", connection=VICTIM)
     section, number = rig.subscribe(TOPIC, "sub", connection=OTHER)
     assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
@@ -173,7 +173,7 @@ def test_one_that_waits_and_fails_does_not_end_who_was_in_its_way(rig, monkeypat
 
 
 def test_what_fails_on_its_way_to_disk_ends_the_process(rig, monkeypatch):
-    """Nobody can tell how much of it is there; the command that happened to ask for it is not to blame."""
+    """A failure on the way to disk ends the process: how much was written is unknown."""
     consumer = rig.consumer(TOPIC, "sub")
     monkeypatch.setattr(Durability, "_commit_all", surprise)
     with pytest.raises(Interrupted):

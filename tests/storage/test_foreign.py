@@ -20,7 +20,7 @@ def files(folder) -> list:
 
 @pytest.fixture(params=[False, True], ids=["new", "stored"])
 def foreign(rigs, request):
-    """An owner to which the topic is another's, which has stored something there, or has not."""
+    """An owner to which the topic does not belong, with and without files of that topic."""
     rig = rigs()
     if request.param:
         rig.publish(rig.producer(FOREIGN), b"theirs")
@@ -57,7 +57,7 @@ def test_administration_of_another_owners_topic_is_refused(foreign, ask):
 
 
 def test_a_subscription_that_the_state_does_not_know_stays_in_the_catalogue(rigs):
-    """Whoever asks for it has it made anew: an owner may have been killed before its journal knew of the first."""
+    """A subscription that is in the catalogue only, because an owner was killed early, is made anew on request."""
     rig = rigs()
     rig.publish(rig.producer(MINE), b"a")
     catalogue, partition_id = rig.owner.catalogue, rig.partition(MINE).partition_id

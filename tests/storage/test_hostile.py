@@ -22,7 +22,7 @@ SECRET = b"a file of whoever restores"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A backup of a broker's folder with a message, and the folder."""
+    """(a backup of a broker's folder with a message, the folder)"""
     place = tmp_path_factory.mktemp("hostile")
     rig = Rig(place / "data")
     rig.consumer("t")
@@ -46,14 +46,14 @@ def data_dir(made, tmp_path):
 
 
 def run(*words):
-    """(exit status, lines of complaint); nothing takes a minute."""
+    """A function that runs a command within a minute and returns (exit status, lines on standard error)."""
     done = subprocess.run([GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
 def say(source, text):
-    """The manifest says this, with a checksum that is right."""
+    """Write the manifest with this content and a right checksum."""
     text = text if isinstance(text, bytes) else json.dumps(text).encode()
     (source / "manifest").write_bytes(b"%08x %s" % (crc32c(text), text))
 
@@ -63,7 +63,7 @@ def said(source):
 
 
 def is_refused(source, target, *about):
-    """In one line; what was to be filled is as empty as it was."""
+    """Check that the restore is refused in one line and leaves its target empty."""
     status, lines = run("restore", source, target)
     assert status == 1 and len(lines) == 1 and all(str(one) in lines[0] for one in about), lines
     assert not target.exists() or list(target.iterdir()) == []
@@ -128,7 +128,7 @@ def changed(**fields):
 
 
 def items(change):
-    """Of the first ledger's row."""
+    """Change fields of the first ledger's row in the manifest."""
     return lambda whole: whole | {"items": [change(dict(item)) if item["path"].endswith(".ledger") else item for item in whole["items"]]}
 
 
@@ -210,7 +210,7 @@ FILES = ["catalogue.sqlite", "format", "lock", ".ledger", ".index", "state", ".j
 
 
 def there(data_dir, what):
-    """The file, made where there is none."""
+    """Return the path of a file, which is made if it is missing."""
     if what.startswith("."):
         return next(data_dir.rglob(f"*{what}"))
     if what == "state":
@@ -223,7 +223,7 @@ def there(data_dir, what):
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("command", ["verify", "verify --repair", "upgrade check"])
 def test_a_data_folder_whose_files_are_none_is_looked_at_without_waiting(data_dir, command, what, become):
-    """Whatever comes of it, it ends, follows nothing, and changes nothing."""
+    """Commands end on a folder with pipes, links and sockets in place of files; they follow and change none of them."""
     path = there(data_dir, what)
     become(path)
     before = files(data_dir)
@@ -234,7 +234,7 @@ def test_a_data_folder_whose_files_are_none_is_looked_at_without_waiting(data_di
 
 
 def files(data_dir):
-    """And folders; but for where damaged bytes are put."""
+    """Return all files and folders, without the folder of damaged bytes."""
     return sorted(path for path in data_dir.rglob("*") if "damaged" not in path.parts)
 
 

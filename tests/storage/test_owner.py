@@ -18,7 +18,7 @@ def topics(count):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """watched(rig): what its journal does, in order: "append" and "sync"."""
+    """A function watched(rig) that returns what the rig's journal does, in order: "append" and "sync"."""
     def watch(rig):
         done = []
         for name in ("append", "sync"):
@@ -43,7 +43,10 @@ def test_a_receipt_is_given_only_when_its_entry_is_synced(rig, watched):
 
 
 def test_a_pass_that_cannot_sync_answers_nothing(rig, monkeypatch):
-    """The kernel forgets what it could not write: the error ends the process, and nobody has been told anything."""
+    """A failed sync ends the process before any answer of the pass leaves.
+
+    The kernel forgets data that it could not write, so the sync is not tried again.
+    """
     producer = rig.producer("a")
 
     def fail(fd):
@@ -56,7 +59,9 @@ def test_a_pass_that_cannot_sync_answers_nothing(rig, monkeypatch):
 
 
 def test_subscriptions_are_deleted_and_topics_truncated_with_the_sync_of_their_pass(rig, watched):
-    """Each op is one decision more of the pass; their files change behind its commit, and before the answers."""
+    """Deletions of subscriptions and truncations need no sync of their own; files change between the pass's sync and
+    its answers.
+    """
     producer = rig.producer("a")
     for subscription in ("first", "second"):
         rig.close_consumer(rig.consumer("a", subscription))
@@ -69,7 +74,7 @@ def test_subscriptions_are_deleted_and_topics_truncated_with_the_sync_of_their_p
 
 
 def test_a_topic_that_is_truncated_and_unloaded_in_one_pass_comes_back_empty(rig):
-    """What is opened again in that pass does not find the files of ledgers that are to be unlinked at its end."""
+    """A topic that is opened again in the pass that truncated it does not find the files of its deleted ledgers."""
     producer = rig.producer("a")
     rig.publish(producer, b"x", b"y")
     number = rig.number()
@@ -81,7 +86,7 @@ def test_a_topic_that_is_truncated_and_unloaded_in_one_pass_comes_back_empty(rig
 
 @pytest.mark.slow
 def test_many_partitions_in_one_pass_cost_one_sync(rig, watched):
-    """Whoever publishes to 60 topics waits for the disk once; so do their acknowledgements in the same pass."""
+    """SENDs to 60 topics and their acknowledgements in one pass cost one sync."""
     producers = [rig.producer(topic) for topic in topics(60)]
     consumers = [rig.consumer(topic) for topic in topics(60)]
     first = rig.run(rig.sends(*[(producer, b"x") for producer in producers]))
@@ -93,7 +98,7 @@ def test_many_partitions_in_one_pass_cost_one_sync(rig, watched):
 
 
 def test_acknowledgements_that_nobody_waits_for_are_synced_soon(rig, watched):
-    """With the next answer, or a moment later; the owner asks to be woken for it."""
+    """Acknowledgements without a receipt are synced with the next answer, or a moment later by themselves."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     [position] = rig.publish(producer, b"x")
     done = watched(rig)
@@ -124,7 +129,7 @@ def test_a_new_subscription_is_synced_before_it_is_answered(rig, watched):
 
 @pytest.mark.parametrize(("sync", "syncs"), [("interval", 1), ("none", 0)])
 def test_other_ways_to_sync_answer_at_once(rigs, watched, sync, syncs):
-    """As the operator chose: now and then, or when the kernel likes."""
+    """With sync = "interval" or "none" answers do not wait for a sync."""
     rig = rigs(sync=sync, sync_interval_ms=500)
     producer = rig.producer("a")
     rig.run(after_ms=500)
@@ -138,7 +143,9 @@ def test_other_ways_to_sync_answer_at_once(rigs, watched, sync, syncs):
 # -- receipts ---------------------------------------------------------------------------------------------------------------------
 
 def test_receipts_come_in_order_and_with_dense_ids(rig):
-    """Per partition ids go up by one; per producer receipts come in the order of its SENDs, over all sections of a pass."""
+    """Entry ids of a partition rise by one, and receipts of a producer follow the order of its SENDs over all
+    sections.
+    """
     one, other, elsewhere = rig.producer("a"), rig.producer("a", connection=2), rig.producer("b")
     messages = [(one, b"1"), (elsewhere, b"2"), (other, b"3"), (one, b"4"), (one, b"5"), (elsewhere, b"6")]
     answers = rig.run_all({1: [rig.sends(*messages), rig.sends((one, b"7"))], 2: [rig.sends((other, b"8"))]})
@@ -154,7 +161,7 @@ def test_receipts_come_in_order_and_with_dense_ids(rig):
 
 
 def test_each_worker_is_told_what_was_taken_from_it(rig):
-    """Bytes of entries, and what commands count for, over all passes: they are the worker's credit."""
+    """Each worker's credit counts the bytes of its entries and the cost of its commands over all passes."""
     producer = rig.producer("a")
     section = rig.sends((producer, b"x" * 100), (producer, b"y"))
     first = rig.run(section).taken[1]
@@ -164,7 +171,7 @@ def test_each_worker_is_told_what_was_taken_from_it(rig):
 
 
 def test_what_a_producer_that_is_gone_still_sends_counts_for_nothing(rig):
-    """Its client has been told: nothing is stored and nothing answered, but the worker gets its credit back."""
+    """SENDs of a closed producer are neither stored nor answered, and their worker gets its credit back."""
     gone, kept = rig.producer("a"), rig.producer("a")
     rig.run(rig.command("close_producer", producer_id=gone.object_id, request_id=1))
     answers = rig.run(rig.sends((gone, b"1"), (kept, b"2"), (gone, b"3")))
@@ -187,7 +194,7 @@ def test_a_waiting_producer_cannot_publish_before_its_turn(rig):
 # -- full disks -------------------------------------------------------------------------------------------------------------------
 
 def test_a_full_disk_refuses_sends_and_later_ones_work(rig, monkeypatch):
-    """With an error that clients try again after; other partitions, for which there is room, notice nothing."""
+    """A full disk answers SENDs with an error that clients retry; partitions with room are not affected."""
     big, small = rig.producer("a"), rig.producer("b")
     real = os.posix_fallocate
 

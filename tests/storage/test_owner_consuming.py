@@ -9,7 +9,7 @@ from .rig import START_MS, T
 
 @pytest.fixture
 def ten(rigs):
-    """(rig, its producer, positions of ten entries "0" to "9" in four ledgers)."""
+    """(rig, its producer, positions of ten entries "0" to "9" in four ledgers)"""
     rig = rigs(roll_over_entries=3)
     producer, _ = rig.producer("a"), rig.consumer("a", "keeps everything")
     return rig, producer, [rig.publish(producer, b"%d" % number)[0] for number in range(10)]
@@ -22,7 +22,7 @@ def payloads(found):
 # -- permits ----------------------------------------------------------------------------------------------------------------------
 
 def test_a_consumer_gets_no_more_than_it_asked_for(ten):
-    """However the permits come, and whether the entries were there before or come later."""
+    """A consumer gets as many entries as it has permits, whether entries or permits come first."""
     rig, producer, positions = ten
     consumer = rig.consumer("a")
     assert rig.receive(consumer, 4) == list(zip(positions[:4], [b"0", b"1", b"2", b"3"], strict=True))
@@ -35,7 +35,7 @@ def test_a_consumer_gets_no_more_than_it_asked_for(ten):
 
 
 def test_a_batch_may_exceed_the_permits_once(rig):
-    """It cannot be cut; what it took too much is owed, and nothing more comes before that is paid."""
+    """A batch larger than the permits is delivered whole; the surplus is taken off later permits."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     rig.run(rig.sends((producer, b"1"), (producer, b"ten", {"batch": 10}), (producer, b"2"), (producer, b"3")))
     assert [payload for _, payload in rig.receive(consumer, 5)] == [b"1", b"ten"]
@@ -45,7 +45,7 @@ def test_a_batch_may_exceed_the_permits_once(rig):
 
 
 def test_many_entries_and_few_take_the_same_permits(rig):
-    """Above some number they are counted as an array."""
+    """Permits are used up alike when entries are counted one by one and as an array."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     rig.run(rig.sends(*[(producer, b"x", {"batch": 3}) for _ in range(100)]))
     assert [len(rig.receive(consumer, permits)) for permits in (1, 2, 3, 30, 90, 165)] == [1, 0, 1, 10, 30, 55]
@@ -63,7 +63,7 @@ def test_permits_of_a_stranger_are_for_nobody(rig):
 # -- what comes again -------------------------------------------------------------------------------------------------------------
 
 def acknowledged_some(rig, positions):
-    """A consumer that got all ten, and acknowledged the first two, the fifth, and the ninth."""
+    """Return a consumer that got all ten entries and acknowledged the first two, the fifth and the ninth."""
     consumer = rig.consumer("a")
     assert payloads(rig.receive(consumer)) == b"0123456789"
     rig.run(rig.acks(consumer, positions[0], positions[4], positions[8], positions[1]))
@@ -72,7 +72,7 @@ def acknowledged_some(rig, positions):
 
 @pytest.mark.parametrize("end", ["closed", "connection gone", "worker gone", "asked for"])
 def test_what_was_not_acknowledged_comes_again_in_order(ten, end):
-    """To the next consumer, or to the same when it asks for it."""
+    """Unacknowledged entries are redelivered in order to the next consumer, or to the same one on request."""
     rig, _, positions = ten
     consumer = acknowledged_some(rig, positions)
     if end == "asked for":
@@ -101,7 +101,7 @@ def test_an_owner_that_stopped_or_was_killed_remembers_what_was_acknowledged(ten
 
 
 def test_acknowledging_a_later_ledger_first_loses_nothing(ten, rigs):
-    """The first entries of a ledger follow the position only if all before them is acknowledged."""
+    """The mark-delete position enters a ledger only after everything before it is acknowledged."""
     rig, _, positions = ten
     consumer = rig.consumer("a")
     rig.receive(consumer)
@@ -114,7 +114,7 @@ def test_acknowledging_a_later_ledger_first_loses_nothing(ten, rigs):
 
 
 def test_acknowledging_in_order_costs_no_bitmaps(ten):
-    """Across all ledgers, whether entry by entry, a few at a time or cumulatively."""
+    """Acknowledgements in order need no bitmaps across ledgers, one by one, a few at a time or cumulatively."""
     rig, _, positions = ten
     consumer = rig.consumer("a")
     for some in (positions[:1], positions[1:2], positions[2:7], positions[7:9]):
@@ -129,7 +129,7 @@ def test_acknowledging_in_order_costs_no_bitmaps(ten):
 
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 def test_ids_that_never_existed_change_nothing(ten, many):
-    """Nor do those of another topic's ledger, or repeated ones; and whoever asked is answered all the same."""
+    """Acknowledgements of unknown, foreign or repeated ids change nothing, and a requested receipt is sent."""
     rig, _, positions = ten
     rig.publish(rig.producer("b"), b"x")
     consumer = rig.consumer("a")
@@ -146,7 +146,9 @@ def test_ids_that_never_existed_change_nothing(ten, many):
 @pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 def test_part_of_a_batch_counts_for_nothing(ten, many):
-    """Individually it changes nothing; cumulatively all before that batch is acknowledged."""
+    """Without batch acks an individual ack of part of a batch changes nothing; a cumulative one acknowledges all
+    before it.
+    """
     rig, _, positions = ten
     consumer = rig.consumer("a")
     rig.run(rig.acks(consumer, *positions * many, flags=envelope.PARTIAL))
@@ -159,7 +161,7 @@ def test_part_of_a_batch_counts_for_nothing(ten, many):
 # -- positions --------------------------------------------------------------------------------------------------------------------
 
 def seek(rig, consumer, **where):
-    """Seek, and subscribe again as clients do when they are told that their consumer is closed; returns what comes then."""
+    """Seek, subscribe again as clients do after their consumer is closed, and return the deliveries."""
     answers = rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, **where))
     assert [command.close_consumer.consumer_id for command in answers.commands(T.CLOSE_CONSUMER)] == [consumer.object_id]
     assert [command.success.request_id for command in answers.commands(T.SUCCESS)] == [77]
@@ -172,7 +174,7 @@ def id_of(position):
 
 
 def test_seek_by_id_begins_there(ten, rigs):
-    """What was acknowledged behind it comes again, what was not and lies before does not; and a crash does not change that."""
+    """After a seek, everything behind the target comes again and nothing before it, also after a crash."""
     rig, _, positions = ten
     consumer = acknowledged_some(rig, positions)
     for where, expected in ((positions[3], b"3456789"), (positions[9], b"9"), (positions[0], b"0123456789"),
@@ -195,7 +197,7 @@ def test_seek_by_time_begins_with_the_first_entry_published_then_or_later(rigs):
 
 
 def remaining(rig, consumer, permits=1_000):
-    """[(position, words)] of all that one grant of permits brings."""
+    """Return [(position, words)] of all that one grant of permits brings."""
     return [(position, words) for position, _, words in rig.given(rig.run(rig.flow(consumer, permits)), consumer)]
 
 
@@ -215,7 +217,7 @@ WORDS = [((1 << 64) - 1) & ~0b11111, 0b111111]      # of 70 messages, from the s
 @pytest.mark.parametrize("kind", ["Exclusive", "Shared", "Failover", "Key_Shared"])
 @pytest.mark.parametrize("durable", [True, False])
 def test_seek_into_a_batch_begins_with_that_message(batches, rigs, kind, durable):
-    """F201: messages of the batch that lie before it count as skipped, and as acknowledged also after a crash."""
+    """After a seek into a batch (F201) its earlier messages count as skipped, and stay acknowledged after a crash."""
     rig, positions = batches
     fields = {"subType": api.CommandSubscribe.SubType.Value(kind), "durable": durable}
     consumer = rig.consumer("a", **fields)
@@ -241,7 +243,7 @@ def test_seek_into_a_batch_begins_with_that_message(batches, rigs, kind, durable
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], [0], [0, 0], [-1, 63], [-1, -1], [-1] * 10_000], ids=str)
 def test_words_that_leave_out_none_or_all_messages_seek_to_the_batch(batches, rigs, words):
-    """Nothing of it counts as skipped, also after a crash."""
+    """A seek whose ack set leaves out none or all messages begins with the whole batch, also after a crash."""
     rig, positions = batches
     consumer = rig.consumer("a")
     where = id_of(positions[1])
@@ -267,7 +269,10 @@ def test_words_about_an_entry_that_is_not_there_say_nothing(batches):
 
 @pytest.mark.parametrize(("initial", "expected"), [(0, b"ab"), (1, b"0123456789ab")], ids=["latest", "earliest"])
 def test_a_reader_that_starts_behind_the_end_begins_at_its_initial_position(ten, initial, expected):
-    """F078: it leaves that to the initial position; one that starts with the very next message waits for that."""
+    """A reader whose start lies beyond the last entry (F078) begins at its initial position.
+
+    A reader that starts with the very next entry waits for it.
+    """
     rig, producer, positions = ten
     ledger_id, entry_id = positions[-1]
     beyond = [(1 << 62, 1 << 62), (ledger_id, entry_id + 2), (ledger_id + 1, -1)]
@@ -282,7 +287,7 @@ def test_a_reader_that_starts_behind_the_end_begins_at_its_initial_position(ten,
 
 @pytest.mark.parametrize(("initial", "expected"), [(0, b"ab"), (1, b"0123456789ab")], ids=["latest", "earliest"])
 def test_a_durable_subscription_begins_at_its_initial_position_whatever_message_is_named(ten, initial, expected):
-    """F078: that is for readers."""
+    """A durable subscription ignores a start message id (F078), which is for readers."""
     rig, producer, positions = ten
     consumers = [rig.consumer("a", f"sub {n}", start_message_id=id_of(where), initialPosition=initial)
                  for n, where in enumerate((positions[4], (-1, -1), (1 << 62, 1 << 62)))]
@@ -294,7 +299,7 @@ def test_a_durable_subscription_begins_at_its_initial_position_whatever_message_
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("start", [None, (-1, -1), (1 << 62, 1 << 62)], ids=["nowhere", "earliest", "latest"])
 def test_who_goes_back_in_time_begins_there_whatever_message_is_named(rigs, durable, start):
-    """F078: Java's startMessageFromRollbackDuration names the earliest message beside it."""
+    """startMessageFromRollbackDuration (F078) counts, not the earliest message id that Java names beside it."""
     rig = rigs()
     producer = rig.producer("a")
     rig.consumer("a", "keeps everything")
@@ -307,7 +312,10 @@ def test_who_goes_back_in_time_begins_there_whatever_message_is_named(rigs, dura
 
 
 def test_a_subscription_that_nobody_uses_goes_back_in_time_again(rigs):
-    """As often as its consumer asks for it; but not because a second consumer joins the first, nor for a reader that sought."""
+    """An unused subscription goes back in time each time its consumer asks for it.
+
+    A second consumer that joins, or a reader that sought, does not move it.
+    """
     rig = rigs()
     producer = rig.producer("a")
     for number in range(10):
@@ -328,7 +336,7 @@ def test_a_subscription_that_nobody_uses_goes_back_in_time_again(rigs):
 
 
 def keyed(rig, count):
-    """{key: position} of so many entries, each with another key; and one entry without."""
+    """Publish `count` entries with different keys and one without a key; return {key: position}."""
     producer, keys, sent = rig.producer("a"), [f"key-{number}" for number in range(count)], []
     for first in range(0, count, 2_000):
         sent += rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys[first:first + 2_000]])).positions
@@ -343,7 +351,9 @@ def of_ranges(*found, **fields):
 @pytest.mark.slow
 @pytest.mark.parametrize("durable", [True, False])
 def test_readers_with_ranges_of_hashes_share_the_keys_out(rig, durable):
-    """F078, keyHashRange: each message is one of theirs, in order, also where permits are few; and nobody waits for the others'."""
+    """Readers with hash ranges (F078, keyHashRange) get their messages in order, and none waits for the others'
+    permits.
+    """
     positions = list(keyed(rig, 10_000).values())
     parts = [((0, 9_999), (60_000, 65_535)), ((10_000, 40_000),), ((40_001, 59_999),)]
     readers = [rig.consumer("a", f"reader {n}", **of_ranges(*part, durable=durable)) for n, part in enumerate(parts)]
@@ -387,7 +397,7 @@ def test_ranges_that_are_none_are_refused(rig, ranges, fields):
 
 
 def test_a_reader_starts_where_it_asks_and_leaves_nothing(ten):
-    """Not durable: what it acknowledges keeps and frees nothing, and with its last consumer it is gone."""
+    """A reader's acknowledgements keep and free nothing, and its subscription ends with its last consumer."""
     rig, _, positions = ten
     reader = rig.consumer("a", "reader", durable=False, start_message_id=id_of(positions[6]))
     assert payloads(rig.receive(reader)) == b"6789"
@@ -413,7 +423,9 @@ def last_message_id(rig, consumer):
 
 
 def test_the_last_message_id_is_that_of_the_last_message(rigs):
-    """-1 where there is none; of a batch its last message; and the last ledger may be empty."""
+    """GET_LAST_MESSAGE_ID answers -1 for an empty topic, a batch's last message, and an earlier ledger if the last
+    is empty.
+    """
     rig = rigs(roll_over_age_s=1)
     producer, consumer = rig.producer("a"), rig.consumer("a")
     assert last_message_id(rig, consumer) == ((-1, -1), -1)
@@ -426,7 +438,7 @@ def test_the_last_message_id_is_that_of_the_last_message(rigs):
 # -- who consumes -----------------------------------------------------------------------------------------------------------------
 
 def test_a_second_consumer_is_refused_as_long_as_the_first_lives(rig):
-    """On the same connection at once; on another when the first has shown a sign of life."""
+    """A second Exclusive consumer is refused at once on the same connection, and elsewhere after a sign of life."""
     rig.consumer("a")
     section, _ = rig.subscribe("a", "sub")
     assert [command.error.error for command in rig.run(section).commands(T.ERROR)] == [api.ConsumerBusy]
@@ -438,7 +450,7 @@ def test_a_second_consumer_is_refused_as_long_as_the_first_lives(rig):
 
 
 def test_a_second_consumer_takes_over_when_the_first_is_dead(rig):
-    """Its connection showed no sign of life and was ended; what it had not acknowledged comes to the other."""
+    """If the first consumer's connection is silent and ends, the second gets its unacknowledged messages."""
     rig.publish(rig.producer("a", connection=3), b"w")
     dead = rig.consumer("a")
     assert payloads(rig.receive(dead)) == b"w"
@@ -449,7 +461,7 @@ def test_a_second_consumer_takes_over_when_the_first_is_dead(rig):
 
 
 def test_what_was_closed_while_it_waited_is_not_made(rig):
-    """A producer and a consumer whose places were taken give up before it is known whether their holders live."""
+    """A producer or consumer that is closed while it waits for another's sign of life is not made."""
     rig.producer("a", producer_name="name", user_provided_producer_name=True)
     rig.consumer("a")
     section, number = rig.subscribe("a", "sub", connection=2)
@@ -464,7 +476,7 @@ def test_what_was_closed_while_it_waited_is_not_made(rig):
 
 
 def test_an_unsubscribed_subscription_is_gone_for_good(ten, rigs):
-    """Also for the next process; one of the same name begins anew."""
+    """An unsubscribed subscription is gone after a restart too, and one of the same name begins anew."""
     rig, _, positions = ten
     consumer = acknowledged_some(rig, positions)
     rig.run(rig.command("unsubscribe", consumer_id=consumer.object_id, request_id=1))
@@ -475,7 +487,7 @@ def test_an_unsubscribed_subscription_is_gone_for_good(ten, rigs):
 
 
 def test_a_reader_that_seeks_and_never_comes_back_is_forgotten(rig):
-    """One that comes back goes on where it wanted to."""
+    """A reader's subscription waits a while for its consumer to return from a seek, then is dropped."""
     positions = rig.publish(rig.producer("t"), b"a", b"b")
     for name in ("gone", "back"):
         reader = rig.consumer("t", name, durable=False)
@@ -488,7 +500,7 @@ def test_a_reader_that_seeks_and_never_comes_back_is_forgotten(rig):
 
 
 def test_a_reader_with_the_name_of_one_that_sought_is_not_forgotten_for_it(rig):
-    """The first comes back behind its seek and closes, another takes its name: that one is there a minute later, and can close."""
+    """A reader that takes the name of one that sought and closed is kept after the waiting time."""
     producer, first = rig.producer("a"), rig.consumer("a", durable=False)
     rig.run(rig.command("seek", consumer_id=first.object_id, request_id=9, message_id=api.MessageIdData(ledgerId=0, entryId=0)))
     rig.close_consumer(rig.consumer("a", durable=False))
@@ -502,7 +514,7 @@ def test_a_reader_with_the_name_of_one_that_sought_is_not_forgotten_for_it(rig):
 
 
 def test_a_drain_counts_what_consumers_of_durable_subscriptions_have(rig):
-    """Readers acknowledge nothing that anybody keeps; acknowledgements that come are taken, and nothing more is given out."""
+    """A drain counts the pending messages of durable subscriptions, takes acknowledgements, and delivers nothing."""
     positions = rig.publish(rig.producer("a"), b"a", b"b", b"c", b"d", b"e")
     first, second, reader = rig.consumer("a", "one"), rig.consumer("a", "two"), rig.consumer("a", "reader", durable=False)
     for consumer, permits in ((first, 3), (second, 2), (reader, 5)):
@@ -518,7 +530,9 @@ def test_a_drain_counts_what_consumers_of_durable_subscriptions_have(rig):
 
 
 def test_a_ledger_that_the_last_acknowledgement_of_a_pass_frees_goes_with_that_pass(rigs):
-    """Its workers are told with the answers; so is the journal, for a crash behind the pass finds nothing missing."""
+    """A ledger freed by an acknowledgement is deleted in the same pass, in the journal and in the answers to
+    workers.
+    """
     rig = rigs(roll_over_entries=2)
     positions = rig.publish(rig.producer("a"), b"a", b"b")
     consumer = rig.consumer("a")
@@ -533,7 +547,7 @@ def test_a_ledger_that_the_last_acknowledgement_of_a_pass_frees_goes_with_that_p
 
 
 def test_a_connection_in_the_way_of_many_is_asked_once(rig):
-    """Those who wait for its sign of life are all dealt with when that comes; one that was closed meanwhile is not."""
+    """One question for a sign of life serves all commands that wait for it, except those closed meanwhile."""
     rig.consumer("a", connection=1)
     sections = [rig.subscribe("a", "sub", connection=connection) for connection in (2, 3, 4)]
     assert [action for section, _ in sections for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]

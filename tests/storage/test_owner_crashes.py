@@ -27,14 +27,16 @@ OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_o
 
 
 class Died(BaseException):
-    """Here the process was killed."""
+    """The process was killed at this call."""
 
 
 class OwnerMachine(RuleBasedStateMachine):
-    """Invariant: `acked` and `unsure` hold positions of entries in `log`.
+    """A random history of an owner's passes, kills and power cuts, compared with a model.
 
-    unsure: acknowledgements that nobody was told are synced; a power cut may take them back, a kill may not.
-    loose: those of passes that did not end: what a kill leaves of them a power cut may still take back.
+    Invariant: `acked` and `unsure` hold positions of entries in `log`.
+
+    unsure: acknowledgements without a durable answer; a power cut may take them back, a kill may not.  loose: those of
+    passes that did not end; a power cut may still take back those that a kill has left.
     """
 
     def __init__(self):
@@ -60,7 +62,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.connect()
 
     def connect(self):
-        """Producers and consumers anew, as after a lost connection."""
+        """Make new producers and consumers, as after a lost connection."""
         self.producers = {topic: self.rig.producer(topic) for topic in TOPICS}
         self.consumers = {(topic, name): self.rig.consumer(topic, name) for topic, name in CURSORS}
         self.permits = dict.fromkeys(CURSORS, 0)
@@ -69,7 +71,7 @@ class OwnerMachine(RuleBasedStateMachine):
     # -- passes
 
     def draw_pass(self, data):
-        """Sections of a pass, and what is to be done when it is answered."""
+        """Draw the sections of a pass, and what is to be checked in its answers."""
         sections, publishing, acking = [], [], []
         for topic in data.draw(st.lists(st.sampled_from(TOPICS), max_size=6)):
             payload = b"%d." % next(self.numbers) + b"x" * data.draw(st.sampled_from([0, 10, 3_000]))
@@ -111,7 +113,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.check_deliveries(answers)
 
     def acknowledge(self, acking):
-        """Take down what is acknowledged; returns what was not before."""
+        """Record acknowledgements in the model, and return those that are new."""
         fresh = {}
         for cursor, positions in acking:
             fresh[cursor] = positions - self.acked[cursor]
@@ -125,7 +127,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.log[topic].append(position)
 
     def check_deliveries(self, answers):
-        """In order, within permits, never what was acknowledged, and the bytes that were published."""
+        """Check that deliveries are in order, within permits, not acknowledged, and have the published bytes."""
         for cursor, consumer in self.consumers.items():
             for position, payload in self.rig.delivered(answers, consumer):
                 assert payload == self.ever[cursor[0]][position]
@@ -143,7 +145,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.permits[cursor], self.delivered[cursor] = 0, []
 
     def check_left(self, cursor):
-        """A new consumer gets all that is not acknowledged, and nothing that surely is."""
+        """Check that a new consumer gets every unacknowledged entry and none whose acknowledgement is durable."""
         consumer = self.rig.consumer(*cursor)
         found = [position for position, _ in self.rig.receive(consumer, MANY)]
         self.rig.close_consumer(consumer)
@@ -157,7 +159,9 @@ class OwnerMachine(RuleBasedStateMachine):
     # -- the end of a process, and the next one
 
     def next_process(self, how, unfinished=()):
-        """A process after this one was killed, or lost its power, or stopped; unfinished: acknowledgements of the pass it died in."""
+        """Start the next process after a kill, a power cut or a stop.  unfinished: acknowledgements of the pass that
+        was cut.
+        """
         self.lives.next(how)
         if how == "stop":
             assert self.rig.recovered == 0
@@ -172,7 +176,9 @@ class OwnerMachine(RuleBasedStateMachine):
         self.connect()
 
     def check_entries(self, topic):
-        """All that is needed is there; what is there was published; no position names two entries, not even over crashes."""
+        """Check that all needed entries exist, every existing one was published, and no position ever names two
+        entries.
+        """
         found = dict(self.everything(topic))
         needed = {position for position in self.log[topic] for name in SUBSCRIPTIONS if position not in self.acked[topic, name]}
         assert needed <= found.keys()
@@ -197,7 +203,7 @@ class OwnerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["kill", "power cut", "power cut, lengths lost"]),
           where=st.sampled_from([(Journal, "append"), (Journal, "sync"), (publish_plan, "apply")]))
     def within_a_pass(self, data, how, where):
-        """Before its record is written, before that is synced, or before it is applied."""
+        """End the process in a pass: before its record is written, before the sync, or before it is applied."""
         sections, publishing, acking = self.draw_pass(data)
         for topic, payload in publishing:
             self.attempted[topic].add(payload)

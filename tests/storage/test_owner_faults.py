@@ -24,12 +24,12 @@ from .rig import Rig, T
 
 
 class Died(BaseException):
-    """Here the process was killed."""
+    """The process was killed at this call."""
 
 
 @pytest.fixture
 def dies(monkeypatch):
-    """dies(owner, name): the process is killed instead of doing that."""
+    """A function dies(owner, name) that kills the process when it calls the method of that name."""
     def dies(owner, name):
         def die(*_, **__):
             raise Died
@@ -46,7 +46,7 @@ SMALL = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 4, "roll_ove
 
 
 def make_history(rig):
-    """A bit of everything that a journal can say: ledgers opened and deleted, cursors moved, with holes, reset, and deleted."""
+    """Make journal records of every kind: ledgers opened and deleted; cursors moved, with holes, reset and deleted."""
     for topic in TOPICS:
         producer = rig.producer(topic)
         one, two, gone = (rig.consumer(topic, name) for name in ("one", "two", "gone"))
@@ -61,7 +61,7 @@ def make_history(rig):
 
 
 def state_of(rig):
-    """What the next clients get: of each topic everything, and what each subscription has left."""
+    """Return what the next clients get: all entries of each topic, and the backlog of each subscription."""
     found = {topic: rig.everything(topic) for topic in TOPICS}
     for topic in TOPICS:
         assert sorted(name for name, _ in rig.partition(topic).subscriptions) == ["one", "two"]
@@ -71,13 +71,13 @@ def state_of(rig):
 
 
 def check_left(found, topic):
-    """Each subscription of make_history has what it did not acknowledge, in order."""
+    """Check that each subscription of make_history has its unacknowledged entries, in order."""
     for name, left in (("one", (8, 9, 10, 12, 13)), ("two", (7, 8, 10, 11, 12))):
         assert payloads(found[topic, name]) == [b"%s%d" % (topic.encode(), number) for number in left]
 
 
 class Interrupted:
-    """Lets this thread change files, or sync them, so many times; the next time is its death."""
+    """Lets this thread change or sync files a number of times, then kills the process."""
 
     CHANGES = ((os, "pwrite"), (os, "pwritev"), (os, "posix_fallocate"), (os, "ftruncate"), (Path, "unlink"), (Path, "rmdir"),
                (Path, "replace"), (StateFile, "write"))
@@ -102,7 +102,7 @@ class Interrupted:
         return self
 
     def __exit__(self, kind, *_):
-        """True when it died here."""
+        """Return True if the process died in the block."""
         self._patch.undo()
         return kind is Died
 
@@ -110,7 +110,7 @@ class Interrupted:
 # -- kills --------------------------------------------------------------------------------------------------------------------
 
 def test_what_was_synced_and_not_yet_written_into_ledgers_is_recovered(rig, rigs, dies, monkeypatch):
-    """The journal has it: entries, the acknowledgement of the same pass, and a ledger that was to be opened."""
+    """The journal brings back entries, acknowledgements and a new ledger that a kill kept from their files."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     [first] = rig.publish(producer, b"1")
     rig.now_ms += rig.options.roll_over_age_s * 1000 + 1
@@ -127,7 +127,7 @@ def test_what_was_synced_and_not_yet_written_into_ledgers_is_recovered(rig, rigs
 
 @pytest.mark.slow
 def test_recovery_may_be_killed_anywhere_and_begun_again(rigs, tmp_path, monkeypatch):
-    """Before any of its changes to files; the next start ends where an undisturbed one does."""
+    """A recovery that is killed before any of its changes ends, at the next start, where an undisturbed one does."""
     for name in ("fsync", "fdatasync"):      # a kill loses nothing that was written
         monkeypatch.setattr(os, name, lambda fd: None)
     rig = rigs(**SMALL)
@@ -148,7 +148,7 @@ def test_recovery_may_be_killed_anywhere_and_begun_again(rigs, tmp_path, monkeyp
 
 @pytest.mark.parametrize(("command", "step"), [("seek", (Journal, "append")), ("unsubscribe", (Catalogue, "commit"))])
 def test_acknowledgements_stay_when_a_command_that_makes_them_void_did_not_get_there(rig, rigs, dies, monkeypatch, command, step):
-    """The journal has long forgotten them: they are in the state, which is written anew only after the command is durable."""
+    """Old acknowledgements stay in the state file until a command that voids them is durable."""
     positions = rig.publish(rig.producer("a"), b"1", b"2", b"3")
     rig.run(rig.acks(rig.consumer("a"), positions[1], request_id=1))
     rig = rigs.restart(rig)
@@ -164,7 +164,7 @@ def test_acknowledgements_stay_when_a_command_that_makes_them_void_did_not_get_t
 
 @pytest.mark.parametrize("name", ["allocate", "_EXTENT_MIN", "write_all"])
 def test_a_kill_while_a_ledger_is_made_leaves_a_partition_that_opens(rig, rigs, dies, monkeypatch, name):
-    """Whichever of its files are there, and however long."""
+    """A partition opens after a kill at any step of making a ledger, whichever of its files exist."""
     producer = rig.producer("a")
     rig.consumer("a")
     rig.publish(producer, b"1")
@@ -190,7 +190,7 @@ def test_a_kill_while_a_ledger_is_made_leaves_a_partition_that_opens(rig, rigs, 
 
 
 def test_a_topic_of_which_the_creation_was_not_answered_can_be_used(rig, rigs, dies, monkeypatch):
-    """Its name and its subscription's are in the catalogue; nothing of them is on disk."""
+    """A topic that is in the catalogue and not on disk, because of a kill, can be used."""
     dies(Journal, "append")
     with pytest.raises(Died):
         rig.run(rig.subscribe("a", "sub")[0])
@@ -205,9 +205,9 @@ def test_a_topic_of_which_the_creation_was_not_answered_can_be_used(rig, rigs, d
 
 @pytest.fixture(params=[True, False], ids=["with lengths", "lengths lost"])
 def powered(request, tmp_path, monkeypatch):
-    """(rig, cut): an owner, and what ends it: cut(rig) is the next one on what is safely on disk, in the worst case.
+    """(rig, cut): cut(rig) returns the next owner on the bytes that are safely on disk, in the worst case.
 
-    cut(rig, times=n) lets that one's recovery sync n times before its power is cut as well, and returns None if it was.
+    cut(rig, times=n) lets that owner's recovery sync n times, then cuts the power again; None if it did.
     """
     made = []
     disk = Disk(tmp_path / "0", monkeypatch)
@@ -232,7 +232,7 @@ def powered(request, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "running"])
 def test_everything_that_was_answered_survives_a_power_cut(powered, stopped):
-    """Also directly after a clean stop, when there is nothing to replay."""
+    """Everything answered survives a power cut, also right after a clean stop, when nothing is left to replay."""
     rig, cut = powered
     make_history(rig)
     expected = {topic: rig.everything(topic) for topic in TOPICS}
@@ -248,7 +248,7 @@ def test_everything_that_was_answered_survives_a_power_cut(powered, stopped):
 
 @pytest.mark.slow
 def test_the_power_may_be_cut_again_anywhere_in_a_recovery(powered):
-    """Before its first sync, in the next start before the second, and so on until one gets to its end."""
+    """Recoveries that lose power at every one of their syncs lose nothing."""
     rig, cut = powered
     make_history(rig)
     cuts = itertools.count()
@@ -262,7 +262,7 @@ def test_the_power_may_be_cut_again_anywhere_in_a_recovery(powered):
 
 
 def test_what_was_answered_survives_a_power_cut(powered):
-    """With the journal alone: nothing else was ever synced."""
+    """Everything answered is recovered from the journal alone, when nothing else was ever synced."""
     rig, cut = powered
     producer, consumer = rig.producer("a"), rig.consumer("a")
     positions = [rig.publish(producer, b"%d" % number)[0] for number in range(5)]
@@ -274,7 +274,7 @@ def test_what_was_answered_survives_a_power_cut(powered):
 
 
 def test_acknowledgements_before_an_answered_close_survive_a_power_cut(powered):
-    """Nobody asked for their receipt, and no time has passed."""
+    """Acknowledgements without a receipt are durable once a later close was answered."""
     rig, cut = powered
     producer, consumer = rig.producer("a"), rig.consumer("a")
     first, _ = rig.publish(producer, b"1", b"2")
@@ -285,7 +285,7 @@ def test_acknowledgements_before_an_answered_close_survive_a_power_cut(powered):
 
 
 def test_a_topic_without_messages_survives_a_power_cut_after_a_clean_stop(powered):
-    """The journal is empty then: the new ledger was synced although nothing was published."""
+    """The ledger of an empty topic is synced before a clean stop empties the journal."""
     rig, cut = powered
     rig.consumer("a")
     rig.close()
@@ -295,7 +295,7 @@ def test_a_topic_without_messages_survives_a_power_cut_after_a_clean_stop(powere
 
 
 def test_a_ledger_that_a_killed_process_made_unknown_to_the_journal_survives_a_power_cut(powered):
-    """The next process finds it and goes on in it: what it publishes there is receipted."""
+    """Receipts in a ledger that a killed process made and the journal does not know survive a power cut."""
     rig, cut = powered
     rig.publish(rig.producer("a"), b"1")
     rig.consumer("a")
@@ -309,7 +309,7 @@ def test_a_ledger_that_a_killed_process_made_unknown_to_the_journal_survives_a_p
 
 
 def test_files_of_a_deleted_ledger_may_come_back_and_change_nothing(powered):
-    """A power cut between the deletion and the sync of its folder."""
+    """Files of a deleted ledger that return after a power cut, before their folder's sync, change nothing."""
     rig, cut = powered
     producer, consumer = rig.producer("a"), rig.consumer("a")
     [first] = rig.publish(producer, b"1")
@@ -337,14 +337,14 @@ def newer(path):
 
 
 def rotten(path):
-    """In both copies."""
+    """Damage both copies of a state file."""
     for offset in (format.HEADER_SIZE + 9, path.stat().st_size // 2 + 20):
         flip(path, offset)
 
 
 @pytest.fixture
 def filled(rigs):
-    """(an owner that was stopped and started again, the folder of topic a): two topics of two ledgers, some of it acknowledged."""
+    """(a restarted owner, the folder of topic a): two topics of two ledgers, acknowledged in part."""
     rig = rigs(**SMALL)
     for topic in TOPICS:
         consumer, producer = rig.consumer(topic, subType=1), rig.producer(topic)
@@ -362,7 +362,7 @@ LEFT = [b"0", b"1", b"3", b"4"]
     ("1.index", newer), ("1.index", short), ("1.ledger", short), ("2.ledger", short),
     ("state", newer), ("state", short), ("state", rotten)])
 def test_a_partition_that_cannot_be_opened_is_refused_and_others_are_served(filled, capfd, name, damage):
-    """The owner goes on: what is wrong with one file is told to those who ask for it, by its name, and once to the operator."""
+    """A partition with an unusable file is refused by the file's name, logged once, and others are served."""
     rig, folder = filled
     path = folder / name
     kept = path.read_bytes()
@@ -382,7 +382,7 @@ def test_a_partition_that_cannot_be_opened_is_refused_and_others_are_served(fill
 @pytest.mark.parametrize("offset", [0, 8, 16, 20, 24, 60, format.HEADER_SIZE, format.HEADER_SIZE + 40, 3 * format.HEADER_SIZE - 1])
 @pytest.mark.parametrize("name", ["1.index", "2.index", "1.ledger", "2.ledger", "state"])
 def test_a_flipped_bit_in_a_header_an_index_or_a_state_costs_nothing_and_is_told(filled, rigs, capfd, name, offset):
-    """In a line for the operator, and counted; made good, it is not told again."""
+    """A flipped bit in a header, index or state is repaired, logged and counted, once."""
     rig, folder = filled
     if name.endswith(".ledger") and offset >= 32:
         return      # reserved, and entries
@@ -399,7 +399,7 @@ def test_a_flipped_bit_in_a_header_an_index_or_a_state_costs_nothing_and_is_told
 
 @pytest.mark.parametrize(("name", "damage"), [("1.index", newer), ("1.index", short)])
 def test_a_recovery_that_needs_a_corrupt_file_says_which_and_keeps_the_journal(rig, rigs, tmp_path, name, damage):
-    """What is only in the journal is there when the file is repaired."""
+    """A recovery that needs a corrupt file names it, and the journal's entries are there after the repair."""
     rig.publish(rig.producer("a"), b"0")
     rig.consumer("a")
     rig = rigs.restart(rig)
@@ -449,7 +449,7 @@ def test_a_recovery_makes_a_damaged_header_anew(rig, rigs, tmp_path, name):
 
 
 def test_a_recovery_that_does_not_need_a_corrupt_file_leaves_it_alone(rig, rigs):
-    """Its partition is refused later; nothing else has to wait for it."""
+    """A corrupt file that the recovery does not need refuses only its own partition, later."""
     rig.publish(rig.producer("a"), b"1")
     rig = rigs.restart(rig)
     rig.publish(rig.producer("b"), b"1")
@@ -461,7 +461,7 @@ def test_a_recovery_that_does_not_need_a_corrupt_file_leaves_it_alone(rig, rigs)
 
 
 def test_a_header_that_reached_the_disk_before_its_file_s_length_did(rig, rigs, tmp_path):
-    """The journal has what the header counts; without the journal the topic is refused, as it was cut short."""
+    """The journal restores what a header counts beyond its file's end; without the journal the topic is refused."""
     producer = rig.producer("a")
     rig.publish(producer, b"first")
     rig = rigs.restart(rig)
@@ -477,7 +477,7 @@ def test_a_header_that_reached_the_disk_before_its_file_s_length_did(rig, rigs, 
 
 @pytest.mark.parametrize("how", ["crash", "restart"])
 def test_a_ledger_that_was_sealed_for_one_that_never_got_to_disk_goes_on(rig, rigs, dies, monkeypatch, how):
-    """Its header may say that it is sealed, with what there was then; what comes behind that is counted all the same."""
+    """A ledger whose header says "sealed", though its successor never reached the disk, is continued."""
     [first] = rig.publish(rig.producer("a"), b"1")
     rig.partition("a").open_ledger.seal()
     again = rigs.crash(rig)

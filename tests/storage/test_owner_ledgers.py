@@ -11,7 +11,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize(("options", "wait_ms"), [
     ({"roll_over_bytes": 1_000}, 0), ({"roll_over_entries": 4}, 0), ({"roll_over_age_s": 60}, 61_000)], ids=["size", "count", "age"])
 def test_a_ledger_that_is_full_or_old_is_followed_by_another(rigs, options, wait_ms):
-    """Ids go on from zero in a ledger of a higher id; what is read is one sequence, also after a restart."""
+    """After a roll-over entry ids begin at 0 in a higher ledger, and reading is one sequence, also after a restart."""
     rig = rigs(**options)
     producer, _ = rig.producer("a"), rig.consumer("a")
     positions = []
@@ -46,7 +46,7 @@ def test_an_empty_ledger_does_not_grow_old(rigs):
 # -- giving space back ------------------------------------------------------------------------------------------------------------
 
 def filled(rigs, *subscriptions):
-    """Three ledgers of two entries each, and a consumer of each subscription: (rig, positions, consumers)."""
+    """(rig, positions, consumers): three ledgers of two entries each, and a consumer of each subscription."""
     rig = rigs(roll_over_entries=2)
     producer = rig.producer("a")
     consumers = [rig.consumer("a", name) for name in subscriptions]
@@ -55,7 +55,7 @@ def filled(rigs, *subscriptions):
 
 
 def test_fully_acknowledged_ledgers_are_deleted_and_workers_told(rigs):
-    """Their files are gone, bitmaps included, when the workers are told to forget them; the open ledger stays."""
+    """Files of an acknowledged ledger are gone when workers are told to unmap it; the open ledger stays."""
     rig, positions, [consumer] = filled(rigs, "sub")
     assert rig.run(rig.acks(consumer, positions[3])).forgotten == []          # leaves a hole before it, and a bitmap
     answers = rig.run(rig.acks(consumer, *positions[:3]))
@@ -77,7 +77,7 @@ def test_a_second_subscription_keeps_the_ledgers_it_needs(rigs):
 
 
 def test_a_deletion_that_was_cut_short_is_completed(rigs, monkeypatch):
-    """The journal knows before the first file goes: whatever is left of them goes with the next start."""
+    """The journal knows of a deletion before the first file goes, so the next start removes the rest."""
     rig, positions, [consumer] = filled(rigs, "sub")
     victim = rig.partition("a").ledgers[0]
     real = type(victim.ledger_path).unlink
@@ -91,7 +91,7 @@ def test_a_deletion_that_was_cut_short_is_completed(rigs, monkeypatch):
 
 
 def test_a_drained_idle_partition_gives_its_space_back(rig):
-    """A second after the last entry, when nobody needs any: the large files go, and a small ledger takes their place."""
+    """A second after everything is acknowledged, a small new ledger replaces the large open one."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     positions = rig.publish(producer, *[b"x" * 100_000] * 5) + rig.publish(producer, *[b"x" * 100_000] * 7)
     rig.run(rig.acks(consumer, positions[-2], cumulative=True))
@@ -108,7 +108,7 @@ def test_a_drained_idle_partition_gives_its_space_back(rig):
 
 
 def test_what_nobody_subscribes_to_waits_for_who_comes_next(rig):
-    """As long as its ledger is the open one."""
+    """Entries of a topic without subscriptions stay as long as their ledger is open."""
     producer = rig.producer("a")
     positions = rig.publish(producer, *[b"x" * 100_000] * 6) + rig.publish(producer, *[b"x" * 100_000] * 6)
     rig.run(after_ms=3 * TICK_MS)
@@ -116,7 +116,7 @@ def test_what_nobody_subscribes_to_waits_for_who_comes_next(rig):
 
 
 def test_a_partition_in_use_keeps_its_ledger(rig):
-    """It would be filled again at once."""
+    """A partition that is published to keeps its open ledger, because a new one would be filled at once."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
     for _ in range(5):
         positions = rig.publish(producer, *[b"x" * 100_000] * 9)
@@ -125,7 +125,7 @@ def test_a_partition_in_use_keeps_its_ledger(rig):
 
 
 def test_an_empty_ledger_takes_what_comes_however_old_it_is(rigs):
-    """A new one would be no younger than it when the next message comes, and so on."""
+    """An empty ledger is not rolled over for its age: its successor would be as old when the next message comes."""
     rig = rigs(roll_over_age_s=1)
     producer = rig.producer("a")
     [before] = rig.files("a")

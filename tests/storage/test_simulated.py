@@ -11,14 +11,14 @@ from .rig import Rig
 
 
 class Oldest(random.Random):
-    """Of all that can be the oldest is."""
+    """A source of chance that always picks the oldest possible state."""
 
     def choice(self, found):
         return found[0]
 
 
 class Crashing:
-    """Owners on a disk that forgets what was not synced, or fails."""
+    """Owners on a simulated disk that forgets unsynced data, or fails."""
 
     def __init__(self, folder):
         self.folder, self.disk, self.made = folder, Disk(folder / "0", Oldest(0)), []
@@ -34,7 +34,7 @@ class Crashing:
         self.made[-1].journal._threads.shutdown()
 
     def cut_power(self, how="nothing") -> None:
-        """Of all that was not synced, nothing is left."""
+        """Cut the power; nothing that was not synced is left."""
         self.disk.cut(self.folder / str(len(self.made)), how)
 
 
@@ -126,7 +126,7 @@ def test_a_ledger_that_was_being_made_leaves_no_file(crashing):
 
 
 def test_what_was_unloaded_does_not_write_over_what_is_there_since(crashing):
-    """A checkpoint comes later than both."""
+    """A late checkpoint of an unloaded partition does not overwrite the state of its successor."""
     rig = crashing.owner()
     rig.publish(rig.producer("a"), b"1")
     before = rig.partition("a").open_ledger
@@ -160,7 +160,7 @@ def test_an_unload_whose_sync_fails_ends_the_owner(crashing):
 
 
 def test_a_command_that_nobody_answers_may_fail(crashing):
-    """What it asks for is not done then."""
+    """A command that fails without an answer leaves its work undone."""
     rig = crashing.owner()
     consumer = rig.consumer("a", subType=1)
     rig.publish(rig.producer("a"), b"1")
@@ -173,7 +173,10 @@ def test_a_command_that_nobody_answers_may_fail(crashing):
 
 
 def test_a_ledger_is_deleted_again_only_when_the_record_that_says_so_is_on_disk(crashing):
-    """Killed before its sync and again while recovering: should the power be cut then, nothing of it has happened, or all."""
+    """A power cut after two kills around a deletion leaves all of the ledger or nothing of it.
+
+    The first kill comes before the deletion's sync, the second in the recovery.
+    """
     rig = crashing.owner(roll_over_entries=1)
     consumer, producer = rig.consumer("a"), rig.producer("a")
     first, = rig.publish(producer, b"1")
@@ -196,7 +199,9 @@ def test_a_ledger_is_deleted_again_only_when_the_record_that_says_so_is_on_disk(
 
 
 def test_a_ledger_that_a_start_after_a_move_has_deleted_stays_deleted(crashing):
-    """The journal, which says that it was, is retired by that start."""
+    """A ledger deleted by a start with other owners stays deleted, although that start retires the journal with the
+    op.
+    """
     rig = crashing.owner()
     rig.publish(rig.producer("a"), b"1")
     rig.consumer("a")
