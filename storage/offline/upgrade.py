@@ -51,8 +51,10 @@ def look(data_dir: Path) -> Outlook:
     newest = max(found.files, default=0)
     for what, there, known in (("the catalogue", found.catalogue, layout.VERSION), ("a file", newest, format.VERSION)):
         if there > known:
-            found.refused = (f"{data_dir}: {what} has format version {there}, and this program knows {known} and older; "
-                             "a newer one wrote it")
+            found.refused = (
+                f"{data_dir}: {what} has format version {there}, and this program knows {known} and older; "
+                "a newer one wrote it"
+            )
             return found
     if found.folder < format.FOLDER_VERSION:
         found.rewrites.append(f"`format` says {format.FOLDER_VERSION}: programs that know only less refuse the folder "

@@ -1,7 +1,9 @@
-"""What a power cut leaves: files as they were when they were last synced, under the names that their folder had when it was.
+"""What a power cut leaves: files as they were when they were last synced, under the names that their folder had when
+it was.
 
-A file that was created and never synced has its name at best, and no content: zeros, or no length either.  Folders themselves, and the
-catalogue, which SQLite syncs out of our sight, count as safe.  Nothing is really synced meanwhile, which makes these tests fast.
+A file that was created and never synced has its name at best, and no content: zeros, or no length either.  Folders
+themselves, and the catalogue, which SQLite syncs out of our sight, count as safe.  Nothing is really synced
+meanwhile, which makes these tests fast.
 """
 import contextlib
 import os

@@ -45,7 +45,9 @@ def append(target: Ledger, bodies: list[bytes]) -> None:
     target.append(rows, target.size + size)
 
 
-def make_ledger(folder: Path, ledger_id: int = 1, entries: int = 0, *, first_message: int = 0, is_sealed: bool = False) -> Ledger:
+def make_ledger(
+    folder: Path, ledger_id: int = 1, entries: int = 0, *, first_message: int = 0, is_sealed: bool = False
+) -> Ledger:
     made = ledger_files.create(folder, PARTITION, ledger_id, first_message=first_message, created_ms=CREATED_MS)
     if entries:
         append(made, [body(number) for number in range(entries)])
@@ -61,7 +63,10 @@ def read_mapped(folder: Path, ledger_id: int, first: int, count: int) -> list[by
     rows = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.INDEX_ROW, count,
                          format.HEADER_SIZE + first * format.INDEX_ROW.itemsize)
     data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
-    return [bytes(data[start:start + size]) for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True)]
+    return [
+        bytes(data[start : start + size])
+        for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True)
+    ]
 
 
 def record(number: int, *, data: bytes = b"", ops: int = 1) -> Record:
@@ -83,7 +88,8 @@ def copy_of(folder: Path, target: Path) -> Path:
     for _ in range(100):
         try:
             return Path(shutil.copytree(folder, target))
-        except (shutil.Error, FileNotFoundError):      # a checkpoint's thread has renamed a file meanwhile: a kill is at one moment
+        # a checkpoint's thread has renamed a file meanwhile: a kill is at one moment
+        except (shutil.Error, FileNotFoundError):
             shutil.rmtree(target, ignore_errors=True)
     raise AssertionError(f"{folder} does not stand still")
 
@@ -104,7 +110,9 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 
 def make_newer(path: Path, dtype: np.dtype) -> None:
-    """Its headers of this kind, at the file's begin and of a state in its middle too, are of a newer version, and whole."""
+    """Its headers of this kind, at the file's begin and of a state in its middle too, are of a newer version, and
+    whole.
+    """
     raw = bytearray(path.read_bytes())
     for start in (0, len(raw) // 2) if dtype == format.STATE_HEADER else (0,):
         copy = raw[start:len(raw) // 2 + start] if dtype == format.STATE_HEADER else raw[:format.HEADER_SIZE]

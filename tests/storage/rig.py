@@ -5,7 +5,8 @@
     answers = rig.run(rig.sends(producer, b"a"), rig.flow(consumer, 10))      # one pass
     answers.receipts, answers.runs, answers.replies, answers.forgotten
 
-`crashed` is what a SIGKILL leaves, opened by the next process: the files as they are, and nothing of this process's memory.
+`crashed` is what a SIGKILL leaves, opened by the next process: the files as they are, and nothing of this process's
+memory.
 """
 import itertools
 import json
@@ -59,10 +60,13 @@ class Answers:
 
     receipts: list = field(default_factory=list)      # (worker, connection, producer id, sequence id, (ledger, entry))
     runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
-    picks: list = field(default_factory=list)         # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
+    # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
+    picks: list = field(default_factory=list)
     gifts: list = field(default_factory=list)         # runs and picks in their order, all as picks are
-    views: list = field(default_factory=list)         # of each of these the number of the compacted view that it is of, or 0
-    passed: list = field(default_factory=list)        # (consumer's number, entry id, payload) of topics that keep nothing
+    # of each of these the number of the compacted view that it is of, or 0
+    views: list = field(default_factory=list)
+    # (consumer's number, entry id, payload) of topics that keep nothing
+    passed: list = field(default_factory=list)
     replies: list = field(default_factory=list)       # (connection, action, object id, handle, command or None)
     answered: list = field(default_factory=list)      # what administration's questions were answered
     forgotten: list = field(default_factory=list)     # (worker, ledger)
@@ -96,7 +100,9 @@ class Rig:
     Invariant: between passes the owner has nothing to answer.
     """
 
-    def __init__(self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, owners=1, has_moved=False, **options):
+    def __init__(
+        self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, owners=1, has_moved=False, **options
+    ):
         """Start an owner.  is_mine: which partitions are its own; it is the last of `owners`.  has_moved: the number
         of owners has changed.
         """
@@ -107,11 +113,18 @@ class Rig:
         folder = journal_folder(data_dir, owners - 1)
         recovered = recover_owner(data_dir, owners - 1, owners, has_moved=has_moved)
         self.recovered, self.damage = recovered.entries, recovered.damage
-        self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
-                                    segments_max=self.options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
+        self.journal = open_journal(
+            folder,
+            segment_bytes=self.options.journal_segment_bytes,
+            segments_max=self.options.journal_segments_max,
+            kept=recovered.kept,
+            changed=recovered.recovery,
+        )
         self.counters = make_counters(1)[0]
         catalogue = open_catalogue(data_dir / "catalogue.sqlite", lambda: 0)
-        self.owner = Owner(data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery, is_mine)
+        self.owner = Owner(
+            data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery, is_mine
+        )
         self.is_open = True
 
     def close(self):
@@ -141,7 +154,9 @@ class Rig:
         for handle, payload, *more in messages:
             sequence_id = self.number()
             entry = entry_of(payload, sequence_id=sequence_id, **(more[0] if more else {}))
-            command = api.CommandSend(producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.is_chunk(entry))
+            command = api.CommandSend(
+                producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.is_chunk(entry)
+            )
             row = np.array([sends.read_one(command, entry)], sends.SEND_ROW)
             row["producer"], row["connection"], row["offset"] = handle.number, handle.connection, offset
             rows.append(row)
@@ -169,8 +184,13 @@ class Rig:
     def redeliver(self, consumer, *positions, **fields):
         """Return a section that asks for redelivery of these positions, or of all that the consumer holds."""
         ids = [api.MessageIdData(ledgerId=ledger_id, entryId=entry_id) for ledger_id, entry_id in positions]
-        return self.command("redeliverUnacknowledgedMessages", connection=consumer.connection, consumer_id=consumer.object_id,
-                            message_ids=ids, **fields)
+        return self.command(
+            "redeliverUnacknowledgedMessages",
+            connection=consumer.connection,
+            consumer_id=consumer.object_id,
+            message_ids=ids,
+            **fields,
+        )
 
     def flow(self, consumer, permits):
         return envelope.FLOWS, np.array([(consumer.number, permits)], envelope.FLOW_ROW), b""
@@ -224,7 +244,8 @@ class Rig:
         self.now_ms += after_ms
         self.owner.passes.begin(self.now_ms)
         for worker, sections in by_worker.items():
-            frames = [bytes(part) for part in envelope.seal(list(sections))]      # what comes from ZeroMQ cannot be written to
+            # what comes from ZeroMQ cannot be written to
+            frames = [bytes(part) for part in envelope.seal(list(sections))]
             self.owner.passes.receive(worker, envelope.unseal(frames)[1])
         answers = Answers()
         for worker, frames in self.owner.passes.end():
@@ -237,8 +258,12 @@ class Rig:
 
     def producer(self, topic, *, worker=WORKER, connection=CONNECTION, **fields) -> Handle:
         number = self.number()
-        answers = self.run(self.command("producer", connection=connection, topic=topic, producer_id=number, request_id=number, **fields),
-                           worker=worker)
+        answers = self.run(
+            self.command(
+                "producer", connection=connection, topic=topic, producer_id=number, request_id=number, **fields
+            ),
+            worker=worker,
+        )
         [handle] = [handle for _, action, object_id, handle, _ in answers.replies
                     if action == envelope.PRODUCER_READY and object_id == number]
         return Handle(handle, number, topic, worker, connection)
@@ -259,8 +284,12 @@ class Rig:
         return Handle(handle, number, topic, worker, connection)
 
     def close_consumer(self, consumer) -> Answers:
-        return self.run(self.command("close_consumer", connection=consumer.connection, consumer_id=consumer.object_id, request_id=9_999),
-                        worker=consumer.worker)
+        return self.run(
+            self.command(
+                "close_consumer", connection=consumer.connection, consumer_id=consumer.object_id, request_id=9_999
+            ),
+            worker=consumer.worker,
+        )
 
     def publish(self, producer, *payloads) -> list:
         """Publish in one pass, and return the positions."""
@@ -276,15 +305,21 @@ class Rig:
         for number, partition_id, ledger_id, given in answers.gifts:
             if number == consumer.number:
                 first, last = given[0][0], given[-1][0]
-                entries = read_mapped(format.partition_folder(self.data_dir, partition_id), ledger_id, first, last - first + 1)
+                entries = read_mapped(
+                    format.partition_folder(self.data_dir, partition_id), ledger_id, first, last - first + 1
+                )
                 found += [((ledger_id, entry_id), payload_of(entries[entry_id - first])) for entry_id, _, _ in given]
         return found
 
     @staticmethod
     def given(answers, consumer) -> list:
         """Return the consumer's deliveries as announced: [(position, redeliveries, words)]."""
-        return [((ledger_id, entry_id), redeliveries, words) for number, _, ledger_id, given in answers.gifts if number == consumer.number
-                for entry_id, redeliveries, words in given]
+        return [
+            ((ledger_id, entry_id), redeliveries, words)
+            for number, _, ledger_id, given in answers.gifts
+            if number == consumer.number
+            for entry_id, redeliveries, words in given
+        ]
 
     def everything(self, topic) -> list:
         """Return all that the topic holds, as a reader from the beginning gets it: [(position, payload)]."""
@@ -371,6 +406,12 @@ def _forgotten(answers, worker, rows, data):
     answers.forgotten += [(worker, ledger_id) for ledger_id in rows["ledger_id"].tolist()]
 
 
-_READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs,
-            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.ENTRY_LISTS: _picks, envelope.TRANSIENT: _passed,
-            envelope.ANSWERS: _answered}
+_READERS = {
+    envelope.RECEIPTS: _receipts,
+    envelope.RUNS: _runs,
+    envelope.REPLIES: _replies,
+    envelope.FORGET: _forgotten,
+    envelope.ENTRY_LISTS: _picks,
+    envelope.TRANSIENT: _passed,
+    envelope.ANSWERS: _answered,
+}

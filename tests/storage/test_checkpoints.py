@@ -13,7 +13,7 @@ from geminga.storage.ledgers.journal import open_journal
 from .files import record
 from .journals import BIG, SEGMENT, numbers, segments, write
 
-# -- opening, closing -------------------------------------------------------------------------------------------------------------
+# -- opening, closing --------------------------------------------------------------------------------------------------
 
 def test_a_closed_journal_leaves_nothing_to_replay(tmp_path, opened):
     target = opened()
@@ -38,8 +38,9 @@ def test_opening_retires_what_was_applied_and_uses_the_files_again(tmp_path, ope
 
 
 def test_segments_are_retired_oldest_first(tmp_path, opened, monkeypatch):
-    """A start that is killed while it retires segments leaves the newest: applied again they say what they said, whereas older
-    ones without them would bring back what was acknowledged since."""
+    """A start that is killed while it retires segments leaves the newest: applied again they say what they said,
+    whereas older ones without them would bring back what was acknowledged since.
+    """
     target = opened(30)
     write(target, range(24), bytes(BIG))           # enough for names that sort otherwise than numbers do
     folder = opened.left()
@@ -69,7 +70,7 @@ def test_files_of_another_size_and_surplus_ones_are_removed(tmp_path, opened):
     assert {path.stat().st_size for path in folder.iterdir()} == {2 * SEGMENT}
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------------------
+# -- checkpoints -------------------------------------------------------------------------------------------------------
 
 class Written:
     """Something of which a part is in a file, and the rest in memory, to be written as it is when it is asked."""
@@ -111,7 +112,9 @@ def synced(monkeypatch):
 
 
 def test_a_segment_is_used_again_only_when_what_it_promised_is_synced(tmp_path, opened, synced):
-    """Each segment of this journal touches a file of its own; at every moment what can be replayed, and what was synced, is everything."""
+    """Each segment of this journal touches a file of its own; at every moment what can be replayed, and what was
+    synced, is everything.
+    """
     target = opened(3)
     touched = []
     for number in range(40):
@@ -131,7 +134,9 @@ def test_a_segment_is_used_again_only_when_what_it_promised_is_synced(tmp_path, 
 
 
 def test_a_segment_is_used_again_only_when_it_is_retired_on_disk(tmp_path, opened, monkeypatch):
-    """A power cut may leave its first page as it was, and others as they are to be: not a segment of before with a hole in it."""
+    """A power cut may leave its first page as it was, and others as they are to be: not a segment of before with a
+    hole in it.
+    """
     on_disk, fdatasync, begin, begun = {}, os.fdatasync, journal.Journal._begin, []
 
     def sync(fd):
@@ -183,7 +188,9 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
 
 
 def test_files_that_are_gone_need_no_sync(tmp_path, monkeypatch):
-    """A ledger that was consumed and deleted meanwhile is never written at all; what is there is synced, with its folder."""
+    """A ledger that was consumed and deleted meanwhile is never written at all; what is there is synced, with its
+    folder.
+    """
     synced, real = [], checkpoints.sync
 
     def sync(path, how):

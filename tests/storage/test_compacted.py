@@ -1,4 +1,6 @@
-"""Consumers that read compacted get the view up to its horizon and the ledgers behind it: no gap, no repeat, whatever becomes of either."""
+"""Consumers that read compacted get the view up to its horizon and the ledgers behind it: no gap, no repeat,
+whatever becomes of either.
+"""
 import random
 import shutil
 import struct
@@ -81,7 +83,11 @@ class Topic:
         """(key, value) each, no value for a tombstone; a list of them is a batch.  The positions."""
         positions = []
         for one in messages:
-            sent = (self.producer, one[1], {"partition_key": one[0]}) if isinstance(one, tuple) else (self.producer, *batch_of(*one))
+            sent = (
+                (self.producer, one[1], {"partition_key": one[0]})
+                if isinstance(one, tuple)
+                else (self.producer, *batch_of(*one))
+            )
             positions += self.run(self.rig.sends(sent)).positions
             for key, value in [one] if isinstance(one, tuple) else one:
                 self.values.pop(key, None)
@@ -110,7 +116,9 @@ class Topic:
         answers = self.run(self.rig.command("getLastMessageId", consumer_id=handle.object_id, request_id=1))
         [command] = answers.commands(api.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
         last = command.getLastMessageIdResponse.last_message_id
-        return tuple(value - (1 << 64) if value >> 63 else value for value in (last.ledgerId, last.entryId)) + (last.batch_index,)
+        return tuple(value - (1 << 64) if value >> 63 else value for value in (last.ledgerId, last.entryId)) + (
+            last.batch_index,
+        )
 
     def account(self, name):
         """What became of all messages since the subscription began; published is all of these together."""
@@ -204,7 +212,12 @@ def test_each_key_comes_once_and_then_what_follows(topic):
     topic.compact()
     later = topic.publish(("c", b"2"), ("a", b""))
     reader = topic.reader()
-    assert reader.read() == [(first[2], -1, "a", b"2"), (first[3], -1, "c", b"1"), (later[0], -1, "c", b"2"), (later[1], -1, "a", b"")]
+    assert reader.read() == [
+        (first[2], -1, "a", b"2"),
+        (first[3], -1, "c", b"1"),
+        (later[0], -1, "c", b"2"),
+        (later[1], -1, "a", b""),
+    ]
     assert reader.values == topic.values == {"c": b"2"}
     assert reader.read() == []
     topic.publish(("d", b"1"))
@@ -274,7 +287,8 @@ def test_what_ledgers_have_no_more_the_view_has(rigs, durable):
 def test_where_a_reader_begins_in_a_view(rigs):
     topic = small(rigs)
     other = topic.rig.consumer("t", "other")
-    first = topic.publish(*[(f"k{number % 7}", b"%d" % number) for number in range(14)])      # the first seven are replaced
+    # the first seven are replaced
+    first = topic.publish(*[(f"k{number % 7}", b"%d" % number) for number in range(14)])
     topic.compact()
     topic.run(topic.rig.acks(other, first[-1], cumulative=True))
     topic.run(after_ms=2 * SECOND)
@@ -282,7 +296,9 @@ def test_where_a_reader_begins_in_a_view(rigs):
         reader = topic.reader(start=api.MessageIdData(ledgerId=position[0], entryId=position[1]))
         assert [position for position, *_ in reader.read()] == first[max(number, 7):]
         reader.close()
-    latest = topic.reader(start=api.MessageIdData(ledgerId=(1 << 63) - 1, entryId=(1 << 63) - 1), initial=api.CommandSubscribe.Latest)
+    latest = topic.reader(
+        start=api.MessageIdData(ledgerId=(1 << 63) - 1, entryId=(1 << 63) - 1), initial=api.CommandSubscribe.Latest
+    )
     assert latest.read() == []
     answers = topic.run(topic.rig.command("seek", consumer_id=latest.consumer.object_id, request_id=77,
                                           message_id=api.MessageIdData(ledgerId=first[9][0], entryId=first[9][1])))
@@ -294,11 +310,15 @@ def test_where_a_reader_begins_in_a_view(rigs):
 def test_a_seek_by_time_within_a_view(topic):
     positions = []
     for number in range(6):
-        sent = topic.rig.sends((topic.producer, b"%d" % number, {"partition_key": f"k{number % 3}", "publish_time": 1_000 + number}))
+        sent = topic.rig.sends(
+            (topic.producer, b"%d" % number, {"partition_key": f"k{number % 3}", "publish_time": 1_000 + number})
+        )
         positions += topic.run(sent).positions
     topic.compact()
     reader = topic.reader()
-    topic.run(topic.rig.command("seek", consumer_id=reader.consumer.object_id, request_id=77, message_publish_time=1_004))
+    topic.run(
+        topic.rig.command("seek", consumer_id=reader.consumer.object_id, request_id=77, message_publish_time=1_004)
+    )
     reader.attach()
     assert [position for position, *_ in reader.read()] == positions[4:]
 
@@ -317,7 +337,8 @@ def test_the_last_message_is_one_that_comes(topic):
     assert topic.last_message(reader) == (*tombstone, -1)
     assert keys_of(reader.read()) == ["a"]
     topic.compact()
-    assert topic.last_message(reader) == (*tombstone, -1)      # it has it before it, and is told so until it has acknowledged that
+    # it has it before it, and is told so until it has acknowledged that
+    assert topic.last_message(reader) == (*tombstone, -1)
     reader.ack_all()
     for one in (reader, topic.reader(name="late")):
         assert topic.last_message(one) == (-1, -1, -1)
@@ -325,7 +346,9 @@ def test_the_last_message_is_one_that_comes(topic):
 
 
 def test_a_durable_subscription_is_done_when_it_has_what_is_left(rigs):
-    """What the view passes over counts as skipped, exactly, and what only the view has counts nowhere; over a crash too."""
+    """What the view passes over counts as skipped, exactly, and what only the view has counts nowhere; over a crash
+    too.
+    """
     topic = small(rigs)
     reading = Reading(topic, "sub")
     reading.close()
@@ -376,7 +399,8 @@ def test_acknowledgements_of_what_only_the_view_has_are_kept(rigs):
     reading = Reading(topic, "sub")
     assert keys_of(reading.read()) == [*(f"k{number}" for number in range(1, 9)), "x", "z", "y", "m", "n", "o"]
     reading.ack(positions[1], positions[3], positions[7])
-    topic.run(topic.rig.ack_part(reading.consumer, cut, 0b1110))      # a client keeps bits of messages that it was never shown
+    # a client keeps bits of messages that it was never shown
+    topic.run(topic.rig.ack_part(reading.consumer, cut, 0b1110))
     for how in (rigs.crash, rigs.restart, rigs.crash):
         topic.moved(how(topic.rig))
         reading.attach()
@@ -407,7 +431,9 @@ def test_parts_of_cut_batches_are_acknowledged_when_all_is_that_is_there(topic):
 
 
 def test_a_reader_goes_on_with_the_view_that_it_began_with(rigs):
-    """However often it is replaced meanwhile; then with the ledgers behind that, which are kept for it, tombstones among them."""
+    """However often it is replaced meanwhile; then with the ledgers behind that, which are kept for it, tombstones
+    among them.
+    """
     topic = small(rigs, compaction_threshold_bytes=1 << 40)
     topic.publish(*[(f"k{number}", b"1") for number in range(20)])
     topic.compact()
@@ -444,13 +470,17 @@ def test_what_nobody_reads_any_more_goes_and_workers_are_told(rigs):
 
 
 def test_news_are_kept_until_they_are_compacted(rigs):
-    """Whatever everybody has acknowledged, and however old it is; what nothing is kept of otherwise is given back then."""
+    """Whatever everybody has acknowledged, and however old it is; what nothing is kept of otherwise is given back
+    then.
+    """
     topic = small(rigs, compaction_threshold_bytes=1 << 30, message_ttl_s=1)
     consumer = topic.rig.consumer("t")
     first = topic.publish(*[(f"k{number}", b"x" * 50_000) for number in range(10)])
     topic.run(topic.rig.acks(consumer, first[-1], cumulative=True))
     topic.run(after_ms=10 * SECOND)
-    assert len({ledger_id for ledger_id, _ in first}) == 3 and set(topic.rig.files("t")) >= {ledger_id for ledger_id, _ in first}
+    assert len({ledger_id for ledger_id, _ in first}) == 3 and set(topic.rig.files("t")) >= {
+        ledger_id for ledger_id, _ in first
+    }
     topic.compact()
     topic.run(after_ms=2 * SECOND)
     assert len(topic.rig.files("t")) == 1
@@ -478,7 +508,10 @@ def test_what_is_due(rigs):
     assert (told["view"], told["entries"], told["messages"], told["news"]) == (1, 1, 1, 0)
     assert told["bytes"] > 1_000 and told["report"]["messages_in"] == 2
     stats = topic.rig.shown("stats", "t", earliest=False, publishers=False, consumers=False)["compaction"]
-    assert stats["lastCompactionRemovedEventCount"] == 1 and stats["lastCompactionSucceedTimestamp"] == told["created_ms"] > 0
+    assert (
+        stats["lastCompactionRemovedEventCount"] == 1
+        and stats["lastCompactionSucceedTimestamp"] == told["created_ms"] > 0
+    )
     assert topic.rig.shown("internal", "t")["compactedLedger"] == {
         "ledgerId": 1, "entries": 1, "size": told["bytes"], "offloaded": False, "underReplicated": False}
 
@@ -569,7 +602,11 @@ def test_the_next_in_line_goes_on_with_the_same_view(topic):
     topic.run(topic.rig.acks(first, positions[0]))
     answers = topic.rig.close_consumer(first)
     [(consumer, *_, entries), (_, *_, behind)] = answers.gifts
-    assert consumer == second.number and [entry_id for entry_id, *_ in entries] == [1, 2, 3, 4, 5] and answers.views == [1, 0]
+    assert (
+        consumer == second.number
+        and [entry_id for entry_id, *_ in entries] == [1, 2, 3, 4, 5]
+        and answers.views == [1, 0]
+    )
     assert [entry_id for entry_id, *_ in behind] == [6, 7]
 
 
@@ -655,7 +692,9 @@ DAMAGES = {
     "manifest": lambda topic: newest_file(topic, "view").write_bytes(newest_file(topic, "view").read_bytes()[:-7]),
     "newer": lambda topic: newest_file(topic, "view").write_bytes(newer(newest_file(topic, "view").read_bytes())),
     "no index": lambda topic: ledger_file(topic, ".index").unlink(),
-    "short index": lambda topic: ledger_file(topic, ".index").write_bytes(ledger_file(topic, ".index").read_bytes()[:-64]),
+    "short index": lambda topic: ledger_file(topic, ".index").write_bytes(
+        ledger_file(topic, ".index").read_bytes()[:-64]
+    ),
     "no ledger": lambda topic: ledger_file(topic, ".ledger").unlink(),
 }
 
@@ -714,8 +753,11 @@ def flip_words(topic):
     return path, int(cut["offset"]) + int(cut["size"]) + 7
 
 
-FLIPS = {flip_row: "row 1 is damaged; what they are about is missing",
-         flip_entry: "is damaged; consumers that read compacted see the checksum fail", flip_words: "which messages entry"}
+FLIPS = {
+    flip_row: "row 1 is damaged; what they are about is missing",
+    flip_entry: "is damaged; consumers that read compacted see the checksum fail",
+    flip_words: "which messages entry",
+}
 
 
 @pytest.mark.parametrize("how", FLIPS, ids=lambda how: how.__name__)
@@ -732,7 +774,9 @@ def test_what_of_a_view_is_damaged_is_found(rigs, how):
     path, offset = how(topic)
     flip(path, offset)
     [finding] = verify.walk(topic.rig.data_dir)
-    assert finding.path == path and finding.offset <= offset < finding.offset + finding.size and FLIPS[how] in str(finding)
+    assert (
+        finding.path == path and finding.offset <= offset < finding.offset + finding.size and FLIPS[how] in str(finding)
+    )
     assert finding.severity == Severity.LOSS
 
 
@@ -754,7 +798,9 @@ def test_a_view_that_cannot_be_used_is_found(rigs, what):
 def test_dictionaries(rigs, seed):
     """Whatever happens in which order, who reads compacted ends with what a dictionary has, and gets nothing twice."""
     chance = random.Random(seed)
-    topic = Topic(rigs(roll_over_entries=chance.choice((3, 10, 1_000)), compaction_threshold_bytes=chance.choice((0, 1 << 40))))
+    topic = Topic(
+        rigs(roll_over_entries=chance.choice((3, 10, 1_000)), compaction_threshold_bytes=chance.choice((0, 1 << 40)))
+    )
     plain = topic.rig.consumer("t", "plain")
     durable, is_whole = Reading(topic, "durable"), True
     unacked: set = set()

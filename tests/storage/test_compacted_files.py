@@ -26,13 +26,24 @@ def manifest(*parts, horizon=(LEDGER, 9)):
 
 def rows_of(entry_ids, *, checksum=CHECKSUM):
     rows = np.zeros(len(entry_ids), format.COMPACTED_ROW)
-    rows["entry_id"], rows["size"], rows["messages"], rows["crc32c"], rows["flags"] = entry_ids, len(ENTRY), 1, checksum, KEPT_CHECKSUM
+    rows["entry_id"], rows["size"], rows["messages"], rows["crc32c"], rows["flags"] = (
+        entry_ids,
+        len(ENTRY),
+        1,
+        checksum,
+        KEPT_CHECKSUM,
+    )
     return rows
 
 
 def written(folder, ledger_id, entry_ids, *, entries=10, entry=ENTRY, checksum=CHECKSUM):
     with PartWriter(folder, PARTITION, ledger_id) as writer:
-        writer.add(rows_of(entry_ids, checksum=checksum), np.zeros(len(entry_ids), np.int64), [entry] * len(entry_ids), len(entry_ids))
+        writer.add(
+            rows_of(entry_ids, checksum=checksum),
+            np.zeros(len(entry_ids), np.int64),
+            [entry] * len(entry_ids),
+            len(entry_ids),
+        )
         return writer.finish(entries)
 
 
@@ -91,7 +102,11 @@ def view(tmp_path):
 
 
 def test_ledgers_of_which_nothing_is_left_are_part_of_it(view):
-    assert [(one.ledger_id, one.entries, one.kept.tolist()) for one in view.ledgers] == [(5, 10, [0, 2, 9]), (6, 3, []), (7, 5, [1, 4])]
+    assert [(one.ledger_id, one.entries, one.kept.tolist()) for one in view.ledgers] == [
+        (5, 10, [0, 2, 9]),
+        (6, 3, []),
+        (7, 5, [1, 4]),
+    ]
     assert [one.ledger_id for one in view.ledgers_from(6)] == [6, 7] and view.find(8) is None
 
 
@@ -102,7 +117,8 @@ def test_how_many_entries_are_not_behind_the_horizon(view, ledger_id, entries, e
 
 
 @pytest.mark.parametrize("position, expected", [
-    ((5, 0), (5, -1)), ((5, 3), (5, 2)), ((5, 10), (5, 9)), ((5, 77), (5, 9)), ((4, 77), (5, -1)), ((6, 1), (6, 0)), ((7, 4), (7, 3)),
+    ((5, 0), (5, -1)), ((5, 3), (5, 2)), ((5, 10), (5, 9)), ((5, 77), (5, 9)), ((4, 77), (5, -1)), ((6, 1), (6, 0)),
+    ((7, 4), (7, 3)),
     ((8, 0), (7, 4)), ((1, 1), (5, -1))])
 def test_a_cursor_begins_before_the_entry_or_the_first_behind_it(view, position, expected):
     """In a ledger that went the next one's beginning is meant, whatever the entry."""

@@ -1,4 +1,6 @@
-"""The line between the supervisor and its children: whoever looks at it answers that it is alive, and loses nothing that came too."""
+"""The line between the supervisor and its children: whoever looks at it answers that it is alive, and loses nothing
+that came too.
+"""
 import pytest
 
 from geminga.storage.options import StorageOptions

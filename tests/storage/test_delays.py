@@ -1,6 +1,7 @@
 """Delayed messages among all other features, on a clock that is a number: none early, none late by more than a tick.
 
-test_delayed.py has the plain cases, test_delays_kept.py crashes, positions and policies, test_delays_files.py the index.
+test_delayed.py has the plain cases, test_delays_kept.py crashes, positions and policies, test_delays_files.py the
+index.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""Delayed messages over crashes, seeks, deletions and changes of policies: which are kept, and when they are delivered."""
+"""Delayed messages over crashes, seeks, deletions and changes of policies: which are kept, and when they are
+delivered.
+"""
 
 import pytest
 

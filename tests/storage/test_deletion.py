@@ -15,7 +15,10 @@ NAME = names.parse("t")
 
 def filled(rig):
     """A topic with a subscription, and something in both; its partition's id."""
-    producer, consumer = rig.producer("t"), rig.consumer("t", subscription_properties=[api.KeyValue(key="a", value="b")])
+    producer, consumer = (
+        rig.producer("t"),
+        rig.consumer("t", subscription_properties=[api.KeyValue(key="a", value="b")]),
+    )
     first, *_ = rig.publish(producer, b"a", b"b", b"c")
     rig.run(rig.acks(consumer, first))
     return rig.partition("t").partition_id, producer, consumer
@@ -24,8 +27,12 @@ def filled(rig):
 def left_of(rig, partition_id):
     """What a broker has of it: in the catalogue, and on disk."""
     catalogue = rig.owner.catalogue
-    return (catalogue.partitions.find(NAME), catalogue.topics.partition_count(NAME), catalogue.subscriptions.ids(partition_id),
-            format.partition_folder(rig.data_dir, partition_id).exists())
+    return (
+        catalogue.partitions.find(NAME),
+        catalogue.topics.partition_count(NAME),
+        catalogue.subscriptions.ids(partition_id),
+        format.partition_folder(rig.data_dir, partition_id).exists(),
+    )
 
 
 def test_a_deleted_topic_is_gone_and_a_new_one_of_its_name_is_empty(rig, rigs):
@@ -58,7 +65,11 @@ class Killed(Exception):
     pass
 
 
-STEPS = {"after the journal": (Journal, "sync"), "before the catalogue": (Catalogue, "commit"), "before the files": (StateFile, "remove")}
+STEPS = {
+    "after the journal": (Journal, "sync"),
+    "before the catalogue": (Catalogue, "commit"),
+    "before the files": (StateFile, "remove"),
+}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -69,7 +80,8 @@ def test_a_kill_on_the_way_leaves_all_of_a_topic_or_nothing(rig, tmp_path, monke
     how = getattr(kind, name)
 
     def kill(self, *arguments):
-        if step != "before the files" and not rig.owner.catalogue.is_changing:      # what came before the deletion is committed
+        # what came before the deletion is committed
+        if step != "before the files" and not rig.owner.catalogue.is_changing:
             return how(self, *arguments)
         if step == "after the journal":
             how(self, *arguments)
@@ -124,8 +136,12 @@ def test_properties_of_a_subscription_come_with_its_first_consumer_and_stay(rig,
 def test_a_subscription_is_made_where_it_is_asked_for(rig):
     _, _producer, _ = filled(rig)
     positions = [position for position, _ in rig.everything("t")]
-    for name, begin, behind, expected in (("first", [-1, -1], False, 0), ("at", positions[1], False, 1), ("behind", positions[1], True, 2),
-                                          ("last", [(1 << 63) - 1] * 2, False, 3)):
+    for name, begin, behind, expected in (
+        ("first", [-1, -1], False, 0),
+        ("at", positions[1], False, 1),
+        ("behind", positions[1], True, 2),
+        ("last", [(1 << 63) - 1] * 2, False, 3),
+    ):
         assert rig.asked("subscribe", "t", subscription=name, position=begin, behind=behind) is True
         assert rig.asked("subscribe", "t", subscription=name, position=begin, behind=behind) is False
         assert [position for position, _ in rig.receive(rig.consumer("t", name))] == positions[expected:]

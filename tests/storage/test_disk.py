@@ -1,4 +1,6 @@
-"""The disk that tests of power cuts make up: a checkpoint's thread syncs files while others come, change names and go."""
+"""The disk that tests of power cuts make up: a checkpoint's thread syncs files while others come, change names and
+go.
+"""
 import os
 import sys
 import threading

@@ -1,4 +1,6 @@
-"""What a file of a data folder says is told line by line, as it is; whatever bytes a file has, nothing worse than a line comes of it."""
+"""What a file of a data folder says is told line by line, as it is; whatever bytes a file has, nothing worse than a
+line comes of it.
+"""
 import json
 import random
 import shutil
@@ -21,7 +23,9 @@ DAY_MS = 86_400_000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """{partition folder of: t, compacted, of which messages wait, one was cancelled and one moved; plain} of a broker that was killed."""
+    """{partition folder of: t, compacted, of which messages wait, one was cancelled and one moved; plain} of a
+    broker that was killed.
+    """
     rig = Rig(tmp_path_factory.mktemp("dumped") / "data", roll_over_entries=10, deduplication=True)
     topic = Topic(rig)
     topic.publish(*[(f"k{n % 4}", b"v%d" % n) for n in range(8)], [("a", b"1"), ("b", b"2")])
@@ -52,8 +56,12 @@ def ledger_of(folder, name="plain", state="stopped"):
 
 
 def files(*folders):
-    found = [path for data_dir in folders for pattern in ("*.ledger", "*.index", "state", "schedule", "amended", "*.window", "view",
-                                                          "*.journal") for path in data_dir.rglob(pattern)]
+    found = [
+        path
+        for data_dir in folders
+        for pattern in ("*.ledger", "*.index", "state", "schedule", "amended", "*.window", "view", "*.journal")
+        for path in data_dir.rglob(pattern)
+    ]
     assert len({path.suffix or path.name for path in found}) == 8
     return sorted(found)
 
@@ -66,7 +74,9 @@ def test_each_entry_of_a_ledger_is_a_line(folder, suffix):
     assert [found["payloads"][0]["payload"] for found in entries] == [b"%d" % n for n in range(8)]
     assert {(found["producer"], found["checksum"], found["publish_ms"]) for found in entries} == {(b"p", "whole", 1)}
     assert [found["sequence"] for found in entries] == sorted({found["sequence"] for found in entries})
-    assert [found["entry"] for found in lines(ledger_of(folder).with_suffix(suffix), 2, 4)[1:]] == [f"{head['ledger']}:{n}" for n in (2, 3)]
+    assert [found["entry"] for found in lines(ledger_of(folder).with_suffix(suffix), 2, 4)[1:]] == [
+        f"{head['ledger']}:{n}" for n in (2, 3)
+    ]
 
 
 def test_batches_are_unpacked_with_keys(folder):
@@ -86,19 +96,25 @@ def test_a_state_says_what_was_acknowledged_and_given_back_and_what_producers_se
 
 
 def test_a_segment_says_what_was_decided(folder):
-    found = [line for path in sorted((folder["killed"] / "journal").rglob("*.journal")) for line in lines(path, payload=True)]
+    found = [
+        line for path in sorted((folder["killed"] / "journal").rglob("*.journal")) for line in lines(path, payload=True)
+    ]
     assert [line for line in found if "damaged" in line] == []
     assert [line["state"] for line in found if "segment" in line].count("to be replayed") >= 1
     payloads = [line["payloads"][0]["payload"] for line in found if "payloads" in line]
     assert payloads[-8:] == [b"%d" % n for n in range(8)]
-    assert {"ledger opened", "acknowledged", "redelivered", "produced", "delayed"} <= {line["op"] for line in found if "op" in line}
+    assert {"ledger opened", "acknowledged", "redelivered", "produced", "delayed"} <= {
+        line["op"] for line in found if "op" in line
+    }
 
 
 def test_what_waits_is_told_by_windows_and_schedule_and_what_was_amended(folder):
     delayed = folder["stopped"] / folder["t"] / "delayed"
     times = sorted(line["deliver_ms"] for path in delayed.glob("*.window") for line in lines(path)[1:])
     assert times[-1] == START_MS + 9 * DAY_MS
-    assert {path.name for path in delayed.glob("*.window")} >= {line["window"] for line in lines(delayed / "schedule") if "window" in line}
+    assert {path.name for path in delayed.glob("*.window")} >= {
+        line["window"] for line in lines(delayed / "schedule") if "window" in line
+    }
     assert any("waiting" in line for line in lines(delayed / "schedule"))
     cancelled, moved = lines(delayed / "amended")
     assert cancelled["cancelled"]
@@ -178,11 +194,16 @@ def test_any_bit_of_a_ledger_that_means_something_is_seen(folder, tmp_path, seed
     data_dir = copy_of(folder["stopped"], tmp_path / "flipped")
     path = ledger_of({**folder, "stopped": data_dir})
     head = lines(path)[0]
-    for target, size in ((path, head["size_at_least"] - format.HEADER_SIZE), (path.with_suffix(".index"), 8 * format.HEADER_SIZE)):
+    for target, size in (
+        (path, head["size_at_least"] - format.HEADER_SIZE),
+        (path.with_suffix(".index"), 8 * format.HEADER_SIZE),
+    ):
         for _ in range(40):
             at, bit = format.HEADER_SIZE + chance.randrange(size), chance.randrange(8)
             flip(target, at, bit)
-            assert len([line for line in lines(path) if "damaged" in line]) == 1, f"{target.suffix}, byte {at}, bit {bit}"
+            assert len([line for line in lines(path) if "damaged" in line]) == 1, (
+                f"{target.suffix}, byte {at}, bit {bit}"
+            )
             flip(target, at, bit)
 
 
@@ -198,14 +219,18 @@ def test_a_folder_that_is_served_is_not_changed_by_it(rigs):
     assert [line["payloads"][0]["payload"] for line in lines(path, payload=True)[1:]] == [b"one", b"two"]
 
 
-def test_the_command_prints_lines_or_json_and_its_exit_status_says_whether_something_is_damaged(folder, tmp_path, capsys):
+def test_the_command_prints_lines_or_json_and_its_exit_status_says_whether_something_is_damaged(
+    folder, tmp_path, capsys
+):
     data_dir = copy_of(folder["stopped"], tmp_path / "damaged")
     path = ledger_of({**folder, "stopped": data_dir})
     assert main(["ledger", "dump", "--payload", str(path), "--from", "7"]) == 0
     assert "payload 7" in capsys.readouterr().out
     flip(path, format.HEADER_SIZE + 12)
     assert main(["ledger", "dump", "--json", str(path)]) == 4
-    assert [("damaged" in json.loads(line)) for line in capsys.readouterr().out.splitlines()] == [False, True] + [False] * 7
+    assert [("damaged" in json.loads(line)) for line in capsys.readouterr().out.splitlines()] == [False, True] + [
+        False
+    ] * 7
     (data_dir / folder["plain"] / "schedule").write_bytes(b"no schedule")
     assert main(["ledger", "dump", str(data_dir / folder["plain"] / "schedule")]) == 5
     assert main(["ledger", "dump", str(data_dir / "catalogue.sqlite")]) == 2

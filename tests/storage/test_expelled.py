@@ -12,7 +12,9 @@ def expel(rig, handle, kind):
 
 def test_a_producer_is_told_to_go_and_what_it_sends_after_that_is_not_stored(rig):
     topic = "persistent://public/default/orders"
-    outcast, other = (rig.producer(topic, connection=connection, producer_name=f"p{connection}") for connection in (1, 2))
+    outcast, other = (
+        rig.producer(topic, connection=connection, producer_name=f"p{connection}") for connection in (1, 2)
+    )
     answers = expel(rig, outcast, envelope.PRODUCER_EXPELLED)
     assert [(connection, action) for connection, action, *_ in answers.replies] == [(1, envelope.PRODUCER_GONE)]
     [close] = answers.commands(T.CLOSE_PRODUCER)
@@ -26,9 +28,20 @@ def test_a_producer_is_told_to_go_and_what_it_sends_after_that_is_not_stored(rig
 def test_who_waits_for_an_exclusive_producer_has_its_turn(rig):
     topic = "persistent://public/default/orders"
     outcast = rig.producer(topic, connection=1, producer_access_mode=api.Exclusive)
-    rig.run(rig.command("producer", connection=2, topic=topic, producer_id=77, request_id=77, producer_access_mode=api.WaitForExclusive))
+    rig.run(
+        rig.command(
+            "producer",
+            connection=2,
+            topic=topic,
+            producer_id=77,
+            request_id=77,
+            producer_access_mode=api.WaitForExclusive,
+        )
+    )
     answers = expel(rig, outcast, envelope.PRODUCER_EXPELLED)
-    assert (2, envelope.PRODUCER_READY, 77) in [(connection, action, number) for connection, action, number, *_ in answers.replies]
+    assert (2, envelope.PRODUCER_READY, 77) in [
+        (connection, action, number) for connection, action, number, *_ in answers.replies
+    ]
 
 
 def test_a_consumer_is_told_to_go_and_the_others_get_what_it_had(rig):

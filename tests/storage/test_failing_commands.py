@@ -1,4 +1,6 @@
-"""A command that fails for a reason nobody has thought of ends its client's connection, and leaves nothing of it behind."""
+"""A command that fails for a reason nobody has thought of ends its client's connection, and leaves nothing of it
+behind.
+"""
 import re
 
 import numpy as np
@@ -64,21 +66,33 @@ def producer_command(rig, **fields):
 
 
 def subscribe_command(rig, **fields):
-    return rig.command("subscribe", **{"topic": TOPIC, "subscription": "fresh", "subType": 1, "consumer_id": 60, "request_id": 60} | fields)
+    return rig.command(
+        "subscribe",
+        **{"topic": TOPIC, "subscription": "fresh", "subType": 1, "consumer_id": 60, "request_id": 60} | fields,
+    )
 
 
-STEPS = [      # where a command may fail: (the command, what is replaced, in what)
-    (producer_command, "_answer_ready", producers), (producer_command, "find_or_create", producers),
+STEPS = [  # where a command may fail: (the command, what is replaced, in what)
+    (producer_command, "_answer_ready", producers),
+    (producer_command, "find_or_create", producers),
     (lambda rig: producer_command(rig, initial_subscription_name="initial"), "create_subscription", producers),
     (lambda rig: producer_command(rig, initial_subscription_name="initial"), "_note_beginning", subscriptions),
-    (subscribe_command, "_answer_ready", consumers), (subscribe_command, "_new_consumer", consumers),
-    (subscribe_command, "_obstacle", consumers), (subscribe_command, "new_subscription", consumers),
+    (subscribe_command, "_answer_ready", consumers),
+    (subscribe_command, "_new_consumer", consumers),
+    (subscribe_command, "_obstacle", consumers),
+    (subscribe_command, "new_subscription", consumers),
     (lambda rig: subscribe_command(rig, durable=False), "_obstacle", consumers),
-    (lambda rig: subscribe_command(rig, subscription_properties=[api.KeyValue(key="a", value="b")]), "set_properties", consumers)]
+    (
+        lambda rig: subscribe_command(rig, subscription_properties=[api.KeyValue(key="a", value="b")]),
+        "set_properties",
+        consumers,
+    ),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("say, name, place", STEPS, ids=[f"{number}-{name}" for number, (_, name, _) in enumerate(STEPS)])
+@pytest.mark.parametrize("say, name, place", STEPS, ids=[f"{number}-{name}" for number, (_, name,
+    _) in enumerate(STEPS)])
 def test_only_its_own_connection_ends(rig, rigs, monkeypatch, capfd, say, name, place):
     witness = Witness(rig, TOPIC)
     other = rig.producer(TOPIC, connection=OTHER)
@@ -105,7 +119,8 @@ def test_only_its_own_connection_ends(rig, rigs, monkeypatch, capfd, say, name, 
     assert (rig.counters.read()["producers"], rig.counters.read()["consumers"]) == (2, 2)
 
 
-@pytest.mark.parametrize("kind", [envelope.CONNECTION_GONE, envelope.CONNECTION_ALIVE, envelope.INTRODUCED, envelope.PRODUCER_EXPELLED,
+@pytest.mark.parametrize("kind", [envelope.CONNECTION_GONE, envelope.CONNECTION_ALIVE, envelope.INTRODUCED,
+    envelope.PRODUCER_EXPELLED,
                                   envelope.CONSUMER_EXPELLED])
 def test_what_a_worker_says_of_a_connection_ends_only_that_if_it_fails(rig, monkeypatch, kind):
     witness = Witness(rig, TOPIC)
@@ -193,7 +208,8 @@ def test_a_disk_that_fails_is_no_surprise(rig, monkeypatch):
             rig.run(say)
 
 
-@pytest.mark.parametrize("say", [lambda rig: rig.question("truncate", TOPIC), lambda rig: rig.question("no-such-question", TOPIC),
+@pytest.mark.parametrize("say", [lambda rig: rig.question("truncate", TOPIC),
+    lambda rig: rig.question("no-such-question", TOPIC),
                                  lambda rig: (envelope.QUESTIONS, np.array([(1, 1)], envelope.QUESTION_ROW), b"{")])
 def test_a_question_of_administration_that_fails_is_answered(rig, monkeypatch, capfd, say):
     witness = Witness(rig, TOPIC)

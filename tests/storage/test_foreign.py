@@ -1,4 +1,6 @@
-"""A partition has one owner: another that is asked for it refuses, and touches nothing.  Nor does an owner believe an old state."""
+"""A partition has one owner: another that is asked for it refuses, and touches nothing.  Nor does an owner believe
+an old state.
+"""
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -15,7 +17,11 @@ def is_mine(name: str) -> bool:
 
 
 def files(folder) -> list:
-    return sorted(path.relative_to(folder) for path in (folder / "partitions").rglob("*")) if (folder / "partitions").exists() else []
+    return (
+        sorted(path.relative_to(folder) for path in (folder / "partitions").rglob("*"))
+        if (folder / "partitions").exists()
+        else []
+    )
 
 
 @pytest.fixture(params=[False, True], ids=["new", "stored"])
@@ -50,7 +56,9 @@ def test_a_producer_or_consumer_of_another_owners_topic_is_refused(foreign, topi
 def test_administration_of_another_owners_topic_is_refused(foreign, ask):
     before = foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)
     for topic in (FOREIGN, PASSING):
-        [answer] = foreign.run(foreign.question(ask, topic, subscription="theirs", force=True, new=True, may_create=True)).answered
+        [answer] = foreign.run(
+            foreign.question(ask, topic, subscription="theirs", force=True, new=True, may_create=True)
+        ).answered
         assert answer["refused"] == api.ServiceNotReady
     assert (foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
     assert not (foreign.owner.by_name or foreign.owner.non_persistent)

@@ -1,4 +1,6 @@
-"""Folders that brokers of every format left behind are read by this one, to the message, and said beforehand what becomes of them."""
+"""Folders that brokers of every format left behind are read by this one, to the message, and said beforehand what
+becomes of them.
+"""
 import json
 import tarfile
 from pathlib import Path
@@ -51,7 +53,9 @@ def test_a_folder_of_that_version_is_read(archive, tmp_path):
 def test_what_became_of_its_messages_is_known(archive, tmp_path):
     """Counted since the subscription began; of a version that did not count, since its position."""
     rig = Rig(unpacked(archive, tmp_path), **OPTIONS)
-    told = {name: rig.asked("why", "many", subscription=name)["messages"] for name in ("shared", "in-order", "untouched")}
+    told = {
+        name: rig.asked("why", "many", subscription=name)["messages"] for name in ("shared", "in-order", "untouched")
+    }
     assert {name: (one["published"], one["acknowledged"], one["backlog"]) for name, one in told.items()} == {
         "shared": (190, 62, 128), "in-order": (130, 0, 130) if archive.name == "version-1.tar.xz" else (190, 60, 130),
         "untouched": (190, 0, 190)}
@@ -65,7 +69,10 @@ def test_what_a_start_makes_of_it_is_told_before_and_so_after_it(archive, tmp_pa
     is_todays = archive.name == f"folder-{format.FOLDER_VERSION}.tar.xz"
     assert main(["upgrade", "check", "--json", str(data_dir)]) == (0 if is_todays else 3)
     said = json.loads(capsys.readouterr().out)
-    assert (said["folder"], said["writes"]["folder"]) == (format.FOLDER_VERSION if is_todays else 0, format.FOLDER_VERSION)
+    assert (said["folder"], said["writes"]["folder"]) == (
+        format.FOLDER_VERSION if is_todays else 0,
+        format.FOLDER_VERSION,
+    )
     assert said["has_way_back"] == (not said["rewrites"]) == is_todays
     assert any("version 1" in what for what in said["rewrites"]) == (archive.name == "version-1.tar.xz")
     assert {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()} == before

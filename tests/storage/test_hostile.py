@@ -1,4 +1,6 @@
-"""Folders that somebody else has made: a restore, a verification, a look follows nothing, waits for nothing, and believes little."""
+"""Folders that somebody else has made: a restore, a verification, a look follows nothing, waits for nothing, and
+believes little.
+"""
 import json
 import os
 import shutil
@@ -47,7 +49,9 @@ def data_dir(made, tmp_path):
 
 def run(*words):
     """A function that runs a command within a minute and returns (exit status, lines on standard error)."""
-    done = subprocess.run([GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
@@ -129,38 +133,69 @@ def changed(**fields):
 
 def items(change):
     """Change fields of the first ledger's row in the manifest."""
-    return lambda whole: whole | {"items": [change(dict(item)) if item["path"].endswith(".ledger") else item for item in whole["items"]]}
+    return lambda whole: (
+        whole | {"items": [change(dict(item)) if item["path"].endswith(".ledger") else item for item in whole["items"]]}
+    )
 
 
 def without(name):
     return lambda whole: {key: value for key, value in whole.items() if key != name}
 
 
-ROW = {      # what the row of a file says instead
-    "a path that is a number": {"path": 1}, "an absolute path": {"path": "/etc/hostname"}, "no path at all": {"path": ""},
-    "a path upwards": {"path": "partitions/1/../../../secret"}, "a path with a NUL": {"path": "partitions/1/\0.ledger"},
-    "a path that goes around": {"path": "partitions//1/1.ledger"}, "a path elsewhere in the folder": {"path": "format"},
-    "half a character": {"path": "partitions/1/\ud800"}, "the journal": {"path": "journal/0/1.journal"},
-    "a size below 0": {"size": -1}, "a size that is a text": {"size": "1"}, "a size that is a fraction": {"size": 1.5},
-    "a size beyond all": {"size": 1 << 70}, "a size beyond the file": {"size": 1 << 62}, "a header that is no number": {"header": "xyz"},
-    "a header that is none": {"header": None}, "a checksum that is a text": {"crc32c": "x"}, "another checksum": {"crc32c": 1},
-    "a source that is a number": {"source": 1}, "a source of texts": {"source": ["a"]}, "a header beyond the file": {"size": 1},
+ROW = {  # what the row of a file says instead
+    "a path that is a number": {"path": 1},
+    "an absolute path": {"path": "/etc/hostname"},
+    "no path at all": {"path": ""},
+    "a path upwards": {"path": "partitions/1/../../../secret"},
+    "a path with a NUL": {"path": "partitions/1/\0.ledger"},
+    "a path that goes around": {"path": "partitions//1/1.ledger"},
+    "a path elsewhere in the folder": {"path": "format"},
+    "half a character": {"path": "partitions/1/\ud800"},
+    "the journal": {"path": "journal/0/1.journal"},
+    "a size below 0": {"size": -1},
+    "a size that is a text": {"size": "1"},
+    "a size that is a fraction": {"size": 1.5},
+    "a size beyond all": {"size": 1 << 70},
+    "a size beyond the file": {"size": 1 << 62},
+    "a header that is no number": {"header": "xyz"},
+    "a header that is none": {"header": None},
+    "a checksum that is a text": {"crc32c": "x"},
+    "another checksum": {"crc32c": 1},
+    "a source that is a number": {"source": 1},
+    "a source of texts": {"source": ["a"]},
+    "a header beyond the file": {"size": 1},
 }
-WHOLE = {      # what the whole says instead
-    "something more": {"more": 1}, "a version that is a text": {"version": "1"}, "a version that is a list": {"version": []},
-    "a version that is true": {"version": True}, "a version below 0": {"version": -1}, "a date below 0": {"created_ms": -1},
-    "a folder's version that is none": {"folder_version": None}, "items that are a number": {"items": 1},
-    "items that are a text": {"items": "abc"}, "items that are numbers": {"items": [1]}, "items that are lists": {"items": [[]]},
+WHOLE = {  # what the whole says instead
+    "something more": {"more": 1},
+    "a version that is a text": {"version": "1"},
+    "a version that is a list": {"version": []},
+    "a version that is true": {"version": True},
+    "a version below 0": {"version": -1},
+    "a date below 0": {"created_ms": -1},
+    "a folder's version that is none": {"folder_version": None},
+    "items that are a number": {"items": 1},
+    "items that are a text": {"items": "abc"},
+    "items that are numbers": {"items": [1]},
+    "items that are lists": {"items": [[]]},
 }
 ODD = {
     **{name: items(lambda item, more=more: item | more) for name, more in ROW.items()},
     **{name: changed(**more) for name, more in WHOLE.items()},
-    "a list": lambda whole: [whole], "a number": lambda whole: 1, "nothing": lambda whole: None, "a text": lambda whole: "manifest",
-    "no version": without("version"), "no items": without("items"), "no date": without("created_ms"), "no path": items(without("path")),
+    "a list": lambda whole: [whole],
+    "a number": lambda whole: 1,
+    "nothing": lambda whole: None,
+    "a text": lambda whole: "manifest",
+    "no version": without("version"),
+    "no items": without("items"),
+    "no date": without("created_ms"),
+    "no path": items(without("path")),
     "a file twice": lambda whole: whole | {"items": whole["items"] * 2},
-    "files below files": lambda whole: whole | {"items": [*whole["items"], whole["items"][-1] | {
-        "path": whole["items"][-1]["path"] + "/x"}]},
-    "no JSON": lambda whole: b"{", "nothing at all": lambda whole: b"", "no UTF-8": lambda whole: b"\xff",
+    "files below files": lambda whole: (
+        whole | {"items": [*whole["items"], whole["items"][-1] | {"path": whole["items"][-1]["path"] + "/x"}]}
+    ),
+    "no JSON": lambda whole: b"{",
+    "nothing at all": lambda whole: b"",
+    "no UTF-8": lambda whole: b"\xff",
     "too deep": lambda whole: b"[" * 100_000,
     "a number of a million digits": lambda whole: b'{"version": ' + b"1" * 1_000_000 + b"}",
 }
@@ -174,7 +209,13 @@ def test_a_manifest_that_no_program_writes_is_refused(source, tmp_path, odd):
 
 def test_nothing_is_read_or_put_outside_although_all_else_is_right(source, tmp_path):
     (tmp_path / "secret").write_bytes(SECRET)
-    row = {"path": "partitions/1/../../../secret", "size": len(SECRET), "crc32c": crc32c(SECRET), "header": "", "source": []}
+    row = {
+        "path": "partitions/1/../../../secret",
+        "size": len(SECRET),
+        "crc32c": crc32c(SECRET),
+        "header": "",
+        "source": [],
+    }
     say(source, said(source) | {"items": [*said(source)["items"], row]})
     is_refused(source, tmp_path / "other" / "restored", "is not in a data folder")
     assert not (tmp_path / "other" / "secret").exists()

@@ -1,4 +1,6 @@
-"""The journal: whatever its files end with, the records before that are replayed, in order; one that was synced and is damaged is told."""
+"""The journal: whatever its files end with, the records before that are replayed, in order; one that was synced and
+is damaged is told.
+"""
 import random
 
 import numpy as np
@@ -18,7 +20,8 @@ from .journals import BIG, HEADER, SEGMENT, numbers, only_segment, segments, wri
 from .rig import entry_of
 
 RECORD = HEADER + format.OP_ROW.itemsize                                          # bytes of record(n)
-DATA = HEADER + format.GROUP_ROW.itemsize + format.INDEX_ROW.itemsize + 4 + format.OP_ROW.itemsize     # before record(n, data=...)'s data
+# before record(n, data=...)'s data
+DATA = HEADER + format.GROUP_ROW.itemsize + format.INDEX_ROW.itemsize + 4 + format.OP_ROW.itemsize
 ENTRY = entry_of(b"abc")
 
 
@@ -34,7 +37,7 @@ def at(number):
     return HEADER + number * (DATA + len(ENTRY))
 
 
-# -- every way a segment can end --------------------------------------------------------------------------------------------------
+# -- every way a segment can end ---------------------------------------------------------------------------------------
 
 def test_what_was_appended_is_replayed_as_it_was(five):
     """Tables, pieces of bytes and their sources come back bit by bit, synced or not."""
@@ -63,7 +66,11 @@ def test_a_segment_without_records_replays_nothing(five, size):
 
 
 def test_a_folder_of_junk_replays_nothing(tmp_path):
-    for name, data in (("1.journal", random.Random(1).randbytes(SEGMENT)), ("2.journal", bytes(SEGMENT)), ("notes.txt", b"GEMJOURN")):
+    for name, data in (
+        ("1.journal", random.Random(1).randbytes(SEGMENT)),
+        ("2.journal", bytes(SEGMENT)),
+        ("notes.txt", b"GEMJOURN"),
+    ):
         (tmp_path / name).write_bytes(data)
     assert numbers(tmp_path) == []
 
@@ -91,7 +98,8 @@ def test_a_record_of_which_the_end_was_never_written_is_none(five, beyond):
     assert replay(five).damage == []
 
 
-@pytest.mark.parametrize("junk", [b"\xff" * 500, random.Random(1).randbytes(500), format.RECORD_MAGIC.to_bytes(4, "little") * 125])
+@pytest.mark.parametrize("junk", [b"\xff" * 500, random.Random(1).randbytes(500), format.RECORD_MAGIC.to_bytes(4,
+    "little") * 125])
 def test_junk_behind_the_last_record_is_none(five, junk):
     overwrite(only_segment(five), at(5), junk)
     assert numbers(five) == [0, 1, 2, 3, 4]
@@ -120,7 +128,7 @@ def test_a_newer_version_is_refused_by_name(five):
     assert path.exists()
 
 
-# -- several segments -------------------------------------------------------------------------------------------------------------
+# -- several segments --------------------------------------------------------------------------------------------------
 
 def test_records_of_several_segments_are_one_sequence(tmp_path, opened):
     """A record lies in one segment as a whole; its number goes on where the segment before ended."""
@@ -146,14 +154,20 @@ def test_a_segment_just_begun_does_not_hide_those_before(tmp_path, opened):
 
 @pytest.mark.parametrize("damage", ["retired", "missing"])
 def test_what_is_behind_a_missing_segment_counts_alone(tmp_path, opened, damage):
-    """Segments are retired oldest first: one that is older than a retired one was retired too, whatever its header says."""
+    """Segments are retired oldest first: one that is older than a retired one was retired too, whatever its header
+    says.
+    """
     write(opened(8), range(7), bytes(BIG))
     folder = opened.left()
     second = segments(folder)[2]
     if damage == "missing":
         second.unlink()
     else:
-        overwrite(second, 0, format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, is_retired=1, sequence=2))
+        overwrite(
+            second,
+            0,
+            format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, is_retired=1, sequence=2),
+        )
     assert numbers(folder) == [4, 5, 6]
 
 
@@ -171,11 +185,14 @@ def test_leftovers_of_an_earlier_use_of_a_segment_are_not_replayed(tmp_path, ope
     assert numbers(folder) == [100, 101]
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------------------
+# -- damage ------------------------------------------------------------------------------------------------------------
 
 def content(found):
     """What the records say, bit by bit."""
-    return [(one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data)) for one in found]
+    return [
+        (one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data))
+        for one in found
+    ]
 
 
 @pytest.mark.slow
@@ -187,7 +204,9 @@ def test_a_flipped_bit_anywhere_in_a_record_is_told_and_made_good(five, victim):
         flip(path, at(victim) + bit // 8, bit % 8)
         found = replay(five)
         assert content(found.records) == expected, bit
-        assert len(found.damage) == 1 and found.damage[0].startswith(f"{path}: at byte {at(victim)}: record {victim + 1} "), bit
+        assert len(found.damage) == 1 and found.damage[0].startswith(
+            f"{path}: at byte {at(victim)}: record {victim + 1} "
+        ), bit
         flip(path, at(victim) + bit // 8, bit % 8)
     assert replay(five).damage == []
 
@@ -241,7 +260,10 @@ def of_entries(entries):
     """A record of one group with these entries."""
     one = record(1)
     one.rows = np.zeros(len(entries), format.INDEX_ROW)
-    one.rows["size"], one.rows["crc32c"] = [*map(len, entries)], [int.from_bytes(entry[2:6], "big") for entry in entries]
+    one.rows["size"], one.rows["crc32c"] = (
+        [*map(len, entries)],
+        [int.from_bytes(entry[2:6], "big") for entry in entries],
+    )
     one.sources = (np.cumsum(one.rows["size"]) - one.rows["size"]).astype(format.SOURCE)
     one.groups = np.array([(1, 1, 0, len(entries))], format.GROUP_ROW)
     one.data, one.size = entries, sum(map(len, entries))
@@ -328,12 +350,23 @@ def test_a_sector_of_a_last_record_that_was_never_written_is_no_damage(opened):
     target = opened()
     rows = np.zeros(3, format.INDEX_ROW)
     entries = [entry_of(b"%d" % n * 700) for n in range(3)]
-    rows["size"], rows["crc32c"] = [len(entry) for entry in entries], [int.from_bytes(entry[2:6], "big") for entry in entries]
+    rows["size"], rows["crc32c"] = (
+        [len(entry) for entry in entries],
+        [int.from_bytes(entry[2:6], "big") for entry in entries],
+    )
     sources = np.cumsum([0, *map(len, entries[:-1])]).astype(format.SOURCE)
     target.append(record(1))
     target.sync()
-    target.append(Record(np.array([(PARTITION, 1, 0, 3)], format.GROUP_ROW), rows, sources, np.zeros(0, format.OP_ROW), entries,
-                         sum(map(len, entries))))
+    target.append(
+        Record(
+            np.array([(PARTITION, 1, 0, 3)], format.GROUP_ROW),
+            rows,
+            sources,
+            np.zeros(0, format.OP_ROW),
+            entries,
+            sum(map(len, entries)),
+        )
+    )
     [path] = [path for path in opened.left().glob("*.journal") if entries[1] in path.read_bytes()]
     overwrite(path, path.read_bytes().index(entries[1]) + 100, bytes(512))
     found = replay(path.parent)

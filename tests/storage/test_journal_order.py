@@ -1,4 +1,6 @@
-"""What is on disk before what: each sync and each retiring of the journal, one by one, by the calls that the kernel sees."""
+"""What is on disk before what: each sync and each retiring of the journal, one by one, by the calls that the kernel
+sees.
+"""
 import os
 
 import numpy as np
@@ -17,7 +19,9 @@ from .journals import BIG, HEADER, SEGMENT, numbers, segments, write
 
 
 class Kernel:
-    """Calls as they come: (what, the file's or folder's name); a `written` is synced when nothing of its file was written since."""
+    """Calls as they come: (what, the file's or folder's name); a `written` is synced when nothing of its file was
+    written since.
+    """
 
     def __init__(self, monkeypatch):
         self.calls = []
@@ -28,7 +32,9 @@ class Kernel:
 
     def _told(self, name, right):
         def call(fd, *arguments):
-            self.calls.append(("sync" if "sync" in name else "write", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+            self.calls.append(
+                ("sync" if "sync" in name else "write", os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+            )
             return right(fd, *arguments)
         return call
 
@@ -49,7 +55,9 @@ def kernel(monkeypatch):
 
 
 class Changed:
-    """Something that a checkpoint puts on disk: a file that looks, when it is asked, whether the record before it is."""
+    """Something that a checkpoint puts on disk: a file that looks, when it is asked, whether the record before it
+    is.
+    """
 
     def __init__(self, path, look=lambda: None):
         path.touch()
@@ -61,7 +69,9 @@ class Changed:
 
 
 def test_what_a_checkpoint_puts_on_disk_is_in_the_journal_first(opened, kernel, tmp_path):
-    """What is in memory includes the record that was just appended; a snapshot ahead of the journal would be half of a pass."""
+    """What is in memory includes the record that was just appended; a snapshot ahead of the journal would be half of
+    a pass.
+    """
     written, seen = opened(), []
     written.mark_dirty(Changed(tmp_path / "of", lambda: seen.append(kernel.of(written._segment.path.name)[-1])))
     for number in range(8):      # in a pass each, none of them synced by anybody else
@@ -161,7 +171,9 @@ def test_what_is_replayed_to_be_put_in_place_is_on_disk_first(opened, kernel):
         assert kernel.of(path.name, since)[-1] == "sync" and "write" in kernel.of(path.name, since)
 
 
-def test_what_can_be_read_of_a_segment_that_failed_is_on_disk_under_its_name_before_the_other_is_put_aside(opened, kernel):
+def test_what_can_be_read_of_a_segment_that_failed_is_on_disk_under_its_name_before_the_other_is_put_aside(
+    opened, kernel
+):
     folder = many(opened)
     [*_, path] = segments(folder).values()
     content, bad = path.read_bytes(), path.with_suffix(journal_reader.BAD)
@@ -224,7 +236,7 @@ def test_a_record_that_fits_goes_where_it_fits_to_the_last_byte(opened):
     assert written._segment.sequence == before + 1
 
 
-# -- recovery ---------------------------------------------------------------------------------------------------------------------
+# -- recovery ----------------------------------------------------------------------------------------------------------
 
 def counted(rig):
     """How often each of three entries was given back, as the partition knows it."""

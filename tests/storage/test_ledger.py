@@ -1,4 +1,6 @@
-"""A ledger's files: what the index's header says is there, nothing behind it is taken for an entry, and what is damaged is made anew."""
+"""A ledger's files: what the index's header says is there, nothing behind it is taken for an entry, and what is
+damaged is made anew.
+"""
 import errno
 import os
 import random
@@ -40,7 +42,7 @@ def row_at(number):
     return format.HEADER_SIZE + number * ROW
 
 
-# -- every way the index can end --------------------------------------------------------------------------------------------------
+# -- every way the index can end ---------------------------------------------------------------------------------------
 
 def test_what_was_written_is_there_for_the_next_process(made):
     """A process that is killed leaves what it wrote: nothing has to be flushed for that."""
@@ -58,7 +60,8 @@ def test_what_came_after_the_last_checkpoint_is_for_the_journal_to_say(made):
     assert reopened(made).entries == ENTRIES
 
 
-@pytest.mark.parametrize("size", [0, 1, format.HEADER_SIZE - 1, format.HEADER_SIZE, row_at(0) + 5, row_at(3), row_at(ENTRIES) - 1])
+@pytest.mark.parametrize("size", [0, 1, format.HEADER_SIZE - 1, format.HEADER_SIZE, row_at(0) + 5, row_at(3),
+    row_at(ENTRIES) - 1])
 def test_an_index_that_is_cut_short_is_refused_by_name(made, size):
     """Nothing is written over what is left."""
     cut(made.index_path, size)
@@ -78,12 +81,14 @@ def test_junk_behind_the_last_row_is_no_entry(made):
     assert reopened(made).entries == ENTRIES
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------------------
+# -- damage ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("number", [0, 4, ENTRIES - 1])
 @pytest.mark.parametrize("junk", [random.Random(1).randbytes(ROW), bytes(ROW)], ids=["junk", "zeros"])
 def test_a_damaged_row_costs_nothing(made, number, junk):
-    """Wherever it is; what it said is in the rows beside it, and in the entry.  It is told once, for it is made good."""
+    """Wherever it is; what it said is in the rows beside it, and in the entry.  It is told once, for it is made
+    good.
+    """
     overwrite(made.index_path, row_at(number), junk)
     assert reopened(made, made.index_path).entries == ENTRIES
     assert reopened(made).entries == ENTRIES
@@ -117,7 +122,12 @@ def test_a_flipped_bit_anywhere_in_the_header_of_an_index_is_found_and_costs_not
     for bit in range(8 * format.HEADER_SIZE):
         flip(made.index_path, bit // 8, bit % 8)
         found = reopened(made, made.index_path)
-        assert (found.entries, found.size, found.created_ms, found.is_header_lost) == (ENTRIES, made.size, CREATED_MS, False), bit
+        assert (found.entries, found.size, found.created_ms, found.is_header_lost) == (
+            ENTRIES,
+            made.size,
+            CREATED_MS,
+            False,
+        ), bit
         if is_sealed and not found.is_sealed:
             found.seal()
     assert reopened(made).entries == ENTRIES
@@ -131,7 +141,7 @@ def test_a_flipped_bit_anywhere_in_the_header_of_a_ledger_is_found_and_costs_not
     assert reopened(made).entries == ENTRIES
 
 
-# -- headers ----------------------------------------------------------------------------------------------------------------------
+# -- headers -----------------------------------------------------------------------------------------------------------
 
 def test_an_index_of_a_newer_version_is_refused_by_name(made):
     """The message names the file and what was found in it; nothing is written."""
@@ -162,17 +172,21 @@ def test_only_whole_indexes_count_as_ledgers(made):
 
 
 def test_what_was_begun_is_completed(tmp_path):
-    """`create` on top of what a killed process left, of either file, makes the ledger; on top of a whole one it keeps the entries."""
+    """`create` on top of what a killed process left, of either file, makes the ledger; on top of a whole one it
+    keeps the entries.
+    """
     format.index_path(tmp_path, 1).touch()
     append(make_ledger(tmp_path, 1), [body(0)])
     make_ledger(tmp_path, 1)
     assert read_mapped(tmp_path, 1, 0, 1) == [body(0)]
 
 
-# -- growth -----------------------------------------------------------------------------------------------------------------------
+# -- growth ------------------------------------------------------------------------------------------------------------
 
 def test_files_grow_and_older_mappings_stay_readable(tmp_path):
-    """A reader that mapped the files when they were small goes on reading what was there; a new mapping has the rest."""
+    """A reader that mapped the files when they were small goes on reading what was there; a new mapping has the
+    rest.
+    """
     made = make_ledger(tmp_path, 1, 3)
     small = made.index
     sizes = made.ledger_path.stat().st_size, made.index_path.stat().st_size
@@ -220,7 +234,9 @@ def test_what_a_full_disk_had_left_is_given_back_when_it_was_not_enough(tmp_path
 @pytest.mark.parametrize(("size", "ahead", "expected"), [
     (100_000, 1 << 62, 128 << 10), (100_000, 0, 25 << 12), (100_000, 5_000, 25 << 12), (100_000, 45_000, 26 << 12),
     (1_000_000, 1 << 62, 245 << 12)])
-def test_a_ledger_is_doubled_as_far_as_there_is_room_ahead_and_is_as_large_as_it_must_be(tmp_path, size, ahead, expected):
+def test_a_ledger_is_doubled_as_far_as_there_is_room_ahead_and_is_as_large_as_it_must_be(
+    tmp_path, size, ahead, expected
+):
     made = make_ledger(tmp_path, 1, 0)
     assert made.ledger_path.stat().st_size == 64 << 10
     made.reserve(1, size, ahead)
@@ -242,7 +258,12 @@ def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
     make_ledger(tmp_path, 2, 0)
     header = (tmp_path / "2.ledger").read_bytes()[:format.HEADER_SIZE]
     unmade = {"3.ledger": header + bytes(4096), "4.ledger": bytes(4096), "4.index": bytes(4096), "5.index": b""}
-    others = {"6.ledger": header + bytes(100) + b"x", "7.index": bytes(format.HEADER_SIZE) + b"x", "x.ledger": bytes(9), "state": bytes(9)}
+    others = {
+        "6.ledger": header + bytes(100) + b"x",
+        "7.index": bytes(format.HEADER_SIZE) + b"x",
+        "x.ledger": bytes(9),
+        "state": bytes(9),
+    }
     for name, data in (unmade | others).items():
         (tmp_path / name).write_bytes(data)
     before = {path.name for path in tmp_path.iterdir()}
@@ -252,7 +273,9 @@ def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
 
 
 def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
-    """The space is asked for before anything is mapped: what could not be written is told while it can still be refused."""
+    """The space is asked for before anything is mapped: what could not be written is told while it can still be
+    refused.
+    """
     made = make_ledger(tmp_path, 1, 3)
 
     def full(fd, offset, size):
@@ -271,7 +294,7 @@ def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
     assert open_ledger(tmp_path, PARTITION, 1).entries == 4
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------------------
+# -- the end -----------------------------------------------------------------------------------------------------------
 
 def test_rows_are_looked_at_when_they_are_needed(made):
     """Not at a start, which would read the indexes of all ledgers."""

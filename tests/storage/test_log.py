@@ -1,4 +1,6 @@
-"""Lines for operators: where they go, with which fields, how many of them, and that nothing waits for whoever reads them."""
+"""Lines for operators: where they go, with which fields, how many of them, and that nothing waits for whoever reads
+them.
+"""
 import ast
 import json
 import os
@@ -35,15 +37,21 @@ def texts(log):
     return [line[1] for line in log.lines]
 
 
-# -- codes ------------------------------------------------------------------------------------------------------------------------
+# -- codes -------------------------------------------------------------------------------------------------------------
 
 def calls():
     """(file, line, method, its code or None) of each line that the program may write."""
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (
-                        node.func.attr == "complain" or (isinstance(node.func.value, ast.Name) and node.func.value.id == "log")):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and (
+                        node.func.attr == "complain"
+                        or (isinstance(node.func.value, ast.Name) and node.func.value.id == "log")
+                    )
+                ):
                     codes = [word.value for word in node.keywords if word.arg == "code"]
                     yield path.relative_to(ROOT), node.lineno, node.func.attr, codes[0] if codes else None
 
@@ -87,14 +95,19 @@ def test_long_running_processes_print_nothing_past_the_log():
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
             looked_at.add(layer)
-            if path.relative_to(ROOT).parts[:2] in (("supervisor", "cli"), ("supervisor", "main.py"), ("supervisor", "bootstrap.py"),
-                                                    ("storage", "jobs"), ("storage", "log.py")):
+            if path.relative_to(ROOT).parts[:2] in (
+                ("supervisor", "cli"),
+                ("supervisor", "main.py"),
+                ("supervisor", "bootstrap.py"),
+                ("storage", "jobs"),
+                ("storage", "log.py"),
+            ):
                 continue      # commands, which speak to who typed them
             assert "sys.stderr)" not in path.read_text() and "print_exc" not in path.read_text(), path
     assert looked_at == set(LAYERS)
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------------------
+# -- what is told ------------------------------------------------------------------------------------------------------
 
 def test_fields_that_the_text_does_not_name_are_appended(log):
     log.info("a topic was made", topic="persistent://public/default/a", client="10.0.0.7:1", role="a b")
@@ -116,12 +129,29 @@ def test_what_is_less_important_than_the_level_is_left_out(log):
 
 
 def test_a_rule_is_about_a_topic_with_its_partitions_or_a_client_by_address_or_host(log):
-    log.follow([Rule(DEBUG, time.monotonic() + 60, topic="t"), Rule(DEBUG, time.monotonic() + 60, client="10.0.0.7"),
-                Rule(DEBUG, time.monotonic() + 60, client="[::1]:5"), Rule(DEBUG, time.monotonic() + 60, topic="both", client="10.0.0.8")])
-    for number, fields in enumerate((
-            {"topic": "t"}, {"topic": "t-partition-12"}, {"topic": "t-partition-x"}, {"topic": "t2"}, {}, {"client": "10.0.0.7:99"},
-            {"client": "10.0.0.70:99"}, {"client": "[::1]:5"}, {"client": "[::1]:6"}, {"topic": "both"},
-            {"topic": "both", "client": "10.0.0.8:1"})):
+    log.follow(
+        [
+            Rule(DEBUG, time.monotonic() + 60, topic="t"),
+            Rule(DEBUG, time.monotonic() + 60, client="10.0.0.7"),
+            Rule(DEBUG, time.monotonic() + 60, client="[::1]:5"),
+            Rule(DEBUG, time.monotonic() + 60, topic="both", client="10.0.0.8"),
+        ]
+    )
+    for number, fields in enumerate(
+        (
+            {"topic": "t"},
+            {"topic": "t-partition-12"},
+            {"topic": "t-partition-x"},
+            {"topic": "t2"},
+            {},
+            {"client": "10.0.0.7:99"},
+            {"client": "10.0.0.70:99"},
+            {"client": "[::1]:5"},
+            {"client": "[::1]:6"},
+            {"topic": "both"},
+            {"topic": "both", "client": "10.0.0.8:1"},
+        )
+    ):
         log.debug(f"<{number}>", **fields)
     assert [text.partition(" ")[0] for text in texts(log)] == ["<0>", "<1>", "<5>", "<7>", "<10>"]
 
@@ -161,7 +191,7 @@ def test_of_one_event_as_many_as_a_busy_minute_has_whatever_it_is_about(log):
     assert len(log.lines) == 1_001 and texts(log)[-1] == "a topic was made topic=orders"
 
 
-# -- where it goes ----------------------------------------------------------------------------------------------------------------
+# -- where it goes -----------------------------------------------------------------------------------------------------
 
 SAYS = """
 import sys
@@ -186,8 +216,14 @@ def test_json_is_an_object_a_line():
     [line] = run(SAYS, "info", "json", stderr=subprocess.PIPE).stderr.splitlines()
     found = json.loads(line)
     assert found.pop("time").endswith("Z")
-    assert found == {"level": "warning", "message": "first\nsecond \x1b[31m\udc80 topic=t subscription=s", "code": "G101", "owner": 3,
-                     "topic": "t", "subscription": "s"}
+    assert found == {
+        "level": "warning",
+        "message": "first\nsecond \x1b[31m\udc80 topic=t subscription=s",
+        "code": "G101",
+        "owner": 3,
+        "topic": "t",
+        "subscription": "s",
+    }
 
 
 def fields_of(data):
@@ -223,8 +259,15 @@ def test_the_journal_gets_fields(journal):
     fields = {"owner": 3, "topic": "persistent://a/b/c", "subscription": "s", "client": "h:1"}
     tell(logs.WARNING, "first\nsecond", "G101", fields)
     assert fields_of(journal.recv(65536)) == {
-        "MESSAGE": "first\nsecond [G101]", "PRIORITY": "4", "SYSLOG_IDENTIFIER": "geminga", "CODE": "G101", "OWNER": "3",
-        "TOPIC": "persistent://a/b/c", "SUBSCRIPTION": "s", "CLIENT": "h:1"}
+        "MESSAGE": "first\nsecond [G101]",
+        "PRIORITY": "4",
+        "SYSLOG_IDENTIFIER": "geminga",
+        "CODE": "G101",
+        "OWNER": "3",
+        "TOPIC": "persistent://a/b/c",
+        "SUBSCRIPTION": "s",
+        "CLIENT": "h:1",
+    }
 
 
 def test_what_is_too_large_for_a_datagram_comes_as_a_sealed_file(journal):
@@ -306,8 +349,11 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_swallow_the_next(monkeypatc
 
 
 def test_what_libraries_log_goes_the_same_way():
-    code = "import logging\nfrom geminga.storage.runtime.log import log, LogOptions\nlog.begin(LogOptions(format='json'))\n" \
-           "logging.getLogger('asyncio').error('it %s', 'fails')\nlogging.getLogger('other').warning('late')\nlogging.info('not told')"
+    code = (
+        "import logging\nfrom geminga.storage.runtime.log import log, LogOptions\n"
+        "log.begin(LogOptions(format='json'))\nlogging.getLogger('asyncio').error('it %s', 'fails')\n"
+        "logging.getLogger('other').warning('late')\nlogging.info('not told')"
+    )
     said = [json.loads(line) for line in run(code, stderr=subprocess.PIPE).stderr.splitlines()]
     assert [(one["level"], one["message"], one["code"]) for one in said] == [
         ("error", "asyncio: it fails", "G290"), ("warning", "other: late", "G290")]

@@ -1,4 +1,6 @@
-"""A million entries, every second one acknowledged in random order, and a kill: none of them comes back, and none of the others is lost."""
+"""A million entries, every second one acknowledged in random order, and a kill: none of them comes back, and none of
+the others is lost.
+"""
 import numpy as np
 import pytest
 
@@ -6,13 +8,22 @@ from geminga.proto import envelope
 from geminga.storage.topics.subscription import SubType
 
 ENTRIES, EACH = 1_000_000, 10_000
-UNLIMITED = {"max_unacked_messages_per_consumer": 0, "max_unacked_messages_per_subscription": 0, "journal_segment_bytes": 16 << 20}
+UNLIMITED = {
+    "max_unacked_messages_per_consumer": 0,
+    "max_unacked_messages_per_subscription": 0,
+    "journal_segment_bytes": 16 << 20,
+}
 
 
 def places(answers) -> np.ndarray:
     """(n, 2): ledger and entry id of all that was given."""
-    found = [np.stack([np.full(count, ledger_id), np.arange(first, first + count)], 1) for _, _, ledger_id, first, count in answers.runs]
-    found += [np.array([(ledger_id, entry_id) for entry_id, *_ in entries]) for _, _, ledger_id, entries in answers.picks]
+    found = [
+        np.stack([np.full(count, ledger_id), np.arange(first, first + count)], 1)
+        for _, _, ledger_id, first, count in answers.runs
+    ]
+    found += [
+        np.array([(ledger_id, entry_id) for entry_id, *_ in entries]) for _, _, ledger_id, entries in answers.picks
+    ]
     return np.concatenate(found)
 
 

@@ -15,9 +15,16 @@ from .files import flip, overwrite
 from .rig import START_MS, Rig
 
 ROW = format.INDEX_ROW.itemsize
-KINDS = [{}, {"partition_key": "key"}, {"batch": 7}, {"deliver_at_time": START_MS + 5_000}, {"ordering_key": b"k", "batch": 2},
-         {"chunk_id": 0, "num_chunks_from_msg": 3, "uuid": "u", "total_chunk_msg_size": 9},
-         {"chunk_id": 2, "num_chunks_from_msg": 3, "uuid": "u", "total_chunk_msg_size": 9}, {"event_time": 9, "compression": 2}]
+KINDS = [
+    {},
+    {"partition_key": "key"},
+    {"batch": 7},
+    {"deliver_at_time": START_MS + 5_000},
+    {"ordering_key": b"k", "batch": 2},
+    {"chunk_id": 0, "num_chunks_from_msg": 3, "uuid": "u", "total_chunk_msg_size": 9},
+    {"chunk_id": 2, "num_chunks_from_msg": 3, "uuid": "u", "total_chunk_msg_size": 9},
+    {"event_time": 9, "compression": 2},
+]
 ENTRIES = 3 * len(KINDS)
 
 
@@ -38,7 +45,11 @@ def made(tmp_path_factory):
     producer = rig.producer("a")
     for number in range(ENTRIES):
         rig.now_ms += 10
-        rig.run(rig.sends((producer, b"%d" % number * (number % 5), KINDS[number % len(KINDS)] | {"publish_time": 1_000 + number})))
+        rig.run(
+            rig.sends(
+                (producer, b"%d" % number * (number % 5), KINDS[number % len(KINDS)] | {"publish_time": 1_000 + number})
+            )
+        )
     found = rig.partition("a").open_ledger
     rows = found.index[:found.entries].copy()
     rig.close()
@@ -75,7 +86,9 @@ def row_at(number):
 
 
 def compare(found, rows, wrong=()):
-    """The rows are as they were; of those that were made anew the time at which they came is that of one beside them."""
+    """The rows are as they were; of those that were made anew the time at which they came is that of one beside
+    them.
+    """
     fresh = found.index[:found.entries]
     for name in rows.dtype.names:
         if name not in ("broker_time", "checksum"):
@@ -118,7 +131,9 @@ def test_any_rows_are_made_anew_also_all_of_them(made, wrong, junk):
 
 @pytest.mark.parametrize("number", [0, 9, ENTRIES - 1])
 def test_a_row_whose_entry_is_damaged_too_costs_that_entry(index, number, made):
-    """It is where it was and as long, so that clients get it and see that it is damaged; all others are as they were."""
+    """It is where it was and as long, so that clients get it and see that it is damaged; all others are as they
+    were.
+    """
     path, opened, rows = index
     ledger_path = format.ledger_path(made[0], made[1])
     offset = int(rows["offset"][number]) + 12

@@ -33,7 +33,7 @@ def watched(monkeypatch):
     return watch
 
 
-# -- durability before answers ----------------------------------------------------------------------------------------------------
+# -- durability before answers -----------------------------------------------------------------------------------------
 
 def test_a_receipt_is_given_only_when_its_entry_is_synced(rig, watched):
     producer = rig.producer("a")
@@ -68,7 +68,9 @@ def test_subscriptions_are_deleted_and_topics_truncated_with_the_sync_of_their_p
     ledger = rig.publish(producer, b"x")[0][0]
     path = rig.partition("a").find(ledger).ledger_path
     done = watched(rig)
-    answers = rig.run(rig.question("unsubscribe", "a", subscription="first", force=False), rig.question("truncate", "a"))
+    answers = rig.run(
+        rig.question("unsubscribe", "a", subscription="first", force=False), rig.question("truncate", "a")
+    )
     assert (len(answers.answered), done, path.exists()) == (2, ["append", "sync"], False)
     assert [name for name, _ in rig.partition("a").subscriptions] == ["second"]
 
@@ -78,7 +80,9 @@ def test_a_topic_that_is_truncated_and_unloaded_in_one_pass_comes_back_empty(rig
     producer = rig.producer("a")
     rig.publish(producer, b"x", b"y")
     number = rig.number()
-    subscribe = rig.command("subscribe", topic="a", subscription="sub", subType=0, initialPosition=1, consumer_id=number, request_id=number)
+    subscribe = rig.command(
+        "subscribe", topic="a", subscription="sub", subType=0, initialPosition=1, consumer_id=number, request_id=number
+    )
     answers = rig.run(rig.question("truncate", "a"), rig.question("unload", "a"), subscribe)
     consumer = rig.consumer_in(answers, number, "a")
     assert (len(rig.partition("a").ledgers), rig.receive(consumer)) == (1, [])
@@ -91,7 +95,10 @@ def test_many_partitions_in_one_pass_cost_one_sync(rig, watched):
     consumers = [rig.consumer(topic) for topic in topics(60)]
     first = rig.run(rig.sends(*[(producer, b"x") for producer in producers]))
     done = watched(rig)
-    acks = [rig.acks(consumer, position, request_id=7) for consumer, position in zip(consumers, first.positions, strict=True)]
+    acks = [
+        rig.acks(consumer, position, request_id=7)
+        for consumer, position in zip(consumers, first.positions, strict=True)
+    ]
     answers = rig.run(*acks, rig.sends(*[(producer, b"y") for producer in producers]))
     assert (len(answers.receipts), len(answers.commands(T.ACK_RESPONSE))) == (60, 60)
     assert done == ["append", "sync"]
@@ -140,7 +147,7 @@ def test_other_ways_to_sync_answer_at_once(rigs, watched, sync, syncs):
     assert done == ["append"] * 5 + ["sync"] * syncs
 
 
-# -- receipts ---------------------------------------------------------------------------------------------------------------------
+# -- receipts ----------------------------------------------------------------------------------------------------------
 
 def test_receipts_come_in_order_and_with_dense_ids(rig):
     """Entry ids of a partition rise by one, and receipts of a producer follow the order of its SENDs over all
@@ -154,7 +161,9 @@ def test_receipts_come_in_order_and_with_dense_ids(rig):
         by_producer.setdefault((connection, producer_id), []).append((sequence_id, position))
     assert all(found == sorted(found) for found in by_producer.values())
     ledgers = {topic: rig.partition(topic).open_ledger.ledger_id for topic in "ab"}
-    assert sorted(answers.positions) == sorted([(ledgers["a"], n) for n in range(6)] + [(ledgers["b"], n) for n in range(2)])
+    assert sorted(answers.positions) == sorted(
+        [(ledgers["a"], n) for n in range(6)] + [(ledgers["b"], n) for n in range(2)]
+    )
     assert [payload for _, payload in rig.everything("a")] == [b"1", b"3", b"4", b"5", b"7", b"8"]
     assert [payload for _, payload in rig.everything("b")] == [b"2", b"6"]
     assert {receipt[0] for receipt in answers.receipts} == {1, 2}
@@ -191,7 +200,7 @@ def test_a_waiting_producer_cannot_publish_before_its_turn(rig):
     assert (ready.producer_success.producer_ready, ready.producer_success.topic_epoch) == (True, 1)
 
 
-# -- full disks -------------------------------------------------------------------------------------------------------------------
+# -- full disks --------------------------------------------------------------------------------------------------------
 
 def test_a_full_disk_refuses_sends_and_later_ones_work(rig, monkeypatch):
     """A full disk answers SENDs with an error that clients retry; partitions with room are not affected."""

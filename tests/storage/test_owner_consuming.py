@@ -1,4 +1,6 @@
-"""What an owner promises to those who consume: what they get, in which order, how much at a time, and what comes again."""
+"""What an owner promises to those who consume: what they get, in which order, how much at a time, and what comes
+again.
+"""
 import pytest
 
 from geminga.proto import envelope
@@ -19,7 +21,7 @@ def payloads(found):
     return b"".join(payload for _, payload in found)
 
 
-# -- permits ----------------------------------------------------------------------------------------------------------------------
+# -- permits -----------------------------------------------------------------------------------------------------------
 
 def test_a_consumer_gets_no_more_than_it_asked_for(ten):
     """A consumer gets as many entries as it has permits, whether entries or permits come first."""
@@ -60,7 +62,7 @@ def test_permits_of_a_stranger_are_for_nobody(rig):
     assert rig.receive(rig.consumer("a"), 0) == []
 
 
-# -- what comes again -------------------------------------------------------------------------------------------------------------
+# -- what comes again --------------------------------------------------------------------------------------------------
 
 def acknowledged_some(rig, positions):
     """Return a consumer that got all ten entries and acknowledged the first two, the fifth and the ninth."""
@@ -76,7 +78,9 @@ def test_what_was_not_acknowledged_comes_again_in_order(ten, end):
     rig, _, positions = ten
     consumer = acknowledged_some(rig, positions)
     if end == "asked for":
-        again = rig.delivered(rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id)), consumer)
+        again = rig.delivered(
+            rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id)), consumer
+        )
     else:
         if end == "closed":
             rig.close_consumer(consumer)
@@ -125,7 +129,7 @@ def test_acknowledging_in_order_costs_no_bitmaps(ten):
     assert rig.receive(rig.consumer("a")) == []
 
 
-# -- acknowledgements that mean nothing -------------------------------------------------------------------------------------------
+# -- acknowledgements that mean nothing --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 def test_ids_that_never_existed_change_nothing(ten, many):
@@ -133,8 +137,18 @@ def test_ids_that_never_existed_change_nothing(ten, many):
     rig, _, positions = ten
     rig.publish(rig.producer("b"), b"x")
     consumer = rig.consumer("a")
-    strange = [(99, 0), (positions[0][0], 3), (positions[0][0], 1 << 40), (-1, -1), ((1 << 62), 5), (rig.files("b")[0], 0)]
-    answers = rig.run(rig.acks(consumer, *strange * many, request_id=5), rig.acks(consumer, *strange * many, cumulative=True, request_id=6))
+    strange = [
+        (99, 0),
+        (positions[0][0], 3),
+        (positions[0][0], 1 << 40),
+        (-1, -1),
+        ((1 << 62), 5),
+        (rig.files("b")[0], 0),
+    ]
+    answers = rig.run(
+        rig.acks(consumer, *strange * many, request_id=5),
+        rig.acks(consumer, *strange * many, cumulative=True, request_id=6),
+    )
     assert [command.ackResponse.request_id for command in answers.commands(T.ACK_RESPONSE)] == [5, 6]
     assert payloads(rig.receive(consumer)) == b"0123456789"
     rig.run(rig.acks(consumer, *[positions[0], positions[5]] * many))
@@ -158,12 +172,14 @@ def test_part_of_a_batch_counts_for_nothing(ten, many):
     assert payloads(rig.receive(rig.consumer("a"))) == b"3456789"
 
 
-# -- positions --------------------------------------------------------------------------------------------------------------------
+# -- positions ---------------------------------------------------------------------------------------------------------
 
 def seek(rig, consumer, **where):
     """Seek, subscribe again as clients do after their consumer is closed, and return the deliveries."""
     answers = rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, **where))
-    assert [command.close_consumer.consumer_id for command in answers.commands(T.CLOSE_CONSUMER)] == [consumer.object_id]
+    assert [command.close_consumer.consumer_id for command in answers.commands(T.CLOSE_CONSUMER)] == [
+        consumer.object_id
+    ]
     assert [command.success.request_id for command in answers.commands(T.SUCCESS)] == [77]
     again = rig.consumer("a")
     return payloads(rig.receive(again)), again
@@ -177,8 +193,14 @@ def test_seek_by_id_begins_there(ten, rigs):
     """After a seek, everything behind the target comes again and nothing before it, also after a crash."""
     rig, _, positions = ten
     consumer = acknowledged_some(rig, positions)
-    for where, expected in ((positions[3], b"3456789"), (positions[9], b"9"), (positions[0], b"0123456789"),
-                            ((-1, -1), b"0123456789"), ((1 << 62, 1 << 62), b""), ((positions[0][0], 1 << 40), b"3456789")):
+    for where, expected in (
+        (positions[3], b"3456789"),
+        (positions[9], b"9"),
+        (positions[0], b"0123456789"),
+        ((-1, -1), b"0123456789"),
+        ((1 << 62, 1 << 62), b""),
+        ((positions[0][0], 1 << 40), b"3456789"),
+    ):
         found, consumer = seek(rig, consumer, message_id=id_of(where))
         assert found == expected, where
     crashed = rigs.crash(rig)
@@ -190,8 +212,13 @@ def test_seek_by_time_begins_with_the_first_entry_published_then_or_later(rigs):
     producer, consumer = rig.producer("a"), rig.consumer("a")
     for number in range(10):
         rig.run(rig.sends((producer, b"%d" % number, {"publish_time": START_MS + 1_000 * number})))
-    for time_ms, expected in ((0, b"0123456789"), (START_MS + 4_000, b"456789"), (START_MS + 4_001, b"56789"), (START_MS + 99_000, b""),
-                              ((1 << 64) - 1, b"")):
+    for time_ms, expected in (
+        (0, b"0123456789"),
+        (START_MS + 4_000, b"456789"),
+        (START_MS + 4_001, b"56789"),
+        (START_MS + 99_000, b""),
+        ((1 << 64) - 1, b""),
+    ):
         found, consumer = seek(rig, consumer, message_publish_time=time_ms)
         assert found == expected, time_ms
 
@@ -257,7 +284,13 @@ def test_words_that_leave_out_none_or_all_messages_seek_to_the_batch(batches, ri
 
 def test_words_about_an_entry_that_is_not_there_say_nothing(batches):
     rig, positions = batches
-    for ledger_id, entry_id in ((-1, -1), (positions[0][0], 7), (positions[0][0] + 9, 0), (positions[0][0] - 1, 0), positions[0]):
+    for ledger_id, entry_id in (
+        (-1, -1),
+        (positions[0][0], 7),
+        (positions[0][0] + 9, 0),
+        (positions[0][0] - 1, 0),
+        positions[0],
+    ):
         consumer = rig.consumer("a")
         where = id_of((ledger_id, entry_id))
         where.ack_set.append(6)
@@ -278,7 +311,9 @@ def test_a_reader_that_starts_behind_the_end_begins_at_its_initial_position(ten,
     beyond = [(1 << 62, 1 << 62), (ledger_id, entry_id + 2), (ledger_id + 1, -1)]
     readers = [rig.consumer("a", f"reader {n}", durable=False, start_message_id=id_of(where), initialPosition=initial)
                for n, where in enumerate(beyond)]
-    next_ = rig.consumer("a", "next", durable=False, start_message_id=id_of((ledger_id, entry_id + 1)), initialPosition=initial)
+    next_ = rig.consumer(
+        "a", "next", durable=False, start_message_id=id_of((ledger_id, entry_id + 1)), initialPosition=initial
+    )
     rig.publish(producer, b"a", b"b")
     for reader in readers:
         assert payloads(rig.receive(reader)) == expected
@@ -306,8 +341,16 @@ def test_who_goes_back_in_time_begins_there_whatever_message_is_named(rigs, dura
     for number in range(10):
         rig.run(rig.sends((producer, b"%d" % number, {"publish_time": START_MS - 10_000 * (10 - number)})))
     fields = {} if start is None else {"start_message_id": id_of(start)}
-    for seconds, expected in ((25, b"89"), (31, b"789"), (1, b""), (101, b"0123456789"), ((1 << 64) - 1, b"0123456789")):
-        found = rig.consumer("a", f"back {seconds}", durable=durable, start_message_rollback_duration_sec=seconds, **fields)
+    for seconds, expected in (
+        (25, b"89"),
+        (31, b"789"),
+        (1, b""),
+        (101, b"0123456789"),
+        ((1 << 64) - 1, b"0123456789"),
+    ):
+        found = rig.consumer(
+            "a", f"back {seconds}", durable=durable, start_message_rollback_duration_sec=seconds, **fields
+        )
         assert payloads(rig.receive(found)) == expected, seconds
 
 
@@ -339,12 +382,16 @@ def keyed(rig, count):
     """Publish `count` entries with different keys and one without a key; return {key: position}."""
     producer, keys, sent = rig.producer("a"), [f"key-{number}" for number in range(count)], []
     for first in range(0, count, 2_000):
-        sent += rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys[first:first + 2_000]])).positions
+        sent += rig.run(
+            rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys[first : first + 2_000]])
+        ).positions
     return dict(zip([*keys, ""], sent + rig.publish(producer, b"none"), strict=True))
 
 
 def of_ranges(*found, **fields):
-    meta = api.KeySharedMeta(keySharedMode=api.STICKY, hashRanges=[api.IntRange(start=first, end=last) for first, last in found])
+    meta = api.KeySharedMeta(
+        keySharedMode=api.STICKY, hashRanges=[api.IntRange(start=first, end=last) for first, last in found]
+    )
     return {"keySharedMeta": meta, "subType": api.CommandSubscribe.Exclusive} | fields
 
 
@@ -419,7 +466,9 @@ def last_message_id(rig, consumer):
     answers = rig.run(rig.command("getLastMessageId", consumer_id=consumer.object_id, request_id=1))
     [answer] = answers.commands(T.GET_LAST_MESSAGE_ID_RESPONSE)
     found = answer.getLastMessageIdResponse.last_message_id
-    return tuple(value - (1 << 64) if value >> 63 else value for value in (found.ledgerId, found.entryId)), found.batch_index
+    return tuple(
+        value - (1 << 64) if value >> 63 else value for value in (found.ledgerId, found.entryId)
+    ), found.batch_index
 
 
 def test_the_last_message_id_is_that_of_the_last_message(rigs):
@@ -435,7 +484,7 @@ def test_the_last_message_id_is_that_of_the_last_message(rigs):
     assert last_message_id(rig, consumer) == (position, 2)
 
 
-# -- who consumes -----------------------------------------------------------------------------------------------------------------
+# -- who consumes ------------------------------------------------------------------------------------------------------
 
 def test_a_second_consumer_is_refused_as_long_as_the_first_lives(rig):
     """A second Exclusive consumer is refused at once on the same connection, and elsewhere after a sign of life."""
@@ -465,7 +514,13 @@ def test_what_was_closed_while_it_waited_is_not_made(rig):
     rig.producer("a", producer_name="name", user_provided_producer_name=True)
     rig.consumer("a")
     section, number = rig.subscribe("a", "sub", connection=2)
-    asked = {"topic": "a", "producer_id": 7, "request_id": 7, "producer_name": "name", "user_provided_producer_name": True}
+    asked = {
+        "topic": "a",
+        "producer_id": 7,
+        "request_id": 7,
+        "producer_name": "name",
+        "user_provided_producer_name": True,
+    }
     rig.run(section, rig.command("producer", connection=2, **asked))
     closed = rig.run(rig.command("close_consumer", connection=2, consumer_id=number, request_id=8),
                      rig.command("close_producer", connection=2, producer_id=7, request_id=9))
@@ -502,7 +557,11 @@ def test_a_reader_that_seeks_and_never_comes_back_is_forgotten(rig):
 def test_a_reader_with_the_name_of_one_that_sought_is_not_forgotten_for_it(rig):
     """A reader that takes the name of one that sought and closed is kept after the waiting time."""
     producer, first = rig.producer("a"), rig.consumer("a", durable=False)
-    rig.run(rig.command("seek", consumer_id=first.object_id, request_id=9, message_id=api.MessageIdData(ledgerId=0, entryId=0)))
+    rig.run(
+        rig.command(
+            "seek", consumer_id=first.object_id, request_id=9, message_id=api.MessageIdData(ledgerId=0, entryId=0)
+        )
+    )
     rig.close_consumer(rig.consumer("a", durable=False))
     other = rig.consumer("a", durable=False)
     rig.run(after_ms=61_000)
@@ -516,13 +575,19 @@ def test_a_reader_with_the_name_of_one_that_sought_is_not_forgotten_for_it(rig):
 def test_a_drain_counts_what_consumers_of_durable_subscriptions_have(rig):
     """A drain counts the pending messages of durable subscriptions, takes acknowledgements, and delivers nothing."""
     positions = rig.publish(rig.producer("a"), b"a", b"b", b"c", b"d", b"e")
-    first, second, reader = rig.consumer("a", "one"), rig.consumer("a", "two"), rig.consumer("a", "reader", durable=False)
+    first, second, reader = (
+        rig.consumer("a", "one"),
+        rig.consumer("a", "two"),
+        rig.consumer("a", "reader", durable=False),
+    )
     for consumer, permits in ((first, 3), (second, 2), (reader, 5)):
         rig.receive(consumer, permits)
     rig.owner.drain()
     assert rig.counters.read()["outstanding"] == 5
     assert rig.receive(first) == rig.receive(reader) == []
-    rig.run(rig.acks(first, positions[0]), rig.acks(second, *positions[:2]), rig.acks(reader, positions[0]), after_ms=100)
+    rig.run(
+        rig.acks(first, positions[0]), rig.acks(second, *positions[:2]), rig.acks(reader, positions[0]), after_ms=100
+    )
     rig.run(after_ms=100)
     assert rig.counters.read()["outstanding"] == 2
     rig.run(rig.acks(first, positions[2], cumulative=True), after_ms=100)
@@ -554,4 +619,5 @@ def test_a_connection_in_the_way_of_many_is_asked_once(rig):
     rig.run(rig.command("close_consumer", connection=3, consumer_id=sections[1][1], request_id=99))
     answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE))
     assert [error.error.request_id for error in answers.commands(T.ERROR)] == [sections[0][1], sections[2][1]]
-    assert rig.run(rig.subscribe("a", "sub", connection=2)[0]).replies[0][1] == envelope.PROBE      # and again when somebody else comes
+    # and again when somebody else comes
+    assert rig.run(rig.subscribe("a", "sub", connection=2)[0]).replies[0][1] == envelope.PROBE

@@ -1,7 +1,8 @@
-"""Whatever interrupts an owner: what was receipted is there, what was acknowledged stays so, and nothing else is lost either.
+"""Whatever interrupts an owner: what was receipted is there, what was acknowledged stays so, and nothing else is
+lost either.
 
-A machine publishes, acknowledges and consumes at random, and its owner is killed, stopped, and its power cut, between passes and within
-them.  The model is a list of what was receipted, and sets of what was acknowledged.
+A machine publishes, acknowledges and consumes at random, and its owner is killed, stopped, and its power cut,
+between passes and within them.  The model is a list of what was receipted, and sets of what was acknowledged.
 """
 import contextlib
 import itertools
@@ -48,7 +49,8 @@ class OwnerMachine(RuleBasedStateMachine):
         self.acked = {cursor: set() for cursor in CURSORS}
         self.unsure = {cursor: set() for cursor in CURSORS}
         self.loose = {cursor: set() for cursor in CURSORS}
-        self.attempted = {topic: set() for topic in TOPICS}             # payloads that may be there although no receipt came
+        # payloads that may be there although no receipt came
+        self.attempted = {topic: set() for topic in TOPICS}
 
     @property
     def rig(self):
@@ -86,9 +88,13 @@ class OwnerMachine(RuleBasedStateMachine):
             left = [position for position in log if position not in self.acked[cursor]] or log
             positions = [left[index] for index in chosen if index < len(left)] or left[:1]
             is_cumulative, is_asked = data.draw(st.booleans()), data.draw(st.booleans())
-            sections.append(self.rig.acks(self.consumers[cursor], *positions, cumulative=is_cumulative, request_id=int(is_asked)))
+            sections.append(
+                self.rig.acks(self.consumers[cursor], *positions, cumulative=is_cumulative, request_id=int(is_asked))
+            )
             up_to = max(positions)
-            acking.append((cursor, {position for position in log if position <= up_to} if is_cumulative else set(positions)))
+            acking.append(
+                (cursor, {position for position in log if position <= up_to} if is_cumulative else set(positions))
+            )
         if data.draw(st.booleans()):
             cursor, permits = data.draw(st.sampled_from(CURSORS)), data.draw(st.integers(1, 20))
             sections.append(self.rig.flow(self.consumers[cursor], permits))
@@ -105,7 +111,8 @@ class OwnerMachine(RuleBasedStateMachine):
         sent = {topic: iter([payload for other, payload in publishing if other == topic]) for topic in TOPICS}
         for _, _, producer_id, _, position in answers.receipts:
             self.add(by_producer[producer_id], position, next(sent[by_producer[producer_id]]))
-        if answers.receipts or answers.replies or after_ms:      # somebody was told, or those before have waited long enough
+        # somebody was told, or those before have waited long enough
+        if answers.receipts or answers.replies or after_ms:
             self.unsure = {cursor: set() for cursor in CURSORS}
         if not (answers.receipts or answers.replies):
             for cursor, positions in fresh.items():
@@ -180,7 +187,12 @@ class OwnerMachine(RuleBasedStateMachine):
         entries.
         """
         found = dict(self.everything(topic))
-        needed = {position for position in self.log[topic] for name in SUBSCRIPTIONS if position not in self.acked[topic, name]}
+        needed = {
+            position
+            for position in self.log[topic]
+            for name in SUBSCRIPTIONS
+            if position not in self.acked[topic, name]
+        }
         assert needed <= found.keys()
         for position, payload in found.items():
             if position not in self.ever[topic]:

@@ -60,7 +60,9 @@ def test_acknowledgements_that_keep_coming_are_synced_as_soon_as_the_first_deman
 
 def test_a_producer_that_waits_publishes_nothing_to_topics_that_keep_nothing(rig):
     rig.producer(LIVE, producer_access_mode=api.Exclusive)
-    rig.run(rig.command("producer", topic=LIVE, producer_id=99, request_id=99, producer_access_mode=api.WaitForExclusive))
+    rig.run(
+        rig.command("producer", topic=LIVE, producer_id=99, request_id=99, producer_access_mode=api.WaitForExclusive)
+    )
     [topic] = rig.owner.non_persistent.values()
     [waiting] = topic.producers.waiting
     assert not rig.run(rig.sends((Handle(waiting.handle, 99, LIVE), b"early"))).receipts

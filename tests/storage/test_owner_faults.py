@@ -1,4 +1,6 @@
-"""Kills and power cuts at chosen moments: what the machine of test_owner_crashes.py has found or could find, at its smallest."""
+"""Kills and power cuts at chosen moments: what the machine of test_owner_crashes.py has found or could find, at its
+smallest.
+"""
 import itertools
 import os
 import threading
@@ -52,11 +54,19 @@ def make_history(rig):
         one, two, gone = (rig.consumer(topic, name) for name in ("one", "two", "gone"))
         positions = [rig.publish(producer, b"%s%d" % (topic.encode(), number))[0] for number in range(14)]
         rig.run(rig.acks(one, positions[5], cumulative=True), rig.acks(two, positions[6], cumulative=True))
-        rig.run(rig.acks(one, positions[7], positions[12]), rig.acks(two, positions[9], positions[13]), rig.acks(gone, positions[8]))
+        rig.run(
+            rig.acks(one, positions[7], positions[12]),
+            rig.acks(two, positions[9], positions[13]),
+            rig.acks(gone, positions[8]),
+        )
         answers = rig.run(rig.command("unsubscribe", consumer_id=gone.object_id, request_id=1))
         assert answers.forgotten
         ledger_id, entry_id = positions[8]
-        rig.run(rig.command("seek", consumer_id=one.object_id, request_id=2, message_id={"ledgerId": ledger_id, "entryId": entry_id}))
+        rig.run(
+            rig.command(
+                "seek", consumer_id=one.object_id, request_id=2, message_id={"ledgerId": ledger_id, "entryId": entry_id}
+            )
+        )
         rig.run(rig.acks(rig.consumer(topic, "one"), positions[11], request_id=3))
 
 
@@ -79,8 +89,16 @@ def check_left(found, topic):
 class Interrupted:
     """Lets this thread change or sync files a number of times, then kills the process."""
 
-    CHANGES = ((os, "pwrite"), (os, "pwritev"), (os, "posix_fallocate"), (os, "ftruncate"), (Path, "unlink"), (Path, "rmdir"),
-               (Path, "replace"), (StateFile, "write"))
+    CHANGES = (
+        (os, "pwrite"),
+        (os, "pwritev"),
+        (os, "posix_fallocate"),
+        (os, "ftruncate"),
+        (Path, "unlink"),
+        (Path, "rmdir"),
+        (Path, "replace"),
+        (StateFile, "write"),
+    )
     SYNCS = (os, "fsync"), (os, "fdatasync")
 
     def __init__(self, calls, times):
@@ -107,7 +125,7 @@ class Interrupted:
         return kind is Died
 
 
-# -- kills --------------------------------------------------------------------------------------------------------------------
+# -- kills -------------------------------------------------------------------------------------------------------------
 
 def test_what_was_synced_and_not_yet_written_into_ledgers_is_recovered(rig, rigs, dies, monkeypatch):
     """The journal brings back entries, acknowledgements and a new ledger that a kill kept from their files."""
@@ -147,7 +165,9 @@ def test_recovery_may_be_killed_anywhere_and_begun_again(rigs, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("command", "step"), [("seek", (Journal, "append")), ("unsubscribe", (Catalogue, "commit"))])
-def test_acknowledgements_stay_when_a_command_that_makes_them_void_did_not_get_there(rig, rigs, dies, monkeypatch, command, step):
+def test_acknowledgements_stay_when_a_command_that_makes_them_void_did_not_get_there(
+    rig, rigs, dies, monkeypatch, command, step
+):
     """Old acknowledgements stay in the state file until a command that voids them is durable."""
     positions = rig.publish(rig.producer("a"), b"1", b"2", b"3")
     rig.run(rig.acks(rig.consumer("a"), positions[1], request_id=1))
@@ -201,7 +221,7 @@ def test_a_topic_of_which_the_creation_was_not_answered_can_be_used(rig, rigs, d
     assert payloads(again.receive(again.consumer("a"))) == [b"1"]
 
 
-# -- power cuts ---------------------------------------------------------------------------------------------------------------
+# -- power cuts --------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(params=[True, False], ids=["with lengths", "lengths lost"])
 def powered(request, tmp_path, monkeypatch):
@@ -322,7 +342,7 @@ def test_files_of_a_deleted_ledger_may_come_back_and_change_nothing(powered):
     assert again.receive(again.consumer("a")) == [(second, b"2")]
 
 
-# -- rot ----------------------------------------------------------------------------------------------------------------------
+# -- rot ---------------------------------------------------------------------------------------------------------------
 
 def foreign(path):
     flip(path, 0)
@@ -379,7 +399,8 @@ def test_a_partition_that_cannot_be_opened_is_refused_and_others_are_served(fill
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offset", [0, 8, 16, 20, 24, 60, format.HEADER_SIZE, format.HEADER_SIZE + 40, 3 * format.HEADER_SIZE - 1])
+@pytest.mark.parametrize("offset", [0, 8, 16, 20, 24, 60, format.HEADER_SIZE, format.HEADER_SIZE + 40,
+    3 * format.HEADER_SIZE - 1])
 @pytest.mark.parametrize("name", ["1.index", "2.index", "1.ledger", "2.ledger", "state"])
 def test_a_flipped_bit_in_a_header_an_index_or_a_state_costs_nothing_and_is_told(filled, rigs, capfd, name, offset):
     """A flipped bit in a header, index or state is repaired, logged and counted, once."""

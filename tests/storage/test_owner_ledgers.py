@@ -1,4 +1,6 @@
-"""What an owner keeps and for how long: ledgers roll over, and give their space back when nobody needs them any more."""
+"""What an owner keeps and for how long: ledgers roll over, and give their space back when nobody needs them any
+more.
+"""
 import pytest
 
 from geminga.storage.owner.owner_pass import TICK_MS
@@ -6,10 +8,11 @@ from geminga.storage.owner.owner_pass import TICK_MS
 MIB = 1 << 20
 
 
-# -- roll-over --------------------------------------------------------------------------------------------------------------------
+# -- roll-over ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("options", "wait_ms"), [
-    ({"roll_over_bytes": 1_000}, 0), ({"roll_over_entries": 4}, 0), ({"roll_over_age_s": 60}, 61_000)], ids=["size", "count", "age"])
+    ({"roll_over_bytes": 1_000}, 0), ({"roll_over_entries": 4}, 0), ({"roll_over_age_s": 60}, 61_000)], ids=["size",
+    "count", "age"])
 def test_a_ledger_that_is_full_or_old_is_followed_by_another(rigs, options, wait_ms):
     """After a roll-over entry ids begin at 0 in a higher ledger, and reading is one sequence, also after a restart."""
     rig = rigs(**options)
@@ -43,7 +46,7 @@ def test_an_empty_ledger_does_not_grow_old(rigs):
     assert len(rig.files("a")) == 1
 
 
-# -- giving space back ------------------------------------------------------------------------------------------------------------
+# -- giving space back -------------------------------------------------------------------------------------------------
 
 def filled(rigs, *subscriptions):
     """(rig, positions, consumers): three ledgers of two entries each, and a consumer of each subscription."""
@@ -81,7 +84,9 @@ def test_a_deletion_that_was_cut_short_is_completed(rigs, monkeypatch):
     rig, positions, [consumer] = filled(rigs, "sub")
     victim = rig.partition("a").ledgers[0]
     real = type(victim.ledger_path).unlink
-    monkeypatch.setattr(type(victim.ledger_path), "unlink", lambda path, **_: real(path) if path.suffix == ".ledger" else None)
+    monkeypatch.setattr(
+        type(victim.ledger_path), "unlink", lambda path, **_: real(path) if path.suffix == ".ledger" else None
+    )
     rig.run(rig.acks(consumer, *positions[:2]))
     monkeypatch.undo()
     assert victim.index_path.exists() and not victim.ledger_path.exists()

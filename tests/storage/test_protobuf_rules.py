@@ -13,7 +13,9 @@ NAMED = {F.TYPE_ENUM: ".p.Colour", F.TYPE_MESSAGE: ".p.Inner"}
 
 
 def made(fields, *, syntax="proto2", inner=(("x", 1, F.TYPE_INT32),), colours=(0, 1), oneof=()):
-    """Descriptor of message p.M of fields (name, number, type, label): one of type ENUM has Colour, one of type MESSAGE has Inner."""
+    """Descriptor of message p.M of fields (name, number, type, label): one of type ENUM has Colour, one of type
+    MESSAGE has Inner.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="f.proto", package="p", syntax=syntax)
     enum = file.enum_type.add(name="Colour")
     for number in colours:
@@ -38,7 +40,8 @@ M = ("m", 2, F.TYPE_MESSAGE)
 
 
 @pytest.mark.parametrize(("before", "after"), [
-    (made([A, M]), made([A, M])), (made([A, M]), made([M])), (made([M]), made([A, M])), (made([A]), made([("renamed", 1, F.TYPE_INT32)])),
+    (made([A, M]), made([A, M])), (made([A, M]), made([M])), (made([M]), made([A, M])), (made([A]), made([("renamed",
+    1, F.TYPE_INT32)])),
     (made([A]), made([("a", 1, F.TYPE_INT64)])), (made([A]), made([(*A, MANY)])), (made([(*A, REQUIRED)]), made([A])),
     (made([("a", 1, F.TYPE_STRING)]), made([("a", 1, F.TYPE_BYTES)])),
     (made([("a", 1, F.TYPE_ENUM)]), made([("a", 1, F.TYPE_ENUM)], colours=(0, 1, 2))),
@@ -79,7 +82,10 @@ def test_a_map_is_one():
     pool.Add(file)
     found = pool.FindMessageTypeByName("p.M")
     assert obstacle(found, found) == ""
-    assert obstacle(made([(*M, MANY)]), found) == "field M.m was a map" and obstacle(found, made([(*M, MANY)])) == "field M.m was not a map"
+    assert (
+        obstacle(made([(*M, MANY)]), found) == "field M.m was a map"
+        and obstacle(found, made([(*M, MANY)])) == "field M.m was not a map"
+    )
 
 
 @pytest.mark.slow
@@ -103,14 +109,25 @@ def test_messages_within_themselves_and_very_large_ones_come_to_an_end():
 
 
 VALUES = {
-    F.TYPE_BOOL: st.booleans(), F.TYPE_INT32: st.integers(-1 << 31, (1 << 31) - 1), F.TYPE_INT64: st.integers(-1 << 63, (1 << 63) - 1),
-    F.TYPE_UINT32: st.integers(0, (1 << 32) - 1), F.TYPE_UINT64: st.integers(0, (1 << 64) - 1),
-    F.TYPE_SINT32: st.integers(-1 << 31, (1 << 31) - 1), F.TYPE_SINT64: st.integers(-1 << 63, (1 << 63) - 1),
-    F.TYPE_STRING: st.text(max_size=5), F.TYPE_BYTES: st.binary(max_size=5), F.TYPE_ENUM: st.sampled_from((0, 1)),
-    F.TYPE_FIXED32: st.integers(0, (1 << 32) - 1), F.TYPE_DOUBLE: st.floats(allow_nan=False)}
+    F.TYPE_BOOL: st.booleans(),
+    F.TYPE_INT32: st.integers(-1 << 31, (1 << 31) - 1),
+    F.TYPE_INT64: st.integers(-1 << 63, (1 << 63) - 1),
+    F.TYPE_UINT32: st.integers(0, (1 << 32) - 1),
+    F.TYPE_UINT64: st.integers(0, (1 << 64) - 1),
+    F.TYPE_SINT32: st.integers(-1 << 31, (1 << 31) - 1),
+    F.TYPE_SINT64: st.integers(-1 << 63, (1 << 63) - 1),
+    F.TYPE_STRING: st.text(max_size=5),
+    F.TYPE_BYTES: st.binary(max_size=5),
+    F.TYPE_ENUM: st.sampled_from((0, 1)),
+    F.TYPE_FIXED32: st.integers(0, (1 << 32) - 1),
+    F.TYPE_DOUBLE: st.floats(allow_nan=False),
+}
 LABELS = st.sampled_from((ONE, ONE, REQUIRED, MANY))
-FIELDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.sampled_from(list(VALUES)), LABELS), max_size=3,
-                  unique_by=(lambda field: field[0], lambda field: field[1]))
+FIELDS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.sampled_from(list(VALUES)), LABELS),
+    max_size=3,
+    unique_by=(lambda field: field[0], lambda field: field[1]),
+)
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""A message that kills its consumers is parked after so many deaths, when a subscription asks for that; others go on."""
+"""A message that kills its consumers is parked after so many deaths, when a subscription asks for that; others go
+on.
+"""
 import pytest
 
 from geminga.proto import envelope
@@ -33,7 +35,9 @@ def test_what_two_consumers_died_over_goes_to_no_third(rig, kind):
     assert given(rig.run(rig.flow(consumer, 100))) == others
     rig.run(rig.acks(consumer, *others))
     told = rig.asked("why", "t", subscription="sub")
-    assert told["backlog"] == 1 and {"cause": "parked", "message": "{}:{}".format(*poison), "deaths": 2} in told["causes"]
+    assert (
+        told["backlog"] == 1 and {"cause": "parked", "message": "{}:{}".format(*poison), "deaths": 2} in told["causes"]
+    )
     assert rig.counters.read()["entries_parked"] == (kind in (SubType.Shared, SubType.Key_Shared) or 1)
     answers = rig.run(rig.question("release", "t", subscription="sub"))
     assert answers.answered == [{"answer": {"entries": 1}}] and given(answers) == [poison]
@@ -87,7 +91,9 @@ def test_a_consumer_that_does_not_ask_for_it_leaves_it_on_for_those_that_do(rig)
         consumer = careful(rig, SubType.Shared, connection=connection)
         assert given(rig.run(rig.flow(consumer, 1))) == [poison]
         die(rig, connection)
-    assert {"cause": "parked", "message": "{}:{}".format(*poison), "deaths": 2} in rig.asked("why", "t", subscription="sub")["causes"]
+    assert {"cause": "parked", "message": "{}:{}".format(*poison), "deaths": 2} in rig.asked(
+        "why", "t", subscription="sub"
+    )["causes"]
 
 
 def test_what_is_released_before_it_was_read_is_given_once(rig):

@@ -30,7 +30,9 @@ def test_a_terminated_topic_takes_nothing_more_and_says_so_to_those_who_have_eve
     [first, last] = rig.publish(producer, b"a", b"b")
     answers = rig.run(rig.question("terminate", "t"))
     assert answers.answered == [{"answer": list(last)}]
-    assert [command.close_producer.producer_id for command in answers.commands(T.CLOSE_PRODUCER)] == [producer.object_id]
+    assert [command.close_producer.producer_id for command in answers.commands(T.CLOSE_PRODUCER)] == [
+        producer.object_id
+    ]
     assert not rig.run(rig.sends((producer, b"late"))).receipts
     [refused] = rig.run(rig.command("producer", topic="t", producer_id=9, request_id=9)).commands()
     assert refused.error.error == api.TopicTerminatedError
@@ -47,7 +49,9 @@ def test_who_subscribes_to_the_end_of_a_topic_is_told(rig, tmp_path):
     rig.asked("terminate", "t")
     for one in (rig, rig.crashed(tmp_path / "next")):
         section, number = one.subscribe("t", "late", initialPosition=api.CommandSubscribe.Latest)
-        assert [end.reachedEndOfTopic.consumer_id for end in one.run(section).commands(T.REACHED_END_OF_TOPIC)] == [number]
+        assert [end.reachedEndOfTopic.consumer_id for end in one.run(section).commands(T.REACHED_END_OF_TOPIC)] == [
+            number
+        ]
         [refused] = one.run(one.command("producer", topic="t", producer_id=9, request_id=9)).commands()
         assert refused.error.error == api.TopicTerminatedError
     one.close()
@@ -131,7 +135,9 @@ def test_why_nothing_is_delivered(rigs):
     positions = rig.publish(producer, *[b"%d" % n for n in range(9)])
     assert causes(rig) == [{"cause": "no permits", "consumer": "a"}]
     rig.run(rig.flow(consumer, 100))
-    assert causes(rig) == [{"cause": "unacknowledged messages of a consumer", "consumer": "a", "messages": 3, "limit": 3}]
+    assert causes(rig) == [
+        {"cause": "unacknowledged messages of a consumer", "consumer": "a", "messages": 3, "limit": 3}
+    ]
     other = rig.consumer("t", subType=SubType.Shared, consumer_name="b")
     rig.run(rig.flow(other, 100))
     assert {"cause": "unacknowledged messages of the subscription", "messages": 5, "limit": 5} in causes(rig)
@@ -166,8 +172,15 @@ def test_why_a_key_waits(rigs):
     second = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="second")
     rig.run(rig.flow(second, 10), rig.sends(keyed(producer, "B")))
     [draining] = [cause for cause in causes(rig) if cause["cause"] == "draining key"]
-    assert draining == {"cause": "draining key", "hash": 27274, "consumer": "first", "since_ms": rig.now_ms, "messages": 1,
-                        "message": "{}:{}".format(*position), "waiting": "second"}
+    assert draining == {
+        "cause": "draining key",
+        "hash": 27274,
+        "consumer": "first",
+        "since_ms": rig.now_ms,
+        "messages": 1,
+        "message": "{}:{}".format(*position),
+        "waiting": "second",
+    }
     assert [gift[0] for gift in rig.run(rig.acks(first, position)).gifts] == [second.number]
 
 
@@ -194,11 +207,18 @@ def test_a_consumer_s_statistics(rig, kind):
     [answer] = rig.run(rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8)).commands()
     told = answer.consumerStatsResponse
     assert (told.request_id, told.consumerName, told.type) == (8, "a", SubType.Name(kind))
-    assert (told.msgBacklog, told.unackedMessages, told.availablePermits, told.blockedConsumerOnUnackedMsgs) == (4, 2, 0, False)
+    assert (told.msgBacklog, told.unackedMessages, told.availablePermits, told.blockedConsumerOnUnackedMsgs) == (
+        4,
+        2,
+        0,
+        False,
+    )
     assert (told.msgRateOut, told.msgRateRedeliver, told.messageAckRate) == (3, 0, 1) and told.msgThroughputOut > 3
     assert told.connectedSince == "2023-11-14T22:13:20.000+00:00"
     rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id))
-    [answer] = rig.run(rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8), after_ms=2_000).commands()
+    [answer] = rig.run(
+        rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8), after_ms=2_000
+    ).commands()
     told = answer.consumerStatsResponse
     assert (told.msgRateOut, told.msgRateRedeliver, told.messageAckRate, told.unackedMessages) == (1.5, 1, 0.5, 0)
     [answer] = rig.run(rig.command("consumerStats", consumer_id=77, request_id=9)).commands()
@@ -220,7 +240,10 @@ def test_what_became_of_messages_adds_up(rig, rigs):
     assert again.asked("why", "t", subscription="sub")["messages"] == expected
     [first, *_] = positions
     again.asked("reset", "t", subscription="sub", position=first, behind=False)
-    assert again.asked("why", "t", subscription="sub")["messages"] == dict.fromkeys(expected, 0) | {"published": 18, "backlog": 18}
+    assert again.asked("why", "t", subscription="sub")["messages"] == dict.fromkeys(expected, 0) | {
+        "published": 18,
+        "backlog": 18,
+    }
 
 
 def test_what_became_of_messages_is_told_after_a_restart_too(rig, rigs):
@@ -275,7 +298,8 @@ def test_arguments_that_a_question_does_not_have_are_refused(rig, fields):
 
 
 @pytest.mark.parametrize("wanted, value, read", [
-    (float, 1, 1), (int | None, None, None), (tuple[int, int], [1, 2], (1, 2)), (list[tuple[int, str]], [[1, "a"]], [(1, "a")]),
+    (float, 1, 1), (int | None, None, None), (tuple[int, int], [1, 2], (1, 2)), (list[tuple[int, str]], [[1, "a"]],
+    [(1, "a")]),
     (dict[str, int], {"a": 1}, {"a": 1}), (object, [None], [None]), (bytes | int, 3, 3),
     (questions.Released | None, {"entries": 1}, questions.Released(1))])
 def test_json_is_read_as_annotations_say(wanted, value, read):
@@ -283,7 +307,8 @@ def test_json_is_read_as_annotations_say(wanted, value, read):
 
 
 @pytest.mark.parametrize("wanted, value", [
-    (int, 1.5), (int, True), (str, 1), (bool, 0), (tuple[int, int], [1]), (list[int], {}), (dict[str, int], {"a": "b"}), (int, None),
+    (int, 1.5), (int, True), (str, 1), (bool, 0), (tuple[int, int], [1]), (list[int], {}), (dict[str, int],
+    {"a": "b"}), (int, None),
     (questions.Released, {"entries": "1"}), (questions.Released, {}), (questions.Released, [1])])
 def test_json_of_another_type_is_refused(wanted, value):
     with pytest.raises(TypeError):

@@ -81,12 +81,15 @@ def test_keys_are_shared_out_anew_and_stay_in_order(rigs):
     producer, keys = rig.producer("a"), [f"k{number}" for number in range(40)]
     rig.run(rig.flow(first, 1_000), rig.flow(second, 1_000))
     before = rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys]))
-    held = {consumer.number: {position[1] for position, *_ in rig.given(before, consumer)} for consumer in (first, second)}
+    held = {
+        consumer.number: {position[1] for position, *_ in rig.given(before, consumer)} for consumer in (first, second)
+    }
     rig.owner.configure(replace(rig.options, key_shared_consistent_hashing=False))
     after = rig.run(rig.sends(*[(producer, key.encode() + b"'", {"partition_key": key}) for key in keys]))
     for consumer in (first, second):
         for (_, entry_id), *_ in rig.given(after, consumer):
-            assert entry_id - len(keys) in held[consumer.number]      # who has the key's first gets its second before that is acknowledged
+            # who has the key's first gets its second before that is acknowledged
+            assert entry_id - len(keys) in held[consumer.number]
     dispatcher = rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher
     assert type(dispatcher.ranges).__name__ == "AutoSplit"
     assert dispatcher.draining      # the others

@@ -13,7 +13,9 @@ def owner_of(data_dir, index, owners):
     """An owner as its process makes it."""
     recovery.recover_owner(data_dir, index, owners, has_moved=True)
     folder = recovery.journal_folder(data_dir, index)
-    written = journal.open_journal(folder, segment_bytes=OPTIONS.journal_segment_bytes, segments_max=OPTIONS.journal_segments_max)
+    written = journal.open_journal(
+        folder, segment_bytes=OPTIONS.journal_segment_bytes, segments_max=OPTIONS.journal_segments_max
+    )
     return Owner(data_dir, OPTIONS, open_catalogue(data_dir / "catalogue.sqlite"), written, make_counters(1)[0], 0)
 
 
@@ -31,6 +33,8 @@ def test_what_another_owner_kept_is_applied(tmp_path, monkeypatch):
     applied = []
     for index in range(2):
         owner_of(tmp_path, index, 2)
-    monkeypatch.setattr(recovery, "recover", lambda data_dir, folder, *_, **__: applied.append(folder.name) or recovery.Recovered())
+    monkeypatch.setattr(
+        recovery, "recover", lambda data_dir, folder, *_, **__: applied.append(folder.name) or recovery.Recovered()
+    )
     recovery.recover_owner(tmp_path, 0, 1, has_moved=True)
     assert applied == ["0", "1"]

@@ -1,7 +1,7 @@
 """Definitions of schemas: which are some, which mean the same, and which read which.
 
-What is expected of Avro's is what Apache Pulsar 4.0 answers, case by case.  Where it fails, that is: a definition whose default does
-not fit does not read.
+What is expected of Avro's is what Apache Pulsar 4.0 answers, case by case.  Where it fails, that is: a definition
+whose default does not fit does not read.
 """
 import base64
 import json
@@ -17,7 +17,8 @@ from geminga.storage.runtime.counters import make_counters
 from geminga.storage.schemas import avro_rules, registry
 from geminga.storage.schemas.registry import SIZE_MAX, TYPES, Definition, InvalidSchema, T
 
-BOTH, BACKWARD, FORWARD, NEITHER, SAME = "both", "backward", "forward", "neither", "same"      # the new one reads the old one, or is read
+# the new one reads the old one, or is read
+BOTH, BACKWARD, FORWARD, NEITHER, SAME = "both", "backward", "forward", "neither", "same"
 
 
 def record(*fields, name="R", **more):
@@ -49,7 +50,7 @@ def mapping(kind):
 
 
 a, b = field("a", "int"), field("b", "string")
-CASES = [      # what it is about, the old one, the new one, which of them reads the other
+CASES = [  # what it is about, the old one, the new one, which of them reads the other
     ("same", record(a), record(a), SAME),
     ("field more", record(a), record(a, b), FORWARD),
     ("field more with default", record(a), record(a, field("b", "string", "x")), BOTH),
@@ -92,15 +93,38 @@ CASES = [      # what it is about, the old one, the new one, which of them reads
     ("nested field more", of(record(b, name="S")), of(record(b, field("c", "int"), name="S")), FORWARD),
     ("nested field default", of(record(b, name="S")), of(record(b, field("c", "int", 1), name="S")), BOTH),
     ("recursive", record(field("n", ["null", "R"])), record(field("n", ["null", "R"])), SAME),
-    ("recursive more", record(field("n", ["null", "R"])), record(field("n", ["null", "R"]), field("a", "int", 1)), BOTH),
+    (
+        "recursive more",
+        record(field("n", ["null", "R"])),
+        record(field("n", ["null", "R"]), field("a", "int", 1)),
+        BOTH,
+    ),
     ("recursive bad", record(field("n", ["null", "R"])), record(field("n", ["null", "R"]), a), FORWARD),
-    ("union of records same name", of(["null", record(b, name="S")]), of(["null", record(b, field("c", "int"), name="S")]), FORWARD),
-    ("union of records default", of(["null", record(b, name="S")]), of(["null", record(b, field("c", "int", 1), name="S")]), BOTH),
+    (
+        "union of records same name",
+        of(["null", record(b, name="S")]),
+        of(["null", record(b, field("c", "int"), name="S")]),
+        FORWARD,
+    ),
+    (
+        "union of records default",
+        of(["null", record(b, name="S")]),
+        of(["null", record(b, field("c", "int", 1), name="S")]),
+        BOTH,
+    ),
     ("union of records renamed", of(["null", record(b, name="S")]), of(["null", record(b, name="T")]), BOTH),
-    ("union of records other namespace", of(["null", record(b, name="S", namespace="p")]),
-     of(["null", record(b, name="S", namespace="q")]), BOTH),
-    ("union of records structural", of(["null", record(b, name="S")]),
-     of(["null", record(field("z", "int"), name="Z"), record(b, name="T")]), BACKWARD),
+    (
+        "union of records other namespace",
+        of(["null", record(b, name="S", namespace="p")]),
+        of(["null", record(b, name="S", namespace="q")]),
+        BOTH,
+    ),
+    (
+        "union of records structural",
+        of(["null", record(b, name="S")]),
+        of(["null", record(field("z", "int"), name="Z"), record(b, name="T")]),
+        BACKWARD,
+    ),
     ("union of enum more", of(["null", enum("A", "B")]), of(["null", enum("A", "B", "C")]), BOTH),
     ("union of enum renamed", of(["null", enum("A", "B")]), of(["null", enum("A", "B", name="G")]), NEITHER),
     ("union of fixed size", of(["null", fixed(3)]), of(["null", fixed(4)]), NEITHER),
@@ -113,28 +137,69 @@ CASES = [      # what it is about, the old one, the new one, which of them reads
     ("record in union default", record(a), record(a, field("b", ["null", record(b, name="S")], None)), BOTH),
     ("two-branch int string to string bytes", of(["int", "string"]), of(["long", "bytes"]), BACKWARD),
     ("logical type", of({"type": "int", "logicalType": "date"}), record(a), BOTH),
-    ("logical type other", of({"type": "long", "logicalType": "timestamp-millis"}),
-     of({"type": "long", "logicalType": "timestamp-micros"}), BOTH),
-    ("decimal precision", of({"type": "bytes", "logicalType": "decimal", "precision": 4}),
-     of({"type": "bytes", "logicalType": "decimal", "precision": 8}), BOTH),
+    (
+        "logical type other",
+        of({"type": "long", "logicalType": "timestamp-millis"}),
+        of({"type": "long", "logicalType": "timestamp-micros"}),
+        BOTH,
+    ),
+    (
+        "decimal precision",
+        of({"type": "bytes", "logicalType": "decimal", "precision": 4}),
+        of({"type": "bytes", "logicalType": "decimal", "precision": 8}),
+        BOTH,
+    ),
     ("java string", of({"type": "string", "avro.java.string": "String"}), of("string"), BOTH),
     ("removed", record(a, b), record(a), BACKWARD),
     ("removed with default", record(a, field("b", "string", "x")), record(a), BOTH),
     ("removed all", record(a), record(), BACKWARD),
     ("error vs record", {"type": "error", "name": "R", "fields": [a]}, record(a), SAME),
-    ("alias swap", record(a, b), record(field("x", "int", aliases=["a"]), field("y", "string", aliases=["b"])), BACKWARD),
-    ("alias nested record", of(record(b, name="S")), of(record(field("c", "string", aliases=["b"]), name="T", aliases=["S"])), BACKWARD),
-    ("alias fullname", record(a, namespace="p"),
-     record(field("c", "int", aliases=["a"]), name="S", namespace="q", aliases=["p.R"]), BACKWARD),
-    ("record used twice", record(field("a", record(b, name="S")), field("c", "S")),
-     record(field("a", record(b, name="S")), field("c", "S")), SAME),
-    ("mutual recursion", of(["null", record(field("r", ["null", "R"]), name="S")]),
-     of(["null", record(field("r", ["null", "R"]), field("q", "int", 0), name="S")]), BOTH),
-    ("recursive array", record(field("kids", array("R"))), record(field("kids", array("R")), field("x", "int", 0)), BOTH),
+    (
+        "alias swap",
+        record(a, b),
+        record(field("x", "int", aliases=["a"]), field("y", "string", aliases=["b"])),
+        BACKWARD,
+    ),
+    (
+        "alias nested record",
+        of(record(b, name="S")),
+        of(record(field("c", "string", aliases=["b"]), name="T", aliases=["S"])),
+        BACKWARD,
+    ),
+    (
+        "alias fullname",
+        record(a, namespace="p"),
+        record(field("c", "int", aliases=["a"]), name="S", namespace="q", aliases=["p.R"]),
+        BACKWARD,
+    ),
+    (
+        "record used twice",
+        record(field("a", record(b, name="S")), field("c", "S")),
+        record(field("a", record(b, name="S")), field("c", "S")),
+        SAME,
+    ),
+    (
+        "mutual recursion",
+        of(["null", record(field("r", ["null", "R"]), name="S")]),
+        of(["null", record(field("r", ["null", "R"]), field("q", "int", 0), name="S")]),
+        BOTH,
+    ),
+    (
+        "recursive array",
+        record(field("kids", array("R"))),
+        record(field("kids", array("R")), field("x", "int", 0)),
+        BOTH,
+    ),
     ("nested union default wrong", record(a), record(a, field("b", ["null", "int"], 5)), FORWARD),
 ]
 PRIMITIVE = ["null", "boolean", "int", "long", "float", "double", "string", "bytes"]
-PROMOTED = {"int": ["long", "float", "double"], "long": ["float", "double"], "float": ["double"], "string": ["bytes"], "bytes": ["string"]}
+PROMOTED = {
+    "int": ["long", "float", "double"],
+    "long": ["float", "double"],
+    "float": ["double"],
+    "string": ["bytes"],
+    "bytes": ["string"],
+}
 
 
 def parsed(definition):
@@ -198,10 +263,10 @@ VALID = [
     '{"type":"record","name":"R","fields":[],"fields":[{"name":"a","type":"int"}]}',
 ]
 INVALID = [
-    '',
-    '{}',
-    '[]',
-    'null',
+    "",
+    "{}",
+    "[]",
+    "null",
     '["null","string"]',
     '{"type":"record","name":"R"}',
     '{"type":"record","fields":[]}',
@@ -233,7 +298,8 @@ INVALID = [
     '{"type":"record","name":"","fields":[]}',
     '{"type":"record","name":5,"fields":[]}',
     '{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":NaN}]}',
-    '[' * 100_000, '{"type": "array", "items": ' * 150 + '"int"' + '}' * 150,
+    "[" * 100_000,
+    '{"type": "array", "items": ' * 150 + '"int"' + "}" * 150,
 ]
 
 
@@ -253,7 +319,8 @@ def test_bytes_that_are_no_text_are_no_definition():
         registry.validate(Definition(T.Avro, b"\xff\xfe", {}))
 
 
-@pytest.mark.parametrize("kind", [name for name in TYPES if name not in ("JSON", "PROTOBUF", "AVRO", "KEY_VALUE", "PROTOBUF_NATIVE")])
+@pytest.mark.parametrize("kind", [name for name in TYPES if name not in ("JSON", "PROTOBUF", "AVRO", "KEY_VALUE",
+    "PROTOBUF_NATIVE")])
 def test_types_that_need_no_definition(kind):
     number = registry.kind_of(kind)
     if number >= T.AutoConsume:
@@ -290,9 +357,16 @@ def native(fields=(("a", 1, 5), ("b", 2, 9)), root="M", package="p", **more):
     message = file.message_type.add(name=root)
     for name, number, kind in fields:
         message.field.add(name=name, number=number, type=kind, label=1, type_name=".p.Gone" if kind == 11 else None)
-    found = {"fileDescriptorSet": base64.b64encode(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()).decode(),
-             "rootMessageTypeName": f"{package}.{root}", "rootFileDescriptorName": "f.proto"} | more
-    return Definition(T.ProtobufNative, json.dumps({name: value for name, value in found.items() if value is not None}).encode(), {})
+    found = {
+        "fileDescriptorSet": base64.b64encode(
+            descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+        ).decode(),
+        "rootMessageTypeName": f"{package}.{root}",
+        "rootFileDescriptorName": "f.proto",
+    } | more
+    return Definition(
+        T.ProtobufNative, json.dumps({name: value for name, value in found.items() if value is not None}).encode(), {}
+    )
 
 
 def test_a_protobuf_message_goes_by_its_name_and_by_its_fields():
@@ -300,17 +374,28 @@ def test_a_protobuf_message_goes_by_its_name_and_by_its_fields():
     for other in (native([("a", 1, 5)]), native([]), native(more=1)):
         registry.validate(other)
         assert registry.obstacle(other, native(), registry.FULL) == ""
-    assert registry.obstacle(native([("a", 1, 9)]), native(), registry.FULL) == "field M.a was of type int32, and is of type string"
+    assert (
+        registry.obstacle(native([("a", 1, 9)]), native(), registry.FULL)
+        == "field M.a was of type int32, and is of type string"
+    )
     wider = native([("a", 1, 3)])
-    assert registry.obstacle(wider, native(), registry.BACKWARD) == registry.obstacle(native(), wider, registry.FORWARD) == ""
-    assert registry.obstacle(wider, native(), registry.FULL) == "the other way: field M.a was of type int64, and is of type int32"
+    assert (
+        registry.obstacle(wider, native(), registry.BACKWARD)
+        == registry.obstacle(native(), wider, registry.FORWARD)
+        == ""
+    )
+    assert (
+        registry.obstacle(wider, native(), registry.FULL)
+        == "the other way: field M.a was of type int64, and is of type int32"
+    )
     for other, name in ((native(root="N"), "p.N"), (native(package="q"), "q.M")):
         assert registry.obstacle(other, native(), registry.FULL) == f"the root message was p.M, and is {name}"
 
 
 @pytest.mark.parametrize("found", [
     native(rootMessageTypeName="p.X"), native(rootFileDescriptorName="x.proto"), native(fileDescriptorSet="!!"),
-    native(fileDescriptorSet=base64.b64encode(b"\xff" * 9).decode()), native(rootMessageTypeName=None), native(rootFileDescriptorName=None),
+    native(fileDescriptorSet=base64.b64encode(b"\xff" * 9).decode()), native(rootMessageTypeName=None),
+    native(rootFileDescriptorName=None),
     native(rootMessageTypeName=5), native([("a", 1, 11)]),
     *(Definition(T.ProtobufNative, text, {}) for text in (b"", b"x", b"[]", b"\xff"))],
     ids=range(12))
@@ -338,8 +423,10 @@ def test_keys_and_values_are_compared_each():
 
 @pytest.mark.parametrize("data, properties", [
     (b"", {}), (b"xyz", {}), (b"\0\0\0\x09abc", {}), (b"\0\0\0\0", {}), (b"\x7f\xff\xff\xff\0\0\0\0", {}),
-    (registry.joined(b"x", b""), {"key.schema.type": "AVRO"}), (registry.joined(b"", b"x"), {"value.schema.type": "STRING"}),
-    (registry.joined(b"", b""), {"key.schema.type": "NOPE"}), (registry.joined(b"", b""), {"key.schema.type": "AUTO_CONSUME"}),
+    (registry.joined(b"x", b""), {"key.schema.type": "AVRO"}), (registry.joined(b"", b"x"),
+    {"value.schema.type": "STRING"}),
+    (registry.joined(b"", b""), {"key.schema.type": "NOPE"}), (registry.joined(b"", b""),
+    {"key.schema.type": "AUTO_CONSUME"}),
     (registry.joined(b"", b""), {"key.schema.type": "KEY_VALUE"})])
 def test_no_definition_of_a_key_and_a_value(data, properties):
     with pytest.raises(InvalidSchema):
@@ -388,7 +475,9 @@ def test_a_key_or_a_value_is_no_pair_itself():
     inner = registry.joined(b"", b"")
     for part in ("key", "value"):
         with pytest.raises(InvalidSchema, match="KEY_VALUE is not possible"):
-            registry.validate(Definition(T.KeyValue, registry.joined(inner, inner), {f"{part}.schema.type": "KEY_VALUE"}))
+            registry.validate(
+                Definition(T.KeyValue, registry.joined(inner, inner), {f"{part}.schema.type": "KEY_VALUE"})
+            )
 
 
 # -- defaults

@@ -1,4 +1,6 @@
-"""What is counted of topics, subscriptions, consumers and producers: exact, since the topic was loaded, and by windows."""
+"""What is counted of topics, subscriptions, consumers and producers: exact, since the topic was loaded, and by
+windows.
+"""
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,13 +46,19 @@ def test_what_comes_and_goes_is_counted_to_the_message(rig, passes):
     first, second = rig.producer("t", producer_name="first"), rig.producer("t", producer_name="second")
     consumer = rig.consumer("t")
     for _ in range(passes):
-        rig.run(rig.sends(*[(first, b"x" * 10)] * 3, (second, b"y" * 50, {"batch": 7}), *[(second, b"z")] * (40 // passes)))
+        rig.run(
+            rig.sends(*[(first, b"x" * 10)] * 3, (second, b"y" * 50, {"batch": 7}), *[(second, b"z")] * (40 // passes))
+        )
     rig.receive(consumer, 1_000)
     found, many = stats(rig), passes * (3 + 7 + 40 // passes)
     of = {one["producerName"]: one for one in found["publishers"]}
     assert found["msgInCounter"] == found["msgOutCounter"] == many
     assert found["bytesInCounter"] == found["bytesOutCounter"] == found["storageSize"] == found["backlogSize"]
-    assert rig.shown("internal", "t")["entriesAddedCounter"] == passes * (4 + 40 // passes) == found["subscriptions"]["sub"]["msgBacklog"]
+    assert (
+        rig.shown("internal", "t")["entriesAddedCounter"]
+        == passes * (4 + 40 // passes)
+        == found["subscriptions"]["sub"]["msgBacklog"]
+    )
     end_window(rig)
     of = {one["producerName"]: one for one in stats(rig)["publishers"]}
     assert of["first"]["msgRateIn"] == passes * 3 / 60
@@ -66,9 +74,17 @@ def test_published_is_what_became_of_it(rig):
     rig.run(rig.acks(consumer, positions[1], positions[4]))
     rig.asked("skip", "t", subscription="sub", entries=3)
     found = stats(rig)["subscriptions"]["sub"]
-    assert found["messages"] == {"published": 10, "acknowledged": 2, "expired": 0, "skipped": 3, "evicted": 0, "backlog": 5}
+    assert found["messages"] == {
+        "published": 10,
+        "acknowledged": 2,
+        "expired": 0,
+        "skipped": 3,
+        "evicted": 0,
+        "backlog": 5,
+    }
     assert (found["msgBacklog"], found["unackedMessages"]) == (5, 5)
-    assert rig.partition("t").subscriptions["sub", True].cursor.backlog_messages(rig.partition("t").ledgers) == 5      # counted one by one
+    # counted one by one
+    assert rig.partition("t").subscriptions["sub", True].cursor.backlog_messages(rig.partition("t").ledgers) == 5
     _, (topics, [of_subscription], *_) = measured(rig)
     assert (of_subscription["backlog"], of_subscription["backlog_messages"], topics[0]["backlog"]) == (5, 5, 5)
 
@@ -81,13 +97,20 @@ def test_what_who_has_left_was_given_stays_counted(rig):
     rig.close_consumer(consumer)
     found = stats(rig)
     left = found["subscriptions"]["sub"]
-    assert (left["msgOutCounter"], left["type"], left["consumers"], left["lastConsumedTimestamp"]) == (2, "Shared", [], rig.now_ms)
+    assert (left["msgOutCounter"], left["type"], left["consumers"], left["lastConsumedTimestamp"]) == (
+        2,
+        "Shared",
+        [],
+        rig.now_ms,
+    )
     rig.receive(rig.consumer("t", "reader", durable=False))
     before = stats(rig)
     rig.run(rig.command("unsubscribe", consumer_id=rig.consumer("t").object_id, request_id=1))
     after = stats(rig)
     assert "sub" not in after["subscriptions"]
-    assert after["msgOutCounter"] == before["msgOutCounter"] == 4 and after["bytesOutCounter"] == before["bytesOutCounter"]
+    assert (
+        after["msgOutCounter"] == before["msgOutCounter"] == 4 and after["bytesOutCounter"] == before["bytesOutCounter"]
+    )
 
 
 def test_redeliveries_and_acknowledgements_are_counted_by_consumer(rig):
@@ -135,7 +158,10 @@ def test_a_topic_that_keeps_nothing_counts_too(rig):
     end_window(rig)
     found = stats(rig, topic)
     assert (found["msgInCounter"], found["msgOutCounter"], found["msgDropRate"]) == (5, 5, 5 / 60)
-    assert found["subscriptions"]["hungry"]["msgDropRate"] == 5 / 60 and found["subscriptions"]["sated"]["msgOutCounter"] == 5
+    assert (
+        found["subscriptions"]["hungry"]["msgDropRate"] == 5 / 60
+        and found["subscriptions"]["sated"]["msgOutCounter"] == 5
+    )
     assert hungry.number
 
 
@@ -145,12 +171,20 @@ def test_a_connection_has_so_many_live_messages_under_way_and_its_publisher_tell
     producer, other = rig.producer(topic), rig.producer(topic, connection=2)
     consumer = rig.consumer(topic)
     rig.run(rig.flow(consumer, 100))
-    answers = rig.run(rig.sends(*[(producer, b"%d" % number, {"batch": 2}) for number in range(5)], (stored, b"x"), (other, b"y")))
+    answers = rig.run(
+        rig.sends(*[(producer, b"%d" % number, {"batch": 2}) for number in range(5)], (stored, b"x"), (other, b"y"))
+    )
     assert [payload for *_, payload in answers.passed] == [b"0", b"1", b"2", b"y"]
     nowhere = (1 << 64) - 1, (1 << 64) - 1
-    its = [(sequence_id, place) for _, _, producer_id, sequence_id, place in answers.receipts if producer_id == producer.object_id]
+    its = [
+        (sequence_id, place)
+        for _, _, producer_id, sequence_id, place in answers.receipts
+        if producer_id == producer.object_id
+    ]
     assert [place == nowhere for _, place in its] == [False, False, False, True, True] and its == sorted(its)
-    assert nowhere not in [place for _, _, producer_id, _, place in answers.receipts if producer_id != producer.object_id]
+    assert nowhere not in [
+        place for _, _, producer_id, _, place in answers.receipts if producer_id != producer.object_id
+    ]
     end_window(rig)
     found = stats(rig, topic)
     rates = {one["producerId"]: (one["msgDropRate"], one["msgRateIn"]) for one in found["publishers"]}
@@ -178,7 +212,11 @@ def test_rates_are_those_of_the_last_complete_window(rig):
     assert stats(rig)["msgRateIn"] == 0
     end_window(rig)
     found = stats(rig)
-    assert (found["msgRateIn"], found["msgRateOut"], found["msgThroughputIn"]) == (0.5, 0.5, found["bytesInCounter"] / 60)
+    assert (found["msgRateIn"], found["msgRateOut"], found["msgThroughputIn"]) == (
+        0.5,
+        0.5,
+        found["bytesInCounter"] / 60,
+    )
     assert found["averageMsgSize"] == found["bytesInCounter"] / 30
     rig.publish(producer, *[b"x"] * 60)
     assert stats(rig)["msgRateIn"] == 0.5
@@ -231,7 +269,12 @@ def test_what_is_rolled_up_is_in_its_namespaces_sum(rig):
     _, (topics, subscriptions, *_) = measured(rig)
     for most in (0, 1, 4):
         head, (chosen, theirs, others, of_others) = measured(rig, most)
-        assert (len(chosen), head["rolled_up"], head["rolled_up_subscriptions"], head["loaded"]) == (most, 6 - most, 6 - most, [6])
+        assert (len(chosen), head["rolled_up"], head["rolled_up_subscriptions"], head["loaded"]) == (
+            most,
+            6 - most,
+            6 - most,
+            [6],
+        )
         for column in ("messages_in", "backlog", "producers", "storage_bytes"):
             assert sum(row[column] for row in topics) == sum(row[column] for row in [*chosen, *others])
         assert sum(row["backlog"] for row in subscriptions) == sum(row["backlog"] for row in [*theirs, *of_others])
@@ -245,7 +288,9 @@ def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
         rig.consumer("many", f"sub-{number}")
     rig.consumer("few")
     head, (_, _, [others], [of_others]) = measured(rig, 2)
-    assert [name[-3:] for name in head["topics"]] == ["few"] and head["rolled_up_subscriptions"] == SUBSCRIPTIONS_EACH * 2 + 1
+    assert [name[-3:] for name in head["topics"]] == ["few"] and head[
+        "rolled_up_subscriptions"
+    ] == SUBSCRIPTIONS_EACH * 2 + 1
     assert (others["messages_in"], of_others["backlog"]) == (9, 9 * (SUBSCRIPTIONS_EACH * 2 + 1))
     assert len(measured(rig, 3)[0]["topics"]) == 2
 
@@ -257,7 +302,9 @@ def test_topics_are_chosen_as_long_as_their_subscriptions_fit(rig):
         for number in range(subscriptions):
             rig.consumer(topic, f"sub-{number}")
     head, _ = measured(rig, 2)
-    assert [name.rpartition("/")[2] for name in head["topics"]] == ["large", "small"] and head["rolled_up_subscriptions"] == 10
+    assert [name.rpartition("/")[2] for name in head["topics"]] == ["large", "small"] and head[
+        "rolled_up_subscriptions"
+    ] == 10
 
 
 def test_what_has_gone_is_in_no_sum(rig):
@@ -280,7 +327,10 @@ def test_rates_last_for_the_whole_next_window(rig):
         rig.run(after_ms=1_000)
         rates.append(stats(rig)["msgRateIn"])
     first = next(at for at, rate in enumerate(rates) if rate)
-    assert first < WINDOW_MS // 1_000 and [rate > 0 for rate in rates[first:]].index(False) == sum(map(bool, rates)) == WINDOW_MS // 1_000
+    assert (
+        first < WINDOW_MS // 1_000
+        and [rate > 0 for rate in rates[first:]].index(False) == sum(map(bool, rates)) == WINDOW_MS // 1_000
+    )
 
 
 def test_of_two_subscriptions_of_one_name_the_durable_one_is_told(rig):
@@ -345,7 +395,11 @@ def test_age_and_times_of_the_oldest(rig):
     rig.run(rig.acks(fast, *[position for position, _ in rig.receive(fast)]))
     found = stats(rig)
     assert (found["oldestBacklogMessageAgeSeconds"], found["oldestBacklogMessageSubscriptionName"]) == (5, "slow")
-    assert found["earliestMsgPublishTimeInBacklogs"] == found["subscriptions"]["slow"]["earliestMsgPublishTimeInBacklog"] == 77
+    assert (
+        found["earliestMsgPublishTimeInBacklogs"]
+        == found["subscriptions"]["slow"]["earliestMsgPublishTimeInBacklog"]
+        == 77
+    )
     assert found["subscriptions"]["fast"]["earliestMsgPublishTimeInBacklog"] == 0
     assert stats(rig, earliest=False)["earliestMsgPublishTimeInBacklogs"] == 0
     assert found["lastPublishTimeStamp"] == rig.now_ms - 5_000
@@ -361,7 +415,11 @@ def test_of_several_backlogs_the_largest_and_the_oldest_are_told(rigs):
     found = stats(rig)
     sizes = {name: one["backlogSize"] for name, one in found["subscriptions"].items()}
     assert found["backlogSize"] == sizes["slow"] > sizes["fast"] > 0
-    assert found["earliestMsgPublishTimeInBacklogs"] == 77 == found["subscriptions"]["slow"]["earliestMsgPublishTimeInBacklog"]
+    assert (
+        found["earliestMsgPublishTimeInBacklogs"]
+        == 77
+        == found["subscriptions"]["slow"]["earliestMsgPublishTimeInBacklog"]
+    )
     assert found["subscriptions"]["fast"]["earliestMsgPublishTimeInBacklog"] == 99
     assert measured(rig)[1][0][0]["backlog_bytes"] == sizes["slow"] == found["storageSize"]
     assert len(rig.partition("t").ledgers) == 2 and found["lastPublishTimeStamp"] == rig.now_ms
@@ -373,8 +431,10 @@ def test_what_waits_for_its_time_is_in_the_backlog_and_told_apart(rig):
     exclusive = rig.consumer("t", "exclusive")
     rig.run(rig.sends((producer, b"a"), *[(producer, b"b", {"deliver_at_time": rig.now_ms + 60_000})] * 2))
     found = stats(rig)["subscriptions"]
-    assert [(one["msgBacklog"], one["msgBacklogNoDelayed"], one["msgDelayed"]) for one in (found["shared"], found["exclusive"])] == [
-        (3, 1, 2), (3, 3, 0)]
+    assert [
+        (one["msgBacklog"], one["msgBacklogNoDelayed"], one["msgDelayed"])
+        for one in (found["shared"], found["exclusive"])
+    ] == [(3, 1, 2), (3, 3, 0)]
     assert measured(rig)[1][0][0]["backlog_bytes"] == stats(rig)["storageSize"] and shared.number != exclusive.number
 
 
@@ -385,7 +445,11 @@ def test_a_consumer_out_of_order_makes_its_subscription_so_and_nobody_makes_none
         consumer = rig.consumer("t", name, subType=SubType.Key_Shared)
     rig.close_consumer(consumer)
     found = stats(rig)["subscriptions"]
-    assert {name: one["allowOutOfOrderDelivery"] for name, one in found.items()} == {"loose": True, "strict": False, "left": False}
+    assert {name: one["allowOutOfOrderDelivery"] for name, one in found.items()} == {
+        "loose": True,
+        "strict": False,
+        "left": False,
+    }
 
 
 def test_a_consumers_average_is_rounded(rig):
@@ -417,7 +481,11 @@ def test_a_cursor_waits_for_more_while_somebody_is_there_who_has_all(rig):
         found = rig.shown("internal", "t")
         told = found["cursors"]["sub"]
         assert told["waitingReadOp"] == told["subscriptionHavePendingRead"] == (found["waitingCursorsCount"] == 1)
-        return (told["waitingReadOp"], told["subscriptionHavePendingReplayRead"], told["numberOfEntriesSinceFirstNotAckedMessage"])
+        return (
+            told["waitingReadOp"],
+            told["subscriptionHavePendingReplayRead"],
+            told["numberOfEntriesSinceFirstNotAckedMessage"],
+        )
 
     assert cursor() == (False, False, 1)
     rig.receive(consumer, 2)
@@ -443,7 +511,11 @@ def test_internal_stats_tell_ledgers_and_positions(rig):
     cursor = found["cursors"]["sub"]
     assert (cursor["markDeletePosition"], cursor["readPosition"]) == (f"{ledger}:0", f"{ledger}:6")
     assert cursor["individuallyDeletedMessages"] == f"[({ledger}:1..{ledger}:3],({ledger}:4..{ledger}:5]]"
-    assert (cursor["totalNonContiguousDeletedMessagesRange"], cursor["messagesConsumedCounter"], cursor["waitingReadOp"]) == (2, 4, False)
+    assert (
+        cursor["totalNonContiguousDeletedMessagesRange"],
+        cursor["messagesConsumedCounter"],
+        cursor["waitingReadOp"],
+    ) == (2, 4, False)
     rig.asked("terminate", "t")
     assert rig.shown("internal", "t")["state"] == "Terminated"
 
@@ -452,7 +524,9 @@ def test_bytes_behind_a_position(rig):
     producer = rig.producer("t")
     positions = rig.publish(producer, b"a" * 10, b"b" * 20, b"c" * 30)
     whole = stats(rig)["storageSize"]
-    behind = [rig.asked("behind", "t", ledger=ledger, entry=entry) for ledger, entry in [(-1, -1), *positions, (1 << 62, 0)]]
+    behind = [
+        rig.asked("behind", "t", ledger=ledger, entry=entry) for ledger, entry in [(-1, -1), *positions, (1 << 62, 0)]
+    ]
     assert behind[:2] == [whole, whole] and behind[-1] == 0
     ledger, last = positions[-1]
     assert [rig.asked("behind", "t", ledger=ledger, entry=last + more) for more in (1, 2)] == [0, 0]

@@ -1,4 +1,6 @@
-"""Every number that is told of a topic becomes another one when something happens: none is written down once and for all."""
+"""Every number that is told of a topic becomes another one when something happens: none is written down once and for
+all.
+"""
 import json
 from dataclasses import replace
 
@@ -8,10 +10,17 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policy_table import TABLE, read
 
-SHARED, KEY_SHARED, FAILOVER = (api.CommandSubscribe.SubType.Value(name) for name in ("Shared", "Key_Shared", "Failover"))
+SHARED, KEY_SHARED, FAILOVER = (
+    api.CommandSubscribe.SubType.Value(name) for name in ("Shared", "Key_Shared", "Failover")
+)
 OUT_OF_ORDER = {"keySharedMode": "AUTO_SPLIT", "allowOutOfOrderDelivery": True}
 TOPIC, LIVE = "persistent://public/default/t", "non-persistent://public/default/live"
-SLOW = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": 1, "ratePeriodInSecond": 100, "relativeToPublishRate": False}
+SLOW = {
+    "dispatchThrottlingRateInMsg": 1,
+    "dispatchThrottlingRateInByte": 1,
+    "ratePeriodInSecond": 100,
+    "relativeToPublishRate": False,
+}
 SYSTEM = "persistent://pulsar/system/healthcheck"
 NAMED = {"subscriptions", "cursors", "messages", "cursorDetails"}      # of these the fields are names, but of messages
 
@@ -21,17 +30,43 @@ ALWAYS = {
     "a cursor has no ledger of its own": (-1, ("info.cursors.*.cursorsLedgerId",)),
     "cursors are never closed while their topic is open": ("Open", ("internal.cursors.*.state",)),
     "cursors have no properties": ("{}", ("internal.cursors.*.properties",)),
-    "nothing is offloaded, or kept in several copies": (False, (
-        "info.ledgers[].isOffloaded", "internal.ledgers[].offloaded", "internal.ledgers[].underReplicated",
-        "internal.compactedLedger.offloaded", "internal.compactedLedger.underReplicated")),
-    "nothing is offloaded; there are no transactions and no entry filters": (0, (
-        "stats.offloadedStorageSize", "stats.lastOffloadLedgerId", "stats.lastOffloadSuccessTimeStamp", "stats.lastOffloadFailureTimeStamp",
-        "stats.ongoingTxnCount", "stats.abortedTxnCount", "stats.committedTxnCount", *(
-            f"stats.subscriptions.*.filter{what}MsgCount" for what in ("Processed", "Accepted", "Rejected", "Rescheduled")))),
-    "there is one cluster; and hashes drain, so that nobody waits for a mark-delete position": ("{}", (
-        "stats.replication", "stats.subscriptions.*.consumersAfterMarkDeletePosition")),
-    "nothing is compacted here, but in test_compaction.py": (0, tuple(f"stats.compaction.lastCompaction{what}" for what in (
-        "RemovedEventCount", "SucceedTimestamp", "FailedTimestamp", "DurationTimeInMills"))),
+    "nothing is offloaded, or kept in several copies": (
+        False,
+        (
+            "info.ledgers[].isOffloaded",
+            "internal.ledgers[].offloaded",
+            "internal.ledgers[].underReplicated",
+            "internal.compactedLedger.offloaded",
+            "internal.compactedLedger.underReplicated",
+        ),
+    ),
+    "nothing is offloaded; there are no transactions and no entry filters": (
+        0,
+        (
+            "stats.offloadedStorageSize",
+            "stats.lastOffloadLedgerId",
+            "stats.lastOffloadSuccessTimeStamp",
+            "stats.lastOffloadFailureTimeStamp",
+            "stats.ongoingTxnCount",
+            "stats.abortedTxnCount",
+            "stats.committedTxnCount",
+            *(
+                f"stats.subscriptions.*.filter{what}MsgCount"
+                for what in ("Processed", "Accepted", "Rejected", "Rescheduled")
+            ),
+        ),
+    ),
+    "there is one cluster; and hashes drain, so that nobody waits for a mark-delete position": (
+        "{}",
+        ("stats.replication", "stats.subscriptions.*.consumersAfterMarkDeletePosition"),
+    ),
+    "nothing is compacted here, but in test_compaction.py": (
+        0,
+        tuple(
+            f"stats.compaction.lastCompaction{what}"
+            for what in ("RemovedEventCount", "SucceedTimestamp", "FailedTimestamp", "DurationTimeInMills")
+        ),
+    ),
     "likewise": (-1, tuple(f"internal.compactedLedger.{what}" for what in ("ledgerId", "entries", "size"))),
 }
 # What clients say of themselves; and how hashes drain, which the tests of Key_Shared show.
@@ -97,23 +132,42 @@ def test_nothing_is_told_that_never_changes(rigs):
     look(rig, found)
     # Consumers of each kind, batches, chunks, what comes again, what waits.
     producer = rig.producer("t", metadata=[{"key": "host", "value": "b"}], connection=2)
-    exclusive = rig.consumer("t", "exclusive", metadata=[{"key": "team", "value": "a"}], consumer_name="e", connection=2,
-                             replicate_subscription_state=True, subscription_properties=[{"key": "k", "value": "v"}])
+    exclusive = rig.consumer(
+        "t",
+        "exclusive",
+        metadata=[{"key": "team", "value": "a"}],
+        consumer_name="e",
+        connection=2,
+        replicate_subscription_state=True,
+        subscription_properties=[{"key": "k", "value": "v"}],
+    )
     shared, other = (rig.consumer("t", "shared", subType=SHARED, consumer_name=name) for name in "ab")
     keyed = rig.consumer("t", "keyed", subType=KEY_SHARED, consumer_name="k", keySharedMeta=OUT_OF_ORDER)
     ordered = rig.consumer("t", "ordered", subType=KEY_SHARED, consumer_name="o")
     sticky = rig.consumer("t", "sticky", subType=KEY_SHARED, keySharedMeta={
         "keySharedMode": "STICKY", "hashRanges": [{"start": 0, "end": 65_535}]})
-    failover, reader = rig.consumer("t", "failover", subType=FAILOVER, consumer_name="f"), rig.consumer("t", "reader", durable=False)
+    failover, reader = (
+        rig.consumer("t", "failover", subType=FAILOVER, consumer_name="f"),
+        rig.consumer("t", "reader", durable=False),
+    )
     due = rig.now_ms + 900_000
-    rig.run(rig.sends(*[(producer, b"k", {"partition_key": f"key-{number % 7}"}) for number in range(12)],
-                      *[(producer, b"%d" % number, {"batch": 3, "publish_time": rig.now_ms, "partition_key": f"k{number % 7}"})
-                        for number in range(30)],
-                      (producer, b"one", {"num_chunks_from_msg": 2, "total_chunk_msg_size": 6, "chunk_id": 0, "uuid": "u"}),
-                      (producer, b"two", {"num_chunks_from_msg": 2, "total_chunk_msg_size": 6, "chunk_id": 1, "uuid": "u"}),
-                      *[(producer, b"late", {"deliver_at_time": at}) for at in (due, due - 1, due + 3_000_000)]))
+    rig.run(
+        rig.sends(
+            *[(producer, b"k", {"partition_key": f"key-{number % 7}"}) for number in range(12)],
+            *[
+                (producer, b"%d" % number, {"batch": 3, "publish_time": rig.now_ms, "partition_key": f"k{number % 7}"})
+                for number in range(30)
+            ],
+            (producer, b"one", {"num_chunks_from_msg": 2, "total_chunk_msg_size": 6, "chunk_id": 0, "uuid": "u"}),
+            (producer, b"two", {"num_chunks_from_msg": 2, "total_chunk_msg_size": 6, "chunk_id": 1, "uuid": "u"}),
+            *[(producer, b"late", {"deliver_at_time": at}) for at in (due, due - 1, due + 3_000_000)],
+        )
+    )
     everybody = exclusive, shared, other, keyed, ordered, sticky, failover, reader
-    given = {consumer.number: rig.receive(consumer, 500 if consumer in (exclusive, failover) else 30) for consumer in everybody}
+    given = {
+        consumer.number: rig.receive(consumer, 500 if consumer in (exclusive, failover) else 30)
+        for consumer in everybody
+    }
     later(rig, found)
     newcomer = rig.consumer("t", "ordered", subType=KEY_SHARED, consumer_name="n")
     rig.run(rig.flow(newcomer, 50))
@@ -133,8 +187,14 @@ def test_nothing_is_told_that_never_changes(rigs):
                  delayedDelivery={"active": True, "tickTime": 1_000})
     rig.run(rig.flow(shared, 10))
     look(rig, found)
-    set_policies(rig, TOPIC, maxUnackedMessagesPerConsumer=None, maxUnackedMessagesPerSubscription=None, subscriptionDispatchRate=SLOW,
-                 publishRate={"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": 1})
+    set_policies(
+        rig,
+        TOPIC,
+        maxUnackedMessagesPerConsumer=None,
+        maxUnackedMessagesPerSubscription=None,
+        subscriptionDispatchRate=SLOW,
+        publishRate={"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": 1},
+    )
     rig.run(rig.sends(*[(producer, b"x" * 100) for _ in range(20)]))
     for name, next_name in (("subscriptionDispatchRate", "dispatchRate"), ("dispatchRate", None)):
         for _ in range(2):
@@ -156,8 +216,12 @@ def test_nothing_is_told_that_never_changes(rigs):
     for kind, limit in (("destination_storage", {"limitSize": 1_000}), ("message_age", {"limitTime": 1})):
         set_policies(rig, TOPIC, **{f"backlogQuota/{kind}": limit | {"policy": "consumer_backlog_eviction"}})
         later(rig, found, 3)
-    waiting = [rig.command("producer", topic="alone", producer_id=number, request_id=number, producer_access_mode=mode, connection=2)
-               for number, mode in ((900, api.Exclusive), (901, api.WaitForExclusive))]
+    waiting = [
+        rig.command(
+            "producer", topic="alone", producer_id=number, request_id=number, producer_access_mode=mode, connection=2
+        )
+        for number, mode in ((900, api.Exclusive), (901, api.WaitForExclusive))
+    ]
     rig.run(*waiting)
     look(rig, found)
     rig.run(rig.command("close_producer", producer_id=900, request_id=902, connection=2))
@@ -174,5 +238,9 @@ def test_nothing_is_told_that_never_changes(rigs):
     rig.publish(rig.producer(SYSTEM), b"x")
     look(rig, found)
     same = {path: values[0] for path, values in found.items() if len(set(map(repr, values))) == 1}
-    told = {path: value for path, value in same.items() if value not in ("{...}", "[...]") and not path.startswith(NOT_LOOKED_AT)}
+    told = {
+        path: value
+        for path, value in same.items()
+        if value not in ("{...}", "[...]") and not path.startswith(NOT_LOOKED_AT)
+    }
     assert told == {path: value for value, paths in ALWAYS.values() for path in paths}

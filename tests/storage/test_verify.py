@@ -1,4 +1,6 @@
-"""What is damaged in a data folder is found, with place and consequence; a folder that is whole is silent; a repair loses no byte."""
+"""What is damaged in a data folder is found, with place and consequence; a folder that is whole is silent; a repair
+loses no byte.
+"""
 import json
 import sqlite3
 import tarfile
@@ -26,7 +28,9 @@ NOTE, HARMLESS, LOSS, UNREADABLE = Severity
 
 
 class Folder:
-    """A stopped owner's: a topic in ledgers of ten entries, of which `all` has 12 behind it, and `some` 7 and every third of the others."""
+    """A stopped owner's: a topic in ledgers of ten entries, of which `all` has 12 behind it, and `some` 7 and every
+    third of the others.
+    """
 
     def __init__(self, rigs):
         rig = rigs(roll_over_entries=10)
@@ -132,7 +136,13 @@ def test_a_flipped_bit_costs_one_entry_and_says_whose(folder):
     for at in (offset, offset + 3, offset + 20, offset + size - 1):
         flip(folder.ledger(1), at)
         [found] = folder.found()
-        assert (found.severity, found.path, found.offset, found.size, found.entries) == (LOSS, folder.ledger(1), offset, size, 1)
+        assert (found.severity, found.path, found.offset, found.size, found.entries) == (
+            LOSS,
+            folder.ledger(1),
+            offset,
+            size,
+            1,
+        )
         assert f"{folder.ledgers[1]}:5" in found.what and "all" in found.consequence and "some" not in found.consequence
         flip(folder.ledger(1), at)
     assert folder.found() == []
@@ -326,7 +336,9 @@ def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
     catalogue = open_catalogue(path)
     catalogue.policies.set("public/default", "messageTTL", 60)
     catalogue.properties.set("public/default", {"a": "b"})
-    catalogue.database.write("INSERT INTO schemas VALUES ('persistent://public/default/a', 0, 1, x'00', 0, '{}', x'00')")
+    catalogue.database.write(
+        "INSERT INTO schemas VALUES ('persistent://public/default/a', 0, 1, x'00', 0, '{}', x'00')"
+    )
     catalogue.commit()
     catalogue.close()
     assert folder.found() == []
@@ -364,7 +376,9 @@ def test_a_newer_format_is_refused_in_one_line(folder, capsys):
     path = folder.index(1)
     head = np.fromfile(path, format.INDEX_HEADER, 1)
     fields = {name: head[name][0] for name in head.dtype.names if name != "checksum"}
-    newer = np.frombuffer(format.header(format.INDEX_HEADER, **fields | {"version": format.VERSION + 1}), format.INDEX_HEADER).copy()
+    newer = np.frombuffer(
+        format.header(format.INDEX_HEADER, **fields | {"version": format.VERSION + 1}), format.INDEX_HEADER
+    ).copy()
     newer["checksum"] = format.crc32c(newer.tobytes())
     overwrite(path, 0, newer.tobytes())
     assert main(["verify", str(folder.path)]) == UNREADABLE
@@ -416,7 +430,9 @@ def test_a_repair_makes_anew_what_can_be_and_keeps_every_damaged_byte(folder, ca
     assert len(listed) == 5
     for one in listed:
         kept = Path(one["copy"]).read_bytes()
-        assert kept == damaged[Path(one["path"])][one["offset"]:one["offset"] + one["size"]] and len(kept) == one["size"]
+        assert (
+            kept == damaged[Path(one["path"])][one["offset"] : one["offset"] + one["size"]] and len(kept) == one["size"]
+        )
     assert folder.ledger(1).read_bytes() == damaged[folder.ledger(1)]
     assert folder.ledger(2).read_bytes() == good[folder.ledger(2)]
     assert folder.state.read_bytes() == good[folder.state]
@@ -428,8 +444,12 @@ def test_beside_a_broker_only_what_every_look_finds_is_told(tmp_path, monkeypatc
     """What it was just writing is whole the next time, and whatever is found first later may be such a thing."""
     def found(text):
         return verify.Finding(tmp_path, 0, 0, text, "", verify.Severity.LOSS)
-    looks = [{0: [], 1: [found("a"), found("b")], 2: [found("a")]}, {0: [found("c")], 1: [found("b"), found("c")], 2: []},
-             {0: [found("c")], 1: [found("a"), found("b"), found("c")], 2: [found("a")]}]
+
+    looks = [
+        {0: [], 1: [found("a"), found("b")], 2: [found("a")]},
+        {0: [found("c")], 1: [found("b"), found("c")], 2: []},
+        {0: [found("c")], 1: [found("a"), found("b"), found("c")], 2: [found("a")]},
+    ]
     asked = []
 
     def look(self, names, wanted):
@@ -459,7 +479,8 @@ def test_a_repaired_folder_is_served(folder, rigs):
     assert [position for position, _ in rig.everything("a")] == folder.positions
 
 
-@pytest.mark.parametrize(("behind", "severity", "says"), [(1, Severity.NOTE, "the last change"), (2, Severity.LOSS, "2 changes")])
+@pytest.mark.parametrize(("behind", "severity", "says"), [(1, Severity.NOTE, "the last change"), (2, Severity.LOSS,
+    "2 changes")])
 def test_changes_in_sqlites_log_behind_a_damaged_frame_are_counted(tmp_path, behind, severity, says):
     """The last one may have been under way when the power went; others were answered."""
     one = open_catalogue(tmp_path / "catalogue.sqlite")

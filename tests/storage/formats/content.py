@@ -1,6 +1,7 @@
 """What a data folder of any format version holds: `fill` writes it, `check` finds it again.
 
-Never changed once a version's folder is made of it; what later versions can hold in addition goes into functions of their own.
+Never changed once a version's folder is made of it; what later versions can hold in addition goes into functions of
+their own.
 """
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
@@ -16,14 +17,19 @@ KEY = {"partition_key": "k", "properties": [api.KeyValue(key="a", value="b")]}
 
 
 def fill(rig):
-    """A topic of three ledgers with four subscriptions, one that is terminated, and one that was written after the last checkpoint."""
+    """A topic of three ledgers with four subscriptions, one that is terminated, and one that was written after the
+    last checkpoint.
+    """
     producer = rig.producer("many")
     shared = rig.consumer("many", "shared", subType=SubType.Shared)
     in_order = rig.consumer("many", "in-order")
     rig.consumer("many", "untouched")
     gone = rig.consumer("many", "gone")
-    positions = [position for first in range(0, 120, 10)
-                 for position in rig.run(rig.sends(*[(producer, b"%d" % n, KEY) for n in range(first, first + 10)])).positions]
+    positions = [
+        position
+        for first in range(0, 120, 10)
+        for position in rig.run(rig.sends(*[(producer, b"%d" % n, KEY) for n in range(first, first + 10)])).positions
+    ]
     [batch] = rig.run(rig.sends((producer, b"batch", {"batch": 70}))).positions
     rig.run(rig.flow(shared, 1_000), rig.flow(in_order, 60))
     rig.run(rig.acks(shared, *positions[1:120:2]), rig.ack_part(shared, batch, (1 << 64) - 2, 0b111110))
@@ -43,10 +49,14 @@ def fill(rig):
 def check(rig):
     """All of it is there: entries, cursors, holes, parts of a batch, redeliveries."""
     assert [int(payload) for _, payload in rig.everything("many")[:-1]] == list(range(120))
-    assert set(rig.owner.partition(rig.topic("many")).subscriptions) == {(name, True) for name in ("shared", "in-order", "untouched")}
+    assert set(rig.owner.partition(rig.topic("many")).subscriptions) == {
+        (name, True) for name in ("shared", "in-order", "untouched")
+    }
     shared = rig.consumer("many", "shared", subType=SubType.Shared)
     answers = rig.run(rig.flow(shared, 1_000))
-    assert [payload for _, payload in rig.delivered(answers, shared)] == [b"%d" % n for n in range(0, 120, 2)] + [b"batch"]
+    assert [payload for _, payload in rig.delivered(answers, shared)] == [b"%d" % n for n in range(0, 120, 2)] + [
+        b"batch"
+    ]
     given = rig.given(answers, shared)
     assert [count for _, count, _ in given] == [1, 2] + [0] * 59
     assert given[-1][2] == [(1 << 64) - 2, 0b111110]
@@ -67,10 +77,20 @@ def set_policy(rig, topic, name, value):
 
 
 def fill_2(rig):
-    """Sequence ids, a message of which the last chunk is missing; what expired, was skipped and is gone; a death; policies."""
+    """Sequence ids, a message of which the last chunk is missing; what expired, was skipped and is gone; a death;
+    policies.
+    """
     once = rig.producer("once", producer_name="p")
     set_policy(rig, "once", "deduplication", True)
-    send(rig, once, 1, 2, Message(3, highest=7), Message(9, b"first", chunk=0, chunks=3), Message(9, b"second", chunk=1, chunks=3))
+    send(
+        rig,
+        once,
+        1,
+        2,
+        Message(3, highest=7),
+        Message(9, b"first", chunk=0, chunks=3),
+        Message(9, b"second", chunk=1, chunks=3),
+    )
     rig.consumer("short", "sub")
     short = rig.producer("short")
     rig.publish(short, b"old")
@@ -94,7 +114,14 @@ def check_2(rig):
     assert send(rig, once, 2, Message(5, highest=7), Message(9, b"first", chunk=0, chunks=3)) == [True, True, True]
     assert send(rig, once, Message(9, b"third", chunk=2, chunks=3), 9, 10) == [False, True, False]
     told = rig.asked("why", "short", subscription="sub")
-    assert told["messages"] == {"published": 3, "acknowledged": 0, "expired": 1, "skipped": 1, "evicted": 0, "backlog": 1}
+    assert told["messages"] == {
+        "published": 3,
+        "acknowledged": 0,
+        "expired": 1,
+        "skipped": 1,
+        "evicted": 0,
+        "backlog": 1,
+    }
     poison = rig.consumer("deadly", "sub", connection=7, metadata=[api.KeyValue(key=QUARANTINE, value="2")])
     rig.run(rig.flow(poison, 1))
     rig.run(rig.happened(envelope.CONNECTION_GONE, connection=7))
@@ -117,7 +144,9 @@ def fill_3(rig):
     rig.consumer("wait", "sub", subType=SubType.Shared)
     producer = rig.producer("wait")
     hours = (2_000, 901, 900, 902, 901)
-    waiting = rig.run(rig.sends(*[(producer, b"%d" % n, {"deliver_at_time": START_MS + n * HOUR_MS}) for n in hours])).positions
+    waiting = rig.run(
+        rig.sends(*[(producer, b"%d" % n, {"deliver_at_time": START_MS + n * HOUR_MS}) for n in hours])
+    ).positions
     assert rig.asked("cancel", "wait", position=waiting[2])
     rig.run(after_ms=20_000)
     rig.settle()
@@ -126,7 +155,9 @@ def fill_3(rig):
 
 
 def check_3(rig):
-    reading = rig.consumer("t", "reading", durable=False, read_compacted=True, initialPosition=api.CommandSubscribe.Earliest)
+    reading = rig.consumer(
+        "t", "reading", durable=False, read_compacted=True, initialPosition=api.CommandSubscribe.Earliest
+    )
     given = [payload for _, payload in rig.delivered(rig.run(rig.flow(reading, 100)), reading)]
     assert [payload for payload in given if payload[:1] == b"v"] == [b"v4", b"v5", b"v6", b"v7"]
     assert given[-1] == b"3"

@@ -1,9 +1,10 @@
-"""Writes what a broker of these formats left when it was killed: version-N.tar.xz and folder-N.tar.xz, beside this file.
+"""Make archives of what a killed broker leaves: version-N.tar.xz and folder-N.tar.xz, beside this file.
 
-    pytest tests/storage/formats/make.py      makes those of the current versions, of files and of the folder, where there are none yet
+    pytest tests/storage/formats/make.py      makes missing archives of the current versions
 
-Each is made once, by the program that wrote that version, and kept: test_formats.py reads all of them.
+Each archive is made once, by the program that writes that version, and kept: test_formats.py reads all of them.
 """
+
 import shutil
 import tarfile
 from pathlib import Path
