@@ -4,35 +4,15 @@ from geminga.storage.admin.questions import (
     AdoptView,
     BackupCut,
     BeginBackup,
-    CompactedView,
     CompactionDue,
     CutBackup,
-    GetView,
 )
 from geminga.storage.commands.topic_lookup import stored
-from geminga.storage.topics.partition import Partition
-from geminga.storage.upkeep.compacted_views import news
 
 
-def adopt_view(owner: AdministeredOwner, question: AdoptView) -> CompactedView:
+def adopt_view(owner: AdministeredOwner, question: AdoptView) -> None:
     """Put a view in force that a job has made.  Raises Refusal if it does not fit what is there."""
-    partition = stored(owner, question.topic)
-    owner.views.adopt(partition, question.view)
-    return _view_of(partition)
-
-
-def view(owner: AdministeredOwner, question: GetView) -> CompactedView:
-    """Return the compacted view in force."""
-    return _view_of(stored(owner, question.topic))
-
-
-def _view_of(partition: Partition) -> CompactedView:
-    number, horizon, behind = partition.view_number, partition.horizon, news(partition)
-    if partition.view is None:
-        return CompactedView(number, horizon, entries=0, messages=0, bytes=0, news=behind, created_ms=0)
-    manifest = partition.view.manifest
-    return CompactedView(number, horizon, entries=manifest.entries, messages=manifest.messages, bytes=manifest.size,
-                         news=behind, created_ms=manifest.created_ms, report=manifest.report)
+    owner.views.adopt(stored(owner, question.topic), question.view)
 
 
 def compaction_due(owner: AdministeredOwner, question: CompactionDue) -> list[tuple[int, str]]:

@@ -107,7 +107,6 @@ FUNCTIONS: dict[type[Question[Any]], Function] = {
     questions.Measure: topic_figures.measure,
     questions.GetStorage: stored_topics.storage,
     questions.GetStored: stored_topics.stored_topic,
-    questions.GetView: jobs.view,
     questions.AdoptView: jobs.adopt_view,
     questions.CompactionDue: jobs.compaction_due,
     questions.Enforce: housekeeping.enforce,

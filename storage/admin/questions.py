@@ -6,7 +6,7 @@ it. On the wire a question is a JSON object: "ask" has its name, "topic" its top
 A question about a subscription that does not exist is refused, unless it is asked `everywhere`: then it goes to all
 partitions of a topic or namespace, and those without the subscription ignore it.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar, get_args
 
 from geminga.proto.names import TopicName
@@ -410,27 +410,8 @@ class Measure(Question[bytes | int], name="measure"):
 
 # -- compacted views, nights and backups, for jobs beside the broker
 
-@dataclass(frozen=True)
-class CompactedView:
-    """The compacted view in force; `view` is 0 if there is none."""
-
-    view: int
-    horizon: Position
-    entries: int
-    messages: int
-    bytes: int
-    news: int                          # bytes behind the horizon
-    created_ms: int
-    report: dict[str, object] = field(default_factory=dict)      # of the job that made it
-
-
-@dataclass(frozen=True)
-class GetView(TopicQuestion[CompactedView], name="compaction"):
-    """Ask for the compacted view in force."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class AdoptView(TopicQuestion[CompactedView], name="adopt-view"):
+class AdoptView(TopicQuestion[None], name="adopt-view"):
     """Put the compacted view of that number in force, which a job has made."""
 
     view: int

@@ -16,7 +16,7 @@ from geminga.storage.cursors.cursor import EXPIRED, REASONS
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
 from geminga.storage.enforcement.backlog_quota import backlog_bytes
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.statistics.columns import (
     DELAYED,
     Topic,
@@ -75,7 +75,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
         subscriptions=subscriptions)
 
 
-def _compaction(view: View | None) -> CompactionFigures:
+def _compaction(view: CompactedLedgers | None) -> CompactionFigures:
     """Return figures of the compaction that made the view in force; the admin process knows of failed ones."""
     if view is None:
         return CompactionFigures(0, 0, 0)

@@ -19,7 +19,7 @@ from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
 from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.ledger_files import take_bounds
 from geminga.storage.ledgers.position import NOWHERE, Position
@@ -132,7 +132,7 @@ def current_view(data_dir: Path | str, partition_id: int) -> int:
     return next(reversed(compacted_ledgers.numbers(format.partition_folder(Path(data_dir), partition_id))), 0)
 
 
-def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int) -> list[Stretch]:
+def _of_view(view: CompactedLedgers, behind: Position, up_to: Position | None, size_max: int) -> list[Stretch]:
     pieces = []
     for part in view.manifest.parts:
         opened = view.find(part.ledger_id)

@@ -214,7 +214,7 @@ class CompactedLedger:
         return self.ledger_id, entry_id, self.bits_of(entry_id).bit_length() - 1 if is_batch else -1
 
 
-class View:
+class CompactedLedgers:
     """A compacted view of a partition; the one with the highest number is the newest."""
 
     def __init__(self, folder: Path, number: int, manifest: Manifest):
@@ -229,7 +229,7 @@ class View:
         return next((ledger.last_message() for ledger in reversed(self.ledgers) if len(ledger.kept)), (-1, -1, -1))
 
     def __repr__(self) -> str:
-        return f"<View {self.number} up to {self.horizon}: {len(self.ledgers)} ledgers>"
+        return f"<CompactedLedgers {self.number} up to {self.horizon}: {len(self.ledgers)} ledgers>"
 
     def find(self, ledger_id: int) -> CompactedLedger | None:
         """The compacted ledger with that id."""
@@ -312,7 +312,7 @@ def numbers(folder: Path) -> list[int]:
         return []
 
 
-def open_view(folder: Path, number: int = 0) -> View | None:
+def open_view(folder: Path, number: int = 0) -> CompactedLedgers | None:
     """Open a view of a partition, given its folder: the one with that number, or for 0 the newest.
 
     Return None when there is no view.  Raises CorruptFile, FileNotFoundError.
@@ -321,7 +321,7 @@ def open_view(folder: Path, number: int = 0) -> View | None:
     if not number:
         return None
     path = format.compacted_folder(folder) / str(number)
-    return View(path, number, decode((path / MANIFEST).read_bytes(), path / MANIFEST))
+    return CompactedLedgers(path, number, decode((path / MANIFEST).read_bytes(), path / MANIFEST))
 
 
 def unfinished(folder: Path, number: int | str) -> Path:

@@ -16,7 +16,7 @@ from geminga.proto.names import TopicName
 from geminga.proto.sends import IS_BATCH
 from geminga.storage import format
 from geminga.storage.ledgers import ledger_files
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.ledgers.readable import StoredLedger
@@ -35,9 +35,10 @@ class ManagedLedger:
     next_message: int = field(default=0, kw_only=True)             # messages ever published
     now_ms: int = field(default=0, kw_only=True)                   # time of the pass
     damage: list[str] = field(default_factory=list, kw_only=True)  # found in its files, and not reported yet
-    view: View | None = field(default=None, kw_only=True)          # the newest compacted view
+    view: CompactedLedgers | None = field(default=None, kw_only=True)      # the newest compacted view
     view_number: int = field(default=0, kw_only=True)              # ... even if it cannot be used; 0: there is none
-    replaced: list[View] = field(default_factory=list, kw_only=True)      # older views that consumers may still read
+    # Older views that consumers may still read.
+    replaced: list[CompactedLedgers] = field(default_factory=list, kw_only=True)
 
     def __repr__(self) -> str:
         state = f"ledgers={len(self.ledgers)} messages={self.next_message} view={self.view_number}"
@@ -77,7 +78,7 @@ class ManagedLedger:
         found = self.find(position[0])
         return found is not None and -1 <= position[1] < found.entries
 
-    def take_over(self, view: View) -> None:
+    def take_over(self, view: CompactedLedgers) -> None:
         """Adopt a compacted view; consumers of the one before go on reading that one."""
         view.damage = self.damage
         for part in view.ledgers:
@@ -87,7 +88,7 @@ class ManagedLedger:
             self.replaced.append(self.view)
         self.view, self.view_number = view, view.number
 
-    def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
+    def with_view(self, view: CompactedLedgers | None, ledger_id: int) -> Sequence[StoredLedger]:
         """The view's compacted ledgers from that id up to its horizon, and the ledgers behind the horizon.
 
         Without a view: the ledgers from that id on.
@@ -96,7 +97,7 @@ class ManagedLedger:
             return self.ledgers_from(ledger_id)
         return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
 
-    def mark_delete_before(self, position: Position, view: View | None = None) -> Position:
+    def mark_delete_before(self, position: Position, view: CompactedLedgers | None = None) -> Position:
         """The mark-delete position of a cursor whose next entry is the first that exists at position or behind it.
 
         view: the compacted view that the cursor reads up to its horizon.
@@ -111,7 +112,7 @@ class ManagedLedger:
             return (behind.ledger_id, -1) if behind.ledger_id > position[0] else self.last_confirmed
         return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
 
-    def mark_delete_before_time(self, publish_time_ms: int, view: View | None = None) -> Position:
+    def mark_delete_before_time(self, publish_time_ms: int, view: CompactedLedgers | None = None) -> Position:
         """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
         for found in self.with_view(view, 0):
             late = found.column("publish_time")[:found.entries] >= publish_time_ms

@@ -16,7 +16,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.storage.ledgers.compacted_ledgers import Part, View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers, Part
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.offline.verify_ledger import runs
@@ -70,7 +70,7 @@ def _left(folder: Path, number: int) -> Iterator[Finding]:
                           "its broker removes it" if is_old else "the next job removes it", Severity.NOTE)
 
 
-def _part(view: View, part: Part, check: ViewCheck) -> Iterator[Finding]:
+def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Finding]:
     """Check the entries of one ledger in a view.  Raises OSError, and CorruptFile when a file ends too early."""
     index, data = format.index_path(view.folder, part.ledger_id), format.ledger_path(view.folder, part.ledger_id)
     for path, needed in ((index, part.kept * _WIDTH), (data, part.size)):

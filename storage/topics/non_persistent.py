@@ -16,7 +16,7 @@ from geminga.proto.rows import Rows
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.delayed.index import DelayedIndex
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
@@ -111,7 +111,7 @@ class NonPersistentTopic:
     # -- ledgers: it has none
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> CompactedLedgers | None:
         """None: a topic without ledgers has no compacted view."""
         return None
 
@@ -129,7 +129,7 @@ class NonPersistentTopic:
         """No ledgers: a consumer never has anything to catch up with."""
         return []
 
-    def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
+    def with_view(self, view: CompactedLedgers | None, ledger_id: int) -> Sequence[StoredLedger]:
         """Return an empty list: a non-persistent topic has neither ledgers nor views."""
         return []
 

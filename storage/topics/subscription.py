@@ -22,7 +22,7 @@ from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.delayed.index import DelayedIndex, Released
-from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
@@ -68,7 +68,7 @@ class Topic(Protocol):
         """All ledgers, ascending."""
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> CompactedLedgers | None:
         """The newest compacted view; None: the topic has none."""
 
     @property
@@ -81,7 +81,7 @@ class Topic(Protocol):
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
         """The ledger with that id, or the next one, and all ledgers behind it."""
 
-    def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
+    def with_view(self, view: CompactedLedgers | None, ledger_id: int) -> Sequence[StoredLedger]:
         """The view's compacted ledgers from that id up to the view's horizon, and the ledgers behind the horizon."""
 
     def give_up_lost(self, ledger: Ledger) -> None:
@@ -320,7 +320,7 @@ class Subscription:
     consumers: dict[Consumer, None] = field(default_factory=dict)         # in the order in which they attached
     reads_compacted: bool = False      # the consumers read a compacted view, as the first of them asked for
     # The view that they read up to its horizon; None once the mark-delete position has reached the horizon.
-    view: View | None = None
+    view: CompactedLedgers | None = None
     read: Position = (0, 0)            # the next entry to deliver; always behind the mark-delete position
     allowance: Allowance | None = None                         # of this pass; None: no rate bounds the subscription
     limited: Limited | None = None

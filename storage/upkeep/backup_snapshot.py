@@ -21,7 +21,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage import format
 from geminga.storage.cursors import state_file
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 
@@ -94,7 +94,7 @@ class BackupSnapshots:
         if self._folder is not None:
             self._link(self._folder, partition, partition.open_ledger.files())
 
-    def view_taken(self, partition: Partition, view: View) -> None:
+    def view_taken(self, partition: Partition, view: CompactedLedgers) -> None:
         """A partition has a new compacted view: link its files."""
         if self._folder is not None:
             self._link(self._folder, partition, view.folder.iterdir())

@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
@@ -65,7 +65,7 @@ class CompactedViews(Watcher):
         if not readers and not partition.replaced:
             del self._watched[partition]
 
-    def _forget(self, view: View) -> None:
+    def _forget(self, view: CompactedLedgers) -> None:
         """Have workers unmap the files of a view."""
         for worker in {worker for worker, _ in self._owner.sessions}:
             for part in view.manifest.parts:
@@ -116,7 +116,7 @@ class CompactedViews(Watcher):
             is_in_view = partition.view is not None and partition.view.find(ledger_id) is not None
             if partition.find(ledger_id) is None and not is_in_view:
                 return f"{path}: ledger {ledger_id} has been deleted meanwhile"
-        return View(path.parent, number, manifest).missing()
+        return CompactedLedgers(path.parent, number, manifest).missing()
 
     def _take_over(self, partition: Partition, number: int) -> None:
         """Open a view whose files are in place, and make it the partition's.  Raises OSError."""

@@ -17,6 +17,7 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.offline import verify
 from geminga.storage.offline.findings import Severity
 from geminga.storage.topics.subscription import SubType
+from geminga.storage.upkeep.compacted_views import news
 from geminga.workers.clients.egress import Ledgers
 
 from .files import flip
@@ -501,19 +502,19 @@ def test_what_is_due(rigs):
     assert due() == []
     topic.publish(("a", b"y" * 1_000))
     assert due() == [[topic.partition.partition_id, NAME]]
-    assert topic.asked("compaction")["view"] == 0
+    assert topic.partition.view_number == 0
     topic.compact()
     assert due() == []
-    told = topic.asked("compaction")
-    assert (told["view"], told["entries"], told["messages"], told["news"]) == (1, 1, 1, 0)
-    assert told["bytes"] > 1_000 and told["report"]["messages_in"] == 2
+    view = topic.partition.view.manifest
+    assert (topic.partition.view_number, view.entries, view.messages, news(topic.partition)) == (1, 1, 1, 0)
+    assert view.size > 1_000 and view.report["messages_in"] == 2
     stats = topic.rig.shown("stats", "t", earliest=False, publishers=False, consumers=False)["compaction"]
     assert (
         stats["lastCompactionRemovedEventCount"] == 1
-        and stats["lastCompactionSucceedTimestamp"] == told["created_ms"] > 0
+        and stats["lastCompactionSucceedTimestamp"] == view.created_ms > 0
     )
     assert topic.rig.shown("internal", "t")["compactedLedger"] == {
-        "ledgerId": 1, "entries": 1, "size": told["bytes"], "offloaded": False, "underReplicated": False}
+        "ledgerId": 1, "entries": 1, "size": view.size, "offloaded": False, "underReplicated": False}
 
 
 def test_a_partition_without_a_threshold_is_never_due(rigs):

@@ -10,7 +10,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.storage.ledgers.compacted_ledgers import Manifest, Part, PartWriter, View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers, Manifest, Part, PartWriter
 
 from .test_journal_order import Kernel
 
@@ -96,7 +96,7 @@ def test_all_of_a_view_is_synced_and_its_folder_last(tmp_path, monkeypatch):
 def view(tmp_path):
     """Of ledgers 5 and 7, up to entry 4 of the latter; ledger 6 has nothing left."""
     parts = written(tmp_path, 5, [0, 2, 9]), written(tmp_path, 7, [1, 4], entries=5)
-    found = View(tmp_path, 1, manifest(*parts, horizon=(7, 4)))
+    found = CompactedLedgers(tmp_path, 1, manifest(*parts, horizon=(7, 4)))
     found.cover([(5, 10), (6, 3), (7, 20), (8, 20)])
     return found
 
@@ -133,7 +133,7 @@ def test_an_index_that_was_cut_is_told_and_the_rest_of_it_is_read(tmp_path):
     part = written(tmp_path, LEDGER, [1, 4, 6])
     path = format.index_path(tmp_path, LEDGER)
     path.write_bytes(path.read_bytes()[:-5])
-    view = View(tmp_path, 1, manifest(part))
+    view = CompactedLedgers(tmp_path, 1, manifest(part))
     assert view.find(LEDGER).kept.tolist() == [1, 4]
     assert len(view.damage) == 1 and "ends before row 2 of 3" in view.damage[0]
     assert "found the end of the file" in view.missing()
