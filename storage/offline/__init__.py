@@ -6,8 +6,8 @@
     repair.py              copies damaged bytes aside and rebuilds what has a second source
     dump.py                prints one file, line by line
     upgrade.py             the formats of a folder, and the changes that a start would make
-    backup.py, restore.py  make a backup, put one in place
+    backup.py, restore.py  make a backup; restore one into an empty folder
 
-Imports: `disk/`, `ledgers/`, `cursors/`, `catalogue/`, `schemas/`, and of `owner/` its recovery.
-Start with `verify.py`.
+Imports: `disk/`, `ledgers/`, `cursors/`, `catalogue/`, `schemas/`, and the recovery of `owner/`. Start with
+`verify.py`.
 """

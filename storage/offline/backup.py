@@ -1,21 +1,26 @@
 """Make a backup of a data folder as of one moment, while a broker goes on serving the folder.
 
-    <parent>/<time>/manifest             CRC32-C of the rest in hexadecimal, a space, a Manifest as JSON
+    <parent>/<time>/manifest             CRC32-C of the JSON in hexadecimal, a space, a Manifest as JSON
     <parent>/<time>/catalogue.sqlite
-    <parent>/<time>/partitions/<id>/...  as in a data folder: ledgers, indexes, state, amendments, the view in force
+    <parent>/<time>/partitions/<id>/...  as in a data folder: ledgers, indexes, state, amendments, the newest view
     <parent>/<time>.new                  a backup in progress, or one that was not completed
     <parent>/lock                        held by the process that makes a backup in this folder
     <data>/backup/lock                   held by the process that makes a backup of this data folder
-    <data>/backup/linked/<id>/...        second names of all files that may belong to the backup, until they are moved
+    <data>/backup/linked/<id>/...        hard links to all files that may belong to the backup, until they are moved
                                          or copied
 
-First, every file gets a second name. Then owners say where each file ends (backup_snapshot.py). Then files are synced
-and read for their checksums. Files that are only appended to share their blocks with the backup where the file system
-can do that. Otherwise, on the same file system, a ledger's file stays linked, and no holes are punched into a file
-with two names. All other files are copied, unless the backup before has the same. A header that is written in place is
-kept in the manifest.
+Steps:
 
-A backup has no journal, because the states and indexes in it are complete.
+  1. Every file gets a hard link.
+  2. Owners report where each file ends (backup_snapshot.py).
+  3. Files are synced and read for their checksums.
+
+Files that are only appended to share their blocks with the backup if the file system supports reflinks. On the same
+file system without reflinks, the backup keeps the hard link to a ledger's file. No holes are punched into a file that
+has two hard links. All other files are copied, unless the previous backup has an identical copy. A header that is
+rewritten in place is stored in the manifest.
+
+A backup has no journal, because its states and indexes are complete.
 """
 import contextlib
 import json
@@ -52,7 +57,7 @@ _MANIFEST_MAX = 1 << 30      # bytes; some 200 for each file
 
 
 class CannotBackUp(Exception):
-    """The backup cannot be made or read.  The text is one line for the user."""
+    """Exception for a backup that cannot be made or read.  The text is one line for the user."""
 
 
 @dataclass(slots=True)
@@ -60,10 +65,10 @@ class Item:
     """One file of a backup."""
 
     path: str                # in the data folder, and in the backup
-    size: int                # bytes that count, with the header
-    crc32c: int = 0          # of these
-    header: str = ""         # hexadecimal; what it begins with, whatever is there now
-    source: list[int] = field(default_factory=list)      # inode and time of the last change of what it was made from
+    size: int                # bytes of the file that belong to the backup, with the header
+    crc32c: int = 0          # of the first `size` bytes
+    header: str = ""         # hexadecimal; the file's first bytes in the backup
+    source: list[int] = field(default_factory=list)      # inode and mtime in ns of the source file
 
 
 @dataclass(slots=True)
@@ -84,8 +89,8 @@ class Manifest:
 def read_manifest(backup: Path) -> Manifest:
     """Read and check the manifest of a backup.
 
-    Raises CorruptFile, OSError, and CannotBackUp for a manifest that a newer program or no program of ours has
-    written.
+    Raises CorruptFile, OSError. Raises CannotBackUp if a newer version of Geminga or another program wrote the
+    manifest.
     """
     path = backup / MANIFEST
     checksum, _, text = regular_files.read(path, _MANIFEST_MAX).partition(b" ")
@@ -107,7 +112,10 @@ def read_manifest(backup: Path) -> Manifest:
 
 
 def _item(manifest: Path, item: Item) -> Item:
-    """Return the item unchanged. Raises CannotBackUp, ValueError, TypeError if no backup can contain such a file."""
+    """Return the item unchanged, after checking its path, size and checksum fields.
+
+    Raises CannotBackUp, ValueError, TypeError if no backup can contain such a file.
+    """
     parts = Path(item.path).parts
     is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
     if not (item.path == CATALOGUE or (is_partitions and item.path == "/".join(parts) and item.path.isprintable())):
@@ -127,13 +135,13 @@ def _number(value: object) -> int:
 
 @dataclass(slots=True)
 class BackupReport:
-    """Result of one backup."""
+    """Result of one backup: its folder, amounts, and duration."""
 
     folder: str
     partitions: int = 0
     bytes: int = 0
-    shared_bytes: int = 0        # of these: with the data folder, or with the backup before
-    longest_pause_ms: float = 0  # that an owner stood still for
+    shared_bytes: int = 0        # of `bytes`: shared with the data folder or the previous backup
+    longest_pause_ms: float = 0  # longest time that an owner did not serve
     seconds: float = 0
 
 
@@ -146,11 +154,11 @@ def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[
          keep: int = 0) -> BackupReport:
     """Make a backup in a new folder of `parent`.
 
-    begin, cut: ask all owners (backup_snapshot.py). keep: number of backups to keep, 0 for all; older ones are
-    removed.
+    begin, cut: callbacks that ask all owners to begin a backup, and to report where their files end
+    (backup_snapshot.py). keep: number of backups to keep, 0 for all; older backups are removed.
 
-    Raises CannotBackUp, OSError, CorruptFile and everything that begin and cut raise; the unfinished backup is removed
-    then.
+    Raises CannotBackUp, OSError, CorruptFile and all exceptions of begin and cut. The unfinished backup is removed
+    before any of them leaves this function.
     """
     began = time.monotonic()
     if parent.resolve().is_relative_to(data_dir.resolve()):
@@ -173,14 +181,14 @@ def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[
         finally:
             _clean(data_dir, parent)
         for old in backups(parent)[:-keep] if keep else ():
-            old.rename(old.with_suffix(_UNFINISHED))      # from here on it is none
+            old.rename(old.with_suffix(_UNFINISHED))      # no longer counts as a backup
         _clean(data_dir, parent)
         report.folder, report.seconds = str(parent / name), round(time.monotonic() - began, 3)
         return report
 
 
 def remove_leftovers(data_dir: Path) -> None:
-    """Remove the links that a killed backup left in the data folder."""
+    """Remove the hard links in the data folder that a killed backup left behind."""
     linked = format.linked_folder(data_dir)
     if linked.exists():
         with locks.lock(linked.with_name(locks.LOCK)) as is_alone:
@@ -195,7 +203,10 @@ def _clean(data_dir: Path, parent: Path) -> None:
 
 
 class _Making:
-    """One backup in progress, in the folder `made`.  `before` is the newest completed backup, if there is one."""
+    """One backup in progress, in the folder `made`.
+
+    `before` is the newest completed backup; None if there is no completed one.
+    """
 
     def __init__(self, data_dir: Path, made: Path, before: Path | None):
         self._data_dir, self._made, self._before = data_dir, made, before
@@ -203,11 +214,11 @@ class _Making:
         if before is not None:
             with contextlib.suppress(CorruptFile, CannotBackUp, OSError):
                 self._known = {item.path: item for item in read_manifest(before).items}
-        self._rows: dict[int, list[Item]] = {}       # by partition: as its files say
-        self._stays = False                          # whether what is linked is the backup's already
+        self._rows: dict[int, list[Item]] = {}       # by partition id, with sizes as its files give them
+        self._stays = False                          # whether the folder of links was moved into the backup
         self._linked = format.linked_folder(data_dir)
         self._linked.mkdir()
-        self._clones = True                          # whether files may share blocks without being one
+        self._clones = True                          # False: the file system does not support reflinks
         self._report = BackupReport("")
 
     def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]]) -> BackupReport:
@@ -217,7 +228,7 @@ class _Making:
             if folder.name.isdigit():
                 self._rows[int(folder.name)] = self._link(folder, int(folder.name))
         states = self._take(cut())
-        with contextlib.suppress(OSError):           # another file system, or a mount of its own
+        with contextlib.suppress(OSError):           # it fails across file systems and mounts
             self._linked.rename(self._made / PARTITIONS)
             self._linked, self._stays = self._made / PARTITIONS, True
         created_ms = time.time_ns() // 1_000_000
@@ -238,12 +249,13 @@ class _Making:
         self._report.partitions = len(stored & self._rows.keys())
         return self._report
 
-    # -- what there is
+    # -- files, and their sizes
 
     def _link(self, folder: Path, partition_id: int) -> list[Item]:
-        """Give all files of a partition a second name, and return their items as the files describe themselves.
+        """Hard-link all files of a partition into the backup's folder of links, and return an Item for each.
 
-        Files that disappear meanwhile are not needed.
+        Sizes come from index headers or from the file system. The backup does not need a file that disappears
+        meanwhile.
         """
         items = []
         for path in _files(folder):
@@ -262,7 +274,10 @@ class _Making:
         return str(path.relative_to(self._data_dir))
 
     def _ledger(self, partition_id: int, ledger_id: int) -> list[Item]:
-        """Return the items of a ledger, with sizes from its index header; whole files if the header is damaged."""
+        """Return the items of a ledger's two files, with sizes from the index header.
+
+        Items cover whole files if the index header is damaged.
+        """
         folder = self._linked / str(partition_id)
         paths = [format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id)]
         with open(paths[0], "rb") as file:
@@ -279,7 +294,7 @@ class _Making:
         return _items(ledger, raw, int(head["entries"][0]), int(head["size"][0]))
 
     def _take(self, cuts: list[dict[str, Any]]) -> dict[int, bytes]:
-        """Apply the cuts that owners answered, and return the states of partitions as bytes."""
+        """Take over sizes and states from the owners' files, and return {partition id: bytes of its state}."""
         states = {}
         for one in cuts:
             self._report.longest_pause_ms = max(self._report.longest_pause_ms, round(1000 * one["seconds"], 3))
@@ -292,7 +307,7 @@ class _Making:
 
     def _take_row(self, row: dict[str, Any]) -> None:
         partition_id, named = row["id"], format.partition_folder(Path(), row["id"])
-        if "open" not in row:      # nobody has opened it since a start: its files are right, but for the state
+        if "open" not in row:      # not opened since a start: its files are current, except for the state
             items = [item for item in self._rows.get(partition_id, []) if item.path != str(named / STATE)]
         else:
             items = [item for ledger_id in row["sealed"] for item in self._ledger(partition_id, ledger_id)]
@@ -312,10 +327,10 @@ class _Making:
             return catalogue.partitions.newest_id()
 
     def _copy_catalogue(self, newest: int) -> set[int]:
-        """Copy the catalogue, and return the ids of the partitions in the copy.
+        """Copy the catalogue into the backup, and return the ids of the partitions in the copy.
 
-        The copy is made after the cuts. Partitions that were created after the cuts (ids above `newest`) are deleted
-        from it.
+        The copy is made after all owners have reported where their files end. Partitions with ids above `newest` and
+        without linked files were created during the backup, and are deleted from the copy.
         """
         uri = f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as source, \
@@ -334,10 +349,14 @@ class _Making:
         path.parent.mkdir(exist_ok=True)
         write_anew(path, data)
 
-    # -- what becomes of it
+    # -- files into the backup
 
     def _settle(self, item: Item) -> None:
-        """Put the synced file of an item into the backup, and compute its checksum."""
+        """Put the file of an item into the backup, synced, and compute its checksum.
+
+        An unchanged file is hard-linked from the previous backup. Any other file is cloned if the file system supports
+        reflinks. Otherwise it stays a hard link to the data folder's file, or is copied.
+        """
         path = self._made / item.path
         self._report.bytes += item.size
         if item.path == CATALOGUE:
@@ -373,7 +392,9 @@ class _Making:
             item.crc32c = sum_up(item, _chunks(file, item))
 
     def _clone(self, source: Path, target: Path) -> bool:
-        """Try to make target share the blocks of source.  Return False if the file system cannot do that."""
+        """Try to make `target` share the blocks of `source` (a reflink).  Return False if the file system does not
+        support it.
+        """
         if self._clones:
             with open(source, "rb") as file, open(target, "wb") as copy:
                 try:
@@ -384,7 +405,9 @@ class _Making:
         return self._clones
 
     def _remove_others(self, wanted: set[str]) -> None:
-        """Remove linked files that do not belong to the backup."""
+        """Remove every file under the backup's folder whose relative path is not in `wanted`, and folders that
+        become empty.
+        """
         for above, _, names in os.walk(self._made, topdown=False):
             for name in names:
                 path = Path(above, name)
@@ -395,9 +418,10 @@ class _Making:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Iterate over the files of a partition that a backup needs, without files that can be rebuilt or are unfinished.
+    """Iterate over the files of a partition that a backup needs.
 
-    Indexes come before ledgers, because a ledger without an index is not usable.
+    Files that can be rebuilt, and unfinished ones, are left out. Indexes come before ledgers, because a ledger without
+    an index is not usable.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".index"):
@@ -411,7 +435,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
-    """Return the items of a ledger's two files, for its first `entries` entries, which end at `size` bytes."""
+    """Return the items of a ledger's index and data file, cut to the first `entries` entries, which end at `size`
+    bytes.
+    """
     return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
             Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
 
@@ -425,7 +451,7 @@ def _link_again(path: Path, name: Path) -> bool:
     return True
 
 
-# -- reading one
+# -- checksums and copies
 
 def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
     found = crc32c(bytes.fromhex(item.header))
@@ -435,7 +461,10 @@ def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
 
 
 def _chunks(file: BinaryIO, item: Item) -> Iterator[tuple[int, bytes]]:
-    """Iterate over (offset, bytes) of the file behind the item's header."""
+    """Iterate over (offset, bytes) of the item's file, from the end of the item's header up to the item's size.
+
+    Raises CorruptFile if the file is too short.
+    """
     at = len(item.header) // 2
     while at < item.size:
         if not (data := os.pread(file.fileno(), min(_CHUNK, item.size - at), at)):
@@ -445,9 +474,11 @@ def _chunks(file: BinaryIO, item: Item) -> Iterator[tuple[int, bytes]]:
 
 
 def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
-    """Copy an item to target, synced, with holes where the source has only zeros. Return the checksum of the copy.
+    """Copy the file of an item to `target`, synced, and return the CRC32-C of the copy.
 
-    folder: the folder that source must lie in. Raises OSError, and CorruptFile if the source is too short.
+    The copy has holes where the source has only zeros. folder: the folder that `source` must lie in.
+
+    Raises OSError, and CorruptFile if the source is too short.
     """
     with regular_files.opened(source, folder) as file, open(target, "xb", buffering=0) as copy:
         def copied() -> Iterator[tuple[int, bytes]]:

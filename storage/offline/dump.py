@@ -57,14 +57,14 @@ _DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDU
 
 
 class NotKnown(Exception):
-    """The file is not one that `dump` can read.  The text is one line for the user."""
+    """Exception for a file that `dump` cannot read.  The text is one line for the user."""
 
 
 def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = False) -> Iterator[Line]:
-    """Iterate over lines for a file of a data folder.
+    """Iterate over the lines that describe a file of a data folder.
 
-    first, end: range of entries of a ledger, or of records of a journal segment. payload: show the messages of entries
-    too.
+    first, end: the range of entries of a ledger, or of records of a journal segment. payload: include the messages of
+    entries in the lines.
 
     Raises NotKnown, OSError, CorruptFile if nothing can be read.
     """
@@ -102,7 +102,7 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
 # -- ledgers
 
 def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
-    """Lines for a ledger: its headers, and entries first .. end - 1 with their rows."""
+    """Yield lines for a ledger: its headers, and entries first .. end - 1 with their index rows."""
     partition_id = _partition_of(folder)
     found = Ledger(folder, partition_id, ledger_id)
     head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id, is_served=True)
@@ -156,7 +156,9 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
 
 
 def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
-    """Lines for one ledger of a compacted view, and for the entries that are left."""
+    """Yield lines for one ledger of a compacted view: a summary, and the entries first .. end - 1 that compaction
+    kept.
+    """
     manifest = compacted_ledgers.decode(
         (folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST
     )
@@ -195,12 +197,18 @@ def _rows(path: Path) -> Rows:
 
 
 def _partition_of(folder: Path) -> int:
-    """Return the partition's id from its folder's name; files must name the same id to count as whole."""
+    """Return the partition id that a folder's name gives; -1 if the name is not a number.
+
+    The headers of all files in the folder must have the same partition id to count as undamaged.
+    """
     return int(folder.name) if folder.name.isascii() and folder.name.isdigit() else -1
 
 
 def _gone(folder: Path, partition_id: int) -> Cursor | None:
-    """Return the cursor NOBODY of the last checkpoint: entries lost or cancelled for all subscriptions."""
+    """Return the cursor NOBODY of the last checkpoint: entries lost or cancelled for all subscriptions.
+
+    Return None if the state file cannot be read.
+    """
     try:
         return state_file.read(folder, partition_id).cursors.get(NOBODY)
     except (CorruptFile, OSError):
@@ -208,7 +216,7 @@ def _gone(folder: Path, partition_id: int) -> Cursor | None:
 
 
 def _of_row(row: np.void) -> Line:
-    """The fields of an INDEX_ROW or COMPACTED_ROW."""
+    """Return the printed fields of an INDEX_ROW or COMPACTED_ROW."""
     flags = int(row["flags"])
     said = [text for bit, text in _FLAGS.items() if flags & bit]
     line: Line = {
@@ -229,7 +237,7 @@ def _of_row(row: np.void) -> Line:
 
 
 class _Entries:
-    """Reader of the file with a ledger's entries."""
+    """Reader of a ledger's data file, which may be missing."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -245,7 +253,7 @@ class _Entries:
             self._file.close()
 
     def read(self, row: np.void, payload: bool) -> Line:
-        """The fields of the entry that a row describes."""
+        """Return the printed fields of the entry that an index row describes."""
         if self._file is None:
             return {"damaged": f"{self._path.name} is missing"}
         size = int(row["size"])
@@ -256,7 +264,7 @@ class _Entries:
 
 
 def _entry(data: bytes, row: np.void, payload: bool) -> Line:
-    """Return the fields of an entry's own metadata, and its messages if `payload` is set."""
+    """Return the printed fields of an entry's metadata, with its messages if `payload` is set."""
     line: Line = {}
     if not row["flags"] & sends.KEPT_CHECKSUM:
         line["checksum"] = "none"
@@ -282,7 +290,7 @@ def _entry(data: bytes, row: np.void, payload: bool) -> Line:
 
 
 def _is_damaged(data: bytes, row: np.void) -> bool:
-    """Whether the entry fails the checksum in its row."""
+    """Whether an entry's bytes fail the checksum in its index row."""
     memory = np.frombuffer(bytearray(data).ljust(len(data) + checksums.BEHIND, b"\0"), np.uint8)
     return len(checksums.wrong_entries(memory, np.array([0]), np.array([len(data)]), np.array([row["crc32c"]]))) > 0
 
@@ -298,7 +306,7 @@ def _named(said: dict[str, Any]) -> Line:
 # -- journals
 
 def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
-    """Lines for a segment: its records with these numbers, the entries and ops of each."""
+    """Yield lines for a journal segment: records first .. end - 1, with the entries and ops of each record."""
     head, records, damage = journal_reader.read_segment(path)
     if head is None:
         with open(path, "rb") as file:
@@ -329,7 +337,7 @@ def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
 
 
 def _op(op: Rows) -> Line:
-    """An op, OP_ROW (1,), with the fields of its kind."""
+    """Return the printed fields of one journal op, OP_ROW (1,), according to its kind."""
     kind = int(op["kind"][0])
     line: Line = {"op": _OPS.get(kind, kind), "partition": int(op["partition_id"][0])}
     if kind not in format.OPS:
@@ -350,7 +358,10 @@ def _op(op: Rows) -> Line:
 # -- the state of a partition
 
 def _state(path: Path) -> Iterator[Line]:
-    """Lines for a state file: both copies, then every cursor and producer of the whole one."""
+    """Yield lines for a partition's state file: one for each of its two copies, then every cursor and producer.
+
+    Cursors and producers come from an undamaged copy, and are left out if both copies are damaged.
+    """
     folder, raw = path.parent, path.read_bytes()
     partition_id, half = _partition_of(folder), len(raw) // 2
     for number in (0, 1):
@@ -376,7 +387,7 @@ def _state(path: Path) -> Iterator[Line]:
 
 
 def _beyond(cursor: Cursor) -> Iterator[Line]:
-    """Lines for everything that the cursor holds behind its mark-delete position, by ledger."""
+    """Yield lines, by ledger, for everything that a cursor stores beyond its mark-delete position."""
     for ledger_id, bitmap in sorted(cursor.bitmaps.items()):
         done = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
         yield {
@@ -395,7 +406,7 @@ def _beyond(cursor: Cursor) -> Iterator[Line]:
 # -- delayed messages
 
 def _schedule(path: Path) -> Iterator[Line]:
-    """Lines for a saved delayed index: its windows, and a bit for each waiting entry."""
+    """Yield lines for a saved index of delayed messages: its windows, and the ids of waiting entries by ledger."""
     saved = snapshot_file.read(path)
     yield {"partition": _partition_of(path.parent.parent), "complete_up_to": "{}:{}".format(*saved.known),
            "ascending_from": "{}:{}".format(*saved.behind), "last_ms": saved.last_ms, "checksum": "whole"}
@@ -416,9 +427,10 @@ def _schedule(path: Path) -> Iterator[Line]:
 
 
 def _window(path: Path) -> Iterator[Line]:
-    """Lines for all rows of a window file.
+    """Yield a line for every row of a window file, which lists delayed messages.
 
-    The file `schedule` decides which of them count: rows behind the last save, and delivered ones, are shown too.
+    The file `schedule` says which rows count. Rows appended after its last save, and rows of messages that were
+    delivered, are yielded too.
     """
     start, width = map(int, path.stem.split("-"))
     windows = WindowFiles(path.parent)
@@ -437,7 +449,7 @@ def _window(path: Path) -> Iterator[Line]:
 
 
 def _amended(path: Path) -> Iterator[Line]:
-    """Lines for delayed messages that operators cancelled or moved."""
+    """Yield a line for each delayed message that an operator cancelled or moved."""
     known = Amendments(path)
     for text in known.read():
         yield {"damaged": text}
@@ -448,7 +460,7 @@ def _amended(path: Path) -> Iterator[Line]:
 
 
 def _view(path: Path) -> Iterator[Line]:
-    """Lines for the manifest of a compacted view."""
+    """Yield lines for the manifest of a compacted view."""
     manifest = compacted_ledgers.decode(path.read_bytes(), path)
     yield {
         "view": path.parent.name,

@@ -8,17 +8,17 @@ from geminga.storage.errors import CorruptFile
 
 
 class Severity(IntEnum):
-    """How bad a finding is.  The highest severity of a run is the exit status."""
+    """Severity of a finding.  The highest severity of a run is the exit status of `geminga verify`."""
 
     NOTE = 0               # nothing is wrong
-    HARMLESS = 3           # damage that costs nothing
-    LOSS = 4               # entries, or what is known of subscriptions, are lost
-    UNREADABLE = 5         # could not be looked at: a newer format, no permission, a failing disk
+    HARMLESS = 3           # damage without loss of data
+    LOSS = 4               # entries, or positions of subscriptions, are lost
+    UNREADABLE = 5         # could not be checked: a newer format, no permission, a failing disk
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding about `size` bytes of a file from an offset on.  size 0 means the whole file."""
+    """One finding about `size` bytes of a file, starting at `offset`.  A size of 0 means the whole file."""
 
     path: Path
     offset: int
@@ -26,20 +26,20 @@ class Finding:
     what: str
     consequence: str
     severity: Severity
-    entries: int = 0       # that are lost, or damaged and not needed any more
+    entries: int = 0       # number of entries that are lost, or damaged but no longer needed
 
     def __str__(self) -> str:
         return f"{self.severity.name.lower()}: {self.path}: at byte {self.offset}: {self.what}; {self.consequence}"
 
 
 def unreadable(path: Path, error: OSError) -> Finding:
-    """Return the finding for a file that the system does not let us read."""
+    """Return the finding for a file that the operating system fails to read."""
     return Finding(Path(error.filename or path), 0, 0, f"cannot be read: {error.strerror}",
                    "what it holds was not looked at", Severity.UNREADABLE)
 
 
 def corrupt(error: CorruptFile, path: Path, consequence: str) -> Finding:
-    """Return the finding for a file that cannot be used at all."""
+    """Return the finding for a file that cannot be used at all because of its damage or its format version."""
     where, offset, what = place(str(error), path)
     severity = Severity.UNREADABLE if "format version" in what else Severity.LOSS
     return Finding(where, offset, 0, what, consequence, severity)

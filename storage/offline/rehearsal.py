@@ -1,4 +1,4 @@
-"""A rehearsal: a recovery in memory, which computes the state after the next start and writes nothing."""
+"""Compute in memory the state that a data folder will have after the next start, without writing anything."""
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Rehearsal(Recovery):
-    """A recovery in memory.  `state`, `rows` and the sets below say what the next start would put in place."""
+    """A recovery in memory, which records the changes of the next start instead of making them.
+
+    `state`, `rows`, `opened_ledgers` and `deleted` describe the result.
+    """
 
     def __init__(self, data_dir: Path):
         super().__init__(data_dir)
@@ -22,18 +25,18 @@ class Rehearsal(Recovery):
         self.deleted: set[tuple[int, int]] = set()
         # By (partition, ledger): (first entry, INDEX_ROW (n,)) for each record with entries of the ledger.
         self.rows: dict[tuple[int, int], list[tuple[int, Rows]]] = {}
-        self.touched: set[int] = set()             # partitions that ops are about
+        self.touched: set[int] = set()             # partitions that some op changes
         self.stateless: set[int] = set()           # partitions without a state file
 
     def __repr__(self) -> str:
         return f"<Rehearsal {self.data_dir} partitions={len(self._states)} touched={len(self.touched)}>"
 
     def know(self, partition_id: int, state: State) -> None:
-        """Set the state that a partition's file has."""
+        """Set a partition's state to the content of its state file."""
         self._states[partition_id] = state
 
     def apply(self, record: StoredRecord) -> None:
-        """Apply a record: its ops to states, and its rows to `rows`."""
+        """Apply a journal record: its ops to the states of partitions, its index rows to `rows`."""
         self.touched.update(record.ops["partition_id"].tolist())
         self._apply_ops(record.ops, opened=True)
         start = 0
@@ -44,13 +47,13 @@ class Rehearsal(Recovery):
         self._apply_ops(record.ops, opened=False)
 
     def state(self, partition_id: int) -> State:
-        """The partition's state after the next start; an empty one if it has no readable file."""
+        """Return the partition's state after the next start; an empty State if it has no readable state file."""
         if partition_id not in self._states:
             self._states[partition_id] = State()
         return self._states[partition_id]
 
     def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
-        """A ledger of the partition, not opened; None: it does not exist."""
+        """Return a ledger of the partition without opening its files; None if the ledger does not exist."""
         key = partition_id, ledger_id
         if key not in self._ledgers:
             folder = self.folder(partition_id)
@@ -59,14 +62,14 @@ class Rehearsal(Recovery):
         return self._ledgers[key]
 
     def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
-        """Note that the next start makes the ledger."""
+        """Record that the next start creates the ledger."""
         key = partition_id, ledger_id
         self.opened_ledgers[key] = first_message, created_ms
         self.deleted.discard(key)
         self._ledgers[key] = Ledger(self.folder(partition_id), *key)
 
     def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
-        """Note that the next start deletes the ledger."""
+        """Record that the next start deletes the ledger."""
         key = partition_id, ledger_id
         self.opened_ledgers.pop(key, None)
         self.rows.pop(key, None)

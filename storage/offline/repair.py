@@ -1,10 +1,11 @@
-"""Repair a data folder: `geminga verify --repair` copies damaged bytes aside, then rebuilds what has a second source.
+"""Repair a data folder: `geminga verify --repair` copies damaged bytes aside, then rebuilds what has a second
+source.
 
-    <data>/damaged/<time>/list.json                 one finding a line, with the file that has its bytes
-    <data>/damaged/<time>/<path>.<offset>           the bytes as they were
+    <data>/damaged/<time>/list.json                 one finding a line, with the name of the file that keeps its bytes
+    <data>/damaged/<time>/<path>.<offset>           the damaged bytes, unchanged
 
-Rebuilt are headers and rows of an index, a ledger's header, and one copy of a partition's state from the other. A
-damaged entry stays in its place, because consumers see its checksum fail. Nothing is deleted.
+Rebuilt are the header and rows of an index, a ledger's header, and one copy of a partition's state from the other copy.
+A damaged entry stays in its place, because consumers see its checksum fail. Nothing is deleted.
 """
 import json
 import os
@@ -28,9 +29,9 @@ def as_json(finding: Finding) -> dict[str, Any]:
 
 
 def repair(data_dir: Path, findings: Iterable[Finding]) -> tuple[Path, int]:
-    """Copy damaged bytes aside and rebuild files. Return (folder with the damaged bytes, number of rebuilt files).
+    """Copy damaged bytes aside, then rebuild each damaged file that has a second source.
 
-    No broker may serve the folder meanwhile.
+    Return (folder with the damaged bytes, number of rebuilt files). No broker may serve the data folder meanwhile.
     """
     damaged = [finding for finding in findings
                if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file()]
@@ -62,7 +63,10 @@ def _copy(finding: Finding, target: Path) -> None:
 
 
 def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
-    """Rebuild the file from its second source, if it has one.  Return whether the findings about it are repaired."""
+    """Rebuild a damaged file from its second source.
+
+    Return False if the file has no usable second source, so that its findings remain.
+    """
     folder, partition_id = path.parent, path.parent.name
     if folder.parent != data_dir / "partitions" or not any(finding.size for finding in findings):
         return False
@@ -75,7 +79,7 @@ def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
         if path.suffix == ".ledger":
             ledger_files.write_ledger_header(found)
         if found.entries:
-            _ = found.index                                        # looks at the rows, and makes them anew
+            _ = found.index                                        # checks the rows, and rebuilds damaged ones
         found.close()
     except CorruptFile:
         return False

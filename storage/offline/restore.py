@@ -1,6 +1,6 @@
-"""Put a backup in place: into an empty folder, on any file system, with every checksum compared.
+"""Restore a backup into an empty folder, on any file system, and compare every checksum.
 
-Until everything is there and synced, the folder's file `format` keeps programs from using it as a data folder.
+Until all files are in place and synced, the folder's file `format` keeps programs from using it as a data folder.
 """
 import contextlib
 import os
@@ -17,13 +17,14 @@ from geminga.storage.offline.backup import CannotBackUp, Item, Manifest
 
 
 class CannotRestore(Exception):
-    """The backup cannot be restored.  The text is one line for the user."""
+    """Exception for a backup that cannot be restored.  The text is one line for the user."""
 
 
 def restore(source: Path, data_dir: Path) -> Manifest:
-    """Restore the backup in `source` into data_dir, which must be empty or missing, and return its manifest.
+    """Restore the backup in `source` into data_dir, which must be empty or missing, and return the backup's
+    manifest.
 
-    Raises CannotRestore, OSError; the folder is empty again then.
+    Raises CannotRestore, OSError, after emptying the folder again.
     """
     try:
         manifest = backup.read_manifest(source)
@@ -56,7 +57,10 @@ def restore(source: Path, data_dir: Path) -> Manifest:
 
 
 def _put(source: Path, data_dir: Path, item: Item) -> None:
-    """Copy one file of the backup into place.  Raises CannotRestore with its name if its checksum differs."""
+    """Copy one file of the backup into the data folder.
+
+    Raises CannotRestore if the file is missing or damaged; the text names the file.
+    """
     path, target = source / item.path, data_dir / item.path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -70,7 +74,7 @@ def _put(source: Path, data_dir: Path, item: Item) -> None:
 
 
 def _own(above: Path, data_dir: Path) -> None:
-    """Give files that root has created to the owner of the folder."""
+    """Set the owner of all files in the folder `above` to the owner of data_dir, when running as root."""
     if os.geteuid():
         return
     user = data_dir.stat()

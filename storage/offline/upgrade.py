@@ -1,5 +1,7 @@
-"""Formats of a data folder, and the changes that a start of this program would make: `geminga upgrade check`. Read
-only.
+"""Report the formats of a data folder, and the changes that a start of this program would make: `geminga upgrade
+check`.
+
+The data folder is only read.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,28 +14,31 @@ from geminga.storage.cursors import state_v1
 from geminga.storage.disk import data_folder, locks, regular_files
 from geminga.storage.offline.verify_catalogue import looked_at
 
-_VERSION_END = 12      # of a header: magic and version
+_VERSION_END = 12      # offset in a header behind magic and version
 
 
 @dataclass(slots=True)
 class Outlook:
-    """Answer of `look`.
+    """Result of `look`: formats of a data folder, and whether this program can serve it.
 
-    folder, catalogue: their format versions, 0 if there is none yet. files: {version: number of ledgers, states and
-    segments}.
+    folder, catalogue: their format versions, 0 if not created yet. files: {format version: number of ledgers, states
+    and journal segments}.
     """
 
     folder: int = 0
     catalogue: int = 0
     files: dict[int, int] = field(default_factory=dict)
     is_served: bool = False
-    refused: str = ""                                          # why this program cannot serve it
-    rewrites: list[str] = field(default_factory=list)          # what its first start, and what comes of that, changes
-    has_way_back: bool = False                                 # whoever served it last can serve it after that too
+    refused: str = ""                                          # why this program cannot serve it; "" if it can
+    rewrites: list[str] = field(default_factory=list)          # changes that its first start makes, at once or later
+    has_way_back: bool = False                                 # whether its last program can still serve it
 
 
 def look(data_dir: Path) -> Outlook:
-    """Find out the formats of a data folder.  Raises OSError, sqlite3.DatabaseError."""
+    """Return the formats of a data folder, and the changes that the first start of this program would make to it.
+
+    Raises OSError, sqlite3.DatabaseError.
+    """
     found = Outlook()
     if not (data_dir / "catalogue.sqlite").exists():
         found.refused = f"{data_dir}: there is no catalogue.sqlite: this is no data folder"
@@ -72,8 +77,9 @@ def look(data_dir: Path) -> Outlook:
 
 
 def _count(data_dir: Path, found: Outlook) -> int:
-    """Count files by version into `found.files`. Return the number of partitions whose cursors are in files of version
-    1.
+    """Count ledgers, states and journal segments by format version into `found.files`.
+
+    Return the number of partitions whose cursors are in files of version 1.
     """
     of_version_1 = 0
     for partition in (data_dir / "partitions").glob("*"):
@@ -86,7 +92,10 @@ def _count(data_dir: Path, found: Outlook) -> int:
 
 
 def _add(path: Path, magics: tuple[bytes, ...], found: Outlook) -> None:
-    """Count one file.  A file without one of the magics is damaged or was never begun, and has no version."""
+    """Add one file to the counts by format version.
+
+    A file that begins with none of `magics` is damaged or was never written, has no version, and is not counted.
+    """
     try:
         with open(path, "rb") as file:
             head = file.read(_VERSION_END)

@@ -1,16 +1,16 @@
 """Find damage in a data folder, with its place and cost: read only, offline or while a broker serves the folder.
 
-    catalogue     SQLite's own check, and rows that refer to each other and to folders
-    journals      synced records that are damaged; records that wait for a replay count as if they were in place
+    catalogue     SQLite's integrity check, and rows that refer to each other and to folders
+    journals      synced records that are damaged; records that wait for replay count as already applied
     state         both copies, and cursors against the ledgers: positions, bitmaps, totals
     ledgers       headers, each row's checksum over content and place, rows without gaps, each entry's checksum
-    views         manifests of compacted views, rows, entries' checksums, the messages that are left of batches
+    views         manifests of compacted views, rows, entries' checksums, which messages of batches compaction kept
 
-Entries of the cursor NOBODY, lost or cancelled for all subscriptions, are not checked, because their space may have
-been given back.
+The cursor NOBODY holds entries that are lost or cancelled for all subscriptions. These entries are not checked, because
+their disk space may have been freed.
 
-A broker writes an entry before its row, and a row before the header counts it. So an entry with a valid row is whole
-also while a broker serves the folder. Everything else that seems damaged is looked at again, and reported if it is
+A broker writes an entry before its row, and a row before the header counts it. So an entry with a valid row is complete
+even while a broker serves the folder. Any other apparent damage is checked several times, and reported only if it is
 found every time.
 """
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ from geminga.storage.offline.verify_compacted import ViewCheck, check_views
 from geminga.storage.offline.verify_ledger import LedgerCheck, Task, look_at
 from geminga.storage.offline.verify_partition import CheckedPartition
 
-_PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
-_LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
+_PROCESSES_MIN = 64 << 20  # bytes; starting processes for less takes longer than it saves
+_LOOKS = 3                 # checks while a broker serves the folder; only what each of them finds is reported
 
 
 @dataclass(slots=True)
 class Seen:
-    """Amounts that were checked."""
+    """Amounts of data that `walk` has checked."""
 
     bytes: int = 0
     entries: int = 0
@@ -51,7 +51,9 @@ class Seen:
 def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) -> Iterator[Finding]:
     """Iterate over all findings about a data folder.
 
-    No broker can be started on the folder meanwhile. A broker that serves it already goes on.
+    processes: number of processes that check ledgers. seen: receives the amounts that were checked.
+
+    No broker can be started on the folder meanwhile. A broker that already serves the folder keeps running.
     """
     data_dir, seen = Path(data_dir), seen or Seen()
     path = data_dir / "catalogue.sqlite"
@@ -81,10 +83,10 @@ class _Walk:
         self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
 
     def findings(self) -> Iterator[Finding]:
-        """Iterate over findings.
+        """Iterate over all findings.
 
-        While a broker serves the folder, a finding counts if each of several looks finds it; later looks check only
-        what was found.
+        While a broker serves the folder, the check is repeated, and only findings that every repetition makes are
+        yielded. Repetitions check only the partitions with findings.
         """
         known: dict[int, list[Finding]] = {}
         for number in range(_LOOKS if self.is_served else 1):
@@ -103,10 +105,10 @@ class _Walk:
             yield from known[about]
 
     def _look(self, names: Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
-        """Return {partition id: findings}; findings about no partition have the key 0.
+        """Check partitions once, and return {partition id: findings}; findings about no partition have the key 0.
 
-        wanted: check only these partitions, None for all. States are read before journals, and journals before
-        ledgers, so that everything a broker writes meanwhile is in a file that is read later.
+        wanted: ids of the partitions to check, None for all. States are read before journals, and journals before
+        ledgers. So anything that a broker writes meanwhile is in a file that is read later.
         """
         stored = {int(path.name) for path in (self.data_dir / "partitions").glob("*") if path.name.isdigit()}
         ids = sorted((stored | set(names.partitions)) if wanted is None else wanted - {0})
@@ -132,13 +134,13 @@ class _Walk:
         return found
 
     def _count(self, reports: list[LedgerCheck], view: ViewCheck) -> None:
-        """Add a partition's ledgers and view to the amounts that were checked."""
+        """Add a partition's ledgers and compacted view to `seen`, the amounts that were checked."""
         self.seen.bytes += view.bytes + sum(report.bytes for report in reports)
         self.seen.ledgers += len(reports)
         self.seen.entries += sum(report.ledger.entries for report in reports)
 
     def _reports(self, tasks: list[Task]) -> Iterator[LedgerCheck]:
-        """Check ledgers and return their reports in order; large amounts are shared among processes."""
+        """Check ledgers and return their reports in order.  Several processes share large amounts of data."""
         size = sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks)
         if self.processes == 1 or size < _PROCESSES_MIN:
             yield from map(look_at, tasks)
@@ -159,7 +161,7 @@ class _Walk:
                 findings.append(corrupt(error, folder, "the broker does not start"))
                 continue
             except OSError as error:
-                # its broker has just used it otherwise
+                # its broker has just reused the file
                 if not (self.is_served and isinstance(error, FileNotFoundError)):
                     findings.append(unreadable(folder, error))
                 continue
@@ -227,7 +229,10 @@ class _Walk:
         return findings, True
 
     def _tasks(self, rehearsal: Rehearsal, partition_id: int, findings: list[Finding]) -> list[Task]:
-        """Return a task for each ledger of the partition.  Remains of deleted or unfinished ledgers go to findings."""
+        """Return a Task for each ledger of the partition.
+
+        Findings about the remains of deleted or unfinished ledgers are appended to `findings`.
+        """
         folder = format.partition_folder(self.data_dir, partition_id)
         ids = {int(path.stem) for suffix in (".index", ".ledger") for path in folder.glob(f"*{suffix}")
                if path.stem.isdigit()}
@@ -250,7 +255,7 @@ class _Walk:
 
 
 def _of_journal(text: str, folder: Path) -> Finding:
-    """Return the finding for a line of damage that a replay reports."""
+    """Return the finding for one line of damage that a journal replay reported."""
     path, offset, what = place(text, folder)
     is_harmless = "entries []" in what or "made good" in what
     return Finding(
@@ -264,9 +269,9 @@ def _of_journal(text: str, folder: Path) -> Finding:
 
 
 def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
-    """Findings for a ledger that has only one of its two files, or whose index was never begun.
+    """Return findings for a ledger that has only one of its two files, or whose index was never written.
 
-    is_needed: some subscription has not acknowledged the whole ledger.
+    is_needed: whether some subscription has not acknowledged the whole ledger.
     """
     data, index = format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)
     if _is_written(data) or _is_written(index):
@@ -280,7 +285,7 @@ def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
 
 
 def _is_written(path: Path) -> bool:
-    """Whether the file has any byte but zeros behind its header."""
+    """Whether the file has any nonzero byte behind its header."""
     try:
         with open(path, "rb") as file:
             file.seek(format.HEADER_SIZE)

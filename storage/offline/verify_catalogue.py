@@ -1,6 +1,7 @@
-"""Check the catalogue: SQLite's own check, rows that refer to each other, and the write-ahead log.
+"""Check the catalogue: SQLite's integrity check, rows that refer to each other, and the write-ahead log.
 
-SQLite has checksums in that log only. It silently ignores everything behind the first frame that fails.
+SQLite has checksums only in the write-ahead log. Frames behind the first one that fails its checksum are silently
+ignored.
 """
 import contextlib
 import re
@@ -18,14 +19,14 @@ from geminga.storage.catalogue import checksums, layout
 from geminga.storage.disk import regular_files
 from geminga.storage.offline.findings import Finding, Severity
 
-_LOG_MAGIC = 0x377F0682                        # and one more: its checksums are over big-endian words
+_LOG_MAGIC = 0x377F0682                        # the magic + 1: checksums are over big-endian words
 _LOG_HEADER = struct.Struct(">IIIIIIII")       # magic, version, page size, sequence, salts, checksums
 _FRAME = struct.Struct(">IIIIII")              # page, pages of the database after a commit or 0, salts, checksums
 
 
 @dataclass(slots=True)
 class Names:
-    """Names and ids that the catalogue has, and findings about it."""
+    """Names and ids of partitions and subscriptions in the catalogue, and findings about the catalogue."""
 
     partitions: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[int, dict[int, str]] = field(default_factory=dict)     # partition -> {id: name}
@@ -37,7 +38,7 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
     try:
         with looked_at(data_dir, is_served=is_served) as db:
             names = _read(path, db)
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter when SQLite quotes what it found
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter if SQLite quotes damaged bytes
         names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it",
                                         Severity.UNREADABLE)])
     if not is_served:
@@ -47,10 +48,11 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
 
 @contextlib.contextmanager
 def looked_at(data_dir: Path, *, is_served: bool) -> Iterator[sqlite3.Connection]:
-    """Connect to the catalogue for reading.
+    """Connect to the catalogue for reading, as a context manager.
 
-    A catalogue that no broker serves is copied first, because SQLite would write files beside it. Raises
-    DatabaseError.
+    A catalogue that no broker serves is copied first, because SQLite would write files beside it.
+
+    Raises DatabaseError.
     """
     path = data_dir / "catalogue.sqlite"
     with contextlib.ExitStack() as stack:
@@ -103,9 +105,10 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
 
 
 def _check_log(path: Path) -> Iterator[Finding]:
-    """Findings for damaged frames of the write-ahead log, behind which SQLite ignores all frames.
+    """Yield findings for damage in SQLite's write-ahead log: SQLite ignores all frames behind a damaged one.
 
-    A single damaged commit at the end may be one that a power cut interrupted, which was not answered.
+    A single damaged commit at the end of the log may have been interrupted by a power cut before it was confirmed to a
+    client.
     """
     try:
         with regular_files.opened(path) as file:

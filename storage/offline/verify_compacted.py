@@ -1,6 +1,7 @@
-"""Check a partition's compacted view: its manifest, each row, each entry's checksum, the messages left of batches.
+"""Check a partition's compacted view: manifest, rows, entries' checksums, and which messages of batches compaction
+kept.
 
-Damage costs only consumers with readCompacted; all others do not read views.
+Damage affects only consumers with readCompacted, because no other consumers read views.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.offline.verify_ledger import runs
 
-_CHUNK = 8 << 20           # bytes of entries that are checked together; a larger entry is alone
+_CHUNK = 8 << 20           # bytes of entries that are checked together; a larger entry is checked alone
 _WIDTH = format.COMPACTED_ROW.itemsize
 _UNUSED = "it is not used, consumers that read compacted get what the ledgers have"
 _MISSING = "missing for consumers that read compacted"
@@ -37,7 +38,7 @@ class ViewCheck:
 
 
 def check_views(folder: Path, partition_id: int, *, is_served: bool) -> ViewCheck:
-    """Check the newest view of a partition.  folder: the partition's."""
+    """Check the newest compacted view of a partition.  folder: the partition's folder."""
     check, held = ViewCheck(), compacted_ledgers.numbers(folder)
     if not held:
         return check
@@ -71,7 +72,10 @@ def _left(folder: Path, number: int) -> Iterator[Finding]:
 
 
 def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Finding]:
-    """Check the entries of one ledger in a view.  Raises OSError, and CorruptFile when a file ends too early."""
+    """Yield findings about the entries of one ledger in a compacted view.
+
+    Raises OSError, and CorruptFile when a file is too short.
+    """
     index, data = format.index_path(view.folder, part.ledger_id), format.ledger_path(view.folder, part.ledger_id)
     for path, needed in ((index, part.kept * _WIDTH), (data, part.size)):
         if (size := path.stat().st_size) < format.HEADER_SIZE + needed:
@@ -102,7 +106,9 @@ def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Find
 
 
 def _in_order(rows: Rows, part: Part) -> NDArray[np.bool_]:
-    """Which rows (n,) follow the one before and refer to entries that exist."""
+    """Return for each row whether it is behind the previous row and refers to an entry that exists, as booleans
+    (n,).
+    """
     ids, ends = rows["entry_id"].astype(np.int64), rows["offset"] + rows["size"]
     found: NDArray[np.bool_] = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
     found[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])
@@ -110,7 +116,7 @@ def _in_order(rows: Rows, part: Part) -> NDArray[np.bool_]:
 
 
 def _wrong(path: Path, rows: Rows) -> Iterator[int]:
-    """Iterate over positions of rows whose entry fails its checksum."""
+    """Yield the position among `rows` of each row whose entry fails its checksum."""
     offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
     wanted, first = np.flatnonzero(rows["flags"] & KEPT_CHECKSUM != 0), 0
     offsets, sizes, claimed = offsets[wanted], sizes[wanted], rows["crc32c"][wanted]
@@ -128,7 +134,11 @@ def _wrong(path: Path, rows: Rows) -> Iterator[int]:
 
 
 def _wrong_words(path: Path, rows: Rows) -> Iterator[int]:
-    """Iterate over positions of cut batches whose words have no message, all messages, or too many."""
+    """Yield the position among `rows` of each cut batch whose words (a bit for each message kept) are impossible.
+
+    A cut batch has lost some of its messages to compaction. Its words are impossible if they keep no message, all
+    messages, or more messages than the batch has.
+    """
     with open(path, "rb") as file:
         for at in np.flatnonzero(rows["flags"] & format.IS_CUT != 0).tolist():
             messages = int(rows["messages"][at])

@@ -32,15 +32,15 @@ _WIDTH = format.INDEX_ROW.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One ledger to check."""
+    """Input for the check of one ledger by `look_at`."""
 
     folder: Path
     partition_id: int
     ledger_id: int
     is_served: bool                                 # a broker may be writing it
-    opened: tuple[int, int] | None                  # (first message, created, ms) if the journal has that
+    opened: tuple[int, int] | None                  # (first message, created, ms) if the journal opens it
     rows: list[tuple[int, Rows]]                    # (first entry, rows) that only the journal may have
-    gone: Cursor | None                             # what is there for nobody any more
+    gone: Cursor | None                             # has acknowledged all discarded entries
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class LedgerCheck:
     """Result of checking one ledger."""
 
     ledger: Ledger
-    index: Rows | None = None                       # its rows, where they are not those of its file
+    index: Rows | None = None                       # INDEX_ROW (n,); None: those in the index file count
     findings: list[Finding] = field(default_factory=list)
     # entries whose bytes are damaged
     wrong: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -58,7 +58,7 @@ class LedgerCheck:
 
 def look_at(task: Task) -> LedgerCheck:
     found = Ledger(task.folder, task.partition_id, task.ledger_id)
-    if not task.is_served:      # else more may be gone by now
+    if not task.is_served:      # else the broker may have discarded more entries since
         discarded = task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)
         found.is_discarded = partial(discarded.acknowledged, found.ledger_id)
     report = LedgerCheck(found)
@@ -83,19 +83,19 @@ def look_at(task: Task) -> LedgerCheck:
 
 
 def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray[np.bool_]:
-    """Which of the first `entries` entries (n,) of a ledger the cursor has acknowledged."""
+    """Return which of the first `entries` entries of a ledger the cursor has acknowledged, as booleans (n,)."""
     return np.zeros(entries, bool) if cursor is None else cursor.acknowledged(ledger_id, 0, entries)
 
 
 def runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return (first, end) of each run of consecutive numbers."""
+    """Return (first, end) of each run of consecutive numbers in an ascending array."""
     if not len(numbers):
         return []
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)]
 
 
 def entries(found: Ledger, first: int, end: int) -> str:
-    """Name entries first .. end - 1 of a ledger in a finding."""
+    """Return the text that names entries first .. end - 1 of a ledger in a finding."""
     if end - first == 1:
         return f"entry {found.ledger_id}:{first}"
     return f"entries {found.ledger_id}:{first} to {found.ledger_id}:{end - 1}"
@@ -104,7 +104,10 @@ def entries(found: Ledger, first: int, end: int) -> str:
 # -- headers, and where the rows are
 
 def _find_rows(task: Task, report: LedgerCheck) -> None:
-    """Set the number of entries, and report.index where rows differ from the file's: in the journal, or damaged."""
+    """Set the ledger's number of entries, and report.index if its rows may differ from those in the index file.
+
+    Rows may differ if some are only in the journal, if the index's header is damaged, or if a broker writes the ledger.
+    """
     found = report.ledger
     if task.opened is not None:
         found.first_message, found.created_ms = task.opened
@@ -168,7 +171,7 @@ def _read_rows(found: Ledger) -> Rows:
 
 
 def _mend(report: LedgerCheck) -> None:
-    """Repair damaged rows in report.index, with a finding for each run of them."""
+    """Repair damaged rows in report.index, and add a finding for each run of damaged rows."""
     found = report.ledger
     rows = report.index if report.index is not None else _read_rows(found)[:found.entries]
     report.index, wrong, found.lost, _ = found.repaired(rows)
@@ -185,7 +188,7 @@ def _mend(report: LedgerCheck) -> None:
 # -- rows and entries
 
 def _check(task: Task, report: LedgerCheck) -> bool:
-    """Check all rows and entries.  Return False at the first damaged row."""
+    """Check all rows and entries of a ledger.  Return False at the first damaged row, without checking the rest."""
     found = report.ledger
     if not found.entries:
         return True
@@ -194,7 +197,7 @@ def _check(task: Task, report: LedgerCheck) -> bool:
         raise CorruptFile(found.ledger_path, size, f"{found.size} bytes", "the end of the file")
     gone = acknowledged(task.gone, found.ledger_id, found.entries)
     gone[found.lost] = True
-    is_elsewhere = gone.copy()                      # nowhere, or in the journal
+    is_elsewhere = gone.copy()                      # bytes are discarded, or in the journal
     for first, rows in task.rows:
         is_elsewhere[first:first + len(rows)] = True
     order, wrong = _Order(report), []
@@ -220,7 +223,10 @@ def _check(task: Task, report: LedgerCheck) -> bool:
 
 
 def _blocks(report: LedgerCheck) -> Iterator[tuple[int, Rows]]:
-    """Iterate over (first, rows).  The rows of a block are valid until the next one is asked for."""
+    """Iterate over blocks of index rows as (number of the first row, INDEX_ROW (n,)).
+
+    The rows of a block are valid only until the next block is requested.
+    """
     count = report.ledger.entries
     if report.index is not None:
         for first in range(0, count, _BLOCK):
@@ -234,9 +240,9 @@ def _blocks(report: LedgerCheck) -> Iterator[tuple[int, Rows]]:
 
 
 class _Reader:
-    """Reads a file into the same memory over and over.
+    """Reader of a file that reuses one buffer for all reads.
 
-    A mapping would be faster, but a failing disk would then kill the process.
+    A memory mapping would be faster, but an I/O error of the disk would then kill the process.
     """
 
     def __init__(self, path: Path):
@@ -245,7 +251,13 @@ class _Reader:
         self._memory = np.empty(0, np.uint8)
 
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """Return (size + checksums.BEHIND,) bytes; those behind `size` are arbitrary."""
+        """Read `size` bytes at an offset of the file, and return a view (size + checksums.BEHIND,) uint8 of the
+        buffer.
+
+        The bytes behind `size` are arbitrary. The next read overwrites the view.
+
+        Raises OSError, and CorruptFile if the file is too short.
+        """
         if size + checksums.BEHIND > len(self._memory):
             self._memory = np.empty(max(size, _CHUNK) + checksums.BEHIND, np.uint8)
         self._file.seek(offset)
@@ -265,9 +277,9 @@ class _Reader:
 
 
 class _Order:
-    """Check that entries follow each other and messages are counted without a gap.
+    """Check that entries are contiguous in the ledger, and that message numbers have no gap.
 
-    Gaps beside entries whose rows were given back are allowed.
+    Gaps beside discarded entries are allowed, because their index rows may have been freed.
     """
 
     def __init__(self, report: LedgerCheck):
@@ -315,7 +327,7 @@ class _Order:
 
 def _chunks(offsets: NDArray[np.int64], sizes: NDArray[np.int64],
             wanted: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Iterate over (first, end) of wanted entries that lie one behind the other and are read at once."""
+    """Iterate over (first, end) of wanted entries that are contiguous in the file and are read with one read."""
     joined = offsets[1:] == offsets[:-1] + sizes[:-1]
     joined &= wanted[1:] & wanted[:-1]
     borders = np.concatenate(([0], np.flatnonzero(~joined) + 1, [len(offsets)])).tolist()

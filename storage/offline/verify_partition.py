@@ -1,4 +1,4 @@
-"""Check a partition as a whole: its files against each other, the catalogue and the journal."""
+"""Check a partition as a whole: compare its files with each other, with the catalogue and with the journal."""
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from geminga.storage.offline.verify_ledger import LedgerCheck, acknowledged, ent
 
 @dataclass(frozen=True, slots=True)
 class CheckedPartition:
-    """A partition each of whose files has been checked by itself."""
+    """A partition whose files have each been checked on their own."""
 
     folder: Path
     name: str | None                     # None: the catalogue has no such partition
@@ -33,7 +33,7 @@ class CheckedPartition:
 
     @property
     def ledgers(self) -> list[Ledger]:
-        """The ledgers, ascending."""
+        """The partition's ledgers, ascending by id."""
         return [report.ledger for report in self.reports]
 
     @property
@@ -51,9 +51,11 @@ class CheckedPartition:
 def check(one: CheckedPartition) -> list[Finding]:
     """Return all findings about a partition, in three steps.
 
-    1. Findings about each file by itself, with the subscriptions that need the damaged entries.
-    2. If something is missing as a whole, or cannot be used, one finding says so, and nothing else is compared.
-    3. The files are compared: ledgers with their neighbours, positions with ledgers, totals with entries.
+    1. Findings about each single file, with the subscriptions that need the damaged entries.
+
+    2. If a whole file is missing or cannot be used, one finding says so, and nothing else is compared.
+
+    3. Findings of comparisons: ledgers with their neighbours, positions with ledgers, totals with entries.
     """
     findings = list(one.view.findings)
     for report in one.reports:
@@ -83,7 +85,10 @@ def check(one: CheckedPartition) -> list[Finding]:
 
 
 def _missing(one: CheckedPartition) -> tuple[list[Finding], bool]:
-    """Return (at most one finding about something that is missing or unusable, whether files can be compared)."""
+    """Return (findings about something that is missing or unusable, whether the partition's files can be compared).
+
+    There is at most one such finding.
+    """
     def found(what: str, consequence: str, severity: Severity, path: Path = one.folder) -> tuple[list[Finding], bool]:
         return [Finding(path, 0, 0, what, consequence, severity)], False
 
@@ -111,7 +116,8 @@ def _missing(one: CheckedPartition) -> tuple[list[Finding], bool]:
 
 
 def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
-    """Findings for damaged entries of a ledger: those that a subscription still needs, then all others.
+    """Yield findings for damaged entries of a ledger: first entries that a subscription still needs, then all
+    others.
 
     cursors: by names of subscriptions.  Without any subscription every entry counts as needed.
     """
@@ -138,10 +144,11 @@ def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int)
 
 
 def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
-    """Findings for ledgers that do not begin where the one before ends, and for a last ledger that is sealed.
+    """Yield findings for ledgers that do not begin where the previous one ends, and for a last ledger that is
+    sealed.
 
-    Gaps before ledger `done`, which all subscriptions have acknowledged, do not count: a power cut may undo some
-    deletions.
+    Gaps before ledger `done`, which all subscriptions have acknowledged, are not reported: a power cut may undo the
+    deletion of some ledgers.
     """
     for before, ledger in itertools.pairwise(ledgers):
         if ledger.is_header_lost:
@@ -162,9 +169,9 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
 
 
 def _positions(folder: Path, name: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
-    """Findings for a cursor that refers to entries that do not exist.
+    """Yield findings for a cursor that refers to entries that do not exist.
 
-    Up to the horizon a compacted view may have entries of deleted ledgers.
+    Up to `horizon`, a compacted view may have entries of deleted ledgers, so bits for such ledgers are allowed.
     """
     path, by_id = format.state_path(folder), {ledger.ledger_id: ledger for ledger in ledgers}
     ledger_id, entry_id = cursor.mark_delete
@@ -183,9 +190,10 @@ def _positions(folder: Path, name: str, cursor: Cursor, ledgers: list[Ledger], h
 
 
 def _totals(folder: Path, name: str, cursor: Cursor, state: State, ledgers: list[Ledger]) -> Iterator[Finding]:
-    """Check the invariant: published since = acknowledged + expired + skipped + evicted + backlog.
+    """Yield a finding if published != acknowledged + expired + skipped + evicted + backlog for a subscription.
 
-    Discarded entries are acknowledged in the cursor first, as opening the partition does.
+    Messages count as published since the subscription began. First, discarded entries (the cursor NOBODY) are
+    acknowledged in `cursor`, as opening the partition does.
     """
     if not ledgers:
         return
