@@ -124,7 +124,9 @@ class Statistics(TopicWatcher):
         self._begin(window_s)
         for moved, began_ms in zip(before, since_ms, strict=True):
             for topic in moved:
-                if self._is_open(topic) and self._end_window(topic, max(1, self._owner.now_ms - began_ms) / 1000):
+                # A window that began in this pass has nothing to show yet: the rates stay those of the one before.
+                length_ms = self._owner.now_ms - began_ms
+                if self._is_open(topic) and (length_ms <= 0 or self._end_window(topic, length_ms / 1000)):
                     # else its rates would not end with the next window
                     self._owner.changed[cast("AnyTopic", topic)] = None
 

@@ -130,3 +130,16 @@ def test_windows_of_rates_end_when_others_begin(rig):
     for _ in range(12):
         rig.run(rig.sends((producer, b"x"), (producer, b"y")), after_ms=1_000)
     assert 1.7 < topic.rates[0] <= 2.2
+
+
+def test_rates_of_a_window_that_has_just_ended_stay_when_others_begin(rig):
+    """A reload in the pass in which a window ended does not show a rate of 0."""
+    producer = rig.producer("a")
+    topic = rig.owner.by_name[rig.topic("a")]
+    while not any(topic.rates):
+        rig.run(rig.sends((producer, b"x")), after_ms=1_000)
+    rig.owner.configure(replace(rig.options, stats_window_s=5))
+    assert topic.rates[0] > 0
+    for _ in range(12):
+        rig.run(after_ms=1_000)
+    assert not any(topic.rates)
