@@ -1,11 +1,9 @@
 """The owner as administration sees it: with the parts that enforce policies and keep files."""
-from typing import Protocol, cast
+from typing import Protocol
 
 from geminga.storage.statistics.statistics import Statistics
-from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.owner_context import CompactedReaders, OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Topic
 
 
 class PolicyEnforcer(Protocol):
@@ -86,11 +84,3 @@ class AdministeredOwner(OwnerContext, Protocol):
 
     def trim(self) -> None:
         """Delete ledgers that nobody needs, of partitions woken for it.  Raises StorageFull, NotDurable."""
-
-
-def as_topic(topic: Partition | NonPersistentTopic) -> Topic:
-    """Return a topic as commands of clients take it.
-
-    A non-persistent topic has TransientEntries in the place of a ledger, which the type checker cannot accept.
-    """
-    return cast("Topic", topic)

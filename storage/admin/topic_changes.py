@@ -1,7 +1,7 @@
 """Answers to questions about whole topics: terminate, unload, delete, truncate, trim, and apply changed policies."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.context import AdministeredOwner, as_topic
+from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.questions import (
     ApplyOptions,
     ApplyPolicies,
@@ -37,11 +37,11 @@ def terminate(owner: AdministeredOwner, question: Terminate) -> Position:
 def unload(owner: AdministeredOwner, question: Unload) -> None:
     """Unload a topic; a non-persistent one is forgotten unless a client uses it."""
     topic = topic_of(owner, question.topic)
-    commands.expel_all(owner, as_topic(topic))
+    commands.expel_all(owner, topic)
     if isinstance(topic, Partition):
         owner.release(topic)
     else:
-        topics.forget_if_idle(owner, as_topic(topic))
+        topics.forget_if_idle(owner, topic)
 
 
 def open_topics(owner: AdministeredOwner, question: OpenTopics) -> list[str]:
@@ -68,7 +68,7 @@ def _delete_non_persistent(owner: AdministeredOwner, question: Delete) -> None:
     name = question.topic
     if (topic := owner.non_persistent.get(name)) is not None:
         _refuse_used(topic, question.force)
-        commands.expel_all(owner, as_topic(topic))
+        commands.expel_all(owner, topic)
         owner.forget_topic(topic)
     elif not (owner.catalogue.topics.exists(name) or question.gone):
         raise Refusal(api.TopicNotFound, f"Topic {name} not found")
@@ -110,7 +110,7 @@ def apply_policies(owner: AdministeredOwner, question: ApplyPolicies) -> None:
     open_topics: list[Partition | NonPersistentTopic] = [*owner.by_name.values(), *owner.non_persistent.values()]
     for topic in open_topics:
         if question.scope in (topic.name.namespace, str(topic.name.base)):
-            owner.apply_policies(as_topic(topic))
+            owner.apply_policies(topic)
     owner.closed_scan.begin()
 
 

@@ -128,7 +128,7 @@ class Statistics(TopicWatcher):
                 length_ms = self._owner.now_ms - began_ms
                 if self._is_open(topic) and (length_ms <= 0 or self._end_window(topic, length_ms / 1000)):
                     # else its rates would not end with the next window
-                    self._owner.changed[cast("AnyTopic", topic)] = None
+                    self._owner.changed[topic] = None
 
     # -- counting
 
