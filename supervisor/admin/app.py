@@ -1,6 +1,7 @@
 """The admin process: an aiohttp server over the catalogue.
 
-Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
+Answers have Pulsar's status codes and shapes: 204 without a body for a change that succeeded, {"reason": "..."} for an
+error.
 """
 import asyncio
 import logging
@@ -93,9 +94,9 @@ PARTS = (
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
-    """Answer errors as clients of Pulsar's REST expect them: a status and {"reason": text}.
+    """Middleware that answers errors as clients of Pulsar's REST expect them: a status and {"reason": text}.
 
-    Changes of the catalogue that the failed request has not committed are undone.
+    A request that fails has its uncommitted changes of the catalogue rolled back.
     """
     headers = []
     try:
@@ -117,7 +118,9 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:
-    """Return why no route was found."""
+    """Return the reason why the server has no route for the request: a wrong method, a path of Pulsar 1, or an
+    unknown path.
+    """
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.method} is not for this path; {', '.join(sorted(error.allowed_methods))} is"
     if request.path.startswith(_OLD[0]) and not request.path.startswith(_OLD[1:]):
@@ -130,7 +133,10 @@ def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Respo
 
 
 class _NotHttp(logging.Handler):
-    """Log what aiohttp says about requests that it cannot read, once a minute at most: anybody can cause such lines."""
+    """A log handler for aiohttp's complaints about requests that it cannot parse.
+
+    At most one such line is logged in a minute, because any client can cause them. Other errors are always logged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,9 +248,9 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
 
 
 def _accepted(server: web.Server) -> asyncio.Protocol:
-    """Return the protocol of a new connection, which is closed if it does not send a request in time.
+    """Return the protocol of a new connection, and close the connection if it does not send a request in time.
 
-    aiohttp itself only watches the time between requests.
+    The timeout of aiohttp itself only covers the time between requests.
     """
     protocol = server()
     asyncio.get_running_loop().call_later(_SILENT_SECONDS, _close_silent, protocol)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Nothing:
-    """An answer of GET that is no value, for a policy that is not set."""
+    """An answer to GET of a policy that is not set: a status instead of a value."""
 
     def __init__(self, status: int):
         self.status = status
@@ -21,7 +21,7 @@ TOO_LARGE_SIZE = ("topic-level maxMessageSize must be greater than or equal to 0
 
 
 class Route(NamedTuple):
-    """The path of one policy at one level, and what requests to it do."""
+    """The path of one policy for namespaces or for topics, and the meaning of requests to that path."""
 
     path: str
     method: str = "POST"                     # sets the policy
@@ -40,7 +40,7 @@ class Route(NamedTuple):
 
 
 class PolicyRoutes(NamedTuple):
-    """The routes of one policy; None where it cannot be set."""
+    """The routes of one policy for namespaces and for topics; None at a level where the policy cannot be set."""
 
     namespace: Route | None = None
     topic: Route | None = None

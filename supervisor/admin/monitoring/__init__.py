@@ -3,12 +3,12 @@
     health.py            /ready, and a health check that publishes a message
     alarms.py            conditions that an operator has to act on
     stats.py             statistics of topics, namespaces and the broker
-    topic_json.py        owners' figures of a topic as Pulsar's JSON
+    topic_json.py        statistics of a topic as Pulsar's JSON
     metrics.py           /metrics for Prometheus: collector.py and series.py together
     collector.py         metrics of the broker, its processes and the host
-    broker_families.py   names and help texts of these
+    broker_families.py   names and help texts of the metrics in collector.py
     series.py            lines of the metrics of topics, subscriptions and compactions
-    topic_families.py    names and help texts of these, and the columns that they are made of
+    topic_families.py    names, help texts and source columns of the metrics in series.py
     operations.py        log levels, status, why a subscription receives nothing more
     backups.py           a backup that is requested over HTTP
 

@@ -45,14 +45,14 @@ _PAGES = Path(__file__).resolve().parents[3] / "systemd" / "runbook", Path("/usr
 
 
 class Reason(NamedTuple):
-    """The reason why an alarm is raised."""
+    """The reason why an alarm is raised: a text for the operator, and a key whose change is logged."""
 
     key: Any          # a change of the key is logged
     text: str
 
 
 class Raised(NamedTuple):
-    """An alarm that is raised."""
+    """An alarm that is raised: its reason, and since when."""
     reason: Reason
     since: float      # Unix time
 
@@ -74,7 +74,7 @@ Rows = dict[tuple[str, int], dict[str, int]]
 
 
 class Alarms:
-    """All alarms of one broker."""
+    """All alarms of one broker, and the state from which they are evaluated."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Alarms:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ):
-        """steady: a clock in seconds that is never put, and goes on while the host sleeps."""
+        """Watch one broker.  steady: a monotonic clock in seconds, which also counts while the host sleeps."""
         self._counters, self._root, self._wall, self._steady = counters, root, wall, steady
         self._own = counters["admin", 0]
         self.raised: dict[str, Raised] = {}
@@ -102,7 +102,7 @@ class Alarms:
         self._options, self._data_dir = config.alarms, config.data_dir
 
     async def serve(self, app: web.Application):
-        """Look for alarms while the application runs."""
+        """Evaluate all alarms at intervals while the application runs."""
         task = asyncio.create_task(self._watch())
         yield
         task.cancel()
@@ -113,7 +113,7 @@ class Alarms:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Evaluate every alarm, and log those that begin or end."""
+        """Evaluate every alarm, and log each one that is raised or ends."""
         self._look_at_memory()
         self._look_at_clock()
         self._watched.look()
@@ -137,7 +137,7 @@ class Alarms:
         return {who: counters.read() for who, counters in self._counters.items()}
 
     def seen_to(self, name: str) -> bool:
-        """Acknowledge an alarm on an operator's behalf.  Return False if the alarm ends by itself."""
+        """Acknowledge an alarm on an operator's behalf.  Return False for an alarm that cannot be acknowledged."""
         if name not in _SEEN_TO:
             return False
         column, count = _SEEN_TO[name]
@@ -160,7 +160,7 @@ class Alarms:
         return None
 
     def _look_at_memory(self) -> None:
-        """Read the memory in use, and note whether publishing has to be refused."""
+        """Read the memory in use, and decide whether publishing is refused until memory is free again."""
         self.memory = host.memory(self._root)
         refuse = self._options.memory_refuse_percent / 100
         is_refused = bool(self._own.read()["memory_refuses"])
@@ -185,7 +185,7 @@ class Alarms:
         return Reason([(days, key) for days, key, _ in warnings], "; ".join(text for *_, text in warnings))
 
     def _look_at_clock(self) -> None:
-        """Note a jump of the wall clock against the steady one in the counters."""
+        """Compare the wall clock with the monotonic clock, and record a jump in the shared counters."""
         wall, steady, row = self._wall(), self._steady(), self._own.read()
         offset_ms, passed = round((wall - steady) * 1000), steady - row["clock_looked_ms"] / 1000
         jump = (offset_ms - row["clock_offset_ms"]) / 1000
@@ -217,7 +217,7 @@ class Alarms:
         return None
 
     def _report(self) -> dict[str, Any]:
-        """Return the report of the last night, read again only when it has changed."""
+        """Return the report of the last nightly job.  The file is read again only when it has changed."""
         try:
             file = (self._data_dir / REPORT).stat()
             stamp = file.st_mtime_ns, file.st_ino
@@ -249,7 +249,7 @@ class Alarms:
     # -- for status, metrics and /ready
 
     def told(self) -> list[dict[str, Any]]:
-        """Return the raised alarms as `geminga status` shows them."""
+        """Return the raised alarms as JSON objects for `geminga status`."""
         return [
             {
                 "alarm": name,
@@ -267,7 +267,7 @@ class Alarms:
         return {direction: row[f"clock_jumps_{direction}"] for direction in ("forward", "back")}
 
     def obstacles(self) -> Iterator[str]:
-        """Return the texts of alarms that make the broker not ready."""
+        """Yield the texts of raised alarms that make the broker not ready."""
         if "memory" in self.raised and self._own.read()["memory_refuses"]:
             yield self.raised["memory"].reason.text
 

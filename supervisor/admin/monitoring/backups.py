@@ -1,4 +1,4 @@
-"""Backups requested over HTTP. A job beside this process makes them, as `geminga backup` does."""
+"""Backups requested over HTTP.  Each runs in a separate process, as `geminga backup` does."""
 import asyncio
 import os
 import sys

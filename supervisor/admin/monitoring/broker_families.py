@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class BrokerMetric(NamedTuple):
-    """A metric of Pulsar's whose value is a counter, summed over all processes."""
+    """A metric with Pulsar's name whose value is one of the shared counters, summed over all processes."""
 
     name: str
     text: str

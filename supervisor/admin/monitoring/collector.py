@@ -46,10 +46,10 @@ _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class Collector:
-    """A collector in the sense of prometheus_client."""
+    """A collector for prometheus_client that yields the metrics of the broker, its processes and the host."""
 
     def __init__(self, config: Config, counters: dict[tuple[str, int], Counters]):
-        """counters: (role, index) -> the counters of that process."""
+        """Collect from shared counters.  counters: (role, index) of a process -> its counters."""
         self._counters = counters
         self.measured: list[Measured | None] = []      # statistics of each owner, None if it did not answer
         # By histogram: (monotonic seconds, counts, sum in seconds) of the last scrapes.
@@ -64,7 +64,7 @@ class Collector:
         return f"<Collector processes={len(self._counters)} measured={len(self.measured)}>"
 
     def configure(self, config: Config) -> None:
-        """Apply a configuration from now on."""
+        """Apply a changed configuration."""
         self._cluster, self._data_dir = config.cluster_name, config.data_dir
         address = config.worker.advertised_address or config.worker.bind
         self._host_name = urlsplit(url("pulsar", address, 0)).hostname
@@ -149,7 +149,7 @@ class Collector:
             yield family
 
     def _sums(self) -> Iterator[Metric]:
-        """Yield sums over all open topics, and what is missing in them."""
+        """Yield sums over all open topics, and gauges of topics without series and of owners that did not answer."""
         answered = [owner for owner in self.measured if owner is not None]
         for name, (column, text) in SUMS.items():
             yield self._single(f"pulsar_{name}", text, sum(owner.total(column) for owner in answered), is_gauge=True)
@@ -177,7 +177,7 @@ class Collector:
     # -- histograms
 
     def _histogram(self, name: str) -> tuple[Counts, float]:
-        """Return (counts of the buckets, sum in seconds) over all processes."""
+        """Return a histogram summed over all processes: (counts of the buckets, sum in seconds)."""
         each = [counters.histogram(name) for counters in self._counters.values()]
         return np.array([counts for counts, _ in each]).sum(axis=0), sum(seconds for _, seconds in each)
 
@@ -199,9 +199,9 @@ class Collector:
         return family
 
     def lately(self, name: str) -> tuple[float, Counts, float]:
-        """Return (seconds, counts of a histogram's buckets, sum in seconds) of the last minute.
+        """Return a histogram's growth in the last minute: (seconds passed, counts of the buckets, sum in seconds).
 
-        The time is shorter if the first scrape was later, and longer if the scrapes are farther apart.
+        The time is shorter if the first scrape was later, and longer if scrapes are more than a minute apart.
         """
         now, seen = time.monotonic(), self._seen[name]
         counts, spent = self._histogram(name)
@@ -223,7 +223,7 @@ class Collector:
         return family
 
     def _loads(self, failed: int) -> Iterator[Metric]:
-        """Yield the quantiles of opening topics once more: Pulsar has gauges beside the summary."""
+        """Yield gauges of the time to open topics: Pulsar has these quantiles as gauges beside the summary."""
         seconds, counts, spent = self.lately("load")
         values = dict(zip(LOAD_QUANTILES, quantiles_ms(counts, LOAD_QUANTILES.values()), strict=True))
         many = int(counts.sum())
@@ -243,7 +243,7 @@ class Collector:
         return family
 
     def _alarms(self, alarms: Alarms) -> Iterator[Metric]:
-        """Yield alarms, and the numbers behind them that no other metric has."""
+        """Yield a gauge for each alarm, and metrics of memory and of clock jumps."""
         family = GaugeMetricFamily(
             "geminga_alarm", "1 while the alarm is raised; geminga status gives its reason", labels=["alarm"])
         for name in ALARMS:
@@ -259,7 +259,9 @@ class Collector:
         yield jumps
 
     def _nightly(self) -> Iterator[Metric]:
-        """Yield the compactions under way, and the results of the last night if there was one."""
+        """Yield the number of running and waiting compactions, and the results of the last nightly job if there was
+        one.
+        """
         under_way = GaugeMetricFamily("geminga_compactions", "Partitions being compacted, and waiting for compaction",
                                       labels=["state"])
         for state, count in (self.compactions.counts if self.compactions else {}).items():
@@ -300,7 +302,7 @@ class Collector:
 
 
 def _by_process(kind: _Kind, name: str, text: str, values: Mapping[str, int]) -> Metric:
-    """Return a metric of Geminga's with a value for each process."""
+    """Return a metric with the prefix `geminga_` and a value for each process."""
     family = kind(f"geminga_{name}", text, labels=["process"])
     for process, value in values.items():
         family.add_metric([process], value)
@@ -308,15 +310,15 @@ def _by_process(kind: _Kind, name: str, text: str, values: Mapping[str, int]) ->
 
 
 def _buckets_of(counts: Iterable[int]) -> list[tuple[str, int]]:
-    """Return buckets as Prometheus has them: (upper bound, count of all values up to it)."""
+    """Return a histogram's buckets in Prometheus' cumulative form: (upper bound, count of all values up to it)."""
     bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
     return list(zip(bounds, np.cumsum(list(counts)).tolist(), strict=True))
 
 
 def quantiles_ms(counts: Counts, quantiles: Iterable[float] = _QUANTILES) -> list[float]:
-    """Return quantiles of values in the buckets of BOUNDS_S, in ms; 0 if there are none.
+    """Return quantiles in ms of values counted in the buckets of BOUNDS_S; 0 without values.
 
-    Values are taken to lie evenly within their bucket.
+    Values are assumed to lie evenly within their bucket.
     """
     quantiles = list(quantiles)
     edges, reach = np.array([0.0, *BOUNDS_S, BOUNDS_S[-1]]), np.cumsum(counts)
@@ -330,7 +332,7 @@ def quantiles_ms(counts: Counts, quantiles: Iterable[float] = _QUANTILES) -> lis
 
 
 class Links:
-    """Traffic of the host's network, against what its links can carry."""
+    """The traffic of the host's network links, relative to their capacity."""
 
     def __init__(self) -> None:
         self._before: tuple[float, dict[str, Any]] | None = None      # monotonic seconds, and counters by link
@@ -339,9 +341,9 @@ class Links:
         return f"<Links before={self._before and self._before[0]}>"
 
     def used(self) -> dict[str, float]:
-        """Return the use of the links {"in": percent, "out": percent} since the last call.
+        """Return the use of the network links since the last call: {"in": percent, "out": percent}.
 
-        Return {} at the first call, and where no link tells its speed, as in virtual machines.
+        Return {} at the first call, and where no link reports its speed, as in virtual machines.
         """
         speeds = {name: link.speed * 125_000      # from megabits to bytes
                   for name, link in psutil.net_if_stats().items() if link.isup and link.speed > 0}

@@ -31,14 +31,14 @@ async def status(request: web.Request) -> web.Response:
 @routes.get("/ready")
 @routes.get("/admin/v2/brokers/ready")
 async def ready(request: web.Request) -> web.Response:
-    """Answer 200 "ok" if everything is served, else 503 with the reasons.  No message is published for it."""
+    """Answer 200 "ok" if every process serves, else 503 with the reasons.  No message is published."""
     if wrong := obstacles(request.app):
         raise web.HTTPServiceUnavailable(text="; ".join(wrong))
     return web.Response(text="ok")
 
 
 async def drain(app: web.Application) -> None:
-    """Report that the broker is about to stop, so that load balancers send no more clients."""
+    """Report the broker as not ready while it drains, so that load balancers send no more clients."""
     app[COUNTERS]["admin", 0].set("is_draining", 1)
 
 

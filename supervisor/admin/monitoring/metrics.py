@@ -17,10 +17,10 @@ routes = web.RouteTableDef()
 
 
 class Metrics:
-    """All metrics of one broker."""
+    """All metrics of one broker, as text for Prometheus."""
 
     def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], owners: Owners):
-        """counters: (role, index) -> the counters of that process."""
+        """Combine shared counters and the owners' statistics.  counters: (role, index) of a process -> its counters."""
         self._owners, self.collector = owners, Collector(config, counters)
         self._registry = CollectorRegistry()
         self._registry.register(self.collector)
@@ -30,7 +30,7 @@ class Metrics:
         return f"<Metrics cluster={self._cluster!r} {self._options}>"
 
     def configure(self, config: Config) -> None:
-        """Apply a configuration from now on."""
+        """Apply a changed configuration."""
         self._cluster, self._options = config.cluster_name, config.metrics
         self.collector.configure(config)
 

@@ -1,4 +1,4 @@
-"""Operations on the broker as a whole: its status, and log levels for a while."""
+"""Operations on the broker as a whole: its status, acknowledged alarms, and temporary log levels."""
 import os
 import time
 from typing import Any
@@ -59,9 +59,9 @@ def _level() -> dict[str, Any]:
 
 @routes.put("/ops/v1/log-level")
 async def set_level(request: web.Request) -> web.Response:
-    """Set the log level of a topic, a client or everything for a while.
+    """Set the log level of a topic, a client or the whole broker for a limited time.
 
-        {"level": "debug", "topic": "...", "client": "10.0.0.7:1234", "seconds": 300}
+    {"level": "debug", "topic": "...", "client": "10.0.0.7:1234", "seconds": 300}
     """
     asked = await body_of(request)
     if not isinstance(asked, dict) or not set(asked) <= {"level", "topic", "client", "seconds"}:
@@ -82,13 +82,13 @@ async def set_level(request: web.Request) -> web.Response:
 
 @routes.delete("/ops/v1/log-level")
 async def reset_level(request: web.Request) -> web.Response:
-    """Put the configured log level in force again."""
+    """Restore the configured log level."""
     _follow(request, [])
     return web.json_response(_level())
 
 
 def _follow(request: web.Request, rules: list[Rule]) -> None:
-    """Apply the rules in this process at once, and have the supervisor tell all others."""
+    """Apply rules of log levels in this process, and have the supervisor pass them to all other processes."""
     log.follow(rules)
     request.app[CONTROL].send(tell={"log": rules})
 
@@ -97,7 +97,7 @@ def _follow(request: web.Request, rules: list[Rule]) -> None:
 
 @routes.get("/ops/v1/status")
 async def status(request: web.Request) -> web.Response:
-    """Answer with what an operator looks at first: processes, alarms, disk, traffic."""
+    """Answer with the overview that an operator reads first: processes, alarms, disk, traffic."""
     app, owners = request.app, request.app[OWNERS]
     rows = {who: counters.read() for who, counters in app[COUNTERS].items()}
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
@@ -149,7 +149,7 @@ def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str,
 
 
 def _night(request: web.Request) -> dict[str, Any] | None:
-    """Return the report of the last night, None if there was none."""
+    """Return the report of the last nightly job, None if there was none."""
     report = last_report(request.app[TOPICS].config.data_dir)
     if not report:
         return None

@@ -29,9 +29,9 @@ _COLUMNS = TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, SUBSCRIPTION_COLU
 
 
 class Series:
-    """The series of all open topics, at all owners.
+    """The Prometheus series of all open topics, of all owners.
 
-    Labels are kept as text from the opening brace on, without the closing one, unless their name says otherwise.
+    Labels are kept as text from the opening brace on, without the closing one, except where a comment says otherwise.
     """
 
     def __init__(self, cluster: str, measured: list[Measured]):
@@ -58,7 +58,7 @@ class Series:
         return f"<Series topics={len(self._topics)} subscriptions={len(self._subscriptions)}>"
 
     def _add(self, owner: Measured) -> None:
-        """Add the labels of one owner's rows, and its consumers and producers."""
+        """Add the labels of one owner's topics and subscriptions, and the values of its consumers and producers."""
         head, cluster = owner.head, _escaped(self.cluster)
         namespaces = [f'{{cluster="{cluster}",namespace="{_escaped(name)}"' for name in head["namespaces"]]
         topics = [f'{{cluster="{cluster}",namespace="{_escaped(namespace_of(name))}",topic="{_escaped(name)}"'
@@ -81,7 +81,10 @@ class Series:
             self._loaded[labels] = self._loaded.get(labels, 0) + loaded
 
     def _by_namespace(self, others: list[Columns]) -> list[Columns]:
-        """Sum up columns of which several owners have the same namespaces; `_namespaces` has each once afterwards."""
+        """Sum columns by namespace, as several owners may have topics of one namespace.
+
+        Afterwards `_namespaces` has each namespace once.
+        """
         numbers = {labels: number for number, labels in enumerate(self._loaded)}
         marks = np.array([numbers[labels] for labels in self._namespaces], np.int64)
         self._namespaces = list(self._loaded)
@@ -105,7 +108,9 @@ class Series:
                 yield "".join([f"{name}{labels}{values[at]}\n" for labels, values in series.items()])
 
     def _family(self, family: Family, labels: list[str], columns: Columns, others: Columns) -> str:
-        """Return the lines of a family: with rows of their own, and of all others by namespace."""
+        """Return the lines of a metric: one for each topic with its own series, and sums by namespace of all other
+        topics.
+        """
         name, head = family.name, ""
         if name != self._last_name:
             head = _head(name, family.text, family.type)
@@ -125,7 +130,7 @@ class Series:
         return head + "".join(lines)
 
     def _values(self, family: Family, columns: Columns) -> list[float] | None:
-        """Return the values of a family, whole numbers without a point; None if all of them are 0."""
+        """Return a metric's values, whole numbers as int; None if all of them are 0."""
         values = columns[family.values] if isinstance(family.values, str) else family.values(columns, self._now_ms)
         if not values.any():
             return None
@@ -158,5 +163,5 @@ def _head(name: str, text: str, type_: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text as a label's value is written."""
+    """Return a label's value with the escapes of Prometheus' text format."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -87,14 +87,14 @@ async def stats(request: web.Request) -> web.Response:
 
 
 def _question(request: web.Request) -> Asking[TopicFigures]:
-    """Return the question about a topic's statistics, with as much as the request wants."""
+    """Return the question to an owner about a topic's statistics, with the details that the request asks for."""
     return partial(
         GetStatistics, earliest=is_set(request, "getEarliestTimeInBacklog"),
         publishers=not is_set(request, "excludePublishers"), consumers=not is_set(request, "excludeConsumers"))
 
 
 def _told(request: web.Request, topic: TopicName, figures: TopicFigures) -> dict[str, Any]:
-    """Return TopicStats, with fields that owners know nothing of."""
+    """Return a topic's statistics as TopicStats, completed with fields that only the admin process knows."""
     stored, told = catalogue_of(request).partitions.find(topic), topic_json.topic_stats(topic, figures)
     record = request.app[COMPACTIONS].record(stored[0]) if stored is not None else None
     return told | {
@@ -119,7 +119,7 @@ def _partitions(request: web.Request) -> int:
 
 @routes.get(TOPIC + "/partitioned-stats")
 async def partitioned_stats(request: web.Request) -> web.Response:
-    """Answer for all partitions together, and for each by itself unless perPartition=false."""
+    """Answer with the merged statistics of all partitions, and with each partition's unless perPartition=false."""
     count, names = _partitions(request), parts_of(request)
     figures = await ask_each(request, names, _question(request))
     stats = [_told(request, topic, one) for topic, one in zip(names, figures, strict=True)]
@@ -141,7 +141,7 @@ def together(partitions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _merged(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge objects of one kind, field by field."""
+    """Merge JSON objects of the same kind field by field: numbers are summed, with exceptions by name."""
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in objects for name in one if name not in _ALONE):
         values: list[Any] = [one[name] for one in objects if name in one]
@@ -169,7 +169,7 @@ def _merged(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _columns(lists: list[list]) -> Iterable[list]:
-    """Return the n-th members of all lists, for each n."""
+    """Yield the first members of all lists, then the second members, and so on; shorter lists are skipped."""
     return ([one[at] for one in lists if at < len(one)] for at in range(max(map(len, lists))))
 
 
@@ -190,7 +190,7 @@ async def partitioned_internal_stats(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/internal-info")
 async def internal_info(request: web.Request) -> web.Response:
-    """Answer for the topic, or for each of its partitions."""
+    """Answer with the ledgers and cursors of the topic, or of each of its partitions."""
     _refuse_unknown_namespace(request)
     names = parts_of(request)
     infos = [topic_json.internal_info(stored) for stored in await ask_each(request, names, GetStored)]
@@ -208,7 +208,7 @@ async def backlog(request: web.Request) -> web.Response:
 
 @routes.put(TOPIC + "/backlogSize")
 async def backlog_size(request: web.Request) -> web.Response:
-    """Answer with the bytes stored from a message on."""
+    """Answer with the bytes stored from the message id in the body to the end of the topic."""
     _refuse_unknown_namespace(request)
     identity = await body_of(request)
     try:
@@ -224,7 +224,7 @@ async def backlog_size(request: web.Request) -> web.Response:
 # -- all that is loaded
 
 class Measured:
-    """Statistics of one owner: rows of some topics, and sums by namespace of all others."""
+    """Statistics of one owner: a row for each of its busiest topics, and sums by namespace of all further topics."""
 
     def __init__(self, data: bytes):
         self.head, (self.topics, self.subscriptions, self.other_topics, self.other_subscriptions) = unpack(data)
@@ -233,12 +233,12 @@ class Measured:
         return f"<Measured topics={len(self.topics)} subscriptions={len(self.subscriptions)}>"
 
     def total(self, column: str) -> float:
-        """Return the column's sum over all topics."""
+        """Return a column's sum over all topics of the owner."""
         at = TOPIC_COLUMNS.index(column)
         return float(self.topics[:, at].sum() + self.other_topics[:, at].sum())
 
     def by_namespace(self, column: str) -> dict[str, float]:
-        """Return the column's sum for each namespace with open topics."""
+        """Return {namespace: a column's sum over its open topics}."""
         at, numbers = TOPIC_COLUMNS.index(column), {name: number for number, name in enumerate(self.head["namespaces"])}
         marks = [numbers[namespace_of(name)] for name in self.head["topics"]]
         sums = self.other_topics[:, at] + np.bincount(np.array(marks, np.int64), self.topics[:, at], len(numbers))
@@ -246,15 +246,15 @@ class Measured:
 
 
 def namespace_of(topic: str) -> str:
-    """Return the namespace in a complete topic name."""
+    """Return the namespace that a complete topic name has."""
     return "/".join(topic.partition("://")[2].split("/", 2)[:2])
 
 
 async def measure(owners: Owners, most: int, *, consumers: bool = False, producers: bool = False,
                   seconds: float = _MEASURE_SECONDS) -> list[Measured | None]:
-    """Return the statistics of each owner, None for owners that do not answer in time.
+    """Return the statistics of each owner, None for an owner that does not answer in time.
 
-    At most so many topics have rows of their own, of all owners together.
+    most: number of topics with rows of their own, over all owners; all other topics are summed by namespace.
     """
     question = Measure(most=-(-most // owners.count), consumers=consumers, producers=producers)
 
@@ -354,7 +354,7 @@ _NAMESPACE_METRICS = {
 
 @routes.get("/admin/v2/broker-stats/metrics")
 async def broker_metrics(request: web.Request) -> web.Response:
-    """Answer with sums by namespace, and the number of connections."""
+    """Answer with metrics summed by namespace, and the number of connections."""
     owners = list(filter(None, await measure(request.app[OWNERS], 0)))
     sums = {name: [measured.by_namespace(column) for measured in owners] for name, column in _NAMESPACE_METRICS.items()}
     namespaces = dict.fromkeys(namespace for measured in owners for namespace in measured.head["namespaces"])
@@ -418,7 +418,7 @@ def resident_bytes(counters: dict[tuple[str, int], Counters]) -> int:
 
 
 def processes(counters: dict[tuple[str, int], Counters]) -> Iterable[tuple[str, psutil.Process]]:
-    """Yield (name, process) of all processes that run."""
+    """Yield (name, process) of each running process of the broker."""
     for (role, index), own in counters.items():
         try:
             yield f"{role}-{index}", psutil.Process(own.read()["pid"])

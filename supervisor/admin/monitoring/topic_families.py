@@ -1,6 +1,7 @@
-"""Metrics of topics, subscriptions and compactions: names, help texts, and how each is made of columns of numbers.
+"""Metrics of topics, subscriptions and compactions: names, help texts, and the columns of numbers that give their
+values.
 
-Names and labels are Pulsar's, but for those that begin with `geminga_`. Owners give the columns
+Names and labels are Pulsar's, except those that begin with `geminga_`. Owners deliver the columns
 (storage/statistics/columns.py); series.py writes the lines.
 """
 from collections.abc import Callable
@@ -17,7 +18,10 @@ Values = Callable[[Columns, float], NDArray[Any]]      # of columns and the time
 
 
 class Family(NamedTuple):
-    """One metric, or the series of one metric that have the same `labels`; these stand one behind the other."""
+    """One metric, or the series of one metric that share the same further `labels`.
+
+    Families of one metric are adjacent in the table.
+    """
 
     name: str
     text: str                     # of the HELP line; empty for all but the first family of a name
@@ -57,7 +61,7 @@ _SIZES = ("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", "le_1
 
 
 def _buckets(name: str, prefix: str, text: str, buckets: tuple[str, ...], total: str) -> list[Family]:
-    """Return families for the buckets of a histogram over the last window, for its count and its sum.
+    """Return families for a histogram over the last window: one for each bucket, one for its count, one for its sum.
 
     prefix: of the buckets' columns. total: the column of the sum.
     """

@@ -1,7 +1,7 @@
-"""Figures of owners as the JSON objects of Pulsar's REST.
+"""Statistics from owners as the JSON objects of Pulsar's REST.
 
 Fields without a meaning here, such as those of offloading, have the value for "none". `messages` of a subscription is
-Geminga's own field: the account of all messages since the subscription began. The order of fields is Pulsar's.
+Geminga's own field: an account of all messages since the subscription was created. Fields are in Pulsar's order.
 """
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 # -- statistics
 
 def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
-    """Return TopicStats."""
+    """Return a topic's statistics as Pulsar's TopicStats."""
     subscriptions = {name: subscription_stats(topic, one) for name, one in figures.subscriptions.items()}
     each = figures.subscriptions.values()
     told = {
@@ -67,14 +67,17 @@ def _average(bytes_: float, messages: float) -> float:
 
 
 def _compaction(figures: CompactionFigures) -> Json:
-    """Return CompactionStats; the process that starts compactions adds when one last failed."""
+    """Return a topic's compactions as Pulsar's CompactionStats, without the time of the last failure.
+
+    The admin process adds that time, because it runs the compactions.
+    """
     return {"lastCompactionRemovedEventCount": figures.removed,
             "lastCompactionSucceedTimestamp": figures.succeeded_ms, "lastCompactionFailedTimestamp": 0,
             "lastCompactionDurationTimeInMills": round(figures.seconds * 1000)}
 
 
 def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
-    """Return SubscriptionStats."""
+    """Return a subscription's statistics as Pulsar's SubscriptionStats."""
     told: Json = {
         "msgRateOut": figures.message_rate, "msgThroughputOut": figures.byte_rate,
         "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
@@ -112,7 +115,7 @@ def subscription_stats(topic: TopicName, figures: SubscriptionFigures) -> Json:
 
 
 def _consumer_stats(figures: ConsumerFigures) -> Json:
-    """Return ConsumerStats."""
+    """Return a consumer's statistics as Pulsar's ConsumerStats."""
     draining = figures.draining or []
     told = {
         "msgRateOut": figures.message_rate, "msgThroughputOut": figures.byte_rate,
@@ -137,7 +140,7 @@ def _consumer_stats(figures: ConsumerFigures) -> Json:
 
 
 def _publisher_stats(topic: TopicName, figures: ProducerFigures) -> Json:
-    """Return PublisherStats."""
+    """Return a producer's statistics as Pulsar's PublisherStats."""
     told = {
         "accessMode": figures.access_mode, "msgRateIn": figures.message_rate, "msgThroughputIn": figures.byte_rate,
         "averageMsgSize": _average(figures.byte_rate, figures.message_rate), "chunkedMessageRate": figures.chunk_rate,
@@ -159,7 +162,7 @@ def iso(time_ms: int) -> str:
 # -- how it is stored
 
 def internal_stats(topic: TopicName, figures: StorageFigures) -> Json:
-    """Return PersistentTopicInternalStats, or what of it a non-persistent topic has."""
+    """Return a topic's ledgers and cursors as PersistentTopicInternalStats; fewer fields for a non-persistent topic."""
     told = {"entriesAddedCounter": figures.entries_in, "numberOfEntries": sum(one.entries for one in figures.ledgers),
             "totalSize": sum(one.size for one in figures.ledgers)}
     if not topic.is_persistent:
@@ -185,7 +188,10 @@ def _compacted_ledger(view: ViewFigures | None) -> dict[str, int]:
 
 
 def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Json:
-    """Return CursorStats.  switched_ms: when the open ledger was created; None for a non-persistent topic."""
+    """Return a cursor's state as Pulsar's CursorStats.
+
+    switched_ms: when the open ledger was created; None for a non-persistent topic.
+    """
     nowhere = 0 if switched_ms is None else -1
     told = {
         "waitingReadOp": figures.is_waiting, "messagesConsumedCounter": figures.settled,
@@ -206,7 +212,7 @@ def _cursor_stats(figures: CursorFigures, switched_ms: int | None = None) -> Jso
 
 
 def internal_info(stored: StoredTopic) -> Json:
-    """Return ManagedLedgerInfo: the ledgers and cursors of a topic."""
+    """Return the ledgers and cursors of a topic as Pulsar's ManagedLedgerInfo."""
     created, last = iso(stored.created_ms), stored.ledgers[-1]
     return {
         "version": 1, "creationDate": created, "modificationDate": iso(last.created_ms),
@@ -220,7 +226,7 @@ def internal_info(stored: StoredTopic) -> Json:
 
 
 def offline_stats(topic: TopicName, stored: StoredTopic) -> Json:
-    """Return PersistentOfflineTopicStats."""
+    """Return sizes and backlogs from a topic's stored ledgers as Pulsar's PersistentOfflineTopicStats."""
     return {
         "storageSize": sum(one.size for one in stored.ledgers),
         "totalMessages": sum(one.entries for one in stored.ledgers),

@@ -37,7 +37,7 @@ _OF_RIGHTS = "/permissions", "PermissionsOnTopics", "/admin/v2/tenants/", "/subs
 
 
 class Audit:
-    """The audit log in a file of its own, with a bound for refusals."""
+    """The audit log in a file of its own, with a rate limit for refusals."""
 
     def __init__(self, folder: Path):
         self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=_FILES, encoding="utf-8", delay=True)
@@ -47,7 +47,7 @@ class Audit:
         return f"<Audit {self._handler.baseFilename} refusals={self._refusals:.0f} left_out={self._left_out}>"
 
     def may_tell_refusal(self) -> bool:
-        """Whether one more refusal may be written; else count it as left out."""
+        """Whether the rate limit lets one more refusal be logged; a refusal over the limit is only counted."""
         now = time.monotonic()
         self._refusals = min(_REFUSALS_MAX, self._refusals + (now - self._since) * _REFUSALS_PER_SECOND)
         self._since = now
@@ -58,7 +58,7 @@ class Audit:
         return True
 
     def write(self, line: dict[str, Any]) -> None:
-        """Write a line, with the number of refusals that were left out before it."""
+        """Write a line, and add the number of refusals that were not logged since the line before."""
         if self._left_out:
             line["left_out"], self._left_out = self._left_out, 0
         self._handler.emit(LogRecord(NAME, INFO, "", 0, json.dumps(line), None, None))
@@ -68,7 +68,7 @@ class Audit:
 
 
 class _Handler(RotatingFileHandler):
-    """Log the first failure to write, and no more until a write succeeds."""
+    """A rotating file handler that reports the first failure to write, and no further ones until a write succeeds."""
 
     is_failing = False
 

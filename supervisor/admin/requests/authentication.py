@@ -31,7 +31,7 @@ _SPOOFED = "Invalid combination of Original principal cannot be empty if the req
 
 
 class HttpAuthenticator:
-    """Authenticates HTTP requests, and answers addresses that fail again and again with growing delays."""
+    """Authenticates HTTP requests, and delays answers to addresses that fail repeatedly, longer each time."""
 
     def __init__(self, authenticator: Authenticator, options: IdentityOptions, counters: Counters):
         self._authenticator, self._counters = authenticator, counters
@@ -43,7 +43,7 @@ class HttpAuthenticator:
         return f"<HttpAuthenticator ways={self._ways} open={self._open}>"
 
     def configure(self, options: IdentityOptions) -> None:
-        """Apply a new configuration.  Raises Unusable, and keeps the old one then."""
+        """Apply a new configuration.  Raises Unusable, and keeps the old configuration then."""
         self._authenticator.configure(options)
         self._follow(options)
 
@@ -54,7 +54,10 @@ class HttpAuthenticator:
                       if asks_for(_SCHEMES[scheme.lower()])]
 
     async def identify(self, request: web.Request) -> Identity:
-        """Find out who sends the request, and pass it on.  Raises HTTPUnauthorized, HTTPServiceUnavailable."""
+        """Authenticate the sender of a request, and pass the request on.
+
+        Raises HTTPUnauthorized, HTTPServiceUnavailable.
+        """
         if not self._authenticator.is_on or request.path in self._open:
             return NOT_ASKED
         if self._attempts is None:

@@ -287,7 +287,10 @@ for _method in ("POST", "DELETE"):
 
 @web.middleware
 async def authorize(request: web.Request, handler) -> web.StreamResponse:
-    """Pass the request on if its role may do it.  If it changes rights, answer when all workers have applied them."""
+    """Pass a request on if its role has the right to make it.
+
+    A change of rights is answered when all workers have applied the new rights.
+    """
     authorization, route = request.app[AUTHORIZATION], request.match_info.route
     if not authorization.is_enabled or route.resource is None:       # no route has that path
         return await handler(request)
@@ -303,7 +306,7 @@ async def authorize(request: web.Request, handler) -> web.StreamResponse:
 
 
 def demand_of(method: str, path: str) -> Demand | None:
-    """Return what the route demands of a role; a route without a row is for super users only."""
+    """Return the right that a route demands, from the table; a route without a row demands a super user."""
     method = "GET" if method == "HEAD" else method
     return DEMANDS.get((method, path), DEMANDS.get(("*", path), SUPER))
 
@@ -321,7 +324,10 @@ def refuse_others_than_administrators(request: web.Request, tenant: str) -> None
 
 
 def _check(request: web.Request, authorization: Authorization, demand: Demand | None) -> None:
-    """Refuse the request unless its role has the right.  Raises 401, 403, Refusal; 404 if the tenant does not exist."""
+    """Refuse a request whose role lacks the demanded right.
+
+    Raises 401, 403, Refusal; 404 if the tenant does not exist.
+    """
     if demand is None:
         return
     resource = _resource(request, demand.of)
@@ -343,7 +349,7 @@ def _refuse(request: web.Request, demand: Demand, tenant: str, decision: Decisio
 
 
 def _resource(request: web.Request, of: str) -> Resource:
-    """Return the topic, namespace or tenant that the path names; "" is the broker.  Raises 404, Refusal."""
+    """Return the topic, namespace or tenant in the request's path; "" stands for the broker.  Raises 404, Refusal."""
     if of == "topic":
         return topic_of(request) if "domain" in request.match_info else schema_topic_of(request)
     parts = [part_of(request, name) for name in ("tenant", "namespace")[:("", "tenant", "namespace").index(of)]]
@@ -353,7 +359,9 @@ def _resource(request: web.Request, of: str) -> Resource:
 
 
 async def _seen(counters: dict[tuple[str, int], Counters], version: int) -> None:
-    """Return when every worker has applied the rights of this version.  Raises Refusal if one of them takes too long.
+    """Wait until every worker has applied this version of the rights.
+
+    Raises Refusal if a worker takes too long.
     """
     workers = [own for (role, _), own in counters.items() if role == "worker"]
     try:

@@ -35,7 +35,7 @@ _TOLD_MAX = 100                                                    # foreign nam
 
 
 class Guard:
-    """The names by which the broker may be reached."""
+    """Refuses requests of other sites' pages; holds the host names by which the broker may be reached."""
 
     def __init__(self, config: Config, addresses: Addresses):
         self._full_name: asyncio.Task[str] | None = None
@@ -54,7 +54,7 @@ class Guard:
         self._told: set[str] = set()
 
     async def check(self, request: web.Request) -> None:
-        """Refuse a request of another site's page, or by a foreign name.  Raises 403, 415."""
+        """Refuse a request that comes from another site's page, or that uses a foreign host name.  Raises 403, 415."""
         if request.path not in _PROBES:
             for host in request.headers.getall("Host", ()):
                 if not await self._is_own(host):
@@ -74,7 +74,7 @@ class Guard:
     async def _looked_up(self) -> str:
         """Return the host's full name.
 
-        DNS may be slow, so it is asked once, when a request first uses an unknown name.
+        DNS may be slow, so the name is looked up once, when a request first uses an unknown name.
         """
         if self._full_name is None:
             self._full_name = asyncio.create_task(asyncio.to_thread(socket.getfqdn))
@@ -103,7 +103,7 @@ def _may_change(request: web.Request) -> bool:
 
 
 def _refuse_other_sites(request: web.Request) -> None:
-    """Refuse changes that a page of another site asks for.  Raises 403."""
+    """Refuse a change that a page of another site requests.  Raises 403."""
     if any(site.strip().lower() not in _OWN_SITES for site in request.headers.getall("Sec-Fetch-Site", ())):
         raise web.HTTPForbidden(text="Pages of other sites may not change anything here: Sec-Fetch-Site names one")
     for origin in request.headers.getall("Origin", ()):
@@ -115,7 +115,7 @@ def _refuse_other_sites(request: web.Request) -> None:
 
 
 def _refuse_forms(request: web.Request) -> None:
-    """Refuse bodies of types that forms can send.  Raises 403, 415."""
+    """Refuse a body with a content type that an HTML form can send.  Raises 403, 415."""
     resource = request.match_info.route.resource
     if "Content-Type" not in request.headers or (resource is not None and resource.canonical.endswith("{rest}")):
         return      # the route itself refuses these, and says why

@@ -22,10 +22,10 @@ _ANSWER_SECONDS = 10
 
 
 class Owners:
-    """The links to all owners, and the questions that are not answered yet."""
+    """The admin process's links to all owners, and its questions without an answer yet."""
 
     def __init__(self, serial: int, owners: int, run_dir: Path):
-        """serial: this process's own number, by which owners tell their peers apart."""
+        """Begin without links.  serial: this process's own number, by which owners tell their peers apart."""
         self._serial, self._run_dir = serial, run_dir
         self._context = zmq.Context()
         self._links: list[OwnerLink | None] = [None] * owners
@@ -45,27 +45,27 @@ class Owners:
         return self._links[index] is not None
 
     async def ask(self, question: TopicQuestion[Answer]) -> Answer:
-        """Return the answer of the topic's owner.  Raises Refusal."""
+        """Ask the topic's owner a question, and return the answer.  Raises Refusal."""
         link = self._links[owner_of(str(question.topic), len(self._links))]
         if link is None:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
         return await self._ask(link, question)
 
     async def ask_owner(self, index: int, question: Question[Answer]) -> Answer:
-        """Return the answer of one owner.  Raises Refusal."""
+        """Ask the owner with this index a question, and return the answer.  Raises Refusal."""
         if (link := self._links[index]) is None:
             raise Refusal(api.ServiceNotReady, "The owner is being started; try again")
         return await self._ask(link, question)
 
     async def ask_all(self, question: Question[Answer]) -> list[Answer]:
-        """Return the answers of all owners, in order.  Raises Refusal."""
+        """Ask all owners a question, and return their answers in order of the owners.  Raises Refusal."""
         return await asyncio.gather(*(self.ask_owner(index, question) for index in range(len(self._links))))
 
     async def tell_all(self, question: Question[None]) -> None:
-        """Return when every owner has answered.
+        """Tell all owners of a change, and wait until each has answered.
 
-        An owner that is being started is told when it is up: it may have opened partitions before it could learn of
-        the change. Raises Refusal if one of them does not answer in time.
+        An owner that is being started is told when it is up: it may have opened partitions before it could learn of the
+        change. Raises Refusal if an owner does not answer in time.
         """
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
@@ -104,14 +104,14 @@ class Owners:
         return cast("Answer", read)      # it is of the type that the question names: `read` has compared them
 
     def owner_up(self, index: int, serial: int) -> None:
-        """Connect to an owner that is up."""
+        """Connect to an owner that has started."""
         self.owner_gone(index)
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._serial)
         asyncio.get_running_loop().add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
         self._is_up[index].set()
 
     def owner_gone(self, index: int) -> None:
-        """Close the link to an owner that has ended, and refuse what it was asked."""
+        """Close the link to an owner that has ended, and fail the questions that it has not answered."""
         link, self._links[index] = self._links[index], None
         self._is_up[index].clear()
         if link is None:

@@ -32,10 +32,10 @@ _AT_ONCE = 100               # questions that are under way together
 
 
 class Topics:
-    """The catalogue, and the settings that requests need."""
+    """The catalogue, the topic directory and the settings that HTTP routes need."""
 
     def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
-        """counters: this process's own."""
+        """Begin with a configuration.  counters: those of the admin process."""
         self.catalogue, self.counters = catalogue, counters
         self.directory = Directory(catalogue, addresses, config.storage)
         self.configure(config, addresses)
@@ -58,9 +58,9 @@ COUNTERS = web.AppKey("counters", dict)      # (role, index) -> Counters of that
 # -- what a request says
 
 def part_of(request: web.Request, name: str) -> str:
-    """Return a part of the path, decoded once, with + for a space, as Pulsar's server does.
+    """Return a part of the request's path, decoded once, with + read as a space, as Pulsar's server does.
 
-    Raises 400 if it is not UTF-8.
+    Raises 400 if the part is not UTF-8.
     """
     resource = request.match_info.route.resource
     assert resource is not None      # every route here has a resource
@@ -78,7 +78,10 @@ def topic_of(request: web.Request) -> TopicName:
 
 
 def schema_topic_of(request: web.Request) -> TopicName:
-    """Return the topic in a path without a domain: the persistent one, unless only the other has schemas."""
+    """Return the topic in a path that does not say persistent or non-persistent.
+
+    This is the persistent topic, unless only the non-persistent one has schemas.
+    """
     kept, live = (
         names.parse(
             "{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic")))
@@ -124,17 +127,17 @@ async def body_of(request: web.Request) -> Any:
 
 
 def _no_number(text: str) -> None:
-    """Refuse NaN and Infinity, which JSON does not have."""
+    """Refuse NaN and Infinity in a body, which JSON does not have."""
     raise ValueError(text)
 
 
 async def properties_of(request: web.Request) -> dict[str, str]:
-    """Return the map of texts in the body.  Raises 400."""
+    """Return the request's body as a map of texts.  Raises 400."""
     return as_properties(await body_of(request))
 
 
 def as_properties(sent: Any) -> dict[str, str]:
-    """Return a map of texts; numbers become texts, None becomes {}.  Raises 400."""
+    """Return a value of a JSON body as a map of texts; numbers become texts, None becomes {}.  Raises 400."""
     if sent is None:
         return {}
     if not isinstance(sent, dict) or not all(isinstance(value, str | int | float) for value in sent.values()):
@@ -143,7 +146,7 @@ def as_properties(sent: Any) -> dict[str, str]:
 
 
 def is_set(request: web.Request, name: str) -> bool:
-    """Whether the query has name=true."""
+    """Whether the request's query has NAME=true for this name."""
     return request.query.get(name, "").lower() == "true"
 
 
@@ -155,30 +158,30 @@ def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) 
 
 
 def status(code: int, text: str) -> web.HTTPException:
-    """Return an exception that answers with any status and a text."""
+    """Return an exception that makes aiohttp answer with this status and text."""
     class _Other(web.HTTPClientError):
         status_code = code
     return _Other(text=text)
 
 
 def done() -> web.Response:
-    """Return the answer to a change that succeeded."""
+    """Return the answer 204 to a change that succeeded."""
     return web.Response(status=204)
 
 
 # -- which topics
 
 def parts_of(request: web.Request) -> list[TopicName]:
-    """Return the topics stored under the name: the topic itself, or its partitions."""
+    """Return the request's topic, or all its partitions if it is partitioned."""
     topic = topic_of(request)
     count = catalogue_of(request).topics.partition_count(topic) or 0
     return [topic.partition_name(number) for number in range(count)] or [topic]
 
 
 def single_of(request: web.Request, refused: str = "") -> TopicName:
-    """Return a topic without partitions, or one partition.
+    """Return the request's topic, which must be a topic without partitions or one partition.
 
-    Raises Refusal; for a partitioned topic 405 with the text `refused` if there is one.
+    Raises Refusal for a partitioned topic, or 405 with the text `refused` if that is not empty.
     """
     topic = topic_of(request)
     if catalogue_of(request).topics.partition_count(topic):
@@ -194,7 +197,7 @@ def not_allowed(request: web.Request, text: str) -> web.HTTPException:
 
 
 def existing_of(request: web.Request) -> TopicName:
-    """Return the topic that the path names, which was created.  Raises Refusal."""
+    """Return the topic that the path names, which must exist.  Raises Refusal."""
     topic = topic_of(request)
     if not catalogue_of(request).topics.exists(topic) and not catalogue_of(request).topics.partition_count(topic):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
@@ -202,9 +205,9 @@ def existing_of(request: web.Request) -> TopicName:
 
 
 async def ask_each(request: web.Request, topics: Iterable[TopicName], about: Asking[Answer]) -> list[Answer]:
-    """Return the answers of the topics' owners, in order; about: makes the question about a topic.
+    """Ask the owner of each topic, and return the answers in the order of the topics.
 
-    Raises the first Refusal.
+    about: makes the question about a topic. Raises the first Refusal.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -216,12 +219,15 @@ async def ask_each(request: web.Request, topics: Iterable[TopicName], about: Ask
 
 
 async def ask_parts(request: web.Request, about: Asking[Answer]) -> list[Answer]:
-    """Return the answers about the request's topic, or about all its partitions in order.  Raises Refusal."""
+    """Ask about the request's topic, or about each of its partitions, and return the answers in order.  Raises
+    Refusal.
+    """
     return await ask_each(request, parts_of(request), about)
 
 
 async def ask_single(request: web.Request, refused: str, about: Asking[Answer]) -> Answer:
-    """Return the answer about a topic without partitions, or about one partition.
+    """Ask about the request's topic, which must be a topic without partitions or one partition, and return the
+    answer.
 
     Raises Refusal; for a partitioned topic 405 with the text `refused`, or 404 if that is empty.
     """

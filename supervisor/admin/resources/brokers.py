@@ -1,6 +1,6 @@
 """The broker itself: its name, and its configuration, parts of which change while it runs.
 
-Routes of Pulsar's for features that a single host does not have answer so.
+Some routes of Pulsar concern features that a single host does not have; their answers say so.
 """
 import os
 import signal
@@ -63,7 +63,7 @@ async def owned(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/backlog-quota-check")
 async def check_quotas(request: web.Request) -> web.Response:
-    """Answer without doing anything: quotas are checked with every publish."""
+    """Answer 204 and do nothing: backlog quotas are checked with every publish."""
     return done()
 
 
@@ -76,7 +76,7 @@ async def internal(request: web.Request) -> web.Response:
 
 @routes.post("/admin/v2/brokers/shutdown")
 async def shutdown(request: web.Request) -> web.Response:
-    """Stop the broker as a SIGTERM to its supervisor does: everything is on disk when it ends."""
+    """Stop the broker as a SIGTERM to its supervisor does: all messages are on disk when it ends."""
     os.kill(os.getppid(), signal.SIGTERM)
     return done()
 
@@ -96,7 +96,7 @@ async def changed(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION + "/runtime")
 async def runtime(request: web.Request) -> web.Response:
-    """Answer with the values in force, by Pulsar's names, all as texts."""
+    """Answer with the configuration in force: {Pulsar's name of a setting: value as text}."""
     config = request.app[TOPICS].config
     sections = {
         "storage": request.app[TOPICS].storage,
@@ -115,7 +115,7 @@ async def runtime(request: web.Request) -> web.Response:
 
 
 def _said(name: str, value: Any) -> str:
-    """Return a value as text, in Pulsar's unit."""
+    """Return a setting's value as text, in the unit that Pulsar uses for it; stars for a secret."""
     if isinstance(value, bool):
         return str(value).lower()
     if any(isinstance(one, Secret) for one in (value if isinstance(value, tuple) else (value,))):
@@ -133,7 +133,10 @@ async def change(request: web.Request) -> web.Response:
 
 
 def read_text(name: str, text: str) -> Any:
-    """Return the new value for one of Pulsar's names.  Raises 412."""
+    """Return the value that a text gives to a dynamic setting, named as in Pulsar.
+
+    Return None for a switch that is neither true nor false, which Pulsar ignores. Raises 412.
+    """
     if name not in _DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
     key, convert = TRANSLATED[name]
@@ -146,7 +149,7 @@ def read_text(name: str, text: str) -> Any:
 
 
 def keep_text(catalogue: Catalogue, name: str, text: str | None, value: Any) -> None:
-    """Set a changed setting in the open transaction; None for both resets it."""
+    """Store a dynamic setting, as text and as value, in the open transaction; None for both resets it."""
     catalogue.policies.set(TEXTS, name, text)
     catalogue.options.set(TRANSLATED[name][0].removeprefix("storage."), value)
 
@@ -160,7 +163,7 @@ async def reset(request: web.Request) -> web.Response:
 
 
 async def _keep(request: web.Request, name: str, text: str | None, value: Any) -> web.Response:
-    """Change a setting, and answer when all owners apply it."""
+    """Change a dynamic setting, and answer when all owners apply it."""
     topics, catalogue = request.app[TOPICS], catalogue_of(request)
     keep_text(catalogue, name, text, value)
     catalogue.commit()

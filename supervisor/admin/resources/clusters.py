@@ -25,7 +25,7 @@ DATA = (*_URLS, *_ALWAYS)            # fields of a cluster's record
 
 
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
-    """Return the record of each cluster; this one's has its own addresses unless others were set."""
+    """Return {cluster: its record}; this cluster's record has its own addresses unless others were set."""
     topics = request.app[TOPICS]
     own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls",
                                      service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
@@ -33,7 +33,7 @@ def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
 
 
 def _cluster(request: web.Request) -> str:
-    """Return the name in the path of a cluster that exists.  Raises 412."""
+    """Return the cluster that the request's path names.  Raises 404 if the cluster does not exist."""
     name = part_of(request, "cluster")
     if name not in all_of(request):
         raise web.HTTPNotFound(text="Cluster does not exist")
@@ -99,7 +99,7 @@ async def _data(request: web.Request) -> dict[str, Any]:
 
 
 def _parts(url: Any) -> list[str]:
-    """Return the addresses in a text, separated by commas."""
+    """Split a list of addresses at its commas; a value that is no text gives [""]."""
     if url is None or url == "":
         return []
     return url.split(",") if isinstance(url, str) else [""]
@@ -117,7 +117,7 @@ async def migration(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER + "/migrate")
 async def migrate(request: web.Request) -> web.Response:
-    """Send clients to another cluster: all of them with migrated=true, else those of marked namespaces."""
+    """Redirect clients to another cluster: all clients with migrated=true, else only those of marked namespaces."""
     if _cluster(request) != request.app[TOPICS].cluster_name:
         raise web.HTTPMethodNotAllowed(request.method, [], text="Only topics of this cluster are here")
     to = {name: url for name, url in (await _data(request)).items() if name in _URLS}

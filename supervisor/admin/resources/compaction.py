@@ -1,8 +1,8 @@
 """Compaction on demand: requested over HTTP, or begun when a partition has passed its threshold; and the results.
 
-Jobs compact, in processes of their own: the jobs that this process starts, one at a time (`geminga nightly
---partitions`), and the timer's. All of them talk to the broker over a socket in the data folder. Its lines are JSON,
-and each is answered by one:
+Jobs compact, in processes of their own. This process starts one job at a time (`geminga nightly --partitions`), and a
+timer starts the nightly job. All jobs talk to the broker over a socket in the data folder. Its lines are JSON, and each
+is answered by one:
 
     {"ask": name, "topic": ...}         a question to the topic's owner
     {"ask": name, "owner": n}           a question to one owner, or to all at once ("all"), whose answers are a list
@@ -81,7 +81,7 @@ _RUNNING, _SUCCESS, _ERROR, _NOT_RUN = "RUNNING", "SUCCESS", "ERROR", "NOT_RUN"
 
 @dataclass(slots=True)
 class Record:
-    """Results of a partition's compactions since this process began."""
+    """Results of a partition's compactions since the admin process began."""
 
     topic: str
     error: str = ""              # of the last compaction; empty if it succeeded
@@ -100,7 +100,7 @@ class Record:
     durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))
 
     def add(self, report: dict) -> None:
-        """Count a report in."""
+        """Add the report of one compaction to the partition's results."""
         self.error, self.ended = report["error"], time.monotonic()
         if self.error:
             self.failed += 1
@@ -117,7 +117,7 @@ class Record:
 
 
 class Compactions:
-    """Compactions that wait, those that are running, and results of those that ended."""
+    """Queued and running compactions, and the results of finished ones."""
 
     def __init__(self, config: Config, catalogue: Catalogue, owners: Owners):
         self._catalogue, self._owners = catalogue, owners
@@ -137,7 +137,7 @@ class Compactions:
         return f"<Compactions waiting={len(self._waiting)} running={len(self._running)} records={len(self._records)}>"
 
     def configure(self, config: Config) -> None:
-        """Apply a new configuration; a running job keeps the one that it was started with."""
+        """Apply a new configuration; a running job keeps the configuration it was started with."""
         self._config = config
         self._has_changed.set()
 
@@ -154,7 +154,7 @@ class Compactions:
     # -- what is known
 
     def status(self, partition_id: int) -> tuple[str, str]:
-        """Return (status, last error) of a partition, in Pulsar's words."""
+        """Return (status, last error) of a partition's compaction, with the statuses of Pulsar's REST."""
         if self.is_under_way(partition_id):
             return _RUNNING, ""
         if (record := self._records.get(partition_id)) is not None:
@@ -163,7 +163,9 @@ class Compactions:
         return _SUCCESS if has_view else _NOT_RUN, ""
 
     def record(self, partition_id: int) -> Record | None:
-        """Return the results of a partition, None if none of its compactions has ended since this process began."""
+        """Return the compaction results of a partition, None if no compaction of it has ended since this process
+        began.
+        """
         return self._records.get(partition_id)
 
     def is_under_way(self, partition_id: int) -> bool:
@@ -174,7 +176,7 @@ class Compactions:
         return {"running": len(self._running), "waiting": len(self._waiting)}
 
     def records(self) -> list[Record]:
-        """Return the results of partitions that exist, last ended first."""
+        """Return the compaction results of all partitions that exist, last ended first."""
         existing = []
         for partition_id, record in reversed(self._records.items()):
             stored = self._catalogue.partitions.find(names.parse(record.topic))
@@ -194,7 +196,7 @@ class Compactions:
         return bool(fresh)
 
     async def _work(self) -> None:
-        """Compact queued partitions, a batch in each job."""
+        """Compact queued partitions, several in each job, as long as this process runs."""
         while True:
             await self._has_waiting.wait()
             self._batch = dict(islice(self._waiting.items(), _BATCH))
@@ -211,7 +213,9 @@ class Compactions:
                 self._has_waiting.clear()
 
     async def _run_job(self, partition_ids: Iterable[int]) -> int:
-        """Run a job for these partitions, and return its exit status.  The job ends with this process."""
+        """Run a compaction job for these partitions, and return its exit status.  The job ends when this process
+        ends.
+        """
         command = [
             sys.executable,
             "-P",
@@ -246,18 +250,18 @@ class Compactions:
             self._kill()
 
     def _kill(self) -> None:
-        """Kill the job, and all processes that it has started."""
+        """Kill the compaction job, and all processes that it has started."""
         if self._job is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._job.pid, signal.SIGKILL)
 
     def _fail(self, partitions: Mapping[int, str], error: str) -> None:
-        """Record a failure for partitions whose job did not report them."""
+        """Record a failure for partitions whose compaction job ended without a report."""
         for partition_id, topic in partitions.items():
             self._ended({"partition_id": partition_id, "topic": topic, "error": error})
 
     def _ended(self, report: dict) -> None:
-        """Count in the report of a partition."""
+        """Record the report of a partition's compaction."""
         record = self._records.pop(report["partition_id"], None) or Record(report["topic"])
         before = record.bytes_read
         record.add(report)
@@ -268,7 +272,7 @@ class Compactions:
         self._running.pop(report["partition_id"], None)
 
     async def _watch(self) -> None:
-        """Begin compactions of partitions that have passed their thresholds, at intervals."""
+        """Ask owners at intervals which partitions have passed their compaction thresholds, and queue these."""
         while True:
             self._has_changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -288,7 +292,7 @@ class Compactions:
     # -- what jobs say
 
     async def _listen(self, has_tried: asyncio.Event) -> None:
-        """Listen for jobs, and try again while the socket cannot be created."""
+        """Accept connections of jobs, and retry while the socket cannot be created."""
         said = ""
         while True:
             try:
@@ -304,7 +308,7 @@ class Compactions:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the lines of one job until it ends."""
+        """Answer the lines of one job until it disconnects."""
         try:
             while line := await reader.readline():
                 writer.write(typed_json.dump(await self._told(writer, json.loads(line))) + b"\n")
@@ -318,7 +322,10 @@ class Compactions:
             writer.close()
 
     async def _told(self, whose: object, said: dict[str, Any]) -> dict[str, object]:
-        """Return the answer to one line.  Raises KeyError, TypeError, ValueError for lines of another form."""
+        """Return the answer to one line of a job.
+
+        Raises KeyError, TypeError, ValueError for a line of another form.
+        """
         if "began" in said:
             for partition_id, topic in said["began"].items():
                 self._running[int(partition_id)] = topic, whose
@@ -333,7 +340,10 @@ class Compactions:
         return {"answer": None}
 
     async def _asked(self, ask: str, topic: str = "", owner: int | str = 0, **fields: object) -> dict[str, object]:
-        """Ask an owner, or all, on behalf of a job.  Raises TypeError for a question with other fields than its own."""
+        """Pass a job's question to one owner or to all, and return the answer.
+
+        Raises TypeError for a question with unknown fields.
+        """
         if (kind := QUESTIONS.get(ask)) is None:
             return {"refused": f"There is no question {ask}", "again": False}
         values = typed_json.read_fields(kind, fields)
@@ -352,7 +362,7 @@ COMPACTIONS = web.AppKey("compactions", Compactions)
 
 
 def _socket(data_dir: Path) -> socket.socket:
-    """Listen on the socket for jobs, in place of a predecessor's socket."""
+    """Return the listening socket for jobs, which replaces one that an earlier process left."""
     listener, path = socket.socket(socket.AF_UNIX), data_dir / SOCKET
     try:
         path.parent.mkdir(exist_ok=True)
@@ -380,7 +390,9 @@ async def status(request: web.Request) -> web.Response:
 
 @routes.put(TOPIC + "/compaction")
 async def compact(request: web.Request) -> web.Response:
-    """Compact the topic or all its partitions; those under way are not queued again."""
+    """Queue the topic, or all its partitions, for compaction.  Partitions already queued or being compacted are left
+    out.
+    """
     _refuse_live(request)
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
@@ -398,14 +410,14 @@ def _refuse_live(request: web.Request) -> None:
 
 
 def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]:
-    """Return {partition id: topic} of the topics with storage."""
+    """Return {partition id: topic} of the topics that have storage."""
     return {stored[0]: str(topic) for topic in topics
             if (stored := catalogue_of(request).partitions.find(topic)) is not None}
 
 
 @routes.get("/ops/v1/compaction/report")
 async def report(request: web.Request) -> web.Response:
-    """Answer with the report of the last night."""
+    """Answer with the report of the last nightly job."""
     try:
         text = (request.app[TOPICS].config.data_dir / REPORT).read_text("utf-8")
         return web.Response(text=text, content_type="application/json")

@@ -116,7 +116,7 @@ def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[
 # -- what there is to do
 
 class Change(NamedTuple):
-    """One change of an import: its description, and the function that makes it."""
+    """One change that an import makes: its description, and the function that makes it."""
 
     text: str
     # changes the catalogue; a coroutine that it returns is awaited after the commit
@@ -125,7 +125,7 @@ class Change(NamedTuple):
 
 
 class _Import:
-    """An import of definitions: the wanted state, compared with the present one."""
+    """An import of definitions: the wanted definitions, compared with those in the catalogue."""
 
     def __init__(self, request: web.Request, wanted: Any):
         self._request, self._catalogue = request, catalogue_of(request)
@@ -278,7 +278,7 @@ class _Import:
     # -- of namespaces and topics
 
     def _scope(self, scope: str, value: dict, there: dict, where: str, *, is_topic: bool) -> Iterator[Change]:
-        """Yield changes of the scope's policies and properties."""
+        """Yield changes of the policies and properties of a namespace or topic."""
         if "policies" in value:
             wanted, present = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
             for name in {**present, **wanted}:
@@ -308,7 +308,7 @@ class _Import:
 
 
 def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
-    """Return the value if it is an object with known members.  Raises 400."""
+    """Return the value if it is a JSON object with known members only.  Raises 400."""
     if not isinstance(value, dict):
         raise web.HTTPBadRequest(text=f"{where}: expected an object")
     if known and (unknown := [name for name in value if name not in known]):
@@ -349,7 +349,7 @@ async def bring_about(request: web.Request) -> web.Response:
 
 
 async def _make(request: web.Request, changes: list[Change]) -> None:
-    """Make changes, and return when they are in force."""
+    """Make changes of an import, commit them, and wait until all owners apply them."""
     catalogue = catalogue_of(request)
     asked = [made for change in changes if (made := change.make()) is not None and asyncio.iscoroutine(made)]
     catalogue.commit()

@@ -36,7 +36,7 @@ _PART_ID = re.compile(_ID.pattern + r"(:-?[0-9]{1,9}){1,2}", re.ASCII)
 
 @routes.get(_DELAYED)
 async def delayed(request: web.Request) -> web.Response:
-    """Answer with the waiting entries of all partitions, by hour, window or message."""
+    """Answer with the delayed entries of all partitions that are not due yet, by hour, window or message."""
     query = request.query
     by, most = query.get("by", "hour"), number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX)
     if by not in _BY:
@@ -57,7 +57,7 @@ async def delayed(request: web.Request) -> web.Response:
 
 
 def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Sum up the rows of the same stretch of time."""
+    """Sum the counts of rows that cover the same period, as each partition sends rows of its own."""
     counts: dict[tuple[int, int], int] = {}
     for row in rows:
         time_ = row["from"], row["to"]
@@ -84,7 +84,7 @@ async def reschedule(request: web.Request) -> web.Response:
 
 
 async def _change(request: web.Request, change: Asking[bool | None]) -> None:
-    """Ask the partition that has the message for a change; ledger ids are unique, so at most one has it.
+    """Change a delayed entry, which at most one partition has, because ledger ids are unique.
 
     Raises 404, 409, Refusal.
     """

@@ -71,7 +71,7 @@ _BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_par
 # -- ids
 
 def _id(position: Position, partition: int, **more: int) -> dict[str, int]:
-    """Return a message id as Pulsar's REST has it."""
+    """Return a message id as Pulsar's REST writes it."""
     ledger, entry = position
     return {"ledgerId": ledger, "entryId": entry, "partitionIndex": partition, "batchIndex": -1, "batchSize": 0} | more
 
@@ -138,9 +138,10 @@ def _answer(request: web.Request, stored: StoredEntry) -> web.Response:
 
 
 def _shown(stored: StoredEntry, added: tuple[str, ...] = ()) -> web.Response:
-    """Answer with an entry.  added: the fields that the broker adds to entries, of timestamp and index.
+    """Answer with an entry.
 
-    Raises 422 for an entry that cannot be read.
+    added: names of fields that the broker adds to entries, out of "timestamp" and "index". Raises 422 for an entry
+    whose metadata or payload cannot be read.
     """
     raw = base64.b64decode(stored.data)
     try:
@@ -156,14 +157,14 @@ def _shown(stored: StoredEntry, added: tuple[str, ...] = ()) -> web.Response:
 
 
 def _added(stored: StoredEntry, added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield headers for the fields that the broker adds to entries."""
+    """Yield headers for the fields that the broker adds to entries: timestamp and index."""
     for name in added:
         text = _time(stored.timestamp) if name == "timestamp" else str(stored.index)
         yield f"X-Pulsar-Broker-Entry-METADATA-{name}", text
 
 
 def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
-    """Yield headers that come once for each of several values, none of them cut."""
+    """Yield headers that are repeated for each value of a list in the metadata; no value is cut."""
     for cluster in metadata.replicate_to[:_SEVERAL_MAX]:
         yield "X-Pulsar-replicated-to", _text(cluster)
     for key in metadata.encryption_keys[:_SEVERAL_MAX]:
@@ -184,7 +185,7 @@ def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memor
 
 
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
-    """Return the headers for the metadata of an entry with a payload of `size` bytes."""
+    """Return the headers that show an entry's metadata.  size: bytes of its payload."""
     properties = {one.key: one.value for one in metadata.properties}
     headers = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)),
              "txn-uncommitted": "false"}
@@ -208,13 +209,13 @@ def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text that a header may have."""
+    """Return a value as text that a header may hold: printable and not too long."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_TEXT_MAX])
 
 
 def _time(time_ms: int) -> str:
-    """Return a time as ISO 8601, "" for one outside the calendar."""
+    """Return a time as ISO 8601, "" for a time outside the calendar."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):

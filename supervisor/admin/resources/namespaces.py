@@ -94,10 +94,10 @@ async def delete_tenant(request: web.Request) -> web.Response:
 
 
 def _is_waiting(request: web.Request, name: str) -> bool:
-    """Whether the tenant or namespace is one that every broker has, and nobody has set anything of it.
+    """Whether the tenant or namespace is one that every broker has from the start, and nothing of it was set yet.
 
-    Set-up tools create the tenant `public` with its administrators, and ignore the answer. If that was a conflict,
-    nobody could use the tenant. Nothing that was set is overwritten.
+    Creating such a tenant or namespace succeeds, although it exists. Set-up tools create the tenant `public` with its
+    administrators, and ignore the answer. If the answer was a conflict, nobody could use the tenant.
     """
     return request.app[AUTHORIZATION].is_enabled and name in _PREMADE and not catalogue_of(request).policies.of(name)
 
@@ -205,7 +205,7 @@ async def delete_namespace(request: web.Request) -> web.Response:
 
 
 def _is_forced(request: web.Request, what: str) -> bool:
-    """Whether the request has force=true.  Raises 405 if the configuration forbids that."""
+    """Whether the request has force=true.  Raises 405 if the configuration forbids forced deletion."""
     if is_forced := is_set(request, "force"):
         _refuse_force(request, what)
     return is_forced
@@ -217,7 +217,10 @@ def _refuse_force(request: web.Request, what: str) -> None:
 
 
 async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> bool:
-    """Delete a namespace.  Return False if it has topics, or clients create some as fast as they are deleted."""
+    """Delete a namespace.
+
+    Return False if it has topics, or if clients create topics as fast as they are deleted.
+    """
     if name == "pulsar/system":
         raise not_allowed(request, f"{name} is the broker's own")
     catalogue = catalogue_of(request)
@@ -247,7 +250,7 @@ async def topics(request: web.Request) -> web.Response:
 
 @routes.post(_NAMESPACE + "/migration")
 async def set_migrated(request: web.Request) -> web.Response:
-    """Set whether the namespace's clients are sent to the other cluster that this cluster's record names."""
+    """Set whether clients of the namespace are redirected to the migration target of this cluster."""
     name, is_migrated = namespace_of(request), await body_of(request)
     if not isinstance(is_migrated, bool):
         raise web.HTTPBadRequest(text="The body is true or false")
@@ -265,7 +268,7 @@ async def bundles(request: web.Request) -> web.Response:
 
 @routes.get(_NAMESPACE + "/{bundle}/topicHashPositions")
 async def hash_positions(request: web.Request) -> web.Response:
-    """Answer with the places of topics in the hash range that Pulsar divides among brokers."""
+    """Answer with each topic's position in the hash range that Pulsar divides into bundles."""
     name = namespace_of(request)
     _bundle(request)
     there = catalogue_of(request).topics.complete_names(name)
@@ -315,7 +318,7 @@ async def set_property(request: web.Request) -> web.Response:
 
 @routes.delete(_NAMESPACE + "/property/{key:[^/]+}")
 async def delete_property(request: web.Request) -> web.Response:
-    """Delete a property, and answer with its old value."""
+    """Delete a property of the namespace, and answer with its old value."""
     name, catalogue = namespace_of(request), catalogue_of(request)
     kept = catalogue.properties.of(name)
     text = kept.pop(part_of(request, "key"), "")
@@ -326,7 +329,7 @@ async def delete_property(request: web.Request) -> web.Response:
 # -- all topics of a namespace
 
 def _bundle(request: web.Request) -> None:
-    """Check that the bundle in the path, if any, is the only one there is.  Raises 412."""
+    """Check that a bundle in the path is the only one that a namespace has.  Raises 412."""
     if "bundle" in request.match_info and part_of(request, "bundle") != BUNDLE:
         raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
 

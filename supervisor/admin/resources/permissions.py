@@ -31,7 +31,7 @@ _MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTI
 def _scope(request: web.Request) -> str:
     """Return the namespace, topic or partition that the path names.
 
-    Raises Refusal if it does not exist; non-persistent topics need not.
+    Raises Refusal if it does not exist. Non-persistent topics are accepted before they exist.
     """
     namespace = namespace_of(request)
     if "topic" not in request.match_info:
@@ -41,7 +41,10 @@ def _scope(request: web.Request) -> str:
 
 
 def _names(sent: Any, what: str, allowed: tuple[str, ...] = ()) -> list[str]:
-    """Return a list of names, sorted, each once.  allowed: the only ones, if any.  Raises 400."""
+    """Return a list from a request's body, sorted and without duplicates.
+
+    what: name of the list in an error. allowed: the values that are accepted, () for any. Raises 400.
+    """
     if sent is None:
         raise web.HTTPBadRequest(text=f"{what.capitalize()} should not be null")
     if not isinstance(sent, list) or not all(isinstance(one, str) and (not allowed or one in allowed) for one in sent):
@@ -50,14 +53,14 @@ def _names(sent: Any, what: str, allowed: tuple[str, ...] = ()) -> list[str]:
 
 
 def _keep(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> web.Response:
-    """Set the value of a role or subscription in a policy, and commit."""
+    """Store the rights of one role or subscription, and commit."""
     _set(catalogue, scope, name, of, value)
     catalogue.commit()
     return done()
 
 
 def _set(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> None:
-    """Set the value of a role or subscription in a policy; an empty one removes it."""
+    """Store the rights of one role or subscription in a policy of the scope; an empty list removes them."""
     kept = catalogue.policies.of(scope).get(name, {})
     kept.pop(of, None)
     if value:
@@ -68,7 +71,7 @@ def _set(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str])
 # -- what a namespace is made with and shown as
 
 def read_member(sent: Any, namespace: str) -> dict[str, dict[str, dict[str, list[str]]]]:
-    """Return the permissions in auth_policies of a namespace's object, as {scope: {policy: value}}.
+    """Return the permissions in the member auth_policies of a namespace's JSON object, as {scope: {policy: value}}.
 
     Raises 400, Refusal.
     """
@@ -106,7 +109,7 @@ def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
 @routes.get(_NAMESPACE)
 @routes.get(TOPIC + "/permissions")
 async def shown(request: web.Request) -> web.Response:
-    """Answer with the permissions on a scope; those on a topic include its namespace's."""
+    """Answer with the permissions on a namespace or topic; those on a topic include its namespace's."""
     scope, catalogue = _scope(request), catalogue_of(request)
     by_role: dict[str, list[str]] = {}
     for one in dict.fromkeys([namespace_of(request), scope]):
@@ -134,7 +137,7 @@ _MEMBERS_OF_ONE = "topic", "role", "actions"
 
 
 async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[str, str, list[str]]]:
-    """Return (topic, role, actions) of each member of the body.  Raises 400, 401, 404, Refusal."""
+    """Return (topic, role, actions) of each item of the body.  Raises 400, 401, 404, Refusal."""
     body = await body_of(request)
     if not isinstance(body, list) or not all(isinstance(one, dict) and set(one) <= set(_MEMBERS_OF_ONE)
                 for one in body):
@@ -154,7 +157,7 @@ async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[st
 
 
 def _refuse_missing(request: web.Request, topic: TopicName) -> None:
-    """Refuse a topic that does not exist; non-persistent topics need not.  Raises Refusal."""
+    """Refuse a topic that does not exist; non-persistent topics are always accepted.  Raises Refusal."""
     catalogue = catalogue_of(request)
     if not catalogue.namespaces.exists(topic.namespace) or (
         topic.is_persistent and not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic)

@@ -40,7 +40,10 @@ _SHOWN_WHEN_SET = "maxTopicsPerNamespace", "dispatcherPauseOnAckStatePersistent"
 # -- scopes
 
 def _scope(request: web.Request) -> str:
-    """Return the scope that the path names.  Raises HTTPNotFound, HTTPPreconditionFailed, Refusal."""
+    """Return the namespace or topic whose policies the path names.
+
+    Raises HTTPNotFound, HTTPPreconditionFailed, Refusal.
+    """
     if "topic" not in request.match_info:
         return namespace_of(request)
     topic, catalogue = topic_of(request), request.app[TOPICS].catalogue
@@ -56,13 +59,16 @@ def _scope(request: web.Request) -> str:
 # -- values
 
 def route_of(name: str, *, is_topic: bool) -> Route | None:
-    """Return the route of a policy for topics or for namespaces, None without such a policy."""
+    """Return the route of a policy for topics or for namespaces, None if it cannot be set there."""
     found = ROUTES.get(name)
     return found and (found.topic if is_topic else found.namespace)
 
 
 def read_value(policy: Policy, route: Route, sent: Any, cluster_name: str) -> Any:
-    """Return the value as it is stored.  Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden."""
+    """Check a policy's value from a request, and return it as the catalogue stores it.
+
+    Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden.
+    """
     try:
         value = read(policy, sent, name=route.path, too_small=route.refusal)
     except OutOfRange as error:
@@ -75,7 +81,7 @@ def read_value(policy: Policy, route: Route, sent: Any, cluster_name: str) -> An
 
 
 def _refuse_size(request: web.Request, value: Any) -> None:
-    """Raise HTTPPreconditionFailed for a topic's bound that is larger than the broker's."""
+    """Refuse a topic's maximum message size above the broker's.  Raises HTTPPreconditionFailed."""
     if value > request.app[TOPICS].max_message_size:
         raise web.HTTPPreconditionFailed(text=TOO_LARGE_SIZE)
 
@@ -99,7 +105,7 @@ def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
 # -- a namespace's object of policies
 
 def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
-    """Return {policy: value to store} of the object with which a namespace is created.
+    """Return {policy: value to store} from the JSON object with which a namespace is created.
 
     Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden.
     """
@@ -123,7 +129,8 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
 
 
 def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
-    """Return a namespace's object of policies, with values of policies that are not set but have one.
+    """Return a namespace's policies as Pulsar's JSON object.  Some policies that are not set appear with their
+    default.
 
     kept: {policy: value that is set}.
     """
@@ -149,7 +156,7 @@ def _unset(route: Route, cluster_name: str) -> Any:
 # -- requests
 
 def _shown(request: web.Request, policy: Policy) -> Any:
-    """Return the value that is set, or with applied=true the value in force; None if there is none."""
+    """Return a policy's value that is set, or with applied=true the value in force; None without one."""
     scope, topics = _scope(request), request.app[TOPICS]
     if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
         return applied(topics.catalogue, topic_of(request), policy, topics.storage)
@@ -180,7 +187,10 @@ async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) ->
 
 
 async def _keep(request: web.Request, scope: str, name: str, value: Any, status: int = 204) -> web.Response:
-    """Store a value; None removes it, so that the value of a weaker level is in force."""
+    """Store a policy's value, and answer when it is in force.
+
+    None removes the policy, so that the value of the namespace or the broker is in force.
+    """
     request.app[TOPICS].catalogue.policies.set(scope, name, value)
     return await _take_effect(request, scope, status)
 
@@ -229,7 +239,7 @@ for _name, _routes in ROUTES.items():
 # -- backlog quotas: a parameter says which one is set, and one object shows all
 
 def _quota(request: web.Request) -> tuple[Policy, Route]:
-    """Return the quota that the request is about.  Raises HTTPBadRequest."""
+    """Return the backlog quota that the request's parameter backlogQuotaType names.  Raises HTTPBadRequest."""
     kind = request.query.get("backlogQuotaType") or "destination_storage"
     if kind not in _QUOTAS:
         raise web.HTTPBadRequest(text=f"backlogQuotaType is one of {', '.join(_QUOTAS)}")
@@ -304,7 +314,10 @@ _UNHEARD = "fixedDeliveryDelayInMillis", "timePartitionGranularityInMillis"     
 
 @routes.get("/ops/v1/downgrade-check")
 async def downgrade_check(request: web.Request) -> web.Response:
-    """Answer with a row for each namespace and topic that has such a policy, and for the broker's configuration."""
+    """Answer with every place that sets a delayed-delivery option which an older program would ignore.
+
+    There is a row for each such namespace and topic, and one for the broker's configuration.
+    """
     topics = request.app[TOPICS]
     delays = topics.catalogue.policies.everywhere("delayedDelivery")
     found = [{"of": scope, **{name: kept[name] for name in _UNHEARD if kept.get(name)}}

@@ -30,7 +30,7 @@ _SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)
 
 
 async def _definition(request: web.Request) -> Definition:
-    """Return the schema in the body.  Raises 400, 422."""
+    """Return the schema that the body defines.  Raises 400, 422."""
     body = await body_of(request)
     if not isinstance(body, dict) or not all(isinstance(body.get(name), str) for name in ("type", "schema")):
         raise web.HTTPBadRequest(text="The body is an object with type and schema, which are texts, and properties")
@@ -43,7 +43,7 @@ async def _definition(request: web.Request) -> Definition:
 
 
 def _joined(data: bytes) -> bytes:
-    """Return a KEY_VALUE definition in the form in which clients send it to the broker.
+    """Convert a KEY_VALUE definition from REST to the form in which clients send it to the broker.
 
     The data is {"key": ..., "value": ...} with definitions as JSON or as texts. Raises ValueError.
     """
@@ -115,7 +115,7 @@ async def all_schemas(request: web.Request) -> web.Response:
 
 @routes.get(_PATH + "/metadata")
 async def metadata(request: web.Request) -> web.Response:
-    """Answer with the versions of a schema; positions in ledgers have no meaning here."""
+    """Answer with the versions of a topic's schema, with -1 for Pulsar's positions in ledgers."""
     index = [{"ledgerId": -1, "entryId": -1, "version": version}
              for version, _, _ in catalogue_of(request).schemas.versions(schema_topic_of(request).base)]
     return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
@@ -151,7 +151,7 @@ async def compatibility(request: web.Request) -> web.Response:
 
 @routes.post(_PATH + "/schema")
 async def add_schema(request: web.Request) -> web.Response:
-    """Add a version, also where clients may not."""
+    """Add a version of a topic's schema, even where policies forbid clients to do so."""
     namespace_of(request)
     topic, definition = schema_topic_of(request), await _definition(request)
 
@@ -165,7 +165,10 @@ async def add_schema(request: web.Request) -> web.Response:
 
 @routes.delete(_PATH + "/schema")
 async def delete_schema(request: web.Request) -> web.Response:
-    """Delete all versions.  Later ones count on; with force=true they begin again at 0."""
+    """Delete all versions of a topic's schema.
+
+    Version numbers continue afterwards; with force=true they begin again at 0.
+    """
     namespace_of(request)
     topic = schema_topic_of(request)
 

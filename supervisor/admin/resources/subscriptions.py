@@ -80,7 +80,7 @@ async def terminate_partitions(request: web.Request) -> web.Response:
 
 
 def _last_id(position: Position, topic: TopicName) -> dict[str, int]:
-    """Return the id of a topic's last message, as Pulsar's REST has it."""
+    """Return the id of a topic's last message as Pulsar's REST writes it."""
     return {"ledgerId": position[0], "entryId": position[1], "partitionIndex": topic.partition, "batchIndex": -1,
             "batchSize": 0}
 
@@ -125,9 +125,9 @@ async def subscriptions(request: web.Request) -> web.Response:
 
 @routes.put(_SUBSCRIPTION)
 async def create(request: web.Request) -> web.Response:
-    """Create a subscription at the topic's end, or at the place in the body.
+    """Create a subscription at the topic's end, or at the message id in the body.
 
-    A topic that does not exist is created, if it may be created automatically.
+    A topic that does not exist is created if topics may be created automatically.
     """
     topic, body = topic_of(request), await body_of(request)
     where: PlaceFields = position_of(body) if body is not None else {"position": LATEST}
@@ -183,7 +183,7 @@ async def set_replicated(request: web.Request) -> web.Response:
 
 
 def _name(request: web.Request) -> str:
-    """Return the subscription's name in the path."""
+    """Return the subscription that the request's path names."""
     return part_of(request, "subscription")
 
 
@@ -209,7 +209,7 @@ async def _ask_any(request: web.Request, about: Asking[Answer]) -> list[Answer]:
 # -- subscriptions: where they are
 
 def position_of(body: Any) -> PlaceFields:
-    """Return the place that a message id names as clients write it, or "earliest", or "latest".  Raises 400."""
+    """Return the position that a body names: a message id as clients write it, "earliest" or "latest".  Raises 400."""
     if isinstance(body, str) and body in _POSITIONS:
         return {"position": _POSITIONS[body], "behind": False}
     if isinstance(body, dict):
@@ -225,7 +225,7 @@ def position_of(body: Any) -> PlaceFields:
 
 
 def _integer(value: Any) -> int:
-    """Return a number of a message id.  Raises ValueError."""
+    """Return a number in a message id as int.  Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | str) or int(value) not in _LONG:
         raise ValueError
     return int(value)
@@ -302,7 +302,7 @@ async def analyze(request: web.Request) -> web.Response:
 
 @routes.post("/ops/v1/release" + PATH + "/{subscription:[^/]+}")
 async def release(request: web.Request) -> web.Response:
-    """Deliver the parked entries of a quarantine again."""
+    """Redeliver the parked entries of a subscription's quarantine."""
     released = await ask_parts(request, partial(Release, subscription=_name(request)))
     return web.json_response({"entries": sum(one.entries for one in released)})
 

@@ -73,9 +73,9 @@ def _create(request: web.Request, topic: TopicName, partitions: int, properties:
 
 
 def _refuse_shadow(request: web.Request, properties: dict[str, str]) -> None:
-    """Refuse a shadow topic, which is requested by a property.  Raises 405.
+    """Refuse to create a shadow topic, which a property requests.  Raises 405.
 
-    It would become an ordinary topic, and stay empty.
+    Without the refusal an ordinary topic would be created, and stay empty.
     """
     if _SHADOW in properties:
         raise not_allowed(request, "Shadow topics are not available: "
@@ -83,7 +83,7 @@ def _refuse_shadow(request: web.Request, properties: dict[str, str]) -> None:
 
 
 def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
-    """Refuse so many topics or partitions more if the namespace's limit is lower.  Raises 412."""
+    """Refuse `count` more topics or partitions if the namespace would exceed its limit.  Raises 412."""
     catalogue = catalogue_of(request)
     try:
         refuse_topics(catalogue, topic.namespace, policies_of(catalogue, topic, request.app[TOPICS].storage), count)
@@ -121,9 +121,9 @@ async def create_partitioned(request: web.Request) -> web.Response:
 
 @routes.post(TOPIC + "/partitions")
 async def add_partitions(request: web.Request) -> web.Response:
-    """Add partitions; their number never falls, as messages would be lost.
+    """Add partitions to a topic; their number cannot fall, as messages would be lost.
 
-    The new partitions get all durable subscriptions before clients learn of them.
+    New partitions get all durable subscriptions before clients learn of the partitions.
     """
     topic, catalogue = topic_of(request), catalogue_of(request)
     count, before = _count(await body_of(request)), catalogue.topics.partition_count(topic)
@@ -146,14 +146,14 @@ async def add_partitions(request: web.Request) -> web.Response:
 
 
 class _Said(TypedDict):
-    """Properties and mark of a subscription, as its users have set them."""
+    """A subscription's properties and replication mark, as users have set them."""
 
     properties: dict[str, str] | None
     replicated: bool
 
 
 def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> dict[str, _Said]:
-    """Return the durable subscriptions of these partitions, by name."""
+    """Return the durable subscriptions of these partitions: {name: properties and replication mark}."""
     by_name: dict[str, _Said] = {}
     for stored in filter(None, map(catalogue.partitions.find, partitions)):
         properties = catalogue.properties.of_subscriptions(stored[0])
@@ -165,7 +165,7 @@ def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> 
 
 
 def _count(value: Any) -> int:
-    """Return the number of partitions in a body: a number, a text, or in an object.  Raises 400."""
+    """Return the number of partitions in a body: a number, a text, or a member of an object.  Raises 400."""
     if isinstance(value, dict):
         value = value.get("partitions")
     try:
@@ -206,10 +206,10 @@ async def delete_partitioned(request: web.Request) -> web.Response:
 
 
 async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, force: bool) -> None:
-    """Delete topics by their base names, with all partitions; without force only if none of them is used.
+    """Delete topics with all their partitions; without force only if none of them is used.
 
-    A partitioned topic is deleted before its partitions, so that clients that come back at once do not find it. Raises
-    Refusal.
+    topics: base names. A partitioned topic is deleted before its partitions, so that clients which reconnect at once do
+    not find it. Raises Refusal.
     """
     catalogue = catalogue_of(request)
     parts = []
@@ -229,7 +229,7 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
 
 @routes.post(TOPIC + "/createMissedPartitions")
 async def create_missed(request: web.Request) -> web.Response:
-    """Answer without doing anything: a partition exists as soon as its topic does."""
+    """Answer without doing anything: partitions exist as soon as their topic does, so none can be missing."""
     topic = topic_of(request)
     if not catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPNotFound(text=f"Topic {topic} does not exist")
@@ -251,7 +251,11 @@ async def partitioned(request: web.Request) -> web.Response:
 
 
 def listed(request: web.Request, complete: list[str], beginnings: tuple[str, ...]) -> list[str]:
-    """Return the names that match the request: its bundle, and whether system topics are wanted."""
+    """Return the topics that a listing asks for.
+
+    complete: complete names. beginnings: prefixes, one of which a name must have. System topics are left out unless the
+    request wants them. Raises 412 for an unknown bundle.
+    """
     if request.query.get("bundle", BUNDLE) != BUNDLE:
         raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
     with_system = is_set(request, "includeSystemTopic")
@@ -290,7 +294,9 @@ async def delete_property(request: web.Request) -> web.Response:
 @routes.get("/lookup/v2/topic" + PATH)
 @routes.get("/lookup/v2/destination" + PATH)
 async def lookup(request: web.Request) -> web.Response:
-    """Answer where the topic is served.  Every URL is a string, as the C++ client refuses null."""
+    """Answer with the addresses at which the topic is served.  Every URL is a string, as the C++ client refuses
+    null.
+    """
     topics = request.app[TOPICS]
     listener: str = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName") or ""
     try:
