@@ -1,18 +1,18 @@
 """Entries on disk: ledgers, the journal in front of them, compacted ledgers.
 
-    readable.py            what readers ask of a ledger, stored, compacted or passing
+    readable.py            the interface of ledgers for readers: stored, compacted or transient
     ledger.py              entries and their index, mapped into memory
-    ledger_files.py        ledgers created, and opened as they lie on disk
+    ledger_files.py        creates ledgers, and opens existing ones
     ledger_headers.py      headers of both files, and which ledgers a folder has
     managed_ledger.py      the chain of ledgers of one partition
     position.py            ledger id and entry id
-    bit_errors.py          which bit is wrong
-    index_repair.py        an index made anew from the entries it describes
-    journal.py             segments that hold what a pass decided, synced once per pass
+    bit_errors.py          finds a single wrong bit from a CRC
+    index_repair.py        rebuilds damaged rows of an index from the entries
+    journal.py             segments that hold the decisions of passes, synced once per pass
     checkpoints.py         how changes get from the journal to their own files
-    journal_ops.py         the operations of its records, a function for each kind
-    journal_reader.py      the records of segments, read back
-    compacted_ledgers.py   the newest message of each key, as jobs/ writes them
+    journal_ops.py         builds the operations of records, a function for each kind
+    journal_reader.py      reads the records of segments back
+    compacted_ledgers.py   compacted views: the newest message of each key, as jobs/ writes them
 
 Imports: `disk/`, `runtime/`, `cursors/` data types.  Start with `ledger.py`; every byte is in `../format.py`.
 """

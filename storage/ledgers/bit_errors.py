@@ -10,13 +10,14 @@ _TAKE_OFF = [_LAST_BYTE[_BY_TOP[top]] << 8 & 0xFFFFFFFF | _BY_TOP[top] for top i
 
 
 def wrong_bit(size: int, difference: int) -> int | None:
-    """Return the number of the only wrong bit of `size` bytes, from 0 on; None: more than one bit is wrong, or none.
+    """Return the number of the single wrong bit in `size` bytes, counted from 0; None if no bit or several bits are
+    wrong.
 
     difference: the CRC32-C of the bytes, XOR the CRC32-C that they should have.
 
-    A CRC is linear, so the difference depends only on the wrong bits and on the number of bytes behind them.  Bytes
-    are taken off the end, one by one, until the difference is that of one bit in the last byte.  A byte takes about
-    100 ns, which is bearable for a record of 16 MiB at a start after damage.
+    A CRC is linear, so the difference depends only on the wrong bits and on the number of bytes behind them.  Bytes are
+    removed from the end, one by one, until the difference is that of one bit in the last byte.  A byte takes about 100
+    ns, which is bearable for a record of 16 MiB during a start after damage.
     """
     if not difference:
         return None

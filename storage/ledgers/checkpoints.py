@@ -1,6 +1,6 @@
-"""Checkpoints: how changes that only the journal has on disk get to their own files.
+"""Checkpoints: bring changes that are on disk only in the journal to their own files.
 
-A checkpoint is collected between two passes, so that it has no half of a pass, and written by a thread.
+A checkpoint is collected between two passes, so that it never contains half of a pass, and written by a thread.
 """
 import contextlib
 import os
@@ -14,45 +14,47 @@ _T = TypeVar("_T")
 
 
 class Snapshot(Protocol):
-    """New content of a file, as of one moment."""
+    """New content of a whole file, taken at one moment and written later by a checkpoint."""
 
     @property
     def path(self) -> Path:
-        """The file, whose folder is synced afterwards."""
+        """The file to replace; its folder is synced after the write."""
 
     def write(self) -> None:
         """Replace the file's content, synced.  Called by a thread of the journal.  Raises OSError."""
 
 
 class Changed(Protocol):
-    """A thing of which not all is on disk: a ledger, a partition, a recovery."""
+    """An object with changes that are not yet in its own files: a ledger, a partition, a recovery."""
 
     def checkpoint(self) -> tuple[Iterable[Path], Sequence[Snapshot]]:
-        """(files to be synced, snapshots to be written) that bring all of it to disk.  Raises OSError."""
+        """Return (files to sync, snapshots to write) that together bring all changes of this object to disk.  Raises
+        OSError.
+        """
 
 
 class Checkpoint(NamedTuple):
-    """What has to get to disk before segments may be used again."""
+    """Files and snapshots that must be on disk before the journal may reuse some full segments."""
 
     files: set[Path]              # to be synced
     snapshots: list[Snapshot]     # to be written
 
 
 def collect_checkpoint(changed: Iterable[Changed]) -> Checkpoint:
-    """Ask everything that has changed for its files and snapshots.  Raises OSError."""
+    """Collect a checkpoint from the files and snapshots of all changed objects.  Raises OSError."""
     parts = [each.checkpoint() for each in changed]
     return Checkpoint({path for files, _ in parts for path in files},
                       [snapshot for _, snapshots in parts for snapshot in snapshots])
 
 
 class TooMuch(Exception):
-    """A checkpoint was not written in the time that it had."""
+    """Exception for a checkpoint that could not be written before its deadline."""
 
 
 def write_checkpoint(files: set[Path], snapshots: list[Snapshot], is_over: Callable[[], bool] = lambda: False) -> None:
-    """Write the snapshots, fdatasync each file that still exists, and sync the folders that name them.
+    """Write the snapshots, fdatasync each file that still exists, and sync the folders of all these files.
 
-    Raises OSError; TooMuch as soon as `is_over()`.
+    is_over: returns whether the deadline has passed.  Raises OSError; TooMuch as soon as `is_over()` is true.
     """
     def one_by_one(things: Iterable[_T]) -> Iterator[_T]:
         for thing in things:

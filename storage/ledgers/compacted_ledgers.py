@@ -1,13 +1,13 @@
-"""Compacted views: the newest message of each key of a partition up to a horizon, under the ids that the messages had.
+"""Compacted views: the newest message of each key of a partition up to a horizon; messages keep their ids.
 
 A compaction writes a view ledger by ledger, in a folder of its own called `<n>.new`, and at last the file `view`, the
 manifest.  The partition's owner adopts the view by renaming the folder to `<n>`.  A view is never changed.  A replaced
 view stays as long as a consumer reads from it, and goes with its owner's process.
 
-    compacted/7/12.index    a COMPACTED_ROW for each entry of ledger 12 that is left
-    compacted/7/12.ledger   these entries.  A batch that lost messages is rewritten (jobs/rewriting.py), and the words
-                            of its ack set follow it
-    compacted/7/view        CRC32-C of the rest in hexadecimal, a space, JSON
+    compacted/7/12.index    a COMPACTED_ROW for each kept entry of ledger 12
+    compacted/7/12.ledger   the kept entries.  A batch that lost messages is rewritten (jobs/rewriting.py), and the
+                            words of its ack set follow it
+    compacted/7/view        CRC32-C of the JSON in hexadecimal, a space, JSON
 """
 import bisect
 import contextlib
@@ -37,54 +37,54 @@ from geminga.storage.ledgers.position import Position
 
 VERSION = 1
 MANIFEST, UNFINISHED = "view", ".new"
-_WRITE_MIN = 4 << 20         # bytes that are gathered for one write
+_WRITE_MIN = 4 << 20         # bytes that are buffered for one write
 _BLOCK = 8 << 10             # rows that are checked together
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A view's part of one ledger."""
+    """Figures in a manifest for one ledger of a compacted view."""
 
     ledger_id: int
     entries: int          # entries of the ledger up to the horizon
-    kept: int             # those that are left
-    messages: int         # messages of those that are left
-    size: int             # ... and bytes
+    kept: int             # entries that the compaction kept
+    messages: int         # messages of kept entries
+    size: int             # bytes of kept entries
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of the file `view`."""
+    """Content of the file `view`: horizon, ledgers and figures of a compacted view."""
 
     partition_id: int
-    horizon: Position                # the last entry that was taken into account
-    parts: tuple[Part, ...]          # ascending by ledger id; none for ledgers that have nothing left
+    horizon: Position                # the last entry that the compaction read
+    parts: tuple[Part, ...]          # ascending by ledger id; none for ledgers without kept entries
     created_ms: int
     report: dict[str, Any] = field(default_factory=dict)      # figures of the compaction, for people
 
     @property
     def messages(self) -> int:
-        """Messages that are left."""
+        """The number of messages that the compaction kept."""
         return sum(part.messages for part in self.parts)
 
     @property
     def entries(self) -> int:
-        """Entries that are left."""
+        """The number of entries that the compaction kept."""
         return sum(part.kept for part in self.parts)
 
     @property
     def size(self) -> int:
-        """Bytes of the entries that are left."""
+        """The size in bytes of the entries that the compaction kept."""
         return sum(part.size for part in self.parts)
 
     def encode(self) -> bytes:
-        """The bytes of the file."""
+        """Return the content of the file `view`: checksum and JSON."""
         text = json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
         return b"%08x %s" % (crc32c(text), text)
 
 
 def decode(data: bytes, path: Path) -> Manifest:
-    """Decode the bytes of a manifest.  Raises CorruptFile if they are damaged, or of a newer version."""
+    """Decode the content of a manifest.  Raises CorruptFile if it is damaged, or of a newer version."""
     try:
         checksum, text = data.split(b" ", 1)
         if int(checksum, 16) != crc32c(text):
@@ -99,17 +99,20 @@ def decode(data: bytes, path: Path) -> Manifest:
 
 
 class CompactedLedger:
-    """A view's part of one ledger, with the interface of a Ledger (readable.py), although some entries are missing.
+    """One ledger of a compacted view, with the interface of a Ledger (readable.py), from which some entries are
+    missing.
 
-    Callers ask only for entries whose ids are in `kept`.  Files are read when they are first needed; `close` gives the
-    memory up until they are needed again.
+    Callers ask only for entries whose ids are in `kept`.  Files are read when they are first needed; `close` releases
+    the memory until they are needed again.
     """
 
     is_sealed = True
     has_lost = False
 
     def __init__(self, folder: Path, view: int, part: Part, damage: list[str] | None = None):
-        """view: the view's number.  damage: a list for lines about damage that is found later."""
+        """Make the ledger without reading its files.  view: the view's number.  damage: a list that receives lines
+        about damage.
+        """
         self._folder, self.view, self.ledger_id = folder, view, part.ledger_id
         self.entries, self._count = part.entries, part.kept
         self.damage: list[str] = [] if damage is None else damage
@@ -120,12 +123,15 @@ class CompactedLedger:
 
     @property
     def last_entry(self) -> int:
-        """Id of the ledger's last entry up to the horizon, whether or not it is left."""
+        """Id of the ledger's last entry up to the horizon, whether or not the compaction kept it."""
         return self.entries - 1
 
     @cached_property
     def rows(self) -> Rows:
-        """COMPACTED_ROW (n,), ascending by entry id.  Damaged ones are left out, with a line in `damage`."""
+        """Index rows of kept entries, COMPACTED_ROW (n,), ascending by entry id.
+
+        Damaged rows are left out, with a line in `damage`.
+        """
         if not self._count:
             return np.empty(0, format.COMPACTED_ROW)
         path = format.index_path(self._folder, self.ledger_id)
@@ -144,7 +150,7 @@ class CompactedLedger:
 
     @cached_property
     def kept(self) -> NDArray[np.int64]:
-        """Ids (n,) of the entries that are left, ascending."""
+        """Ids (n,) int64 of the entries that the compaction kept, ascending."""
         return self.rows["entry_id"].astype(np.int64)
 
     @cached_property
@@ -157,37 +163,37 @@ class CompactedLedger:
             return b""
 
     def _report(self, text: str) -> None:
-        """Add a line to `damage`, once however often the damage is met."""
+        """Add a line about damage to `damage`, unless the same line was added before."""
         if text not in self._reported:
             self._reported.add(text)
             self.damage.append(text)
 
     def close(self) -> None:
-        """Give up memory and mappings until they are needed again."""
+        """Release memory and mappings; methods that need the files read them again."""
         for name in ("rows", "kept", "_data"):
             self.__dict__.pop(name, None)
 
     def kept_of(self, first: int, end: int) -> NDArray[np.int64]:
-        """Ids (n,) of the entries that are left among first .. end - 1."""
+        """Return ids (n,) of the kept entries among first .. end - 1."""
         return self.kept[slice(*np.searchsorted(self.kept, (first, end)).tolist())]
 
     def rows_of(self, entries: range | NDArray[np.int64]) -> Rows:
-        """COMPACTED_ROW (n,) of these entries (n,), all of which are left."""
+        """Return COMPACTED_ROW (n,) of the given entries (n,), all of which must be kept ones."""
         assert len(entries) <= len(self.kept), self
         return self.rows[np.searchsorted(self.kept, entries)]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of COMPACTED_ROW (entries,), by entry id; 0 for entries that are not left."""
+        """Return a field of COMPACTED_ROW as (entries,), by entry id; 0 for entries that the compaction removed."""
         dense: NDArray[Any] = np.zeros(self.entries, format.COMPACTED_ROW[name])
         dense[self.kept] = self.rows[name]
         return dense
 
     def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
-        """The total size in bytes of these entries, all of which are left."""
+        """Return the total size in bytes of the given entries, all of which must be kept ones."""
         return int(self.rows_of(entries)["size"].sum(dtype=np.int64))
 
     def cut_of(self, entries: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """[(number among these entries, a bit for each message, 1 = left)] for batches that lost messages."""
+        """Return [(index among `entries`, bits)] for batches that lost messages; bits has a 1 for each message kept."""
         rows = self.rows_of(entries)
         at = np.flatnonzero(rows["flags"] & format.IS_CUT)
         ends = (rows["offset"] + rows["size"])[at].tolist()
@@ -196,11 +202,11 @@ class CompactedLedger:
 
     @property
     def cut(self) -> dict[int, int]:
-        """{entry id: a bit for each message, 1 = left} of all batches that lost messages."""
+        """{entry id: bits} of all batches that lost messages; bits has a 1 for each message kept."""
         return {int(self.kept[at]): bits for at, bits in self.cut_of(self.kept)}
 
     def bits_of(self, entry_id: int) -> int:
-        """A bit for each message of the entry, 1 = left; 0 when the entry is not left."""
+        """Return an int with a bit for each message of the entry, 1 = kept; 0 if the compaction removed the entry."""
         entries = self.kept_of(entry_id, entry_id + 1)
         if not len(entries):
             return 0
@@ -208,14 +214,14 @@ class CompactedLedger:
         return next((bits for _, bits in self.cut_of(entries)), all_of_them)
 
     def last_message(self) -> tuple[int, int, int]:
-        """(ledger, entry, batch index) of the last message that is left; there has to be one."""
+        """Return (ledger, entry, batch index) of the last message that the compaction kept; there must be one."""
         entry_id = int(self.kept[-1])
         is_batch = int(self.rows[-1]["flags"]) & IS_BATCH
         return self.ledger_id, entry_id, self.bits_of(entry_id).bit_length() - 1 if is_batch else -1
 
 
 class CompactedLedgers:
-    """A compacted view of a partition; the one with the highest number is the newest."""
+    """A compacted view of a partition; the view with the highest number is the newest."""
 
     def __init__(self, folder: Path, number: int, manifest: Manifest):
         self.folder, self.number, self.manifest = folder, number, manifest
@@ -225,21 +231,21 @@ class CompactedLedgers:
 
     @cached_property
     def last_message(self) -> tuple[int, int, int]:
-        """(ledger, entry, batch index) of the last message that is left; (-1, -1, -1) when there is none."""
+        """(ledger, entry, batch index) of the last message that the compaction kept; (-1, -1, -1) when it kept none."""
         return next((ledger.last_message() for ledger in reversed(self.ledgers) if len(ledger.kept)), (-1, -1, -1))
 
     def __repr__(self) -> str:
         return f"<CompactedLedgers {self.number} up to {self.horizon}: {len(self.ledgers)} ledgers>"
 
     def find(self, ledger_id: int) -> CompactedLedger | None:
-        """The compacted ledger with that id."""
+        """Return the view's compacted ledger with this id; None if the view has no such ledger."""
         at = bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id)
         return self.ledgers[at] if at < len(self.ledgers) and self.ledgers[at].ledger_id == ledger_id else None
 
     def cover(self, ledgers: Iterable[tuple[int, int]]) -> None:
-        """Add empty compacted ledgers for those of `ledgers`, (id, entries), of which nothing is left.
+        """Add an empty compacted ledger for each of `ledgers`, (id, entries), of which the compaction kept nothing.
 
-        Readers then pass over them up to the horizon, as over all others.
+        Cursors then advance over all ledgers up to the horizon in the same way.
         """
         entries = {self.horizon[0]: self.horizon[1] + 1} | {
             ledger_id: count for ledger_id, count in ledgers if ledger_id < self.horizon[0]}
@@ -249,19 +255,19 @@ class CompactedLedgers:
         self.ledgers.sort(key=_ledger_id)
 
     def ledgers_from(self, ledger_id: int) -> list[CompactedLedger]:
-        """The ledger with that id, or the next one that exists, and all behind it up to the horizon."""
+        """Return the view's compacted ledgers from this id on, or from the next higher id, up to the horizon."""
         return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
 
     def count_before(self, ledger_id: int, entries: NDArray[np.int64]) -> int:
-        """The number of these entries (n,) of a ledger, ascending, that are not behind the horizon."""
+        """Return how many of the given entries (n,) of a ledger, ascending, lie at or before the horizon."""
         if ledger_id != self.horizon[0]:
             return len(entries) if ledger_id < self.horizon[0] else 0
         return int(np.searchsorted(entries, self.horizon[1], side="right"))
 
     def before(self, position: Position) -> Position:
-        """The mark-delete position of a cursor whose next entry is the first at position or behind it.
+        """Return the mark-delete position of a cursor whose next entry is the first one at or after `position`.
 
-        The horizon, if no ledger is left from there on.
+        The result is the horizon if the view has no ledger from that position on.
         """
         ledger = next(iter(self.ledgers_from(position[0])), None)
         if ledger is None:
@@ -270,7 +276,9 @@ class CompactedLedgers:
         return ledger.ledger_id, min(max(entry_id - 1, -1), ledger.last_entry)
 
     def missing(self) -> str:
-        """Say which file is missing or too short; "" when none is.  Raises OSError."""
+        """Return a text naming the first file that is missing or too short; "" if all files are complete.  Raises
+        OSError.
+        """
         for part in self.manifest.parts:
             rows_size = part.kept * format.COMPACTED_ROW.itemsize
             for path, size in ((format.index_path(self.folder, part.ledger_id), rows_size),
@@ -281,7 +289,7 @@ class CompactedLedgers:
         return ""
 
     def unlink(self) -> None:
-        """Remove the view's files; mappings of them stay readable."""
+        """Remove the view's files; existing mappings stay readable."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -290,7 +298,9 @@ def _ledger_id(ledger: CompactedLedger) -> int:
 
 
 def is_valid(rows: Rows, ledger_id: int) -> NDArray[np.bool_]:
-    """Whether each of the rows (n,) of a ledger's index, from the first on, is whole and in its place."""
+    """Return for each row (n,) of a ledger's index, counted from the first, whether its checksum matches content and
+    place.
+    """
     if len(rows) <= _BLOCK:
         return format.is_valid(rows, ledger_id)
     starts = range(0, len(rows), _BLOCK)
@@ -298,14 +308,20 @@ def is_valid(rows: Rows, ledger_id: int) -> NDArray[np.bool_]:
 
 
 def read_rows(path: Path, count: int) -> Rows:
-    """Map COMPACTED_ROWs (n,) of an index: count, or as many as there are.  Raises OSError; ValueError: it is empty."""
+    """Map the first `count` COMPACTED_ROWs (n,) of an index; fewer if the file is shorter.
+
+    Raises OSError; ValueError if the file is empty.
+    """
     data = map_file(path, writable=False)
     there = (len(data) - format.HEADER_SIZE) // format.COMPACTED_ROW.itemsize
     return np.frombuffer(data, format.COMPACTED_ROW, max(0, min(count, there)), format.HEADER_SIZE)
 
 
 def numbers(folder: Path) -> list[int]:
-    """Return the numbers of a partition's views, given its folder, ascending; the last one is the newest."""
+    """Return the numbers of a partition's compacted views, ascending; the last one is the newest.
+
+    folder: the partition's folder.
+    """
     try:
         return sorted(int(path.name) for path in format.compacted_folder(folder).iterdir() if path.name.isdigit())
     except FileNotFoundError:
@@ -313,7 +329,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 def open_view(folder: Path, number: int = 0) -> CompactedLedgers | None:
-    """Open a view of a partition, given its folder: the one with that number, or for 0 the newest.
+    """Open a compacted view of a partition; number 0 means the newest.  folder: the partition's folder.
 
     Return None when there is no view.  Raises CorruptFile, FileNotFoundError.
     """
@@ -325,12 +341,15 @@ def open_view(folder: Path, number: int = 0) -> CompactedLedgers | None:
 
 
 def unfinished(folder: Path, number: int | str) -> Path:
-    """Return the folder of a view that is being made, or waits to be adopted."""
+    """Return the path of the folder of a view that is still being written, or waits to be adopted."""
     return format.compacted_folder(folder) / f"{number}{UNFINISHED}"
 
 
 def remove_unused(folder: Path, used: Iterable[int]) -> None:
-    """Remove views that were replaced, but for those in use, and unfinished views unless a compaction is running."""
+    """Remove all views of a partition whose numbers are not in `used`.
+
+    Unfinished views are removed too, unless a compaction is running.
+    """
     kept = {locks.LOCK, *map(str, used)}
     with_views = format.compacted_folder(folder)
     unused = [path for path in with_views.iterdir() if path.name not in kept] if with_views.exists() else []
@@ -345,10 +364,11 @@ def remove_unused(folder: Path, used: Iterable[int]) -> None:
 # -- making one
 
 class PartWriter:
-    """Writes a view's part of one ledger.  Entries come ascending, in several arrays.
+    """Writer of the two files of one ledger in a compacted view.  Entries are added ascending, in several arrays.
 
-    Every entry's checksum is compared with its row before it is written.
-    Raises OSError; CorruptFile for an entry whose space was given back meanwhile.
+    Every entry's checksum is compared with its row before the entry is written.
+
+    Raises OSError; CorruptFile for an entry whose disk space was freed meanwhile.
     """
 
     def __init__(self, folder: Path, partition_id: int, ledger_id: int):
@@ -356,7 +376,7 @@ class PartWriter:
         self._kept = self._messages = 0
         self._size = format.HEADER_SIZE
         self._pieces: list[bytes | memoryview] = [ledger_headers.ledger_header(ledger_id, partition_id)]
-        self._gathered = self._written = 0               # bytes of the pieces, and of the file
+        self._gathered = self._written = 0               # bytes in memory, and in the file
         self._rows: list[Rows] = []
         self._fds: list[int] = []                        # of ledger and index
         for path in (format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)):
@@ -375,9 +395,10 @@ class PartWriter:
             os.close(fd)
 
     def add(self, rows: Rows, behind: NDArray[np.int64], pieces: list[bytes | memoryview], messages: int) -> None:
-        """Add entries: COMPACTED_ROWs (n,), whose offsets and checksums are set here.
+        """Add entries with their COMPACTED_ROWs (n,), in which this method sets offsets and checksums.
 
-        behind: bytes (n,) that follow each entry.  pieces: all bytes, in order.  messages: those that are left.
+        behind: number of bytes (n,) that follow each entry.  pieces: all bytes, in order.  messages: number of messages
+        kept.
         """
         if not len(rows):
             return
@@ -411,7 +432,10 @@ class PartWriter:
         self._pieces, self._rows, self._gathered = [], [], 0
 
     def finish(self, entries: int) -> Part:
-        """Write the rest and the header, synced.  entries: those of the ledger up to the horizon."""
+        """Write buffered entries and the header, synced, and return the ledger's Part of the manifest.
+
+        entries: number of entries of the uncompacted ledger up to the horizon.
+        """
         self._write()
         os.pwrite(self._fds[1], ledger_headers.index_header(
             self._ledger_id, self._partition_id, first_message=0, created_ms=0, entries=self._kept, size=self._size,
@@ -428,14 +452,14 @@ def _write_all(fd: int, data: Rows | bytes | memoryview) -> None:
 
 
 def finish(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a view all of whose parts are written, synced.  Raises OSError."""
+    """Write the manifest of a compacted view, synced, after all of its ledgers were written.  Raises OSError."""
     write_anew(folder / MANIFEST, manifest.encode())
     sync(folder, os.fsync)
     sync(folder.parent, os.fsync)
 
 
 def make_empty(folder: Path, number: int, partition_id: int, horizon: Position, now_ms: int) -> None:
-    """Make and adopt a view that has nothing left up to the horizon.  Raises OSError."""
+    """Create and adopt a compacted view without any entry up to the horizon.  Raises OSError."""
     made = format.compacted_folder(folder) / f"{number}.empty"
     made.mkdir(parents=True, exist_ok=True)
     finish(made, Manifest(partition_id, horizon, (), now_ms))
@@ -444,6 +468,6 @@ def make_empty(folder: Path, number: int, partition_id: int, horizon: Position, 
 
 
 def adopt(folder: Path, number: int) -> None:
-    """Make a finished view the partition's newest one, synced.  Raises OSError."""
+    """Make a finished compacted view the partition's newest one, synced.  Raises OSError."""
     unfinished(folder, number).rename(format.compacted_folder(folder) / str(number))
     sync(format.compacted_folder(folder), os.fsync)

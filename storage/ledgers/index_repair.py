@@ -1,13 +1,13 @@
-"""Repair of a ledger's index.
+"""Repair a ledger's index: rebuild damaged rows from entries and neighbouring rows.
 
-A row says where its entry lies, and so do the rows around it.  Everything else in a row stands in the entry, too.  So
-one damaged row costs nothing.  Entries of several damaged rows in succession are told apart by their checksums.  Only
-the time at which such an entry arrived is taken from a neighbour.
+A row says where its entry lies, and so do the rows around it.  Everything else in a row is in the entry, too.  So one
+damaged row can always be rebuilt.  Entries of several damaged rows in succession are told apart by their checksums.
+Only the time at which such an entry arrived is taken from a neighbour.
 
     rows       0 1 ? ? 4       entries 2 and 3 lie between the end of 1 and the beginning of 4
 
-Rows of zeros whose entries are zeros too are not damaged: their blocks were given back (hole_punching.py).  They stay
-zeros in the file.  In memory they are filled in: the messages and bytes between their neighbours are shared out evenly.
+Rows of zeros whose entries are zeros too are not damaged: their blocks were freed (hole_punching.py).  They stay zeros
+in the file.  In memory they are filled in: the messages and bytes between their neighbours are shared out evenly.
 """
 import errno
 import os
@@ -32,7 +32,7 @@ _CHUNK = 1 << 20          # bytes read at once
 
 
 class Bounds(NamedTuple):
-    """Fields of an index's header that can be computed from rows."""
+    """Fields of an index's header that can be computed from its rows."""
 
     entries: int
     size: int                 # bytes of the ledger's file up to the end of the last entry
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The ledger whose rows are repaired."""
+    """The ledger whose index rows are repaired."""
 
     path: Path                # of the ledger's file
     ledger_id: int
@@ -54,27 +54,27 @@ class Source:
 
 
 class Repaired(NamedTuple):
-    """Rows of a ledger as they should be."""
+    """Result of a repair: the correct rows of a ledger, and which entries were damaged or lost."""
 
     rows: Rows                # (n,) INDEX_ROW
     wrong: NDArray[np.int64]  # entries whose rows were damaged
-    lost: list[int]           # those of them that cannot be rebuilt
+    lost: list[int]           # entries of `wrong` whose rows cannot be rebuilt
     has_holes: bool           # whether rows of zeros were filled in
 
 
 def bounds_of(rows: Rows, ledger_id: int) -> Bounds | None:
-    """Compute bounds from INDEX_ROWs (n,), some of which may be damaged; None when no row is valid."""
+    """Compute the header's bounds from INDEX_ROWs (n,), some of which may be damaged; None if no row is valid."""
     valid = np.flatnonzero(format.is_valid(rows, ledger_id)).tolist()
     if not valid:
         return None
     first, last = rows[valid[0]], rows[valid[-1]]
-    # Entries before the first valid one have a message each at least.
+    # Entries before the first valid row have at least one message each.
     first_message = max(0, int(first["message_index"]) - valid[0])
     return Bounds(valid[-1] + 1, int(last["offset"]) + int(last["size"]), first_message, int(first["broker_time"]))
 
 
 def repair(rows: Rows, source: Source) -> Repaired:
-    """Check INDEX_ROWs (n,) and rebuild the damaged ones, in a copy.  Raises OSError."""
+    """Check INDEX_ROWs (n,), and return a copy in which damaged rows are rebuilt.  Raises OSError."""
     wrong = np.flatnonzero(~format.is_valid(rows, source.ledger_id))
     if not len(wrong):
         return Repaired(rows, wrong, [], has_holes=False)
@@ -93,7 +93,10 @@ def repair(rows: Rows, source: Source) -> Repaired:
 
 
 def fill_holes(rows: Rows) -> int:
-    """Fill in rows of zeros (n,), in place, as `repair` does; return their number.  All other rows must be valid."""
+    """Fill in rows of zeros among INDEX_ROWs (n,), in place, as `repair` does; return how many were filled in.
+
+    All other rows must be valid.
+    """
     empty = np.flatnonzero(rows["size"] == 0)
     for run in np.split(empty, np.flatnonzero(np.diff(empty) > 1) + 1) if len(empty) else ():
         _share_out(rows, int(run[0]), int(run[-1]) + 1)
@@ -101,9 +104,11 @@ def fill_holes(rows: Rows) -> int:
 
 
 def _is_given_back(source: Source, rows: Rows, first: int, end: int) -> bool:
-    """Whether the blocks of rows first .. end - 1 were given back.
+    """Whether rows first .. end - 1 are zeros because their blocks were freed, and not because of damage.
 
-    Their rows and entries are zeros then, no subscription needs them, and there are whole rows on both sides.
+    Blocks were freed if the rows and entries are zeros, no subscription needs the entries, and valid rows lie on both
+    sides.
+
     Raises OSError.
     """
     if first == 0 or end == len(rows) or np.ascontiguousarray(rows[first:end]).view(np.uint8).any():
@@ -116,7 +121,10 @@ def _is_given_back(source: Source, rows: Rows, first: int, end: int) -> bool:
 
 
 def _share_out(rows: Rows, first: int, end: int) -> None:
-    """Fill in rows first .. end - 1, which are zeros, from the rows around them."""
+    """Fill in rows first .. end - 1, which are zeros, from the neighbouring rows.
+
+    Bytes and messages between both neighbours are shared out evenly.
+    """
     before, behind, part = rows[first - 1], rows[end], rows[first:end]
     shares = np.arange(end - first + 1)
     start = int(before["offset"]) + int(before["size"])
@@ -132,17 +140,17 @@ def _share_out(rows: Rows, first: int, end: int) -> None:
 
 
 class _Gap(NamedTuple):
-    """What the whole rows around a run of damaged rows say of the run's entries."""
+    """Place, messages and time of the entries of a run of damaged rows, taken from the valid rows around the run."""
 
     start: int                # offset of the first entry
     stop: int                 # offset behind the last one
     message: int              # messages of the partition before the first entry
-    messages: int | None      # of all entries together; None: the run is at the end, and nothing says
-    time: int                 # broker time for all of them, of a neighbour
+    messages: int | None      # of all entries together; None: unknown, as no row follows the run
+    time: int                 # broker time of a neighbour, used for all entries
 
 
 def _gap(source: Source, rows: Rows, first: int, end: int) -> _Gap:
-    """Return the gap of rows first .. end - 1."""
+    """Return place, messages and time of the entries of damaged rows first .. end - 1."""
     start, message, time = format.HEADER_SIZE, source.first_message, source.created_ms
     stop, messages = source.size, None
     if end < len(rows):
@@ -159,19 +167,21 @@ def _gap(source: Source, rows: Rows, first: int, end: int) -> _Gap:
 
 
 def _rebuild(source: Source, rows: Rows, first: int, end: int) -> list[int]:
-    """Rebuild rows first .. end - 1, in place; return the entries that are lost.  Raises OSError.
+    """Rebuild rows first .. end - 1, in place; return the ids of entries that are lost.  Raises OSError.
 
-    1. The rows around give the stretch of the file in which the entries lie (`_gap`).
-    2. A single damaged row has the stretch for itself.  Several entries are told apart by their checksums (`_split`).
-       If that fails, all of them are lost, and their rows become placeholders of a byte at the stretch's begin.
-    3. Each entry says the rest of its row itself (`_describe`).  If the entry is damaged too, its row has the checksum
-       that the entry claims, so readers see the entry fail.
+    1. The neighbouring rows give the byte range of the file in which the entries lie (`_gap`).
+
+    2. A single damaged row has the range for itself.  Several entries are told apart by their checksums (`_split`).  If
+       that fails, all of them are lost, and their rows become placeholders of one byte at the start of the range.
+
+    3. All other fields of a row are read from its entry (`_describe`).  If the entry is damaged too, the row gets the
+       checksum in the entry's own header, so that readers see the entry fail.
     """
     gap = _gap(source, rows, first, end)
     count, message = end - first, gap.message
     data = _read(source.path, gap.start, gap.stop)
     pieces = [(gap.start, gap.stop)] if count == 1 else _split(data, gap.start, count)
-    messages = max(1, gap.messages or 1) if count == 1 else 1      # of an entry that does not say it
+    messages = max(1, gap.messages or 1) if count == 1 else 1      # of an entry that cannot be read
     for number, (at, until) in enumerate(pieces or [(gap.start, gap.start + 1)] * count):
         row, time = rows[first + number:first + number + 1], gap.time
         entry = data[at - gap.start:until - gap.start]
@@ -190,7 +200,7 @@ def _rebuild(source: Source, rows: Rows, first: int, end: int) -> list[int]:
 
 
 def _describe(entry: bytes) -> dict[str, int] | None:
-    """{field of INDEX_ROW: value} as the entry says; None when its checksum is wrong."""
+    """Return {field of INDEX_ROW: value} as read from an entry; None if its checksum is wrong."""
     try:
         fields = read_one(api.CommandSend(is_chunk=is_chunk(entry)), entry)[-len(INDEX_FIELDS):]
     except (BadChecksum, ProtocolError):
@@ -199,10 +209,10 @@ def _describe(entry: bytes) -> dict[str, int] | None:
 
 
 def _split(data: bytes, start: int, count: int) -> list[tuple[int, int]]:
-    """Return [(begin, end)] of `count` entries in data, as offsets; [] if they cannot be told apart.
+    """Split data into `count` entries: return [(begin, end)] as offsets; [] if the entries cannot be told apart.
 
-    start: offset of data.  An entry ends where the next magic number stands, provided that its checksum is right up to
-    there: a magic number may also be part of its content.
+    start: offset of data.  An entry ends at the next magic number up to which its checksum is right.  The checksum is
+    needed because a magic number may also be part of an entry's content.
     """
     pieces, at = [], 0
     while at < len(data) and data[at:at + 2] == _START:
@@ -227,7 +237,7 @@ def _read(path: Path, start: int, stop: int) -> bytes:
 
 
 def _is_zero(path: Path, start: int, stop: int) -> bool:
-    """Whether bytes start .. stop - 1 of a file are zeros.  Holes are not read.  Raises OSError."""
+    """Whether bytes start .. stop - 1 of a file are zeros.  Holes are skipped, not read.  Raises OSError."""
     with open(path, "rb", buffering=0) as file:
         try:
             while (start := os.lseek(file.fileno(), start, os.SEEK_DATA)) < stop:

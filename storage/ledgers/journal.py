@@ -43,7 +43,7 @@ from geminga.storage.ledgers.journal_reader import BAD, Replay, by_age, write_ag
 from geminga.storage.runtime.log import log
 
 _ZEROS = 1 << 20
-_SEGMENTS_MIN = 2                # one is written while the others are checkpointed, even if there is no room for more
+_SEGMENTS_MIN = 2                # one is written while another is checkpointed, even on a full disk
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
 _CLOSE_SECONDS = 2.5             # for the last checkpoint; a stop may take five seconds
 
@@ -52,9 +52,9 @@ Piece = bytes | memoryview
 
 @dataclass(slots=True)
 class Record:
-    """A record to be written; journal_reader.StoredRecord says what the tables are.
+    """A record to be written; journal_reader.StoredRecord describes its tables.
 
-    Tables may be their bytes, which costs less for few rows (proto/rows.py).
+    Each table may also be given as bytes, which costs less for few rows (proto/rows.py).
     """
 
     groups: Rows | bytes
@@ -74,22 +74,25 @@ class _Segment:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A checkpoint that a thread is writing."""
+    """A checkpoint that a thread is writing, with the segments that it will free."""
 
     checkpoint: Checkpoint
-    segments: list[_Segment]         # that may be used again afterwards
+    segments: list[_Segment]         # segments that the checkpoint frees
     done: Future[None]
 
 
 class Journal:
-    """A journal that is written; `open_journal` makes one.
+    """The write side of an owner's journal; `open_journal` makes one.
 
-    A segment is free, then written, then full, then under a checkpoint, then free again.
+    A segment is free, then written, then full, then waits for its checkpoint, then free again.
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int,
                  free: list[Path], full: list[tuple[_Segment, set[Changed]]]):
-        """number: of the last record.  full: segments to be checkpointed, oldest first, with what changed meanwhile."""
+        """Begin a segment.  number: of the last record.
+
+        full: segments to be checkpointed, oldest first, each with the objects that changed while it was written.
+        """
         self.folder, self._segment_bytes = folder, segment_bytes
         self.segments_max = segments_max                  # files; surplus ones are removed after their checkpoint
         self._number = number                             # of the last record
@@ -101,10 +104,10 @@ class Journal:
         self._dirty: set[Changed] = set()                 # changed since this segment was begun
         self._full = full                                 # not checkpointed yet, oldest first
         self._checkpoints: list[_UnderWay] = []           # oldest first
-        self._is_checkpoint_due = bool(full)              # a start's own changes need not be replayed by the next start
+        self._is_checkpoint_due = bool(full)              # so that the next start need not replay the same records
         self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # the second makes the next segment's file
-        self._closed_by = math.inf                        # of time.monotonic: when checkpoints under way give up
+        self._closed_by = math.inf                        # time.monotonic() at which unfinished checkpoints give up
         self._free: list[Future[Path]] = [_done(path) for path in free]
         self._segment = self._begin(sequence)
         self._at = format.HEADER_SIZE
@@ -122,7 +125,7 @@ class Journal:
     def append(self, record: Record) -> None:
         """Write a record, which is durable after `sync`.
 
-        Raises StorageFull, and nothing of the record is written then; NotDurable.
+        Raises StorageFull, after which nothing of the record is written; NotDurable.
         """
         tables = [record.groups, record.rows, record.sources, record.ops]
         groups, rows, sources, ops = map(_size, tables)
@@ -163,7 +166,7 @@ class Journal:
         self._at += size
 
     def sync(self) -> None:
-        """Get all appended records to disk.  Raises NotDurable."""
+        """Sync all appended records to disk.  Raises NotDurable."""
         try:
             os.fdatasync(self._segment.fd)
         except OSError as error:
@@ -171,18 +174,20 @@ class Journal:
         self._synced = self._number
 
     def _set_aside(self, error: OSError) -> NoReturn:
-        """Rename the segment, so that it is never written again.  Raises NotDurable, always."""
+        """Rename the current segment, so that it is never written again.  Always raises NotDurable."""
         bad = self._segment.path.with_suffix(BAD)
         try:
             self._segment.path.rename(bad)
             sync(self.folder, os.fsync)
             what = f"it is set aside as {bad.name}"
-        except OSError as again:      # no file system any more
+        except OSError as again:      # the file system fails too
             what = f"nor can it be set aside: {again.strerror}"
         raise NotDurable(f"{self._segment.path}: {error.strerror}; {what}") from error
 
     def check(self) -> None:
-        """Raise NotDurable if the segment's file was removed or replaced: its records would be lost at a crash."""
+        """Raise NotDurable if the current segment's file was removed or replaced: a crash would then lose its
+        records.
+        """
         try:
             is_there = self._segment.path.stat().st_ino == os.fstat(self._segment.fd).st_ino
         except FileNotFoundError:
@@ -191,13 +196,17 @@ class Journal:
             raise NotDurable(f"{self._segment.path}: it was removed or replaced")
 
     def mark_dirty(self, changed: Changed) -> None:
-        """Include a thing in the checkpoint of the present segment, as it is not on disk as it is in memory."""
+        """Include an object in the checkpoint of the current segment, because its files lack changes that it has in
+        memory.
+        """
         self._dirty.add(changed)
 
     def _roll(self) -> None:
-        """Go on in another segment.  Raises StorageFull, and may be called again then; NotDurable.
+        """Continue in a new segment.
 
         If no segment is free, this waits for a checkpoint: a slow disk slows publishing down.
+
+        Raises StorageFull, after which the call may be repeated; NotDurable.
         """
         if not self._is_between:
             self.sync()
@@ -214,23 +223,23 @@ class Journal:
 
     @property
     def _is_between(self) -> bool:
-        """Whether the last segment is full and no other could be begun yet, for want of room."""
+        """Whether the last segment is full and, for lack of disk space, no new one was begun."""
         return self._at > self._segment_bytes
 
     def _has_free(self) -> bool:
-        """Whether a segment is free.  Segments that could not be made are forgotten."""
+        """Whether a segment is free.  Files of segments whose creation failed are dropped from the list."""
         while self._free and isinstance(self._free[0].exception(), (StorageFull, OSError)):
             self._free.pop(0)
             self._segments -= 1
         return bool(self._free)
 
     def _grown(self, made: Future[Path]) -> None:
-        """Have a checkpoint made if there was no room for one more segment.  Called by a thread."""
+        """Request a checkpoint if there was no disk space for one more segment.  Called by a thread."""
         if made.exception() is not None:
             self._is_checkpoint_due = True
 
     def _begin(self, sequence: int) -> _Segment:
-        """Take a free segment, and see to it that there will be another: a new file, or a checkpoint.
+        """Begin a free segment, and arrange for the next free one: create a new file, or request a checkpoint.
 
         Raises StorageFull, OSError.
         """
@@ -254,7 +263,7 @@ class Journal:
     # -- checkpoints
 
     def _checkpoint(self) -> None:
-        """Begin a checkpoint of everything that changed during the older half of the full segments."""
+        """Begin a checkpoint of everything that changed while the older half of the full segments was written."""
         self._is_checkpoint_due = False
         if self._checkpoints or not self._full:
             return
@@ -280,13 +289,13 @@ class Journal:
             os.fdatasync(segment.fd)
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
-        """Free the segments of checkpoints that are done, oldest first.  wait: until at least one segment is free.
+        """Free the segments of completed checkpoints, oldest first.  wait: block until at least one segment is free.
 
-        A checkpoint for which there was no room is written again, as it was collected: things in memory may have
-        changed since, by records that are not synced yet.
+        A checkpoint that found no disk space is written again as it was collected.  Collecting it anew would include
+        changes by records that are not synced yet.
 
-        Raises OSError.  With wait also StorageFull, if there was no room; NotDurable, if no checkpoint is under way
-        that could free a segment.
+        Raises OSError.  With wait also StorageFull, if there was no disk space; NotDurable, if no checkpoint is in
+        progress that could free a segment.
         """
         while self._checkpoints and (self._checkpoints[0].done.done() or wait):
             oldest = self._checkpoints[0]
@@ -305,7 +314,10 @@ class Journal:
             raise NotDurable(f"{self.folder}: there is no room for a segment that could be written")
 
     def _free_segment(self, segment: _Segment) -> None:
-        """Have a retired segment used again; remove it if there are too many, or if the configured size has changed."""
+        """Return a retired segment to the free ones, or remove its file.
+
+        The file is removed if there are too many segments, or if the configured size has changed.
+        """
         is_one_too_many = self._free and self._segments > self.segments_max
         is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes and not is_one_too_many
         os.close(segment.fd)
@@ -318,8 +330,8 @@ class Journal:
     def close(self) -> None:
         """Write a last checkpoint, and retire all segments, so that the next start has nothing to replay.
 
-        If that takes longer than a stop may, segments stay for the next start.  Raises NotDurable if something is
-        left for another reason.
+        If that takes longer than a stop may, segments stay for the next start.  Raises NotDurable if segments stay for
+        another reason.
         """
         self.sync()
         self._closed_by = time.monotonic() + _CLOSE_SECONDS
@@ -360,7 +372,7 @@ def _done(path: Path) -> Future[Path]:
 
 
 def _write_zeros(path: Path, size: int) -> Path:
-    """Make a segment's file, with all blocks written, because only overwriting syncs fast.
+    """Create a segment's file with all blocks written, because syncs are fast only when blocks are overwritten.
 
     Raises StorageFull, OSError.
     """
@@ -394,19 +406,19 @@ def _header_of_segment(*, sequence: int, first_record: int = 0, is_retired: int 
 # -- opening
 
 class Replayed(Changed, Protocol):
-    """Changes that a start has put in place, and not synced."""
+    """Changes that a start has applied from the journal, and that are not synced."""
 
     def is_durable(self) -> None:
-        """Delete files that the replayed records delete: those records will not be needed again."""
+        """Delete files of ledgers that replayed records deleted, once no start needs these records again."""
 
 
 def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: Replay | None = None,
                  changed: Replayed | None = None) -> Journal:
-    """Open a journal all of whose records have been applied.  Its files are used again.
+    """Open a journal whose records have all been applied, and reuse its files.
 
-    kept: a replay whose changes are not on disk; `changed` stands for them at the first checkpoint.  Without it all
-    segments are retired, oldest first.  If this process is killed meanwhile, the newest ones are left, and replaying
-    them changes nothing.  Older ones alone would bring back entries that were acknowledged since.
+    kept: a replay whose changes are not on disk; the first checkpoint includes them as `changed`.  Without `kept` all
+    segments are retired, oldest first.  If this process is killed meanwhile, the newest segments stay, and replaying
+    them changes nothing.  A replay of only older segments would bring back entries that were acknowledged since.
 
     Raises StorageFull, OSError.
     """
@@ -427,7 +439,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
                     write_again(segment.fd)
             else:
                 _retire(segment)
-            os.fdatasync(segment.fd)      # a kept one too, or a power cut could end it before its records end
+            os.fdatasync(segment.fd)      # also of kept ones: a power cut could truncate their records
             if not is_kept:
                 os.close(segment.fd)
         if changed is not None:
@@ -445,7 +457,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         except (StorageFull, OSError) as error:
             if not (full and is_full(error)):
                 raise
-    # There is no room for one segment more: the kept ones are checkpointed now, and used again.
+    # There is no disk space for another segment: kept segments are checkpointed now, and reused.
     assert changed is not None
     write_checkpoint(*collect_checkpoint({changed}))
     return open_journal(folder, segment_bytes=segment_bytes, segments_max=segments_max)

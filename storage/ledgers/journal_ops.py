@@ -1,6 +1,6 @@
-"""Operations of the journal, made: a function for each kind of format.OPS, or one for kinds that are alike.
+"""Build the operations of the journal: a function for each kind of format.OPS, or one for several similar kinds.
 
-A function gives the bytes of one op, or an array of many.  owner/replayed_ops.py applies them at a start.
+A function returns the bytes of one op, or an array of several ops.  owner/replayed_ops.py applies ops at a start.
 """
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +19,26 @@ _SUBSCRIPTION, _PARTITION = struct_of(format.SUBSCRIPTION_OP), struct_of(format.
 # -- ledgers
 
 def ledger_opened(partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> bytes:
-    """first_message: messages of the partition before this ledger."""
+    """Return the op for a new ledger.  first_message: number of messages of the partition before this ledger."""
     return _LEDGER_OPENED.pack(format.LEDGER_OPENED, partition_id, ledger_id, created_ms, first_message)
 
 
 def ledger_deleted(partition_id: int, ledger_id: int) -> bytes:
-    """The ledger's files are deleted after this op is synced."""
+    """Return the op for a deleted ledger, whose files are deleted after this op is synced."""
     return _LEDGER_DELETED.pack(format.LEDGER_DELETED, partition_id, ledger_id)
 
 
 # -- subscriptions
 
 def mark_delete(partition_id: int, subscription_id: int, position: Position) -> bytes:
-    """A subscription's mark-delete position."""
+    """Return the op that sets a subscription's mark-delete position."""
     return _MARK_DELETE.pack(format.MARK_DELETE, subscription_id, partition_id, *position)
 
 
 def acknowledged(partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64]) -> Rows:
-    """ACKNOWLEDGED_OPs (m,) for entries (n,), ascending, beyond the mark-delete position: one op for each run."""
+    """Return ACKNOWLEDGED_OPs (m,) for entries (n,), ascending, beyond the mark-delete position: one op for each
+    run.
+    """
     starts = np.flatnonzero(np.diff(entries, prepend=entries[0] - 2) != 1)
     ops = np.zeros(len(starts), format.ACKNOWLEDGED_OP)
     ops["kind"] = format.ACKNOWLEDGED
@@ -46,29 +48,41 @@ def acknowledged(partition_id: int, subscription_id: int, ledger_id: int, entrie
 
 
 def _set_entries(ops: Rows, entries: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-    """Set the entries of ops (m,), given the places (m,) among all entries (n,) where each op's run begins."""
+    """Set first entry and count in ops (m,), one for each run of consecutive entries.
+
+    starts: indices (m,) into entries (n,) at which the runs begin.
+    """
     ops["first_entry"] = entries[starts]
     ops["more_entries"] = np.diff(starts, append=len(entries)) - 1
 
 
 def cursor_reset(partition_id: int, subscription_id: int, position: Position, *, since: int) -> bytes:
-    """A subscription that begins anew behind a position.  since: messages of the partition up to that position."""
+    """Return the op that resets a subscription's cursor to a position, with nothing acknowledged beyond it.
+
+    since: number of messages of the partition up to that position.
+    """
     return _CURSOR_RESET.pack(format.CURSOR_RESET, subscription_id, partition_id, *position, since)
 
 
 def subscription_deleted(partition_id: int, subscription_id: int) -> bytes:
-    """A durable subscription that was deleted."""
+    """Return the op for a deleted durable subscription."""
     return _SUBSCRIPTION.pack(format.SUBSCRIPTION_DELETED, subscription_id, partition_id)
 
 
 def first_part_acknowledged(partition_id: int, subscription_id: int, position: Position, word: int) -> bytes:
-    """The first 64 messages of a batch, a bit for each in `word`, 1 = not acknowledged."""
+    """Return the op for acknowledgements among the first 64 messages of a batch.
+
+    word: a bit for each message, 1 = not acknowledged.
+    """
     return _PART_ACKNOWLEDGED.pack(format.PART_ACKNOWLEDGED, subscription_id, partition_id, *position, word)
 
 
 def parts_acknowledged(partition_id: int, subscription_id: int, position: Position, numbers: NDArray[np.int64],
                        words: NDArray[np.uint64]) -> Rows:
-    """PART_ACKNOWLEDGED_OPs (n,): words (n,) of a batch's bits, at the places `numbers` (n,), ascending."""
+    """Return PART_ACKNOWLEDGED_OPs (n,) for acknowledgements within a batch, one for each word of 64 messages.
+
+    words: bits (n,) of messages, 1 = not acknowledged.  numbers: the number (n,) of each word in the batch, ascending.
+    """
     ops = np.zeros(len(numbers), format.PART_ACKNOWLEDGED_OP)
     ops["kind_and_word_number"] = format.PART_ACKNOWLEDGED | numbers << format.NUMBER
     ops["partition_id"], ops["subscription_id"] = partition_id, subscription_id
@@ -79,9 +93,9 @@ def parts_acknowledged(partition_id: int, subscription_id: int, position: Positi
 
 def counted(kind: int, partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64],
             counts: NDArray[np.uint16]) -> Rows:
-    """COUNTED_OPs (m,) with new counts (n,) of entries (n,), ascending: one op for each run of one count.
+    """Return COUNTED_OPs (m,) that set counts (n,) of entries (n,), ascending.
 
-    kind: format.REDELIVERED or format.DIED
+    Consecutive entries with an equal count share one op.  kind: format.REDELIVERED or format.DIED.
     """
     starts = np.flatnonzero((np.diff(entries, prepend=entries[0] - 2) != 1) | (np.diff(counts, prepend=counts[0]) != 0))
     ops = np.zeros(len(starts), format.COUNTED_OP)
@@ -92,40 +106,49 @@ def counted(kind: int, partition_id: int, subscription_id: int, ledger_id: int, 
 
 
 def deaths_forgotten(partition_id: int, subscription_id: int) -> bytes:
-    """All counts of deaths of a subscription are 0 again."""
+    """Return the op that resets all counts of deaths of a subscription to 0."""
     return _COUNTED.pack(format.DIED, subscription_id, partition_id, 0, -1, 0)
 
 
 def total(partition_id: int, subscription_id: int, reason: int, messages: int) -> bytes:
-    """The number of messages that a subscription needs no more for this reason, an index of cursor.REASONS."""
+    """Return the op that sets the number of messages that a subscription no longer needs for one reason.
+
+    reason: an index of cursor.REASONS.
+    """
     return _TOTAL.pack(format.TOTAL | reason << format.NUMBER, subscription_id, partition_id, messages)
 
 
 # -- producers
 
 def produced(partition_id: int, producer: tuple[int, int], sequence_id: int) -> bytes:
-    """The sequence id of a producer's last message stored whole.  producer: the halves of its identity."""
+    """Return the op with the sequence id of a producer's last completely stored message.
+
+    producer: the halves of its identity.
+    """
     return _PRODUCED.pack(format.PRODUCED, partition_id, producer[0], sequence_id, producer[1])
 
 
 def chunked(partition_id: int, producer: tuple[int, int], sequence_id: int, *, next_chunk: int, crc32c: int) -> bytes:
-    """How far a message in chunks is stored.  next_chunk 0: it is finished.  crc32c: of its first chunk."""
+    """Return the op for the progress of a producer's chunked message.
+
+    next_chunk: the chunk expected next; 0 if the message is complete.  crc32c: checksum of the first chunk.
+    """
     kind = format.CHUNKED | next_chunk << format.NUMBER
     return _CHUNKED.pack(kind, crc32c, partition_id, producer[0], sequence_id, producer[1])
 
 
 def sequences_forgotten(partition_id: int) -> bytes:
-    """The partition's sequence ids of all producers are forgotten: it deduplicates no more."""
+    """Return the op that deletes the sequence ids of all producers of a partition, which no longer deduplicates."""
     return _PARTITION.pack(format.SEQUENCES_FORGOTTEN, partition_id)
 
 
 # -- partitions
 
 def partition_deleted(partition_id: int) -> bytes:
-    """The partition is deleted, with all of its files."""
+    """Return the op for a deleted partition, with all of its files."""
     return _PARTITION.pack(format.PARTITION_DELETED, partition_id)
 
 
 def delayed(partition_id: int) -> bytes:
-    """The partition has a delayed index from now on."""
+    """Return the op for a partition that has a delayed index from now on."""
     return _PARTITION.pack(format.DELAYED, partition_id)

@@ -1,4 +1,4 @@
-"""The journal, read: records that a crash may have kept from the files where they belong.
+"""Read the journal: find records whose changes a crash may have kept out of ledgers, indexes and states.
 
     segments, oldest first -> the unbroken chain that ends with the newest -> its records, and the damage found in them
 
@@ -23,7 +23,7 @@ from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.bit_errors import wrong_bit
 
-# Suffixes of segments whose sync failed: not copied yet, and done with.
+# Suffixes of segments whose sync failed: before and after they were copied.
 BAD, ASIDE = ".bad", ".aside"
 _BLOCK = 4096                    # a device fails in units of this many bytes
 _AT_ONCE = 1 << 20               # bytes that are copied at a time
@@ -35,7 +35,7 @@ Told = Callable[[str, int, int], None]      # (name of a step, how many are done
 
 @dataclass(slots=True)
 class StoredRecord:
-    """A record as it was read; journal.Record is one to be written."""
+    """A record that was read from a segment; journal.Record is a record to be written."""
 
     groups: Rows                  # (g,) GROUP_ROW: runs of rows that go to one ledger
     rows: Rows                    # (n,) INDEX_ROW
@@ -45,13 +45,13 @@ class StoredRecord:
 
     @property
     def size(self) -> int:
-        """Bytes of the entries."""
+        """The size of the entries in bytes."""
         return len(self.data)
 
 
 @dataclass(slots=True)
 class Replay:
-    """Records that may not be in place yet."""
+    """Records whose changes may be missing from ledgers and states, with the damage found while reading them."""
 
     records: list[StoredRecord]
     damage: list[str]                 # one line for each damaged place
@@ -60,7 +60,7 @@ class Replay:
 
 
 class _Found(NamedTuple):
-    """A record in its segment."""
+    """A record with its number and its offset in the segment."""
 
     number: int
     at: int                           # offset in the segment
@@ -72,12 +72,15 @@ def _tell_nobody(step: str, done: int, of: int) -> None:
 
 
 def replay(folder: Path, told: Told = _tell_nobody) -> Replay:
-    """Read all records that may not be in place yet, in order.  Raises OSError, CorruptFile for a newer version.
+    """Read all records that may have to be replayed, in order.  told: reports progress.
 
     Segments are retired oldest first.  So the records are in the unbroken chain of segments that ends with the newest
-    one.  The chain may end in records that were not written to their end: nothing in them was answered.  A record that
-    was synced and does not have its checksum is damaged.  If one bit is wrong, the bit is corrected.  Otherwise the
-    record counts without its damaged entries; if its tables are damaged, it is left out.
+    one. Records at the end of the chain may be incomplete: no client got an answer for anything in them.
+
+    A record that was synced and fails its checksum is damaged.  If one bit is wrong, the bit is corrected.  Otherwise
+    the record counts without its damaged entries; if its tables are damaged, the whole record is left out.
+
+    Raises OSError, CorruptFile for a newer version.
     """
     segments = []
     damage: list[str] = []
@@ -92,7 +95,7 @@ def replay(folder: Path, told: Told = _tell_nobody) -> Replay:
     chain: list[list[StoredRecord]] = []
     paths: set[Path] = set()
     last = 0
-    # Of the segment read before, which is the next newer one: number of its first record, and its sequence.
+    # First record number and sequence of the segment read in the previous round, which is the next newer one.
     following, newer = None, None
     newest_first = sorted(segments, key=lambda segment: segment[0], reverse=True)
     for number, (sequence, first, path, raw) in enumerate(newest_first):
@@ -109,9 +112,9 @@ def replay(folder: Path, told: Told = _tell_nobody) -> Replay:
 
 
 def read_segment(path: Path) -> tuple[Any, list[_Found], list[str]]:
-    """Read one segment: (its SEGMENT_HEADER row, its records, its damage).
+    """Read one segment and return (its SEGMENT_HEADER row, its records, lines about damage).
 
-    The header is None if the file was never begun.  Raises OSError, CorruptFile for a newer version.
+    The header is None if the file was never written.  Raises OSError, CorruptFile for a newer version.
     """
     raw, damage = _read(path)
     head, is_whole = _segment_header(path, raw)
@@ -131,12 +134,13 @@ def read_segment(path: Path) -> tuple[Any, list[_Found], list[str]]:
 def rescue(folder: Path) -> None:
     """Copy segments whose sync failed, as far as they can be read.  The failed files are never used again.
 
-    Must come before the replay: otherwise a start could put records in place that the disk's journal has not.
+    This must come before the replay.  Otherwise a start could apply records that the journal does not have on disk.
+
     Raises OSError.
     """
     for bad in folder.glob(f"*{BAD}"):
         copy = bad.with_suffix(".journal")
-        if not copy.exists():      # else it was made, and by now less may be left to read
+        if not copy.exists():      # else the copy is complete, and by now less may be readable
             write_anew(copy, _read(bad)[0])
             sync(folder, os.fsync)
         bad.rename(bad.with_suffix(ASIDE))
@@ -144,7 +148,10 @@ def rescue(folder: Path) -> None:
 
 
 def make_sure(found: Replay) -> None:
-    """Sync the segments of a replay: the kill may have come before their own sync.  Raises OSError."""
+    """Rewrite and sync the segments of a replay, because the previous process may have died before its sync.
+
+    Raises OSError.
+    """
     for path in found.segments:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -155,12 +162,14 @@ def make_sure(found: Replay) -> None:
 
 
 def _segments(folder: Path) -> list[Path]:
-    """Return the files that may have records to be replayed."""
+    """Return the paths of a journal's files that may have records to replay."""
     return [*folder.glob("*.journal"), *folder.glob(f"*{BAD}")]
 
 
 def _read(path: Path) -> tuple[memoryview, list[str]]:
-    """Read a file: (its bytes, with zeros for blocks that cannot be read; a line of damage if there are any).
+    """Read a file and return (its bytes, at most one line about damage).
+
+    Blocks that cannot be read become zeros, and are counted in the line.
 
     Raises OSError.
     """
@@ -182,7 +191,7 @@ def _read(path: Path) -> tuple[memoryview, list[str]]:
 def _segment_header(path: Path, raw: memoryview | bytes) -> tuple[Any, bool]:
     """Return (SEGMENT_HEADER row, whether it needed no correction).
 
-    The row is None for a file that is not a segment, or was never begun.  Raises CorruptFile for a newer version.
+    The row is None if the file is not a segment, or was never written.  Raises CorruptFile for a newer version.
     """
     if len(raw) < format.HEADER_SIZE:
         return None, True
@@ -197,7 +206,7 @@ def _segment_header(path: Path, raw: memoryview | bytes) -> tuple[Any, bool]:
 
 
 def _corrected(head: Rows) -> Rows | None:
-    """Return a SEGMENT_HEADER (1,) with its one wrong bit corrected; None if more bits are wrong."""
+    """Return a SEGMENT_HEADER (1,) with its single wrong bit corrected; None if more bits are wrong."""
     raw = bytearray(head.tobytes())
     for bit in range(8 * len(raw)):
         raw[bit // 8] ^= 1 << bit % 8
@@ -211,12 +220,14 @@ def _corrected(head: Rows) -> Rows | None:
 
 def _records(raw: memoryview, sequence: int, number: int,
              following: int | None) -> tuple[list[_Found], int, list[str]]:
-    """Read a segment whose first record has this number: (its records, the number behind the last, its damage).
+    """Read a segment and return (its records, the number after that of its last record, lines about damage).
 
-    following: number of the next segment's first record; None: this segment is the newest.
+    number: of the segment's first record.  following: number of the next segment's first record; None for the newest
+    segment.
 
-    A record was synced if a later record says so, or if there is a next segment.  Damage is only reported of records
-    that were synced.  Otherwise the segment ends there: nothing behind that place was answered.
+    A record was synced if a later record says so, or if there is a next segment.  Damage is reported only in records
+    that were synced.  At any other damaged record the segment ends: no client got an answer for anything in it or
+    behind it.
     """
     found: list[_Found] = []
     damage: list[str] = []
@@ -254,9 +265,10 @@ def _lost(at: int, first: int, last: int) -> str:
 
 
 def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[StoredRecord | None, int, bool]:
-    """Read the record at an offset: (the record, the offset behind it, whether its entries and header are whole too).
+    """Read the record at an offset and return (the record, the offset behind it, whether entries and header are
+    undamaged).
 
-    The record is None if it is not there, or if its tables are damaged.
+    The record is None if there is none at the offset, or if its tables are damaged.
     """
     if (bounds := _bounds(raw, at, sequence, number)) is None:
         return None, at, False
@@ -276,7 +288,7 @@ def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[
 
 
 class _Bounds(NamedTuple):
-    """Where the parts of a record lie."""
+    """Place of each part of a record in its segment."""
 
     head: Rows                                  # RECORD_HEADER (1,)
     tables: list[tuple[np.dtype[Any], int]]     # dtype and number of rows of each table
@@ -285,7 +297,10 @@ class _Bounds(NamedTuple):
 
 
 def _bounds(raw: memoryview, at: int, sequence: int, number: int) -> _Bounds | None:
-    """Return the bounds of the record of that number, if its header is there.  No checksum is checked."""
+    """Return the places of the parts of record `number`; None if its header is not at that offset.
+
+    No checksum is checked.
+    """
     if at + format.HEADER_SIZE > len(raw):
         return None
     head = np.frombuffer(raw, format.RECORD_HEADER, 1, at)
@@ -302,14 +317,17 @@ def _bounds(raw: memoryview, at: int, sequence: int, number: int) -> _Bounds | N
 
 
 def _checksum_of_tables(raw: memoryview, at: int, data: int) -> int:
-    """Return the CRC32-C that the header's `tables` should have.  The record's tables end at `data`."""
+    """Return the CRC32-C of a record's header and tables, to compare with the header's field `tables`.
+
+    data: offset at which the tables end.
+    """
     head = np.frombuffer(raw, format.RECORD_HEADER, 1, at).copy()
     head["tables"] = 0
     return crc32c(raw[at + format.HEADER_SIZE:data], crc32c(head.tobytes()[format.CHECKED_FROM:]))
 
 
 def _wrong_entries(record: StoredRecord) -> list[int]:
-    """Return which of a record's entries are damaged, by their number in the record."""
+    """Return the indices of a record's entries that are damaged."""
     claims = zip(record.sources.tolist(), record.rows["size"].tolist(), record.rows["crc32c"].tolist(), strict=True)
     return [number for number, (source, size, claimed) in enumerate(claims)
             if record.data[source:source + CHECKSUM_END] != _BEGIN.pack(MAGIC, claimed)
@@ -317,7 +335,7 @@ def _wrong_entries(record: StoredRecord) -> list[int]:
 
 
 def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[int, int] | None:
-    """Find the first whole record behind `at` that proves the record of this number to have been synced.
+    """Find the first undamaged record behind offset `at` that proves record `number` to have been synced.
 
     Return (its offset, its number); None if there is no such record.
     """
@@ -337,10 +355,10 @@ def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[
 # -- one wrong bit
 
 def _correct_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[StoredRecord, int] | None:
-    """Return (the record of that number at an offset, its size) with its one wrong bit corrected.
+    """Return (record `number`, its size) with its single wrong bit corrected.
 
-    None if correcting no single bit makes the record whole.  So a record that was not written to its end is never
-    taken for a damaged one.
+    Return None if correcting one bit does not make the record match its checksums.  So an incomplete record is never
+    mistaken for a damaged one.
     """
     expected = format.record_header(segment=sequence, number=number, synced=0, size=0, groups=0, rows=0, ops=0)
     found = bytes(raw[at:at + format.HEADER_SIZE])
@@ -357,14 +375,14 @@ def _correct_record(raw: memoryview, at: int, sequence: int, number: int) -> tup
 
 
 def _name(head: bytes) -> int:
-    """Return the bytes of a record's header that no other header has, as a number: magic, segment, number."""
+    """Return the bytes that identify a record's header (magic, segment, number) as an integer."""
     return int.from_bytes(head[:4] + head[format.CHECKED_FROM:24], "little")
 
 
 def _suspects(raw: memoryview, sequence: int, number: int) -> Iterator[int]:
-    """Iterate over the bits that may be the wrong one of the record at offset 0.
+    """Iterate over the bits that may be the single wrong one of the record at offset 0.
 
-    Checksums point to a bit of the tables or entries.  In the header any bit may be wrong.
+    Checksums point to one bit of the tables or entries.  In the header any bit may be wrong.
     """
     if (bounds := _bounds(raw, 0, sequence, number)) is not None:
         difference = _checksum_of_tables(raw, 0, bounds.data) ^ int(bounds.head["tables"][0])
@@ -379,9 +397,9 @@ def _suspects(raw: memoryview, sequence: int, number: int) -> Iterator[int]:
 
 
 def _suspects_in_entry(raw: memoryview, data: int, record: StoredRecord) -> Iterator[int]:
-    """Iterate over the bits that may be the wrong one of a record whose tables are right.
+    """Iterate over the bits of entries that may be the single wrong one of a record whose tables are undamaged.
 
-    data: offset of the record's entries, of which exactly one has to be damaged.
+    data: offset of the record's entries.  Nothing is yielded unless exactly one entry is damaged.
     """
     if len(wrong := _wrong_entries(record)) != 1:
         return
@@ -399,8 +417,8 @@ def _suspects_in_entry(raw: memoryview, data: int, record: StoredRecord) -> Iter
 def retire(folder: Path) -> None:
     """Remove the journal of an owner that no longer exists, after all of its records have been applied and synced.
 
-    Segments go oldest first, each durably before the next.  Otherwise a power cut could leave older segments alone,
-    and their replay would bring back entries that were acknowledged since.
+    Segments are removed oldest first, each durably before the next.  Otherwise a power cut could leave only older
+    segments, and their replay would bring back entries that were acknowledged since.
     """
     for _, path in by_age(folder):
         path.unlink()
@@ -429,7 +447,7 @@ def by_age(folder: Path) -> list[tuple[int, Path]]:
 def write_again(fd: int) -> None:
     """Overwrite a file with its own content, so that the next sync writes all of it.
 
-    After a failed sync the kernel may keep content in memory, call it clean, and not write it at the next sync.
+    After a failed sync the kernel may keep content in memory, mark it clean, and not write it at the next sync.
     """
     for at in range(0, os.fstat(fd).st_size, _AT_ONCE):
         os.pwrite(fd, os.pread(fd, _AT_ONCE, at), at)

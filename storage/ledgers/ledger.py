@@ -37,7 +37,7 @@ _opened: weakref.WeakKeyDictionary["Ledger", None] = weakref.WeakKeyDictionary()
 
 
 class Ledger:
-    """One ledger as its owner sees it.
+    """One ledger as its owner sees it: two files, their descriptors, and a mapping of the index.
 
     Invariant: rows 0 .. entries - 1 of the index are written, and their bytes lie below `size` in the ledger's file.
 
@@ -54,16 +54,16 @@ class Ledger:
         self.first_message = 0
         self.created_ms = 0
         self.is_sealed = False
-        self.was_sealed = False                          # blocks behind its last entry may have been given back
+        self.was_sealed = False                          # blocks behind its last entry may have been freed
         self.is_unlinked = False
-        self.is_released = False                         # another process may have opened it: these fields are stale
+        self.is_released = False                         # another process may have opened it, so fields may be stale
         self.is_header_lost = False                      # first_message is not known; the partition computes it
         self.damage: list[str] = []
         self.lost: list[int] = []                        # lost entries that subscriptions have not skipped yet
         # (first, end) -> which of these entries no subscription needs
         self.is_discarded: Callable[[int, int], NDArray[np.bool_]] | None = None
-        self.has_holes = False                           # rows of zeros in the index's file: blocks were given back
-        self.is_index_new = True                         # more blocks of the index may be given back
+        self.has_holes = False                           # rows of zeros in the index's file: blocks were freed
+        self.is_index_new = True                         # more blocks of the index may be freed
         self.unchecked = 0                              # rows, from the first on, that another process wrote
         self._index: Rows | None = None
         self._columns: dict[str, NDArray[Any]] = {}
@@ -75,7 +75,7 @@ class Ledger:
         return f"<Ledger {self.ledger_id} {state} entries={self.entries} size={self.size} lost={len(self.lost)}>"
 
     def check(self) -> None:
-        """Assert the invariants that hold between passes, those of the rows only if the index is mapped."""
+        """Assert the invariants of a ledger between passes.  Rows are checked only if the index is mapped."""
         assert self.entries >= 0 and self.size >= format.HEADER_SIZE + self.entries, self
         assert not (self.is_sealed and self._fds), self
         if self._fds is not None:
@@ -102,9 +102,9 @@ class Ledger:
 
     @property
     def index(self) -> Rows:
-        """INDEX_ROWs for all that was allocated when the file was mapped; from `entries` on nothing is written.
+        """INDEX_ROWs (n,) of the mapped index, which are unwritten from `entries` on.
 
-        Raises OSError.
+        n is the number of rows allocated when the file was mapped.  Raises OSError.
         """
         if self._index is None or len(self._index) < self.entries:
             _keep_open(self)
@@ -118,11 +118,11 @@ class Ledger:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the index is in memory, and checked if another process wrote it."""
+        """Whether the index is in memory, and all rows that another process wrote were checked."""
         return self._index is not None and not self.unchecked and len(self._index) >= self.entries
 
     def use_index(self, rows: Rows) -> None:
-        """Use INDEX_ROWs (n,) that were repaired in memory instead of the file's."""
+        """Use INDEX_ROWs (n,) that were repaired in memory instead of those in the index file."""
         self._index, self._columns = rows, {}
 
     def _map(self, *, private: bool) -> Rows:
@@ -132,9 +132,10 @@ class Ledger:
         return self._index
 
     def _fill_holes(self) -> None:
-        """Fill in rows whose blocks were given back, in memory.
+        """Fill in, in memory, rows whose disk blocks were freed.
 
-        Beyond a bound, ledgers that were filled in longest ago are closed.
+        If the filled-in indexes of all ledgers need too much memory, ledgers that were filled in longest ago are
+        closed.
         """
         mapped = self._map(private=True)
         filled = index_repair.fill_holes(mapped[:self.entries])
@@ -146,13 +147,16 @@ class Ledger:
 
     @property
     def has_lost(self) -> bool:
-        """Whether entries are lost that subscriptions have not skipped.  Checks rows that another process wrote."""
+        """Whether entries are lost that subscriptions have not skipped yet.  Checks rows that another process wrote."""
         if self._index is None:
             _ = self.index
         return bool(self.lost)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of `index`.  Kept, because making the numpy view costs as much as reading a few rows."""
+        """Return a field of `index` as an array (n,).
+
+        The array is cached, because making a numpy view costs as much as reading a few rows.
+        """
         index = self.index
         if name not in self._columns:
             self._columns[name] = index[name]
@@ -160,23 +164,23 @@ class Ledger:
 
     @property
     def messages(self) -> NDArray[np.uint32]:
-        """Messages of each entry, and of rows behind the last entry."""
+        """The number of messages of each entry (n,) uint32, with arbitrary values behind the last entry."""
         return self.column("messages")
 
     @property
     def deliver_at(self) -> NDArray[np.int64]:
-        """Delivery times in ms since 1970; 0: not delayed."""
+        """Delivery times of entries (n,) int64 in ms since 1970; 0: not delayed."""
         return self.column("deliver_at")
 
     def messages_in(self, first: int, end: int) -> int:
-        """The number of messages in entries first .. end - 1."""
+        """Return the number of messages in entries first .. end - 1."""
         if first >= end:
             return 0
         before = self.column("message_index")
         return int(before.item(end - 1)) + int(self.messages.item(end - 1)) - int(before.item(first))
 
     def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
-        """The total size in bytes of these entries; a range must not be empty."""
+        """Return the total size in bytes of the given entries; a range must not be empty."""
         sizes = self.column("size")
         if not isinstance(entries, range):
             return int(sizes[entries].sum(dtype=np.int64))
@@ -190,13 +194,13 @@ class Ledger:
 
     @property
     def allocated(self) -> int:
-        """Allocated bytes of the ledger's file, which is the larger of the two."""
+        """Allocated bytes of the data file (*.ledger), the larger of the ledger's two files."""
         self._open()
         return self._allocated[0]
 
     @property
     def is_shared(self) -> bool:
-        """Whether a backup shares the ledger's file by a hard link: its blocks must not be given back then."""
+        """Whether a backup has a hard link to the ledger's data file, so that no blocks of the file may be freed."""
         try:
             return self.ledger_path.stat().st_nlink > 1
         except FileNotFoundError:
@@ -204,7 +208,7 @@ class Ledger:
 
     @property
     def descriptor(self) -> int:
-        """A file descriptor of the ledger's file, for writing."""
+        """A file descriptor of the ledger's data file, open for writing."""
         return self._open()[0]
 
     def _open(self) -> tuple[int, int]:
@@ -217,12 +221,12 @@ class Ledger:
                 os.close(fd)
                 raise
             data, index = (os.fstat(fd).st_size for fd in self._fds)
-            # Blocks that sealing gave back have to be allocated again.
+            # Blocks that sealing freed have to be allocated again.
             self._allocated = (self.size, self._index_size(0)) if self.was_sealed else (data, index)
         return self._fds
 
     def close(self) -> None:
-        """Give up descriptors and mapping.  Methods that need them open them again."""
+        """Close file descriptors and drop the mapping.  Methods that need them open them again."""
         if self._fds is not None:
             for fd in self._fds:
                 os.close(fd)
@@ -237,7 +241,9 @@ class Ledger:
     # -- writing
 
     def has_room(self, count: int, size: int) -> bool:
-        """Whether the files are long enough for `count` more entries of `size` bytes together.  Raises StorageFull."""
+        """Whether the allocated files have room for `count` more entries of `size` bytes in total.  Raises
+        StorageFull.
+        """
         try:
             self._open()
         except OSError as error:
@@ -246,7 +252,7 @@ class Ledger:
         return self.size + size <= data and self._index_size(count) <= index
 
     def reserve(self, count: int, size: int, ahead: int = 1 << 62) -> None:
-        """Make room for `count` more entries of `size` bytes together, and allocate at most `ahead` bytes beyond that.
+        """Allocate room for `count` more entries of `size` bytes in total, and at most `ahead` bytes beyond them.
 
         Raises StorageFull.
         """
@@ -266,7 +272,7 @@ class Ledger:
         return format.HEADER_SIZE + (self.entries + more) * format.INDEX_ROW.itemsize
 
     def write(self, pieces: Sequence[bytes | memoryview], offset: int) -> None:
-        """Write the pieces one behind the other at this offset of the ledger's file, where room was reserved.
+        """Write the pieces contiguously at an offset of the ledger's data file, where room was reserved.
 
         Raises OSError.
         """
@@ -279,7 +285,10 @@ class Ledger:
             offset += size
 
     def append(self, rows: Rows | bytes, size: int) -> None:
-        """Append INDEX_ROWs (n,) of entries that are written.  size: the offset behind these.  Raises OSError."""
+        """Append INDEX_ROWs (n,) of entries whose bytes are already written.
+
+        size: the offset behind these entries in the data file.  Raises OSError.
+        """
         raw, width = memoryview(rows).cast("B"), format.INDEX_ROW.itemsize
         assert size > self.size and not len(raw) % width, (self, size, len(raw))
         write_all(self._open()[1], raw, format.HEADER_SIZE + self.entries * width)
@@ -287,26 +296,29 @@ class Ledger:
         self.size = size
 
     def seal(self) -> None:
-        """End the ledger: write its header, and free blocks that were allocated ahead.  Raises OSError."""
+        """Seal the ledger: write its header, and free blocks that were allocated ahead.  Raises OSError."""
         self.is_sealed = True
         self.write_header()
         index_end = self._index_size(0)
         ends = self.size, index_end
         for fd, path, end, allocated in zip(self._open(), self.files(), ends, self._allocated, strict=True):
             if (begin := _round_up(end)) < allocated:
-                with contextlib.suppress(OSError):      # some file systems cannot punch holes, or need room for that
+                with contextlib.suppress(OSError):      # some file systems cannot punch holes, or need space for it
                     syscalls.punch(fd, begin, allocated, path)
         self.close()
 
     def go_on(self) -> None:
-        """Append to this ledger again, sealed or not: it is the last one of its partition."""
+        """Make a sealed ledger, the last one of its partition, open for appends again; an open one stays open."""
         if self.is_sealed:
             self.is_sealed, self.was_sealed = False, True
             self.close()
 
     @property
     def unused(self) -> int:
-        """Bytes of the ledger's file that were allocated ahead.  Does not open the file."""
+        """Bytes of the ledger's data file that were allocated ahead.
+
+        The file of a closed ledger is not opened, unless the ledger was sealed before.
+        """
         if self._fds is not None or self.was_sealed:
             return self.allocated - self.size
         try:
@@ -317,11 +329,11 @@ class Ledger:
     # -- headers and files
 
     def write_header(self) -> None:
-        """Write the index's header with the present number of entries.  Raises OSError."""
+        """Write the index's header with the current number of entries.  Raises OSError."""
         write_all(self._open()[1], self.header(), 0)
 
     def header(self) -> bytes:
-        """The index's header as of now."""
+        """Return the bytes of the index's header for the current state of the ledger."""
         return ledger_headers.index_header(
             self.ledger_id, self.partition_id, first_message=self.first_message, created_ms=self.created_ms,
             entries=self.entries, size=self.size, is_sealed=self.is_sealed)
@@ -335,27 +347,27 @@ class Ledger:
         return self.files(), []
 
     def files(self) -> list[Path]:
-        """The paths of both files."""
+        """Return the paths of the ledger's data file and index."""
         return [self.ledger_path, self.index_path]
 
     def inodes(self) -> tuple[int, ...]:
-        """Inodes of `files()` while they are open; otherwise ()."""
+        """Return the inodes of the ledger's two files while they are open; otherwise ()."""
         return tuple(os.fstat(fd).st_ino for fd in self._fds or ())
 
     @property
     def next_message(self) -> int:
-        """The number of messages of the partition up to the end of this ledger."""
+        """The number of messages ever published to the partition, up to the end of this ledger."""
         if not self.entries:
             return self.first_message
         return self.first_message + self.messages_in(0, self.entries)
 
     def repaired(self, rows: Rows) -> index_repair.Repaired:
-        """INDEX_ROWs (n,) of this ledger as they should be; see index_repair.py.  Raises OSError."""
+        """Return this ledger's INDEX_ROWs (n,) with damaged ones rebuilt; see index_repair.py.  Raises OSError."""
         return index_repair.repair(rows, index_repair.Source(
             self.ledger_path, self.ledger_id, self.size, self.first_message, self.created_ms, self.is_discarded))
 
     def _check_rows(self, mapped: Rows) -> None:
-        """Check the mapped rows that another process wrote, and rewrite damaged ones in the file.  Raises OSError."""
+        """Check mapped rows that another process wrote, and rewrite damaged ones in the index file.  Raises OSError."""
         count, self.unchecked = min(self.unchecked, self.entries), 0
         rows, wrong, lost, has_holes = self.repaired(mapped[:count])
         self.has_holes |= has_holes
@@ -372,7 +384,7 @@ class Ledger:
             self.damage.append(f"{self.ledger_path}: {some} are lost with their index")
 
     def unlink(self) -> None:
-        """Remove the files; mappings of them stay readable."""
+        """Remove the ledger's two files; existing mappings stay readable."""
         self.is_unlinked = True
         self.close()
         for path in (self.ledger_path, self.index_path):
@@ -380,7 +392,10 @@ class Ledger:
 
 
 def _keep_open(ledger: Ledger) -> None:
-    """Note that a ledger is opened now.  Beyond a bound, the ledgers opened longest ago are closed."""
+    """Record a ledger as the one opened last.
+
+    If too many ledgers are open, those opened longest ago are closed.
+    """
     _opened[ledger] = None
     while len(_opened) > open_max():
         next(iter(_opened)).close()

@@ -1,4 +1,4 @@
-"""The two files of a ledger: created, opened as they lie on disk, compared with their length, given holes."""
+"""Work on the two files of a ledger: create them, open existing ones, check their lengths, free blocks of the index."""
 import contextlib
 import os
 from pathlib import Path
@@ -18,9 +18,9 @@ _INDEX_EXTENT_MIN = 16 << 10
 
 def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: int, created_ms: int,
            extent: int = 0) -> Ledger:
-    """Create an empty ledger.  Files that exist already are kept: a journal is being replayed.
+    """Create an empty ledger.  Files that already exist are kept, because a journal may be replayed.
 
-    extent: bytes that are allocated for entries at once, if more than usual.  Raises StorageFull.
+    extent: bytes to allocate for entries at once, if more than the minimum.  Raises StorageFull.
     """
     ledger = Ledger(folder, partition_id, ledger_id)
     ledger.first_message, ledger.created_ms = first_message, created_ms
@@ -40,12 +40,16 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
 
 
 def write_ledger_header(ledger: Ledger) -> None:
-    """Write the header of the ledger's file; `Ledger.write_header` writes that of the index.  Raises OSError."""
+    """Write the header of the ledger's data file; `Ledger.write_header` writes the header of the index.  Raises
+    OSError.
+    """
     ledger.write([ledger_headers.ledger_header(ledger.ledger_id, ledger.partition_id)], 0)
 
 
 def take_bounds(ledger: Ledger, rows: Rows) -> None:
-    """Set entries, size, first_message and created_ms from INDEX_ROWs (n,), because the header is damaged."""
+    """Set entries, size, first_message and created_ms of a ledger from its INDEX_ROWs (n,), because its header is
+    damaged.
+    """
     bounds = index_repair.bounds_of(rows, ledger.ledger_id)
     ledger.is_header_lost = bounds is None
     ledger.entries, ledger.size = (bounds.entries, bounds.size) if bounds else (0, format.HEADER_SIZE)
@@ -54,7 +58,10 @@ def take_bounds(ledger: Ledger, rows: Rows) -> None:
 
 
 def take_end(ledger: Ledger) -> None:
-    """Set entries and size from the valid rows.  Headers of version 1 lack them while a ledger is open."""
+    """Set entries and size of a ledger from its valid index rows.
+
+    Needed for headers of format version 1, which lack both while a ledger is open.
+    """
     rows = read_rows(ledger.index_path)
     ledger.entries = format.valid_rows(rows, ledger.ledger_id)
     if ledger.entries:
@@ -63,9 +70,11 @@ def take_end(ledger: Ledger) -> None:
 
 
 def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
-    """Open a ledger that lies on disk, with as many entries as its header says.
+    """Open an existing ledger, with as many entries as its index header counts.
 
-    After a power cut the files may be shorter than that; the journal has the rest.
+    A damaged header is rebuilt.  After a power cut the files may be shorter than the header says; the journal has the
+    missing entries.
+
     Raises OSError; CorruptFile if the index is shorter than a header, or of a newer version.
     """
     ledger = Ledger(folder, partition_id, ledger_id)
@@ -96,7 +105,7 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
 
 
 def check_lengths(ledger: Ledger) -> None:
-    """Raise CorruptFile if the files are too short for the entries."""
+    """Raise CorruptFile if the ledger's files are too short for its entries."""
     if not ledger.entries:
         return
     for path, needed in ((ledger.ledger_path, ledger.size), (ledger.index_path, _index_size(ledger))):
@@ -105,19 +114,19 @@ def check_lengths(ledger: Ledger) -> None:
 
 
 def _index_size(ledger: Ledger) -> int:
-    """Return the bytes of the index up to the last row."""
+    """Return the size in bytes of the index up to the end of its last row."""
     return format.HEADER_SIZE + ledger.entries * format.INDEX_ROW.itemsize
 
 
 def read_rows(index_path: Path) -> Rows:
-    """Read all INDEX_ROWs (n,) that an index's file has room for, unchecked.  Raises OSError."""
+    """Read all INDEX_ROWs (n,) for which an index file has room, unchecked.  Raises OSError."""
     raw = index_path.read_bytes()
     count = max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
     return np.frombuffer(raw, format.INDEX_ROW, count, min(len(raw), format.HEADER_SIZE))
 
 
 def give_back_rows(ledger: Ledger, holes: list[tuple[int, int]]) -> None:
-    """Give back the blocks of byte ranges (begin, end), ascending, of the index; they read as zeros then.
+    """Free the blocks of the index in byte ranges (begin, end), ascending, which then read as zeros.
 
     The file is replaced, so mappings of the old file keep all rows.  Raises OSError.
     """

@@ -27,7 +27,7 @@ def ledger_header(ledger_id: int, partition_id: int) -> bytes:
 
 
 def has_ledger_header(path: Path, ledger_id: int, partition_id: int) -> bool:
-    """Whether a ledger's file begins with its header, of any version, or with zeros, as a power cut leaves it.
+    """Whether a ledger's data file begins with its header, of any version, or with zeros, as after a power cut.
 
     Raises OSError.
     """
@@ -42,22 +42,23 @@ def has_ledger_header(path: Path, ledger_id: int, partition_id: int) -> bool:
 
 
 def read_index_header(path: Path) -> Rows | None:
-    """Read the INDEX_HEADER (1,) of an index, unchecked; None when the file is shorter.  Raises OSError."""
+    """Read the INDEX_HEADER (1,) of an index, unchecked; None if the file is shorter than a header.  Raises OSError."""
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
     return np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
 
 
 def is_header_of(head: Rows, ledger_id: int, partition_id: int) -> bool:
-    """Whether an INDEX_HEADER (1,) belongs to this ledger.  Its checksum is not checked."""
+    """Whether an INDEX_HEADER (1,) names this ledger and partition.  Its checksum is not checked."""
     ours = format.INDEX_MAGIC, ledger_id, partition_id
     return (head["magic"][0], int(head["ledger_id"][0]), int(head["partition_id"][0])) == ours
 
 
 def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_served: bool) -> Rows | None:
-    """Read the INDEX_HEADER (1,) of a ledger's index; None when it is damaged.
+    """Read and check the INDEX_HEADER (1,) of a ledger's index; None if it is damaged.
 
-    is_served: a broker may be writing the header, so a torn read is tried again.
+    is_served: a broker may be writing the header, so a torn read is repeated.
+
     Raises OSError; CorruptFile for a header of a newer version.
     """
     for _ in range(_ATTEMPTS_MAX if is_served else 1):
@@ -73,7 +74,7 @@ def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_serve
 
 
 def write_into_index(path: Path, offset: int, data: bytes) -> None:
-    """Overwrite bytes of an index; its length stays.  Raises OSError."""
+    """Overwrite bytes of an index file without changing its length.  Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(fd, data, offset)
@@ -82,10 +83,9 @@ def write_into_index(path: Path, offset: int, data: bytes) -> None:
 
 
 def exists(folder: Path, ledger_id: int) -> bool:
-    """Whether a folder has this ledger.
+    """Whether a partition's folder has both files of this ledger, and the index has a header.
 
-    A ledger does not count whose process was killed while it created or deleted the files: a file is missing, or the
-    index has no header yet.
+    A process that was killed while creating or deleting the ledger may have left only one file, or an index of zeros.
     """
     try:
         with open(format.index_path(folder, ledger_id), "rb") as file:
@@ -101,7 +101,9 @@ def ledger_ids(folder: Path) -> list[int]:
 
 
 def remove_unmade(folder: Path) -> None:
-    """Remove files that a killed process left: ledgers without header or entries, and copies of an index (*.new)."""
+    """Remove files that a killed process left behind: ledgers without header or entries, and copies of an index
+    (*.new).
+    """
     for path in folder.glob("*.new"):
         if path.stem.isdigit():
             path.unlink()

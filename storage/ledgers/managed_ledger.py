@@ -1,7 +1,8 @@
-"""A managed ledger: the chain of ledgers that holds one partition's entries, and the compacted view over its beginning.
+"""A managed ledger: the chain of ledgers that holds one partition's entries, and the compacted view over its
+beginning.
 
-Ledgers ascend by id.  The last one is open, all others are sealed.  Callers tell the journal of changes; nothing here
-syncs.
+Ledgers ascend by id.  The last one is open, all others are sealed.  Callers write changes into the journal; this module
+does not sync.
 """
 import bisect
 import itertools
@@ -26,7 +27,7 @@ EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients wri
 
 @dataclass(eq=False, slots=True)
 class ManagedLedger:
-    """The ledgers of one partition, from the oldest that is kept to the open one."""
+    """The ledgers of one partition, from the oldest retained one to the open one."""
 
     partition_id: int
     name: TopicName
@@ -50,17 +51,20 @@ class ManagedLedger:
 
     @property
     def last_confirmed(self) -> Position:
-        """The last entry; entry -1 of the open ledger when that is empty."""
+        """Position of the partition's last entry; entry id -1 in the open ledger if that ledger is empty."""
         return self.open_ledger.ledger_id, self.open_ledger.last_entry
 
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
-        """The ledger with that id, or the next one that exists, and all behind it."""
+        """Return the ledgers from this id on, or from the next higher existing id.
+
+        If all ids are lower, the result is only the open ledger.
+        """
         if ledger_id >= self.open_ledger.ledger_id:      # nearly always
             return self.ledgers[-1:]
         return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
 
     def bytes_from(self, ledger_id: int, entry_id: int) -> int:
-        """Return the bytes of the entry at that position and of all entries behind it."""
+        """Return the total size in bytes of the entry at a position and of all entries behind it."""
         total = 0
         for each in self.ledgers_from(ledger_id):
             first = entry_id if each.ledger_id == ledger_id else 0
@@ -69,17 +73,19 @@ class ManagedLedger:
         return total
 
     def find(self, ledger_id: int) -> Ledger | None:
-        """The ledger with that id; None: it is not in the chain."""
+        """Return the ledger with this id; None if the chain has no such ledger."""
         found = self.ledgers_from(ledger_id)
         return found[0] if found and found[0].ledger_id == ledger_id else None
 
     def has(self, position: Position) -> bool:
-        """Whether a cursor may stand there: on an entry, or at -1 before the first entry of a ledger."""
+        """Whether a cursor may be at this position: on an existing entry, or at -1 before the first entry of a
+        ledger.
+        """
         found = self.find(position[0])
         return found is not None and -1 <= position[1] < found.entries
 
     def take_over(self, view: CompactedLedgers) -> None:
-        """Adopt a compacted view; consumers of the one before go on reading that one."""
+        """Adopt a new compacted view.  Consumers of the previous view continue to read from that view."""
         view.damage = self.damage
         for part in view.ledgers:
             part.damage = self.damage
@@ -89,18 +95,19 @@ class ManagedLedger:
         self.view, self.view_number = view, view.number
 
     def with_view(self, view: CompactedLedgers | None, ledger_id: int) -> Sequence[StoredLedger]:
-        """The view's compacted ledgers from that id up to its horizon, and the ledgers behind the horizon.
+        """Return the view's compacted ledgers from this id up to its horizon, and the ledgers behind the horizon.
 
-        Without a view: the ledgers from that id on.
+        Without a view, return the ledgers from this id on.
         """
         if view is None:
             return self.ledgers_from(ledger_id)
         return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
 
     def mark_delete_before(self, position: Position, view: CompactedLedgers | None = None) -> Position:
-        """The mark-delete position of a cursor whose next entry is the first that exists at position or behind it.
+        """Return the mark-delete position of a cursor whose next entry is the first existing one at or after
+        `position`.
 
-        view: the compacted view that the cursor reads up to its horizon.
+        view: the compacted view that the cursor reads up to the view's horizon.
         """
         if view is not None and position <= view.horizon:
             return view.before(position)
@@ -113,7 +120,11 @@ class ManagedLedger:
         return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
 
     def mark_delete_before_time(self, publish_time_ms: int, view: CompactedLedgers | None = None) -> Position:
-        """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
+        """Return the mark-delete position of a cursor whose next entry is the first one published at or after a
+        time.
+
+        view: the compacted view that the cursor reads up to the view's horizon.
+        """
         for found in self.with_view(view, 0):
             late = found.column("publish_time")[:found.entries] >= publish_time_ms
             if view is not None and not found.view and found.ledger_id == view.horizon[0]:
@@ -123,7 +134,7 @@ class ManagedLedger:
         return self.last_confirmed
 
     def last_message(self) -> tuple[int, int, int]:
-        """(ledger, entry, batch index) of the last message; (-1, -1, -1) when there is none."""
+        """Return (ledger, entry, batch index) of the partition's last message; (-1, -1, -1) if there is none."""
         for found in reversed(self.ledgers):
             if found.entries:
                 row = found.index[found.last_entry]
@@ -132,9 +143,9 @@ class ManagedLedger:
         return -1, -1, -1
 
     def add_ledger(self, ledger_id: int, now_ms: int, ahead: int = 1 << 62) -> None:
-        """Seal the open ledger and open a new one behind it.
+        """Seal the open ledger, if there is one, and open a new ledger behind it.
 
-        ahead: bytes that may be allocated for it at once.  Raises StorageFull, and changes nothing then.
+        ahead: most bytes to allocate for the new ledger at once.  Raises StorageFull, after which nothing has changed.
         """
         extent = 0
         if self.ledgers:
@@ -149,7 +160,8 @@ class ManagedLedger:
     def append(self, pieces: list[memoryview], rows: NDArray[np.void] | bytes, size: int, next_message: int) -> None:
         """Append entries and their index rows (n,) INDEX_ROW to the open ledger, where room was reserved.
 
-        pieces: the entries' bytes, in order.  size: of the ledger, and next_message: of the partition, afterwards.
+        pieces: the entries' bytes, in order.  size: new size of the ledger.  next_message: new number of messages of
+        the partition.
         """
         last = self.open_ledger
         assert next_message >= self.next_message and size >= last.size, (self, last)
@@ -163,17 +175,17 @@ class ManagedLedger:
         return NOWHERE if self.view is None else self.view.horizon
 
     def since(self, position: Position) -> int:
-        """The number of messages published up to that position, its entry included."""
+        """Return the number of messages ever published up to a position, including the entry at the position."""
         found = self.ledgers_from(position[0])[0]
         if found.ledger_id != position[0] or not found.entries:
             return found.first_message
         return found.first_message + found.messages_in(0, position[1] + 1)
 
     def check(self) -> None:
-        """Assert what is true of the chain between passes.
+        """Assert the invariants of the chain between passes.
 
-        Ids ascend, exactly the last ledger is open, and each begins with the message behind the one before.  That last
-        is only looked at where both indexes are mapped.
+        Ids ascend, and exactly the last ledger is open.  Each ledger begins with the message after the previous
+        ledger's last one; this is checked only where both indexes are mapped.
         """
         for before, behind in itertools.pairwise(self.ledgers):
             assert before.ledger_id < behind.ledger_id, (before, behind)

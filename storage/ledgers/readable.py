@@ -1,10 +1,10 @@
-"""Ledgers as their readers see them: what subscriptions, cursors and dispatchers ask of entries, wherever these are.
+"""Ledgers as their readers see them: the interface for subscriptions, cursors and dispatchers to read entries.
 
     ReadableLedger     Ledger, CompactedLedger, TransientEntries: entries that can be dispatched
     StoredLedger       Ledger, CompactedLedger: members of a chain, over which cursors advance
 
-A `Ledger` (ledger.py) has all its entries.  A `CompactedLedger` (compacted_ledgers.py) has those that one compaction
-kept.  `TransientEntries` (topics/non_persistent.py) are the entries of one pass of a non-persistent topic.
+A `Ledger` (ledger.py) has all its entries.  A `CompactedLedger` (compacted_ledgers.py) has only entries that one
+compaction kept.  `TransientEntries` (topics/non_persistent.py) are the entries of one pass of a non-persistent topic.
 """
 from typing import Any, Protocol
 
@@ -17,22 +17,24 @@ class ReadableLedger(Protocol):
 
     @property
     def ledger_id(self) -> int:
-        """The first half of the entries' positions."""
+        """The ledger id, the first half of the positions of all its entries."""
 
     @property
     def entries(self) -> int:
-        """The number of entries, those that a compaction removed included."""
+        """The number of entries, including entries that a compaction removed."""
 
     @property
     def view(self) -> int:
-        """The number of the compacted view that the entries are read from; 0: they are not compacted."""
+        """The number of the compacted view that the entries are read from; 0 for entries that are not compacted."""
 
     @property
     def has_lost(self) -> bool:
         """Whether entries are lost that subscriptions have not skipped yet."""
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of format.INDEX_ROW for each entry, by entry id; there may be rows behind the last entry."""
+        """Return a field of format.INDEX_ROW for each entry, by entry id; values behind the last entry are
+        arbitrary.
+        """
 
 
 class StoredLedger(ReadableLedger, Protocol):
@@ -40,11 +42,11 @@ class StoredLedger(ReadableLedger, Protocol):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether no more entries will come."""
+        """Whether the ledger is sealed, so that no more entries are appended."""
 
     @property
     def last_entry(self) -> int:
-        """Id of the last entry; -1 in an empty ledger."""
+        """The id of the ledger's last entry; -1 in an empty ledger."""
 
     def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
-        """The total size in bytes of these entries, which are there."""
+        """Return the total size in bytes of the given entries, all of which must exist."""
