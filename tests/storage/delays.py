@@ -1,4 +1,4 @@
-"""Owners whose consumers take delayed messages, for tests on a clock that is a number."""
+"""Lives of owners with delayed messages and their consumers, for tests on a clock that the test sets."""
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -75,8 +75,8 @@ class Life:
         return answers
 
     def _go_on(self):
-        """Run the passes that the owner wants at once, because the delayed index works in small pieces.  Then check
-        invariants.
+        """Run the passes that the owner wants at once, because it works on the delayed index in small pieces. Then
+        check invariants.
         """
         for _ in range(100):
             if self.rig.owner.passes.due_ms() > self.rig.now_ms:

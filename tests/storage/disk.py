@@ -1,9 +1,9 @@
-"""What a power cut leaves: files as they were when they were last synced, under the names that their folder had when
-it was.
+"""A simulated disk for tests of power cuts: it keeps the content that each file had when it was last synced, and the
+file names that each folder had when it was last synced.
 
-A file that was created and never synced has its name at best, and no content: zeros, or no length either.  Folders
-themselves, and the catalogue, which SQLite syncs out of our sight, count as safe.  Nothing is really synced
-meanwhile, which makes these tests fast.
+After a power cut a file that was created and never synced has at most its name. Its content is zeros, or it is empty.
+Two things count as safe at any time: folders themselves, and the catalogue, which SQLite syncs where Python code cannot
+see it. No real sync takes place, which makes these tests fast.
 """
 import contextlib
 import os
@@ -17,10 +17,12 @@ from geminga.storage.upkeep import delayed_scheduler
 
 
 class Disk:
-    """Watches os.fdatasync and os.fsync of everything below `data_dir`; that may be changed for a copy of it."""
+    """Records os.fdatasync and os.fsync of all files and folders below `data_dir`. A test sets `data_dir` anew when
+    it goes on with a copy of the folder.
+    """
 
     def __init__(self, data_dir: Path, monkeypatch):
-        self.data_dir, self._lock = data_dir, threading.Lock()      # of checkpoints, and who writes meanwhile
+        self.data_dir, self._lock = data_dir, threading.Lock()      # checkpoint threads sync too
         self._contents: dict[Path, tuple[int, bytes]] = {}      # by path below data_dir: inode, bytes
         self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
         monkeypatch.setattr(os, "fdatasync", self._synced)
@@ -28,7 +30,9 @@ class Disk:
         monkeypatch.setattr(delayed_scheduler, "sync_all", self._all_synced)
 
     def _synced(self, fd: int) -> None:
-        """The file may be deleted, or have another name, by now."""
+        """Record the content of a file, or the names in a folder, in place of a sync. The file may have been deleted
+        or renamed by now.
+        """
         path, found = Path(os.readlink(f"/proc/self/fd/{fd}")), os.fstat(fd)
         if self.data_dir not in path.parents or not found.st_nlink:
             return
@@ -42,7 +46,9 @@ class Disk:
                     self._contents[place] = found.st_ino, file.read()
 
     def _all_synced(self, folder: Path) -> None:
-        """With one call: what schedules have written, as all else is synced by itself too."""
+        """Record all files of delayed indexes as synced, in place of the one call that syncs a whole file system.
+        All other files of a data folder are synced one by one.
+        """
         for place in self.data_dir.glob("partitions/*/delayed"):
             for path in [*place.iterdir(), place]:
                 with contextlib.suppress(FileNotFoundError):
@@ -51,7 +57,7 @@ class Disk:
                     os.close(fd)
 
     def _follow_renames(self, folder: Path) -> None:
-        """Of files that were written under a name with .new."""
+        """Move the recorded content of files that were written as NAME.new to the names that they were renamed to."""
         gone = {self._contents[place][0]: place for place in self._contents
                 if place.parent == folder and place.suffix == ".new" and not (self.data_dir / place).exists()}
         for name in self._names[folder]:
@@ -61,7 +67,9 @@ class Disk:
                     self._contents[folder / name] = self._contents.pop(gone[inode])
 
     def after_power_cut(self, target: Path, *, with_sizes: bool) -> None:
-        """Write to target what is safe of data_dir.  with_sizes: files that were never synced have their length."""
+        """Write to `target` what a power cut leaves of data_dir. with_sizes: files that were never synced have their
+        length, filled with zeros; otherwise they are empty.
+        """
         target.mkdir()
         for path in self.data_dir.glob("catalogue*"):
             shutil.copy(path, target)
@@ -75,7 +83,7 @@ class Disk:
 
 
 def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Of each file in it; the owner's other threads may delete some meanwhile."""
+    """Yield (name, size) of each file in the folder. Other threads of the owner may delete files meanwhile."""
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):
             yield name, os.stat(folder / name).st_size

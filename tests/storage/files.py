@@ -1,4 +1,6 @@
-"""Small ledgers and records to try files with, and what a crash leaves of a folder."""
+"""Small ledgers and journal records for tests of files, and functions that damage files or copy a folder as a crash
+leaves it.
+"""
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,12 @@ CREATED_MS = 1_700_000_000_000
 
 
 def body(number: int) -> bytes:
-    """What the n-th entry holds: all differ, in length too."""
+    """Return the content of the n-th test entry. Contents differ from each other, mostly in length too."""
     return b"entry %d " % number + b"." * (number % 5)
 
 
 def rows_of(target: Ledger, bodies: list[bytes]) -> np.ndarray:
-    """Index rows for bodies behind the ledger's last entry."""
+    """Return index rows for entries with these bodies that follow the ledger's last entry."""
     rows = np.zeros(len(bodies), format.INDEX_ROW)
     rows["size"] = [len(data) for data in bodies]
     rows["offset"] = target.size + np.cumsum(rows["size"]) - rows["size"]
@@ -37,7 +39,7 @@ def rows_of(target: Ledger, bodies: list[bytes]) -> np.ndarray:
 
 
 def append(target: Ledger, bodies: list[bytes]) -> None:
-    """Do what a pass does to the ledger once its record is in the journal."""
+    """Append entries to the ledger as an owner's pass does once their record is in the journal."""
     size = sum(map(len, bodies))
     target.reserve(len(bodies), size)
     rows = rows_of(target, bodies)
@@ -57,7 +59,7 @@ def make_ledger(
 
 
 def read_mapped(folder: Path, ledger_id: int, first: int, count: int) -> list[bytes]:
-    """Entries as a worker reads them: through mappings of its own that cannot write."""
+    """Return `count` entries from number `first` on as a worker reads them, through read-only mappings of its own."""
     if not count:
         return []
     rows = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.INDEX_ROW, count,
@@ -70,7 +72,9 @@ def read_mapped(folder: Path, ledger_id: int, first: int, count: int) -> list[by
 
 
 def record(number: int, *, data: bytes = b"", ops: int = 1) -> Record:
-    """A record that says which it is, with a row and a group if it has data."""
+    """Return a journal record whose ops carry `number`. It has one index row and one group if `data` is given,
+    otherwise none.
+    """
     count = 1 if data else 0
     groups = np.array([(PARTITION, 1, number, 1)] * count, format.GROUP_ROW)
     rows = np.zeros(count, format.INDEX_ROW)
@@ -84,18 +88,20 @@ def number_of(found: StoredRecord) -> int:
 
 
 def copy_of(folder: Path, target: Path) -> Path:
-    """The folder as a SIGKILL leaves it: what was written is in the files, synced or not, and nothing else is left."""
+    """Copy the folder to `target` as a SIGKILL leaves it: all written bytes are in the files, synced or not. Return
+    `target`.
+    """
     for _ in range(100):
         try:
             return Path(shutil.copytree(folder, target))
-        # a checkpoint's thread has renamed a file meanwhile: a kill is at one moment
+        # a checkpoint has renamed a file meanwhile: copy again
         except (shutil.Error, FileNotFoundError):
             shutil.rmtree(target, ignore_errors=True)
     raise AssertionError(f"{folder} does not stand still")
 
 
 def flip(path: Path, offset: int, bit: int = 0) -> None:
-    """Turn one bit of the file over."""
+    """Flip one bit of the file."""
     with open(path, "r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
@@ -110,8 +116,8 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 
 def make_newer(path: Path, dtype: np.dtype) -> None:
-    """Its headers of this kind, at the file's begin and of a state in its middle too, are of a newer version, and
-    whole.
+    """Turn the file into one of the next format version with valid checksums. `dtype` is its header's type; a state
+    file has two copies with a header each.
     """
     raw = bytearray(path.read_bytes())
     for start in (0, len(raw) // 2) if dtype == format.STATE_HEADER else (0,):
@@ -124,14 +130,14 @@ def make_newer(path: Path, dtype: np.dtype) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Shorten the file to so many bytes."""
+    """Shorten the file to `size` bytes."""
     with open(path, "r+b") as file:
         file.truncate(size)
 
 
 @dataclass
 class Length:
-    """As much of a ledger as a cursor looks at."""
+    """A stand-in for a ledger, with the few attributes that a cursor reads."""
 
     ledger_id: int
     entries: int = 0

@@ -1,4 +1,4 @@
-"""Journals of tiny segments: a few records fill many of them."""
+"""Journals with tiny segments for tests, so that a few records fill many segments."""
 import numpy as np
 
 from geminga.storage import format
@@ -13,7 +13,7 @@ BIG = 3000           # bytes of data of which two records fill a segment
 
 
 class Journals:
-    """Journals in one folder, one after the other."""
+    """Opens journals in one folder, one after the other, and closes them."""
 
     def __init__(self, data_dir):
         self.data_dir, self.folder = data_dir, data_dir / "journal"
@@ -32,12 +32,12 @@ class Journals:
             self.close(target)
 
     def left(self):
-        """The folder as a SIGKILL leaves it."""
+        """Return a copy of the journal's folder as a SIGKILL leaves it."""
         return copy_of(self.folder, self.data_dir / "crashed")
 
 
 def write(target, numbers, data=b""):
-    """Each in a pass of its own."""
+    """Append records with these numbers to the journal, each with its own sync."""
     for number in numbers:
         target.append(record(number, data=data))
         target.sync()
@@ -48,11 +48,11 @@ def numbers(folder):
 
 
 def segments(folder):
-    """{sequence: path} of the segments that are not retired."""
+    """Return {sequence: path} of the segments that are not retired, oldest first."""
     found = {}
     for path in folder.glob("*.journal"):
         raw = path.read_bytes()
-        if len(raw) < HEADER:        # one was being made
+        if len(raw) < HEADER:        # a segment that was being made
             continue
         head = np.frombuffer(raw, format.SEGMENT_HEADER, 1)[0]
         if head["magic"] == format.SEGMENT_MAGIC and not head["is_retired"]:

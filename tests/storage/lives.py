@@ -1,4 +1,4 @@
-"""Owners one after the other: what tests of crashes share."""
+"""Successive processes of an owner on one data folder, for tests of crashes."""
 import shutil
 import tempfile
 from concurrent.futures import Future
@@ -11,7 +11,7 @@ from .rig import Rig
 
 
 class AtOnce:
-    """In place of an executor's thread: what it is to do is done before anything else is."""
+    """A stand-in for an executor with a thread: `submit` runs the work before it returns."""
 
     def __init__(self, *_):
         pass
@@ -29,7 +29,9 @@ class AtOnce:
 
 
 class Lives:
-    """Processes one after the other on one folder, and what ended each."""
+    """Runs an owner's processes one after the other on one data folder, and ends each by a stop, a kill or a power
+    cut.
+    """
 
     def __init__(self, **options):
         self.options = options
@@ -44,7 +46,9 @@ class Lives:
         shutil.rmtree(self.folder)
 
     def next(self, how):
-        """how: stop, kill, power cut, or power cut, lengths lost."""
+        """End the current process and start the next one. how: "stop", "kill", "power cut", or "power cut, lengths
+        lost".
+        """
         old = self.rig
         old.settle()
         target = self.folder / str(int(old.data_dir.name) + 1)

@@ -27,12 +27,12 @@ def section(worker, asked):
     rows["key_hash"], rows["deliver_at"] = rows["size"] * 7, rows["publish_time"]
     rows["crc32c"] = 2**32 - 1 - np.arange(len(rows)) % 2
     rows["offset"] = np.cumsum(rows["size"]) - rows["size"]
-    rows.flags.writeable = False                          # as it comes from ZeroMQ
+    rows.flags.writeable = False                          # like rows received from ZeroMQ
     return worker, rows, memoryview(bytes(range(256)) * 2)[worker:worker + int(rows["size"].sum())]
 
 
 def planned(how, sends, producers, room):
-    """The plan of SENDs that `how` sorts.
+    """Return the plan for these SENDs, sorted by the function `how`, one by one or as arrays.
 
     room: returns the ledger for (partition, entries, bytes), or raises StorageFull.
     """
@@ -46,7 +46,7 @@ def planned(how, sends, producers, room):
 
 
 def told(planned):
-    """Everything that a plan holds, as bytes and numbers."""
+    """Return everything in a plan as bytes and numbers, to be compared."""
     groups = [
         (
             group.partition.partition_id,
@@ -72,8 +72,8 @@ def told(planned):
 @example(asked=[(1, [(1, 1, 1, 0, 0, 0, 1)]), (2, [(GONE, 1, 1, 0, 0, 0, 1)])], before=[], full=set(),
          deduplicating=set())
 def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicating):
-    """SENDs of several partitions, workers and connections, some of closed producers, some duplicates, some without
-    room.
+    """One by one and as arrays, the same SENDs are planned alike, also with closed producers, duplicates and
+    partitions without room.
     """
     if not rig.partitions:
         for topic in "abca":

@@ -1,4 +1,5 @@
-"""The cut of a backup: it is consistent whatever happens to partitions before the cut, and until their files are read.
+"""The cut of a backup: it is consistent, whatever happens to partitions before the cut, or between the cut and the
+copying of their files.
 """
 import pytest
 
@@ -18,8 +19,8 @@ BLOCK = b"x" * 900
 
 @pytest.fixture
 def taken(rigs, tmp_path):
-    """Return taken(rig, before_cut, after_cut): it makes a backup, calls the two on the way, and returns a process on
-    the restored backup.
+    """Return taken(rig, before_cut, after_cut). It makes a backup, calls the two functions before and after the cut,
+    and returns a process on the restored backup.
     """
     made = []
 
@@ -85,7 +86,7 @@ def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
     def before():
         rig.owner.roll(rig.partition("t"))
         rig.publish(producer, b"second")
-        rig.run(rig.acks(consumer, *first))      # the first ledger goes
+        rig.run(rig.acks(consumer, *first))      # the first ledger is deleted
         rig.run(after_ms=1_000)
         rig.owner.roll(rig.partition("t"))
         rig.publish(producer, b"third")
@@ -102,8 +103,8 @@ def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
 
 
 def test_what_comes_after_a_backup_is_put_back_has_ids_that_nobody_had(rigs, taken):
-    """A restored backup gives messages ids that the old process never gives out meanwhile, on all kinds of topics, and
-    after crashes too.
+    """A restored backup never gives messages ids that the old process gives out after the backup, on all kinds of
+    topics, also after crashes.
     """
     topics = ("open", "closed", "empty", "never used")
     rig, of = filled(rigs, topics[:3])

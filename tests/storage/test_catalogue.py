@@ -41,7 +41,7 @@ def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
     assert found.namespaces.exists("public/default") and found.namespaces.exists("pulsar/system")
     assert not found.namespaces.exists("public/other")
     found.namespaces.create("acme/eu")
-    found.namespaces.create("acme/eu")          # again changes nothing
+    found.namespaces.create("acme/eu")          # the second call changes nothing
     found.commit()
     assert opened().namespaces.exists("acme/eu")
 
@@ -96,7 +96,7 @@ def at_once(count, script, *arguments):
 
 @pytest.mark.slow
 def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
-    """Three processes take more ledger ids than a block has, and raise one counter."""
+    """Processes that take ledger ids from blocks and raise a counter at the same time never get the same value."""
     opened()
     found = [json.loads(text) for text in at_once(3, TAKE, tmp_path / "catalogue.sqlite", LEDGER_BLOCK + 200)]
     for name, count in (("ledgers", 3 * (LEDGER_BLOCK + 200)), ("producers", 150)):
@@ -106,7 +106,7 @@ def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
 
 
 def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
-    """The rest of a block is lost when its process is killed, and not used twice."""
+    """The unused ledger ids of a process that was killed are skipped, not given out later."""
     first = opened()
     before = [first.ids.next_ledger_id() for _ in range(3)]
     again = opened()
@@ -117,7 +117,9 @@ def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
 
 
 def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened, tmp_path):
-    """A copy does not know ids given out after it was made, but counters are never behind the clock."""
+    """A restored older catalogue gives out no id or name twice. It does not know those given out after the copy was
+    made, but counters are never behind the clock.
+    """
     begun = time.time()
     first = opened(lambda: begun)
     first.ids.next_ledger_id()
@@ -135,7 +137,9 @@ def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened
 
 
 def test_a_copy_that_is_put_back_closes_ledgers_that_it_does_not_know_yet(opened):
-    """The process that served the original may have created ledgers after the copy was made."""
+    """A restored catalogue closes all ledger ids that the original could have given out since the copy was made, and
+    gives out higher ones.
+    """
     begun = time.time()
     known = opened(lambda: begun).ids.next_ledger_id()
     restored = opened(lambda: begun + 1)
@@ -150,7 +154,9 @@ def test_a_clock_that_is_put_back_gives_no_id_again(opened):
 
 
 def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monkeypatch):
-    """SQLite finds the disk full at a statement, or only at the commit, which undoes the transaction."""
+    """A full disk raises an error at a statement or at the commit. The catalogue can be used again once there is
+    room.
+    """
     found = opened()
     pages = found.database.value("PRAGMA page_count")
     found.database.connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -284,7 +290,9 @@ def test_versions_of_a_schema_are_kept_to_the_byte_and_counted_on_after_a_deleti
 
 
 def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
-    """Schemas of topics that were never created go too; those of namesakes elsewhere stay."""
+    """Schemas are deleted with their topic, or with their namespace if their topic was never created. Schemas of
+    other namespaces stay.
+    """
     found = opened()
     found.namespaces.create("acme/eu")
     found.namespaces.create("acme/eu0")
@@ -351,7 +359,7 @@ def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
 
 
 def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
-    """Checksums of existing tables go on, and those of new tables begin."""
+    """Upgrading a catalogue of version 3 keeps the checksums of its tables, and adds checksums to the new tables."""
     path = tmp_path / "catalogue.sqlite"
     path.write_bytes(lzma.decompress((Path(__file__).parent / "formats" / "catalogue-3.sqlite.xz").read_bytes()))
     version, before = tables(path)
@@ -443,7 +451,7 @@ def test_a_topic_that_cannot_be_made_keeps_nobody_from_writing(opened):
 
 
 def test_what_this_process_has_written_counts_as_a_change_too(opened):
-    """The admin process has caches too, and must see its own writes."""
+    """`changed` is true after writes of the same process too, because the admin process has caches of its own."""
     found = opened()
     found.changed()
     found.namespaces.create("acme/new")
@@ -470,7 +478,7 @@ def test_rights_have_a_version_that_goes_up_with_them_and_with_nothing_else(open
 
 
 def test_rights_go_with_what_they_were_for(opened):
-    """A topic or tenant that is created anew has none of the rights of its namesake."""
+    """Rights are deleted with their topic or tenant, so a new one of the same name has none of them."""
     found = opened()
     found.namespaces.create("acme/eu")
     base = parse("persistent://acme/eu/parted")
@@ -507,14 +515,16 @@ def test_rights_to_a_topic_that_keeps_nothing_stay_while_nobody_uses_it(opened):
 
 
 def test_each_connection_syncs_each_commit(opened):
-    """Without `synchronous = FULL` a power cut would undo what was answered."""
+    """Each connection syncs at each commit, so that a power cut undoes no answered change."""
     one = opened()
     assert one.database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_programs_beside_the_broker_read_no_catalogue_of_another_version(opened, tmp_path, version):
-    """Only the broker upgrades an older catalogue, when it starts."""
+    """A program beside the broker refuses a catalogue of another version: only the broker upgrades it, when it
+    starts.
+    """
     opened().database.connection.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(CatalogueError, match=f"version {version}"):
         open_to_read(tmp_path / "catalogue.sqlite")

@@ -1,4 +1,6 @@
-"""A journal's life: opened, closed, its segments used over and over as what they promised reaches the disk."""
+"""The life of a journal: it is opened and closed, and its segments are reused once checkpoints have put their
+effects on disk.
+"""
 import os
 import threading
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ def test_a_closed_journal_leaves_nothing_to_replay(tmp_path, opened):
 
 
 def test_opening_retires_what_was_applied_and_uses_the_files_again(tmp_path, opened):
-    """Sequences go on, so that no record of before is ever taken for one of now."""
+    """Opening a journal retires its replayed segments and reuses their files. Sequence numbers go on, so that no old
+    record is taken for a new one.
+    """
     write(opened(), range(9), bytes(BIG))
     folder = opened.left()
     files, newest = set(folder.iterdir()), max(segments(folder))
@@ -38,11 +42,11 @@ def test_opening_retires_what_was_applied_and_uses_the_files_again(tmp_path, ope
 
 
 def test_segments_are_retired_oldest_first(tmp_path, opened, monkeypatch):
-    """A start that is killed while it retires segments leaves the newest: applied again they say what they said,
-    whereas older ones without them would bring back what was acknowledged since.
+    """A start that is killed while it retires segments leaves the newest ones, which are safe to replay again. Old
+    segments without newer ones would take acknowledgements back.
     """
     target = opened(30)
-    write(target, range(24), bytes(BIG))           # enough for names that sort otherwise than numbers do
+    write(target, range(24), bytes(BIG))           # so many segments that names sort otherwise than numbers
     folder = opened.left()
     whole, retired = numbers(folder), []
     real = journal._retire
@@ -59,7 +63,7 @@ def test_segments_are_retired_oldest_first(tmp_path, opened, monkeypatch):
 
 
 def test_files_of_another_size_and_surplus_ones_are_removed(tmp_path, opened):
-    """The options changed: what does not fit any more gives its space back."""
+    """Segment files that do not fit changed options are removed, so that their space is freed."""
     write(opened(8), range(9), bytes(BIG))
     folder = opened.left()
     again = open_journal(folder, segment_bytes=SEGMENT, segments_max=2)
@@ -73,7 +77,9 @@ def test_files_of_another_size_and_surplus_ones_are_removed(tmp_path, opened):
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 class Written:
-    """Something of which a part is in a file, and the rest in memory, to be written as it is when it is asked."""
+    """A stand-in for something that a checkpoint puts on disk: one part is in a file, the rest in memory, from where
+    a snapshot writes it.
+    """
 
     def __init__(self, folder, name):
         self.path, self.aside = folder / name, folder / f"{name}-aside"
@@ -99,7 +105,7 @@ class Snapshot:
 
 @pytest.fixture
 def synced(monkeypatch):
-    """Sets of names: what is on disk, in the order in which it was put there."""
+    """Return a list that gets, for each checkpoint written, the set of file names that it has put on disk."""
     done, real = [], journal.write_checkpoint
 
     def write_checkpoint(paths, snapshots, *more):
@@ -112,8 +118,8 @@ def synced(monkeypatch):
 
 
 def test_a_segment_is_used_again_only_when_what_it_promised_is_synced(tmp_path, opened, synced):
-    """Each segment of this journal touches a file of its own; at every moment what can be replayed, and what was
-    synced, is everything.
+    """At every moment each record is in the journal, or its effects are synced. Each segment of this journal touches
+    files of its own.
     """
     target = opened(3)
     touched = []
@@ -134,8 +140,8 @@ def test_a_segment_is_used_again_only_when_what_it_promised_is_synced(tmp_path, 
 
 
 def test_a_segment_is_used_again_only_when_it_is_retired_on_disk(tmp_path, opened, monkeypatch):
-    """A power cut may leave its first page as it was, and others as they are to be: not a segment of before with a
-    hole in it.
+    """A segment's retired header is synced before the segment is reused. Otherwise a power cut could leave the old
+    header in front of partly overwritten records.
     """
     on_disk, fdatasync, begin, begun = {}, os.fdatasync, journal.Journal._begin, []
 
@@ -163,7 +169,9 @@ def test_the_number_of_segments_is_bounded_and_so_is_what_is_replayed(tmp_path, 
 
 
 def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, opened, monkeypatch):
-    """A slow disk slows publishing down, instead of filling the disk with segments."""
+    """When no segment is free, writing waits for a checkpoint: a slow disk throttles publishing, instead of filling
+    up with segments.
+    """
     begun, may_end = threading.Event(), threading.Event()
 
     def slow(*_):
@@ -188,9 +196,7 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
 
 
 def test_files_that_are_gone_need_no_sync(tmp_path, monkeypatch):
-    """A ledger that was consumed and deleted meanwhile is never written at all; what is there is synced, with its
-    folder.
-    """
+    """A checkpoint passes over files that were deleted meanwhile, and syncs the existing files and their folder."""
     synced, real = [], checkpoints.sync
 
     def sync(path, how):
@@ -215,7 +221,7 @@ def test_a_disk_without_room_for_a_segment_is_told(tmp_path, monkeypatch):
 
 
 def test_what_a_stop_has_no_time_for_the_next_start_does(rigs, monkeypatch, capfd):
-    """Nothing of it is lost, and the stop does not take longer than it may."""
+    """A stop that runs out of time leaves its checkpoint to the next start, and nothing is lost."""
     rig = rigs()
     producer = rig.producer("a")
     positions = rig.publish(producer, b"1", b"2")

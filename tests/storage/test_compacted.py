@@ -1,5 +1,5 @@
-"""Consumers that read compacted get the view up to its horizon and the ledgers behind it: no gap, no repeat,
-whatever becomes of either.
+"""Consumers that read compacted: they get the compacted view up to its horizon, then the ledgers behind the horizon.
+Nothing is missing or repeated when a view is replaced or ledgers are deleted.
 """
 import random
 import shutil
@@ -28,7 +28,7 @@ NAME = "persistent://public/default/t"
 
 
 def batch_of(*messages):
-    """The payload and arguments of an entry with these (key, value)."""
+    """Return the payload and the `sends` arguments of a batch entry with these (key, value) messages."""
     body = b""
     for key, value in messages:
         one = api.SingleMessageMetadata(payload_size=len(value), partition_key=key).SerializeToString()
@@ -37,7 +37,9 @@ def batch_of(*messages):
 
 
 def messages_of(entry, words):
-    """[(batch index or -1, key, value)] of what a client shows that knows ack sets, and not what is compacted out."""
+    """Return [(batch index or -1, key, value)] of the entry's messages that a client shows. The client drops
+    messages by the ack set `words`; none of the others may be marked compacted out.
+    """
     size = struct.unpack_from(">I", entry, 6)[0]
     metadata, body = api.MessageMetadata.FromString(entry[10:10 + size]), entry[10 + size:]
     if not metadata.HasField("num_messages_in_batch"):
@@ -55,7 +57,9 @@ def messages_of(entry, words):
 
 
 class Topic:
-    """One that is published to and compacted; `values` are what a dictionary would have."""
+    """A topic that a test publishes to and compacts. `values` is the dictionary {key: last value} that a reader
+    should end with.
+    """
 
     def __init__(self, rig):
         self.rig, self.values, self.readings = rig, {}, []
@@ -66,11 +70,11 @@ class Topic:
         return self.rig.partition("t")
 
     def moved(self, rig):
-        """Its broker was killed, or stopped; nobody is connected."""
+        """Go on with another process of the broker, to which no client is connected."""
         self.rig, self.producer, self.readings = rig, rig.producer("t"), []
 
     def run(self, *sections, **how):
-        """A pass; what it brings to those who read is theirs."""
+        """Run a pass of the owner and hand its deliveries to the open readings. Return the answers."""
         answers = self.rig.run(*sections, **how)
         for reading in self.readings:
             reading.take(answers)
@@ -81,7 +85,9 @@ class Topic:
         return answer.get("answer")
 
     def publish(self, *messages):
-        """(key, value) each, no value for a tombstone; a list of them is a batch.  The positions."""
+        """Publish messages, each as (key, value) with an empty value for a tombstone, or as a list of such pairs for
+        a batch. Return the entries' positions.
+        """
         positions = []
         for one in messages:
             sent = (
@@ -97,7 +103,7 @@ class Topic:
         return positions
 
     def compact(self):
-        """In this process, as a job does it beside the broker."""
+        """Compact the topic in this process, as a job does in its own process beside the broker. Return the report."""
         report = nightly.compact(self.rig.data_dir, nightly.Target(self.partition.partition_id, NAME), self.adopt)
         assert report.outcome in (nightly.COMPACTED, nightly.NOTHING_NEW), report
         return report
@@ -122,7 +128,9 @@ class Topic:
         )
 
     def account(self, name):
-        """What became of all messages since the subscription began; published is all of these together."""
+        """Return {outcome: messages} of all messages since the subscription began, after a check that the outcomes
+        add up to "published".
+        """
         told = self.asked("why", subscription=name)["messages"]
         assert told["published"] == sum(value for name, value in told.items() if name != "published"), told
         return told
@@ -130,7 +138,7 @@ class Topic:
 
 @dataclass(eq=False)
 class Reading:
-    """A consumer that reads compacted, and what it got."""
+    """A consumer of the topic, by default one that reads compacted, and all that was delivered to it."""
 
     topic: Topic
     name: str = "reader"
@@ -141,7 +149,7 @@ class Reading:
     values: dict = field(default_factory=dict)
     got: list = field(default_factory=list)           # (position, batch index, key, value)
     positions: list = field(default_factory=list)     # of entries
-    views: list = field(default_factory=list)         # that they came of
+    views: list = field(default_factory=list)         # view of each entry, 0 for ledgers
     consumer: object = None
     seen: int = 0
 
@@ -157,7 +165,7 @@ class Reading:
             self.topic.readings.append(self)
 
     def read(self, permits=1_000):
-        """What came since this was asked last, and with so many permits more: [(position, batch index, key, value)]"""
+        """Grant permits. Return [(position, batch index, key, value)] of the messages delivered since the last call."""
         self.topic.run(self.topic.rig.flow(self.consumer, permits))
         before, self.seen = self.seen, len(self.got)
         return self.got[before:]
@@ -199,7 +207,7 @@ def topic(rig):
 
 
 def small(rigs, entries=4, **options):
-    """A topic in small ledgers."""
+    """Return a topic whose ledgers roll over after a few entries."""
     return Topic(rigs(roll_over_entries=entries, **options))
 
 
@@ -262,7 +270,9 @@ def test_an_entry_that_does_not_exist_yet_cannot_be_acknowledged(topic):
 
 
 def test_permits_count_what_clients_count(topic):
-    """A client gives back a permit for each message of a batch that it passes over, so all of them take one."""
+    """All messages of a batch take a permit, compacted ones too, because a client gives back a permit for each
+    message that it passes over.
+    """
     topic.publish([("a", b"1"), ("b", b"1"), ("c", b"1")], [("a", b"2"), ("b", b"2")], ("d", b"1"), ("e", b"1"))
     topic.compact()
     reader = topic.reader()
@@ -325,7 +335,9 @@ def test_a_seek_by_time_within_a_view(topic):
 
 
 def test_the_last_message_is_one_that_comes(topic):
-    """So that has-message-available ends: also when the last ones are tombstones, or all keys are gone."""
+    """The last message id is that of a message that will be delivered, also behind compacted tombstones or when no
+    key is left. Otherwise a client that polls has-message-available would never end.
+    """
     assert topic.last_message(topic.reader(name="empty"))[1] == -1
     positions = topic.publish(("a", b"1"), ("b", b"1"), ("c", b""), ("b", b""))
     topic.compact()
@@ -338,7 +350,7 @@ def test_the_last_message_is_one_that_comes(topic):
     assert topic.last_message(reader) == (*tombstone, -1)
     assert keys_of(reader.read()) == ["a"]
     topic.compact()
-    # it has it before it, and is told so until it has acknowledged that
+    # to be delivered to this reader, until it has acknowledged it
     assert topic.last_message(reader) == (*tombstone, -1)
     reader.ack_all()
     for one in (reader, topic.reader(name="late")):
@@ -347,8 +359,8 @@ def test_the_last_message_is_one_that_comes(topic):
 
 
 def test_a_durable_subscription_is_done_when_it_has_what_is_left(rigs):
-    """What the view passes over counts as skipped, exactly, and what only the view has counts nowhere; over a crash
-    too.
+    """A durable subscription counts messages that the view leaves out as skipped, exactly, also after a crash. Its
+    backlog is empty once the messages of the view are acknowledged.
     """
     topic = small(rigs)
     reading = Reading(topic, "sub")
@@ -370,7 +382,9 @@ def test_a_durable_subscription_is_done_when_it_has_what_is_left(rigs):
 
 
 def test_who_reads_compacted_no_more_waits_for_nothing_that_only_the_view_has(rigs):
-    """Its position would stand for ever where no ledger is."""
+    """A subscription that changes to plain reading advances past deleted ledgers. Otherwise its mark-delete position
+    would stay at an entry that only the view has.
+    """
     topic = small(rigs, retention_s=0)
     other = topic.rig.consumer("t", "other")
     positions = topic.publish(*[(f"k{number}", b"1") for number in range(10)])
@@ -400,7 +414,7 @@ def test_acknowledgements_of_what_only_the_view_has_are_kept(rigs):
     reading = Reading(topic, "sub")
     assert keys_of(reading.read()) == [*(f"k{number}" for number in range(1, 9)), "x", "z", "y", "m", "n", "o"]
     reading.ack(positions[1], positions[3], positions[7])
-    # a client keeps bits of messages that it was never shown
+    # a client keeps the bits of compacted messages
     topic.run(topic.rig.ack_part(reading.consumer, cut, 0b1110))
     for how in (rigs.crash, rigs.restart, rigs.crash):
         topic.moved(how(topic.rig))
@@ -432,8 +446,8 @@ def test_parts_of_cut_batches_are_acknowledged_when_all_is_that_is_there(topic):
 
 
 def test_a_reader_goes_on_with_the_view_that_it_began_with(rigs):
-    """However often it is replaced meanwhile; then with the ledgers behind that, which are kept for it, tombstones
-    among them.
+    """A reader finishes the view that it began with, however often the view is replaced meanwhile. Then it gets the
+    ledgers behind that view, tombstones included, which are kept for it.
     """
     topic = small(rigs, compaction_threshold_bytes=1 << 40)
     topic.publish(*[(f"k{number}", b"1") for number in range(20)])
@@ -453,7 +467,7 @@ def test_a_reader_goes_on_with_the_view_that_it_began_with(rigs):
     reader.ack_all()
     topic.run(after_ms=2 * SECOND)
     assert topic.views() == [4]
-    assert len(topic.rig.files("t")) == 1      # nobody needs the others: there is no subscription
+    assert len(topic.rig.files("t")) == 1      # there is no subscription that needs the others
 
 
 def test_what_nobody_reads_any_more_goes_and_workers_are_told(rigs):
@@ -471,8 +485,8 @@ def test_what_nobody_reads_any_more_goes_and_workers_are_told(rigs):
 
 
 def test_news_are_kept_until_they_are_compacted(rigs):
-    """Whatever everybody has acknowledged, and however old it is; what nothing is kept of otherwise is given back
-    then.
+    """On a topic with a compaction threshold, entries behind the view are kept until they are compacted, even if
+    they are acknowledged and older than the time to live. Then their ledgers are deleted.
     """
     topic = small(rigs, compaction_threshold_bytes=1 << 30, message_ttl_s=1)
     consumer = topic.rig.consumer("t")
@@ -625,10 +639,12 @@ def test_rates_hold_for_views_too(rigs):
 
 
 def test_entries_that_were_lost_after_they_were_compacted_come_from_the_view(rigs):
-    """Without syncs a power cut may cost what a view has by then; what is published afterwards lies behind the view."""
+    """Without syncs, a power cut may lose entries that a view already has. Readers get them from the view, and
+    entries published afterwards have positions behind it.
+    """
     topic = Topic(rigs(sync="none"))
     topic.publish(("a", b"1"))
-    earlier = rigs.crash(topic.rig)      # as things were on disk
+    earlier = rigs.crash(topic.rig)      # a copy of the folder as it is now
     positions = topic.publish(("b", b"1"), ("c", b"1"))
     topic.compact()
     folder = format.compacted_folder(earlier.data_dir / "partitions" / str(topic.partition.partition_id))
@@ -674,7 +690,7 @@ def test_what_is_no_view_of_the_partition_is_not_adopted(rigs):
     topic.compact()
     make(2, horizon=positions[0])
     assert "not between" in refused(topic, 2)
-    assert refused(topic, 1) is None      # once more is no mistake: the answer may have been lost
+    assert refused(topic, 1) is None      # adopting it again is allowed: the first answer may have been lost
     make(1)
     assert refused(topic, 1) == "There is compacted view 1 already"
     assert keys_of(topic.reader().read()) == ["a"]
@@ -719,7 +735,7 @@ def test_without_a_view_that_is_whole_there_are_the_ledgers(rigs, what, capfd):
     assert [position for position, *_ in reader.read()] == positions[positions.index(reader.positions[0]):]
     later = topic.publish(*[("b", b"1")] * 9)
     topic.run(after_ms=2 * SECOND)
-    assert {ledger_id for ledger_id, _ in later} <= set(topic.rig.files("t"))      # nothing goes that no view has
+    assert {ledger_id for ledger_id, _ in later} <= set(topic.rig.files("t"))      # ledgers that no view has are kept
 
 
 def test_a_row_that_is_damaged_costs_its_entry(rigs, capfd):
@@ -763,7 +779,9 @@ FLIPS = {
 
 @pytest.mark.parametrize("how", FLIPS, ids=lambda how: how.__name__)
 def test_what_of_a_view_is_damaged_is_found(rigs, how):
-    """With its place; a view that is whole is silent, also with a subscription in the midst of it."""
+    """Verification reports damage in a compacted view with its place, and nothing for a whole view, also while a
+    subscription is in the middle of it.
+    """
     topic = Topic(rigs())
     topic.publish(("a", b"1"), ("b", b"1"), [("c", b"1"), ("d", b"1"), ("e", b"1")], ("c", b"2"), ("f", b"1"))
     topic.compact()
@@ -797,7 +815,9 @@ def test_a_view_that_cannot_be_used_is_found(rigs, what):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_dictionaries(rigs, seed):
-    """Whatever happens in which order, who reads compacted ends with what a dictionary has, and gets nothing twice."""
+    """After any sequence of operations, a consumer that reads compacted ends with the keys and values of a
+    dictionary, and gets no message twice.
+    """
     chance = random.Random(seed)
     topic = Topic(
         rigs(roll_over_entries=chance.choice((3, 10, 1_000)), compaction_threshold_bytes=chance.choice((0, 1 << 40)))
@@ -834,7 +854,7 @@ def test_dictionaries(rigs, seed):
             topic.run(topic.rig.acks(plain, last, cumulative=True))
         elif what < 0.93:
             topic.run(topic.rig.redeliver(durable.consumer))
-        elif what < 0.95:      # its consumer comes again: keys that are gone meanwhile it is not told of
+        elif what < 0.95:      # a consumer that reconnects may miss tombstones that were compacted meanwhile
             is_whole, unacked = False, set()
             if chance.random() < 0.3:
                 durable.close()

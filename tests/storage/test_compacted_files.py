@@ -1,4 +1,6 @@
-"""The files of a compacted view by themselves: what is believed of them, what is told, and what is removed."""
+"""The files of a compacted view by themselves: which are accepted, which damage is reported, and which files are
+removed.
+"""
 import json
 
 import numpy as np
@@ -70,7 +72,7 @@ def test_a_manifest_of_a_newer_version_is_not_read(tmp_path):
 
 
 def test_entries_are_written_with_the_checksums_that_their_rows_say(tmp_path):
-    """Zeros, where space was given back meanwhile, are not copied."""
+    """Writing a view fails for an entry whose bytes do not match its row's checksum, as zeros of a punched hole do."""
     assert written(tmp_path, LEDGER, [1, 4]).kept == 2
     for wrong in ({"entry": bytes(len(ENTRY))}, {"checksum": 5}):
         with pytest.raises(CorruptFile):
@@ -78,7 +80,7 @@ def test_entries_are_written_with_the_checksums_that_their_rows_say(tmp_path):
 
 
 def test_all_of_a_view_is_synced_and_its_folder_last(tmp_path, monkeypatch):
-    """A power cut leaves all of it, or no view."""
+    """The folder of a view is synced after all its files, so a power cut leaves the whole view or none."""
     folder = tmp_path / "partition" / "1.view"
     folder.mkdir(parents=True)
     kernel = Kernel(monkeypatch)
@@ -94,7 +96,7 @@ def test_all_of_a_view_is_synced_and_its_folder_last(tmp_path, monkeypatch):
 
 @pytest.fixture
 def view(tmp_path):
-    """Of ledgers 5 and 7, up to entry 4 of the latter; ledger 6 has nothing left."""
+    """Return a view of ledgers 5 to 7, up to entry 4 of ledger 7. Nothing is left of ledger 6."""
     parts = written(tmp_path, 5, [0, 2, 9]), written(tmp_path, 7, [1, 4], entries=5)
     found = CompactedLedgers(tmp_path, 1, manifest(*parts, horizon=(7, 4)))
     found.cover([(5, 10), (6, 3), (7, 20), (8, 20)])
@@ -121,7 +123,9 @@ def test_how_many_entries_are_not_behind_the_horizon(view, ledger_id, entries, e
     ((7, 4), (7, 3)),
     ((8, 0), (7, 4)), ((1, 1), (5, -1))])
 def test_a_cursor_begins_before_the_entry_or_the_first_behind_it(view, position, expected):
-    """In a ledger that went the next one's beginning is meant, whatever the entry."""
+    """A cursor begins just before the entry asked for. For a ledger that the view does not have, it begins at the
+    next ledger.
+    """
     assert view.before(position) == expected
 
 
@@ -142,7 +146,7 @@ def test_an_index_that_was_cut_is_told_and_the_rest_of_it_is_read(tmp_path):
 # -- what is removed
 
 def test_what_somebody_is_at_is_not_removed(tmp_path):
-    """A job that runs has the lock; views that were replaced go all the same."""
+    """An unfinished view is not removed while its job holds the lock; views that were replaced are."""
     folder = format.compacted_folder(tmp_path)
     for name in ("1", "2", "3.abc.new"):
         (folder / name).mkdir(parents=True)

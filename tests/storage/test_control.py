@@ -1,5 +1,5 @@
-"""The line between the supervisor and its children: whoever looks at it answers that it is alive, and loses nothing
-that came too.
+"""The connection between the supervisor and its child processes: a child that looks at it answers the ping, and
+keeps the other messages for later.
 """
 import pytest
 
@@ -19,7 +19,7 @@ def ends():
 def test_a_question_is_answered_by_looking(ends):
     ours, theirs = ends
     ours.send(ping=True)
-    assert ours.receive() == []      # nobody has looked
+    assert ours.receive() == []      # the child has not looked yet
     assert theirs.receive() == []
     assert ours.receive() == [{"pong": True}]
 
@@ -37,7 +37,7 @@ def test_in_the_middle_of_something_long_only_that_is_dealt_with(ends):
 
 
 def test_options_come_as_they_were():
-    """Secrets among them: they are shown no more than before."""
+    """Options arrive unchanged, secrets included, and a secret's repr stays masked."""
     found, secret = unpacked(packed((StorageOptions(sync="none"), Secret("s"))))
     assert found == StorageOptions(sync="none")
     assert isinstance(secret, Secret) and repr(secret) == "'***'"

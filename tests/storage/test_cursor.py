@@ -1,4 +1,4 @@
-"""A cursor against a set of acknowledged entries, which is what it stands for.
+"""A state machine compares a cursor with a set of acknowledged entries.
 
 The machine grows and seals ledgers, acknowledges in every way and any order, resets, and opens the cursor again from
 its file.
@@ -92,8 +92,8 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_reset=st.booleans())
     def up_to(self, data, is_reset):
-        """Move the position: by a reset, which forgets holes, or by a cumulative acknowledgement, which keeps those
-        beyond.
+        """Move the position by a reset, which forgets holes, or by a cumulative acknowledgement, which keeps the
+        holes behind the new position.
         """
         ledger = self.draw_ledger(data)
         position = ledger.ledger_id, data.draw(st.integers(-1, ledger.last_entry))

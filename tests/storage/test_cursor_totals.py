@@ -68,7 +68,7 @@ class TotalsMachine(RuleBasedStateMachine):
         self.rig.run(self.rig.sends(*[(self.producer, payload, {"batch": size}) for size in sizes]))
 
     def draw_positions(self, data, count):
-        """Positions, most of them of entries that exist."""
+        """Draw positions, most of them of entries that exist."""
         there = [
             (ledger.ledger_id, entry_id) for ledger in self.partition.ledgers for entry_id in range(ledger.entries)
         ]

@@ -41,7 +41,7 @@ class Message:
 
 
 def section(*sent):
-    """A section of SENDs: (producer, Message) each."""
+    """Return a section of SENDs, each given as (producer, Message)."""
     rows, entries, offset = [], [], 0
     for producer, message in sent:
         metadata = dict(message.more)
@@ -73,12 +73,12 @@ def chunks(sequence_id, count, first=0, end=None, **more):
 
 
 def kept(rig, topic):
-    """The payloads that are stored, as text."""
+    """Return the payloads of all stored entries of the topic, as text."""
     return [payload.decode() for _, payload in rig.everything(topic)]
 
 
 def last_told(rig, topic, **fields):
-    """(the last sequence id in PRODUCER_SUCCESS, the producer)."""
+    """Create a producer. Return (the last sequence id in its PRODUCER_SUCCESS, the producer)."""
     answers = rig.run(rig.command("producer", topic=topic, producer_id=77, request_id=77, **fields))
     [command] = answers.commands(T.PRODUCER_SUCCESS)
     rig.run(rig.command("close_producer", producer_id=77, request_id=78))
@@ -235,7 +235,7 @@ def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(r
     refused = [command.send_error.sequence_id for command in answers.commands(T.SEND_ERROR)]
     assert (refused, len(answers.commands(T.CLOSE_PRODUCER))) == ([2, 3], 1)
     monkeypatch.undo()
-    assert rig.run(section((producer, Message(4, b"4")))).receipts == []      # was on its way
+    assert rig.run(section((producer, Message(4, b"4")))).receipts == []      # it was already on its way
     producer = rig.producer("a", producer_name="p")
     assert send(rig, producer, 2, 3, 4) == [False] * 3
     assert kept(rig, "a") == ["1", "2", "3", "4"]
@@ -327,7 +327,7 @@ def test_chunks_of_two_threads_of_one_producer_may_take_turns(rigs, rig):
 
 @pytest.mark.parametrize("count", [1, publish_plan.FEW_MAX + 1])
 def test_a_message_that_comes_whole_has_no_more_chunks(rig, count):
-    """A restarted producer sends a message whole whose chunks were begun: those are forgotten."""
+    """When a restarted producer sends a message whole of which chunks were stored, those chunks are forgotten."""
     producer = rig.producer("a", producer_name="p")
     send(rig, producer, *chunks(5, 3, end=1))
     assert send(rig, producer, *range(5, 5 + count)) == [False] * count
@@ -356,7 +356,7 @@ def test_producers_that_stay_away_are_forgotten_and_connected_ones_are_not(rigs)
     rig.run(after_ms=HOUR_MS - TICK_MS)
     rig.run(rig.command("close_producer", producer_id=away.object_id, request_id=1))
     rig.run(after_ms=HOUR_MS - TICK_MS)
-    assert last_told(rig, "a", producer_name="away") == 5         # its time began when it left, and now again
+    assert last_told(rig, "a", producer_name="away") == 5      # its absence begins again now
     rig.run(after_ms=HOUR_MS - TICK_MS)
     assert len(rig.partition("a").sequences) == 2
     rig.run(after_ms=2 * TICK_MS)

@@ -272,7 +272,7 @@ def test_f186_chunks_are_delayed_alike_and_come_once_where_they_are_deduplicated
     rig = rigs.crash(rig)
     producer = rig.producer(TOPIC, producer_name="p")
     assert rig.run(chunk(rig, producer, ids[1], 0, 3, published)).positions == [nowhere]
-    # the message begins anew
+    # another first chunk begins the message anew
     assert rig.run(chunk(rig, producer, ids[1], 0, 3, published, b"cut otherwise")).positions != [nowhere]
 
 

@@ -298,7 +298,9 @@ def test_a_time_that_is_past_means_at_once(rig, kind):
 
 
 def test_a_time_may_change_again_and_a_changed_one_be_cancelled(rigs, rig):
-    """Of several changes the last one counts, after crashes and restarts too."""
+    """A message may be rescheduled several times and then cancelled: the last change counts, after crashes and
+    restarts too.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     moved, gone = rig.run(rig.sends(at(producer, b"moved", 1_000), at(producer, b"gone", 1_000))).positions
     for ms in (FAR_MS, 10_000, 20_000, 3_000):

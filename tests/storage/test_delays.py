@@ -74,7 +74,7 @@ def test_a_single_consumer_does_not_wait(life, kind):
 
 
 def test_nobody_wakes_up_for_what_nobody_waits_for(life):
-    """As long as no subscription would deliver a delayed message, the owner only wakes up for its tick."""
+    """The owner only wakes up for its tick while no subscription would deliver a delayed message."""
     life.publish(soon=500)
     assert life.rig.owner.passes.due_ms() >= START_MS + TICK_MS
     life.consumer(SubType.Exclusive)
@@ -209,8 +209,8 @@ def test_a_subscription_that_begins_at_the_end_gets_nothing_of_what_waits(life):
 @SPREAD
 @pytest.mark.parametrize("single", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
 def test_a_subscription_that_changes_its_type(life, kind, single):
-    """As Exclusive, a subscription delivers waiting messages. As Shared again, it waits for those that were not
-    acknowledged.
+    """A subscription that becomes Exclusive delivers waiting messages. When it is Shared again, the unacknowledged
+    ones wait for their time again.
     """
     shared = life.consumer(kind)
     life.publish(a=None, b=2_000, c=4_000, d=None)

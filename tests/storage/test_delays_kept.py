@@ -124,7 +124,7 @@ def test_what_is_skipped_or_made_to_expire_does_not_come(life, kind):
     life.wait(5_000)
     assert [(when >= 3_000, name) for when, name in life.came(consumer)] == [(True, "e")]
     life.publish(f=life.now + 1_000)
-    # up to there, whatever it is
+    # expire up to a position, delayed messages included
     life.rig.asked("expire", "t", subscription="sub", position=list(life.positions["f"]), behind=False)
     life.wait(3_000)
     assert life.came(consumer) == []

@@ -14,7 +14,9 @@ NAME = names.parse("t")
 
 
 def filled(rig):
-    """A topic with a subscription, and something in both; its partition's id."""
+    """Make a topic with three entries and a subscription that has acknowledged the first. Return (partition id,
+    producer, consumer).
+    """
     producer, consumer = (
         rig.producer("t"),
         rig.consumer("t", subscription_properties=[api.KeyValue(key="a", value="b")]),
@@ -25,7 +27,9 @@ def filled(rig):
 
 
 def left_of(rig, partition_id):
-    """What a broker has of it: in the catalogue, and on disk."""
+    """Return what is left of the topic: its partition and partition count in the catalogue, its subscriptions' ids,
+    and whether its folder exists.
+    """
     catalogue = rig.owner.catalogue
     return (
         catalogue.partitions.find(NAME),
@@ -74,13 +78,15 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_on_the_way_leaves_all_of_a_topic_or_nothing(rig, tmp_path, monkeypatch, step):
-    """Whatever the catalogue and the folder say then, the next start brings them together."""
+    """A start after a kill in the middle of a deletion completes it, wherever the catalogue, the journal and the
+    folder disagree.
+    """
     partition_id, *_ = filled(rig)
     kind, name = STEPS[step]
     how = getattr(kind, name)
 
     def kill(self, *arguments):
-        # what came before the deletion is committed
+        # a commit from before the deletion
         if step != "before the files" and not rig.owner.catalogue.is_changing:
             return how(self, *arguments)
         if step == "after the journal":
@@ -91,7 +97,7 @@ def test_a_kill_on_the_way_leaves_all_of_a_topic_or_nothing(rig, tmp_path, monke
         patched.setattr(kind, name, kill)
         with pytest.raises(Killed):
             rig.owner.delete(NAME)
-    if rig.owner.catalogue.is_changing:      # a process that is killed has not committed
+    if rig.owner.catalogue.is_changing:      # a killed process would not have committed
         rig.owner.catalogue.undo()
     after = rig.crashed(tmp_path / "next")
     assert left_of(after, partition_id) == (None, None, {}, False)
@@ -100,7 +106,9 @@ def test_a_kill_on_the_way_leaves_all_of_a_topic_or_nothing(rig, tmp_path, monke
 
 
 def test_a_topic_that_is_not_open_is_deleted_after_a_crash_too(rig, rigs):
-    """What the journal has of it is not put back, and its state is not written."""
+    """A topic that is deleted right after a crash, without being opened, stays deleted: the journal's records for it
+    are not replayed, and no state file is written.
+    """
     partition_id, *_ = filled(rig)
     again = rigs.crash(rig)
     again.owner.delete(NAME)
@@ -149,7 +157,7 @@ def test_a_subscription_is_made_where_it_is_asked_for(rig):
 
 
 def test_a_damaged_topic_is_deleted_too(rig, rigs):
-    """Which nobody can open."""
+    """A topic that is too damaged to be opened can be deleted."""
     partition_id, *_ = filled(rig)
     rig.asked("unload", "t")
     rig.close()

@@ -19,20 +19,22 @@ def kind(request):
 
 @pytest.fixture
 def ten(rigs):
-    """(rig, its producer, positions of ten entries "0" to "9"), each entry with a key of its own, in four ledgers."""
+    """Return (rig, producer, positions) of a topic with the ten entries "0" to "9" in four ledgers, each under a key
+    of its own.
+    """
     rig = rigs(roll_over_entries=3)
     producer, _ = rig.producer("a"), rig.consumer("a", "keeps everything")
     return rig, producer, [publish(rig, producer, b"%d" % number)[0] for number in range(10)]
 
 
 def publish(rig, producer, *payloads, **fields):
-    """Publish payloads, each under a key of its own."""
+    """Publish payloads, each under a key of its own. Return the positions."""
     return rig.run(rig.sends(*[(producer, payload, {"partition_key": payload.decode()} | fields)
                                for payload in payloads])).positions
 
 
 def consumers(rig, kind, count=2, **fields):
-    """As many consumers as the type allows, on connections of their own."""
+    """Return `count` consumers, or one if the type is Exclusive, each on its own connection."""
     return [rig.consumer("a", subType=kind, connection=CONNECTION + 1 + number, consumer_name=f"c{number}", **fields)
             for number in range(1 if kind == EXCLUSIVE else count)]
 
@@ -42,7 +44,7 @@ def payloads(found):
 
 
 def received(rig, crowd, permits=MANY):
-    """The entries that all consumers get for one grant of permits each, by position."""
+    """Grant each consumer permits. Return the payloads that all together get, joined in order of position."""
     return payloads(sorted(found for consumer in crowd for found in rig.receive(consumer, permits)))
 
 
@@ -92,19 +94,19 @@ def test_who_has_no_permits_holds_up_nobody_else(ten, kind):
         rig.run(rig.flow(other, MANY))
     publish(rig, producer, *[b"%d" % number for number in range(100, 200)])
     assert len(rig.receive(elsewhere)) == 110
-    if kind in ALONE:                                      # all is for the one that stalls
+    if kind in ALONE:                                      # all entries are for the stalled consumer
         assert received(rig, [stalled]).startswith(b"0123456789100")
     elif kind == SHARED:
         assert received(rig, [stalled]) == b""
     else:
-        assert 10 < len(rig.receive(stalled)) < 70         # its own keys
+        assert 10 < len(rig.receive(stalled)) < 70         # entries of its own keys
 
 
 # -- what comes again
 
 def acknowledged_some(rig, kind, positions):
-    """Consumers that got all ten entries, and those that each still holds after the first two, the fifth and the ninth
-    are acknowledged.
+    """Deliver all ten entries, and acknowledge entries 0, 1, 4 and 8. Return the consumers, and for each the
+    positions that it still holds.
     """
     crowd = consumers(rig, kind)
     had = [rig.receive(consumer, 5 if kind == SHARED else MANY) for consumer in crowd]
@@ -320,7 +322,9 @@ def test_seek_goes_back_and_forth(ten, rigs, kind):
 
 
 def test_a_durable_subscription_and_a_reader_of_one_name_know_nothing_of_each_other(ten, kind):
-    """Each has a cursor of its own, and the reader's ends with the reader."""
+    """A durable subscription and a reader of the same name have separate cursors, and the reader's cursor ends with
+    the reader.
+    """
     rig, _, positions = ten
     [durable] = consumers(rig, kind, 1)
     reader = rig.consumer("a", subType=EXCLUSIVE, durable=False)
@@ -333,13 +337,15 @@ def test_a_durable_subscription_and_a_reader_of_one_name_know_nothing_of_each_ot
 
 
 def test_a_reader_outlives_the_ledgers_it_has_not_acknowledged(rigs, kind):
-    """Ledgers are deleted although a reader holds entries of them.  These count no more, and block no later entry."""
+    """Ledgers are deleted although a reader holds entries of them. The deleted entries are no longer counted for the
+    reader, and later ones are delivered.
+    """
     rig = rigs(roll_over_entries=4, max_unacked_messages_per_consumer=8)
     producer, durable = rig.producer("a"), rig.consumer("a", "durable")
     crowd = consumers(rig, kind, 1, durable=False)
     rig.run(rig.flow(crowd[0], MANY))
     positions = [publish(rig, producer, b"1", b"2", b"3", b"4") for _ in range(5)]
-    if kind == KEY_SHARED:              # half of the keys wait for those that the first has
+    if kind == KEY_SHARED:              # entries of half the keys wait for pending ones at the first consumer
         crowd.append(rig.consumer("a", subType=kind, connection=9, consumer_name="late", durable=False))
         rig.run(rig.flow(crowd[1], MANY))
     passes = [rig.run(*[rig.acks(durable, *some) for some in positions])]

@@ -25,13 +25,13 @@ def join(rig, name, topic="a", **fields):
 
 
 def told(answers):
-    """[(consumer id, whether it is active)] that clients were told, in order."""
+    """Return [(consumer id, whether it is active)] from the answers' notices to clients, in order."""
     return [(command.active_consumer_change.consumer_id, command.active_consumer_change.is_active)
             for command in answers.commands(T.ACTIVE_CONSUMER_CHANGE)]
 
 
 def active(rig, crowd, topic="a"):
-    """The name of the consumer that gets an entry published now."""
+    """Publish an entry and return the name of the consumer that gets it."""
     rig.run(*[rig.flow(consumer, MANY) for consumer in crowd.values()])
     answers = rig.run(rig.sends((rig.producer(topic), b"x")))
     [name] = [name for name, consumer in crowd.items() if rig.given(answers, consumer)]
@@ -87,7 +87,7 @@ def test_only_the_lowest_level_is_active(partitions, rig):
     assert active(rig, crowd) == "a"
     other, topic = partitions(2)
     crowd = {name: join(other, name, topic, priority_level=level) for name, level in (("a", 1), ("b", 0), ("c", 0))}
-    assert active(other, crowd, topic) == "b"          # the number 2 among two
+    assert active(other, crowd, topic) == "b"          # partition 2 modulo two consumers
 
 
 def test_everybody_is_told_of_every_change_and_whoever_joins_how_it_stands(rig):

@@ -19,7 +19,7 @@ SPLIT = {"key_shared_consistent_hashing": False}
 
 @dataclass
 class Slotted:
-    """A consumer, as far as hash ranges look at it."""
+    """A stand-in for a consumer, with the attributes that hash ranges read."""
 
     slot: int
     name: str = "same"
@@ -65,7 +65,7 @@ def test_a_newcomer_gets_the_lower_half_of_the_largest_region(rigs):
 
 
 @pytest.mark.parametrize("leaver, expected", [
-    (1, {2: [(16_384, 32_767)], 3: [(0, 16_383)], 4: [(32_768, 65_535)]}),      # the last has nothing on its right
+    (1, {2: [(16_384, 32_767)], 3: [(0, 16_383)], 4: [(32_768, 65_535)]}),      # the last region has no neighbour above
     (2, {1: [(49_152, 65_535)], 3: [(0, 16_383)], 4: [(16_384, 49_151)]}),
     (3, {1: [(49_152, 65_535)], 2: [(0, 32_767)], 4: [(32_768, 49_151)]}),
     (4, {1: [(32_768, 65_535)], 2: [(16_384, 32_767)], 3: [(0, 16_383)]})])
@@ -215,10 +215,10 @@ def test_it_can_be_switched_off(rigs):
 
 @pytest.fixture
 def moved(rigs):
-    """(rig, producer, the consumer that holds two entries each of keys A and B, the consumer that B's hash belongs to
-    since, positions).
+    """Return (rig, producer, old consumer, new consumer, positions) while key B moves to a newcomer.
 
-    Two more entries of each key were published.
+    The old consumer holds two entries each of keys A and B, and two more of each key were published since. The hash of
+    B belongs to the new consumer by now.
     """
     rig = rigs(**SPLIT)
     producer, old = rig.producer("a"), join(rig, "old")
@@ -234,7 +234,7 @@ def moved(rigs):
 def test_a_key_changes_hands_when_the_last_of_it_is_acknowledged(moved):
     """A key goes to its new consumer after its last pending entry is acknowledged; other keys do not wait."""
     rig, producer, old, new, positions = moved
-    # keys that nobody had
+    # keys without pending entries
     assert got(rig, publish(rig, producer, "C"), new) + got(rig, publish(rig, producer, "D"), new)
     assert not rig.run(rig.acks(old, positions[1])).gifts
     answers = rig.run(rig.acks(old, positions[3]))
@@ -253,7 +253,7 @@ def test_a_key_changes_hands_when_it_is_given_back(moved, how):
     elif how == "closed":
         answers, mine = rig.close_consumer(old), positions
     else:
-        assert not rig.run(rig.redeliver(old, positions[3])).gifts       # the first is still there
+        assert not rig.run(rig.redeliver(old, positions[3])).gifts       # the first entry of the key is still pending
         answers, mine = rig.run(rig.acks(old, positions[1])), mine[1:]
     assert [position for position, *_ in rig.given(answers, new)] == mine
 

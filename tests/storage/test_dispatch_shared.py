@@ -24,7 +24,7 @@ def counts(rig, answers, *consumers):
 
 
 def crowd_of(rig, count, **fields):
-    """Consumers with permits for everything."""
+    """Return consumers of a Shared subscription with enough permits for everything."""
     crowd = [rig.consumer("a", **SHARED, **fields) for _ in range(count)]
     rig.run(*[rig.flow(consumer, MANY) for consumer in crowd])
     return crowd

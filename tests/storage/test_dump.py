@@ -1,5 +1,5 @@
-"""What a file of a data folder says is told line by line, as it is; whatever bytes a file has, nothing worse than a
-line comes of it.
+"""The dump of files of a data folder: each entry, record or row is a line. Any bytes in a file lead to lines or to a
+one-line error, never to a traceback.
 """
 import json
 import random
@@ -23,8 +23,10 @@ DAY_MS = 86_400_000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """{partition folder of: t, compacted, of which messages wait, one was cancelled and one moved; plain} of a
-    broker that was killed.
+    """Return {name: folder} for "killed" and "stopped", data folders of a broker that was killed or stopped, and for
+    "t" and "plain", the partitions' folders below.
+
+    Topic t is compacted and has delayed messages, one of them cancelled and one rescheduled.
     """
     rig = Rig(tmp_path_factory.mktemp("dumped") / "data", roll_over_entries=10, deduplication=True)
     topic = Topic(rig)
@@ -163,7 +165,9 @@ def test_a_copy_of_a_state_that_is_damaged_is_shown_and_the_other_read(folder, t
 
 @pytest.mark.slow
 def test_nothing_is_worse_than_a_line_whatever_bytes_there_are(folder, tmp_path, seed):
-    """One bit, many bytes, or the end of a file is wrong; then one bit more."""
+    """The dump of a file with one wrong bit, many wrong bytes or a missing end gives lines, or a CorruptFile of one
+    line.
+    """
     chance = random.Random(seed)
     paths = files(*[copy_of(folder[name], tmp_path / name) for name in ("killed", "stopped")])
     assert {path.suffix for path in paths} >= {".ledger", ".index", ".journal"}

@@ -157,7 +157,9 @@ def test_space_of_what_expired_is_given_back(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
-    """Expiry against a list of all entries: delays, acknowledgements, roll-overs, restarts."""
+    """Exactly the due entries have expired at every moment, compared with a list of all entries, over delays,
+    acknowledgements, roll-overs and restarts.
+    """
     random_ = random.Random(seed)
     rig = rigs(message_ttl_s=TTL_S, roll_over_entries=random_.choice((3, 10, 1000)))
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)

@@ -1,5 +1,5 @@
-"""Folders that brokers of every format left behind are read by this one, to the message, and said beforehand what
-becomes of them.
+"""Data folders of every format version: this broker reads each to the message, and `upgrade check` says beforehand
+what a start would change.
 """
 import json
 import tarfile
@@ -51,7 +51,9 @@ def test_a_folder_of_that_version_is_read(archive, tmp_path):
 
 @EACH
 def test_what_became_of_its_messages_is_known(archive, tmp_path):
-    """Counted since the subscription began; of a version that did not count, since its position."""
+    """Totals of an old data folder count since the subscription began. Version 1 had no totals, so its subscriptions
+    count from their mark-delete position.
+    """
     rig = Rig(unpacked(archive, tmp_path), **OPTIONS)
     told = {
         name: rig.asked("why", "many", subscription=name)["messages"] for name in ("shared", "in-order", "untouched")

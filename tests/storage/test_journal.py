@@ -1,5 +1,5 @@
-"""The journal: whatever its files end with, the records before that are replayed, in order; one that was synced and
-is damaged is told.
+"""Replay of the journal: records are replayed in order up to the last whole one, however the files end. Damage to a
+synced record is repaired or reported.
 """
 import random
 
@@ -27,20 +27,20 @@ ENTRY = entry_of(b"abc")
 
 @pytest.fixture
 def five(tmp_path, opened):
-    """One segment of five records with an entry each, as a SIGKILL leaves it."""
+    """Return a folder with one segment of five records, each with an entry, as a SIGKILL leaves it."""
     write(opened(), range(5), ENTRY)
     return opened.left()
 
 
 def at(number):
-    """Where the n-th of five begins."""
+    """Return the offset of record n in the segment of the fixture `five`."""
     return HEADER + number * (DATA + len(ENTRY))
 
 
 # -- every way a segment can end ---------------------------------------------------------------------------------------
 
 def test_what_was_appended_is_replayed_as_it_was(five):
-    """Tables, pieces of bytes and their sources come back bit by bit, synced or not."""
+    """Replayed records equal the appended ones: tables, entries' bytes and their sources."""
     found = replay(five).records
     assert [number_of(one) for one in found] == [0, 1, 2, 3, 4]
     for number, one in enumerate(found):
@@ -51,7 +51,7 @@ def test_what_was_appended_is_replayed_as_it_was(five):
 
 
 def test_many_pieces_become_one(tmp_path, opened):
-    """More pieces than the kernel takes in one write are still one record."""
+    """A record with more pieces of bytes than the kernel takes in one write is replayed whole."""
     big = record(1)
     big.data, big.size = [b"%04d" % n for n in range(1_500)], 6_000
     opened().append(big)
@@ -83,7 +83,9 @@ def test_a_folder_of_junk_replays_nothing(tmp_path):
 ])
 @pytest.mark.parametrize("whole", [0, 3, 4])
 def test_a_cut_record_is_none_and_those_before_it_are_whole(five, whole, beyond):
-    """It may never have been written to its end, so nothing is said of it."""
+    """In a segment that was cut within a record, the records before it are replayed, and no damage is reported. The
+    cut record may never have been written to its end.
+    """
     cut(only_segment(five), at(whole) + beyond)
     assert numbers(five) == list(range(whole))
     assert replay(five).damage == []
@@ -91,7 +93,9 @@ def test_a_cut_record_is_none_and_those_before_it_are_whole(five, whole, beyond)
 
 @pytest.mark.parametrize("beyond", [1, HEADER - 1, DATA - 1, DATA + 2])
 def test_a_record_of_which_the_end_was_never_written_is_none(five, beyond):
-    """The file has its full size: what a crash left out is zeros, or what was there before."""
+    """A last record whose end was never written is ignored without a report. A crash may leave zeros or old bytes in
+    its place.
+    """
     path = only_segment(five)
     overwrite(path, at(4) + beyond, bytes(DATA + len(ENTRY) - beyond))
     assert numbers(five) == [0, 1, 2, 3]
@@ -112,14 +116,16 @@ def test_a_size_that_lies_beyond_the_file_is_junk(five):
 
 
 def test_a_whole_record_in_another_place_is_none(five):
-    """A record that is copied behind the last one has the wrong number there."""
+    """A whole record that is copied behind the last one is ignored, because its number is wrong."""
     path = only_segment(five)
     overwrite(path, at(5), path.read_bytes()[at(3):at(4)])
     assert numbers(five) == [0, 1, 2, 3, 4]
 
 
 def test_a_newer_version_is_refused_by_name(five):
-    """Another program's journal must not be taken for an empty one, and be written over."""
+    """Replaying or opening a journal of a newer version fails with the file's path, and keeps the file. It must not
+    be taken for an empty journal and be overwritten.
+    """
     path = only_segment(five)
     make_newer(path, format.SEGMENT_HEADER)
     for use in (replay, lambda folder: open_journal(folder, segment_bytes=SEGMENT, segments_max=4)):
@@ -131,7 +137,7 @@ def test_a_newer_version_is_refused_by_name(five):
 # -- several segments --------------------------------------------------------------------------------------------------
 
 def test_records_of_several_segments_are_one_sequence(tmp_path, opened):
-    """A record lies in one segment as a whole; its number goes on where the segment before ended."""
+    """Records are numbered on from segment to segment, and each record lies within one segment."""
     target = opened(8)
     write(target, range(7), bytes(BIG))
     folder = opened.left()
@@ -143,7 +149,7 @@ def test_records_of_several_segments_are_one_sequence(tmp_path, opened):
 
 
 def test_a_segment_just_begun_does_not_hide_those_before(tmp_path, opened):
-    """A crash between the header of a new segment and its first record."""
+    """After a crash between the header of a new segment and its first record, all earlier records are replayed."""
     write(opened(8), range(5), bytes(BIG))
     folder = opened.left()
     newest = list(segments(folder).values())[-1]
@@ -154,8 +160,8 @@ def test_a_segment_just_begun_does_not_hide_those_before(tmp_path, opened):
 
 @pytest.mark.parametrize("damage", ["retired", "missing"])
 def test_what_is_behind_a_missing_segment_counts_alone(tmp_path, opened, damage):
-    """Segments are retired oldest first: one that is older than a retired one was retired too, whatever its header
-    says.
+    """Only records behind a retired or missing segment are replayed. Segments are retired oldest first, so older
+    ones were retired too, whatever their headers say.
     """
     write(opened(8), range(7), bytes(BIG))
     folder = opened.left()
@@ -172,7 +178,9 @@ def test_what_is_behind_a_missing_segment_counts_alone(tmp_path, opened, damage)
 
 
 def test_leftovers_of_an_earlier_use_of_a_segment_are_not_replayed(tmp_path, opened):
-    """Whole records of the same place and size lie behind the tail: they name another segment."""
+    """Whole records of a segment file's earlier use, behind the last new record, are not replayed, because they name
+    another segment.
+    """
     first = opened()
     write(first, range(20))
     opened.close(first)
@@ -181,14 +189,14 @@ def test_leftovers_of_an_earlier_use_of_a_segment_are_not_replayed(tmp_path, ope
     folder = opened.left()
     path = only_segment(folder)
     leftover = np.frombuffer(path.read_bytes(), format.RECORD_HEADER, 1, HEADER + 2 * RECORD)[0]
-    assert (leftover["magic"], leftover["number"]) == (format.RECORD_MAGIC, 3)          # it is there, and would be next
+    assert (leftover["magic"], leftover["number"]) == (format.RECORD_MAGIC, 3)    # an old record
     assert numbers(folder) == [100, 101]
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 def content(found):
-    """What the records say, bit by bit."""
+    """Return the bytes of all parts of the records, to be compared."""
     return [
         (one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data))
         for one in found
@@ -198,7 +206,9 @@ def content(found):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 4], ids=["the first", "between", "the last"])
 def test_a_flipped_bit_anywhere_in_a_record_is_told_and_made_good(five, victim):
-    """Of header, tables or entries; also of the last record, of which no other says that it was synced."""
+    """A flipped bit in a record's header, tables or entries is repaired at replay and reported once, in the last
+    record too.
+    """
     path, expected = only_segment(five), content(replay(five).records)
     for bit in range(0, 8 * (DATA + len(ENTRY)), 13):
         flip(path, at(victim) + bit // 8, bit % 8)
@@ -213,7 +223,9 @@ def test_a_flipped_bit_anywhere_in_a_record_is_told_and_made_good(five, victim):
 
 @pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_the_header_of_a_segment_is_told_and_made_good(tmp_path, opened):
-    """Whichever of several segments it is: none is taken for retired, or for no segment."""
+    """A flipped bit in the header of any segment is repaired at replay and reported, and the segment is not taken
+    for a retired one.
+    """
     write(opened(8), range(7), entry_of(bytes(BIG)))
     folder = opened.left()
     assert len(segments(folder)) > 1
@@ -242,7 +254,7 @@ def test_a_flipped_bit_in_the_header_of_a_retired_segment_brings_nothing_back(tm
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[100] * 5, [3_000, 10, 200], [1]])
 def test_a_flipped_bit_in_one_of_many_entries_is_made_good(tmp_path, opened, sizes):
-    """Each has a checksum of its own, which says which bit it is."""
+    """A flipped bit in any of a record's entries is repaired at replay by that entry's own checksum."""
     entries = [entry_of(random.Random(size).randbytes(size)) for size in sizes]
     opened().append(of_entries(entries))
     folder = opened.left()
@@ -257,7 +269,7 @@ def test_a_flipped_bit_in_one_of_many_entries_is_made_good(tmp_path, opened, siz
 
 
 def of_entries(entries):
-    """A record of one group with these entries."""
+    """Return a record with one group of these entries."""
     one = record(1)
     one.rows = np.zeros(len(entries), format.INDEX_ROW)
     one.rows["size"], one.rows["crc32c"] = (
@@ -289,7 +301,9 @@ def test_several_damaged_records_are_told_and_those_behind_them_count(five):
 
 
 def test_a_record_whose_entry_is_damaged_beyond_help_counts_and_is_told(five):
-    """Its entry is stored as it is: clients see that its checksum is wrong."""
+    """A record with an entry that cannot be repaired is replayed, and the damage is reported. The entry is stored as
+    it is, so that clients see the wrong checksum.
+    """
     overwrite(only_segment(five), at(2) + DATA + 8, JUNK)
     found = replay(five)
     assert [number_of(one) for one in found.records] == [0, 1, 2, 3, 4]
@@ -299,7 +313,9 @@ def test_a_record_whose_entry_is_damaged_beyond_help_counts_and_is_told(five):
 
 @pytest.mark.parametrize("place", [8, HEADER + 3])
 def test_the_last_record_of_a_segment_that_is_damaged_beyond_help_does_not_hide_those_before(tmp_path, opened, place):
-    """The next segment says how many there were."""
+    """If the last record of a segment cannot be repaired, only that record is lost and reported. The next segment's
+    header says how many records there were.
+    """
     write(opened(8), range(6), entry_of(bytes(BIG)))
     folder = opened.left()
     path = segments(folder)[2]
@@ -311,7 +327,9 @@ def test_the_last_record_of_a_segment_that_is_damaged_beyond_help_does_not_hide_
 
 
 def test_what_was_not_synced_and_is_not_whole_is_not_called_damage(tmp_path, opened):
-    """Records that lie behind it were not synced either: the power was cut while all of them were on their way."""
+    """Replay ends without a report at an incomplete record that was not synced. The records behind it were not
+    synced either, because the power was cut before one sync covered them all.
+    """
     target = opened()
     write(target, range(2), ENTRY)
     for number in range(2, 5):
@@ -326,7 +344,7 @@ def test_what_was_not_synced_and_is_not_whole_is_not_called_damage(tmp_path, ope
 @settings(deadline=None, max_examples=200)
 @given(st.binary(min_size=1, max_size=400), st.data())
 def test_a_checksum_says_which_bit_is_wrong(content, data):
-    """If it is one; two are never taken for one."""
+    """From a wrong CRC-32C, the one flipped bit is found; two flipped bits are never taken for one."""
     bits = data.draw(st.sets(st.integers(0, 8 * len(content) - 1), min_size=1, max_size=2))
     wrong = bytearray(content)
     for bit in bits:
@@ -346,7 +364,9 @@ def test_a_checksum_says_which_bit_of_many_is_wrong(size):
 
 
 def test_a_sector_of_a_last_record_that_was_never_written_is_no_damage(opened):
-    """Nothing of it was answered: an entry in its middle is wrong, those behind it are there."""
+    """A last record with an unwritten sector in an entry is ignored without a report, although later entries are
+    whole: it was never synced or answered.
+    """
     target = opened()
     rows = np.zeros(3, format.INDEX_ROW)
     entries = [entry_of(b"%d" % n * 700) for n in range(3)]

@@ -1,4 +1,6 @@
-"""Operations of the journal: the bytes of every kind, and that every kind has fields, a reader and a name."""
+"""Operations in the journal: the bytes of each kind on disk, and a definition of fields, a reader and a name for
+each kind.
+"""
 import struct
 
 import numpy as np
@@ -11,7 +13,7 @@ from geminga.storage.offline import dump
 from geminga.storage.owner import replayed_ops
 
 WORDS = struct.Struct("<IIQqqq")      # of every op: kind and number; subscription or checksum; partition; three words
-TOP = 1 << 63                         # a word's highest bit, which is the sign of a number
+TOP = 1 << 63                         # the highest bit of a word, the sign of a number
 
 ONE = [
     (ops.ledger_opened(7, 3, created_ms=1_700_000_000_000, first_message=12), (1, 0, 7, 3, 1_700_000_000_000, 12)),
@@ -52,14 +54,18 @@ def test_arrays_of_ops_have_the_bytes_that_journals_on_disk_have():
 
 
 def test_every_kind_has_fields_a_reader_and_a_name():
-    """A kind without a row in one of the tables would be skipped at a start, or printed as a number."""
+    """Each kind of operation has a row in every table. Otherwise a start would skip it, or a dump would print its
+    number.
+    """
     assert set(format.OPS) == set(range(1, 16)) == set(replayed_ops._APPLY) == set(dump._OPS)
     for dtype in format.OPS.values():
         assert field_names(dtype)[0].startswith("kind") and dtype.fields["partition_id"][1] == 8
 
 
 def test_ops_about_one_thing_are_one_run():
-    """The number beside the kind parts no run; kind, subscription, partition and ledger do."""
+    """Consecutive operations of one kind, subscription, partition and ledger are applied as one run, whatever the
+    number beside the kind.
+    """
     made = [ops.total(7, 5, 0, 1), ops.total(7, 5, 1, 1), ops.total(7, 6, 1, 1), ops.total(8, 6, 1, 1),
             ops.mark_delete(8, 6, (1, 1)), ops.mark_delete(8, 6, (1, 2)), ops.mark_delete(8, 6, (2, 0))]
     runs = replayed_ops.in_runs(np.frombuffer(b"".join(made), format.OP_ROW))
@@ -68,7 +74,7 @@ def test_ops_about_one_thing_are_one_run():
 
 
 def test_a_kind_of_a_newer_version_is_skipped():
-    """Neither a start nor a dump fails for it."""
+    """A start and a dump pass over an operation of an unknown kind without an error."""
     newer = np.frombuffer(WORDS.pack(200, 0, 7, 0, 0, 0), format.OP_ROW)
     replayed_ops.apply(None, newer)
     assert dump._op(newer) == {"op": 200, "partition": 7}

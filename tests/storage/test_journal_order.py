@@ -1,6 +1,4 @@
-"""What is on disk before what: each sync and each retiring of the journal, one by one, by the calls that the kernel
-sees.
-"""
+"""The order of writes, syncs and renames of journal files, checked by the system calls of the process."""
 import os
 
 import numpy as np
@@ -19,9 +17,7 @@ from .journals import BIG, HEADER, SEGMENT, numbers, segments, write
 
 
 class Kernel:
-    """Calls as they come: (what, the file's or folder's name); a `written` is synced when nothing of its file was
-    written since.
-    """
+    """Records system calls in order, as ("write", "sync", "rename" or "replace", name of the file or folder)."""
 
     def __init__(self, monkeypatch):
         self.calls = []
@@ -45,7 +41,7 @@ class Kernel:
         return call
 
     def of(self, name, since=0):
-        """What was done with it."""
+        """Return the calls for the file or folder of that name, from call number `since` on."""
         return [what for what, which in self.calls[since:] if which == name]
 
 
@@ -55,8 +51,8 @@ def kernel(monkeypatch):
 
 
 class Changed:
-    """Something that a checkpoint puts on disk: a file that looks, when it is asked, whether the record before it
-    is.
+    """A file that a checkpoint puts on disk. When the checkpoint asks for it, it calls `look`, which looks whether
+    the journal is synced.
     """
 
     def __init__(self, path, look=lambda: None):
@@ -69,18 +65,20 @@ class Changed:
 
 
 def test_what_a_checkpoint_puts_on_disk_is_in_the_journal_first(opened, kernel, tmp_path):
-    """What is in memory includes the record that was just appended; a snapshot ahead of the journal would be half of
-    a pass.
+    """The journal is synced before a checkpoint takes its snapshots. Memory includes the record just appended, and a
+    snapshot ahead of the journal would hold half a pass.
     """
     written, seen = opened(), []
     written.mark_dirty(Changed(tmp_path / "of", lambda: seen.append(kernel.of(written._segment.path.name)[-1])))
-    for number in range(8):      # in a pass each, none of them synced by anybody else
+    for number in range(8):      # without a sync after each
         written.append(record(number, data=b"x" * BIG))
     assert seen and set(seen) == {"sync"}
 
 
 def test_a_segment_that_is_full_is_on_disk_before_the_next_is_begun(opened, kernel):
-    """Records behind a hole would be taken for those of an earlier use."""
+    """A full segment is synced before records go into the next one. Otherwise a power cut could leave a gap in front
+    of them.
+    """
     written = opened()
     first = written._segment.path.name
     for number in range(3):
@@ -92,7 +90,9 @@ def test_a_segment_that_is_full_is_on_disk_before_the_next_is_begun(opened, kern
 
 
 def test_a_segment_is_retired_on_disk_before_it_is_free(opened, kernel, tmp_path):
-    """A power cut would leave what it was, with parts of what it is to be."""
+    """The retired header of a segment is synced before the segment is free. Otherwise a power cut could leave the
+    old header with parts of new records.
+    """
     written = opened()
     written.mark_dirty(Changed(tmp_path / "of"))
     for number in range(12):
@@ -118,7 +118,7 @@ def test_a_stop_syncs_puts_in_place_and_retires_in_that_order(opened, kernel, tm
 
 
 def many(opened, count=5):
-    """So many segments that a kill has left."""
+    """Return a folder with `count` segments that a kill has left."""
     written = opened(segments_max=8)
     for number in range(2 * count):
         write(written, [number], b"x" * BIG)
@@ -126,7 +126,9 @@ def many(opened, count=5):
 
 
 def test_a_start_retires_all_segments_oldest_first_each_on_disk_before_the_next(opened, kernel):
-    """Should it be killed meanwhile the newest are left, which say once more what holds."""
+    """A start retires segments oldest first, and syncs each before the next. If it is killed meanwhile, the newest
+    segments are left, which are safe to replay again.
+    """
     folder = many(opened)
     before, since = list(segments(folder).values()), len(kernel.calls)
     assert len(before) > 3
@@ -139,7 +141,7 @@ def test_a_start_retires_all_segments_oldest_first_each_on_disk_before_the_next(
 
 
 class Put:
-    """What was replayed, in place already."""
+    """A stand-in for replayed changes that are already applied to files."""
 
     def is_durable(self):
         pass
@@ -149,7 +151,9 @@ class Put:
 
 
 def test_what_a_start_keeps_is_written_again_where_it_may_not_be_on_disk(opened, kernel):
-    """Of the last segment: a kill may have come before its sync, and a sync that failed is not told twice."""
+    """A start that keeps segments writes the last one again and syncs it. A kill may have come before its sync, and
+    the kernel reports a failed sync only once.
+    """
     folder = many(opened)
     found = journal_reader.replay(folder)
     kept = [path for _, path in journal_reader.by_age(folder) if path in found.segments]
@@ -187,7 +191,7 @@ def test_what_can_be_read_of_a_segment_that_failed_is_on_disk_under_its_name_bef
 
 
 def test_a_copy_that_was_made_before_is_not_made_again(opened):
-    """By now less of the original may be left to be read."""
+    """The copy of a segment that failed is not made a second time, as less of the original may be readable by now."""
     folder = many(opened)
     [*_, path] = segments(folder).values()
     bad = path.with_suffix(journal_reader.BAD)
@@ -207,7 +211,9 @@ def test_a_new_segment_is_on_disk_with_its_name_before_it_is_used(opened, kernel
 
 
 def test_a_record_says_which_one_is_surely_on_disk_before_it(opened):
-    """What was synced and is damaged is told; what was not may be half."""
+    """Each record names the last record synced before it. Replay reports damage up to that one only, as later
+    records may be incomplete after a power cut.
+    """
     written = opened()
     for number, is_synced in enumerate([True, False, False, True, False]):
         written.append(record(number))
@@ -239,7 +245,7 @@ def test_a_record_that_fits_goes_where_it_fits_to_the_last_byte(opened):
 # -- recovery ----------------------------------------------------------------------------------------------------------
 
 def counted(rig):
-    """How often each of three entries was given back, as the partition knows it."""
+    """Return the redelivery counts of the first three entries, as the partition has them in memory."""
     partition = rig.partition("t")
     found = partition.subscriptions["sub", True].cursor.redeliveries.of(partition.ledgers[0].ledger_id, range(3))
     return [0] * 3 if found is None else found.tolist()
@@ -261,7 +267,9 @@ def test_counts_of_redeliveries_are_there_after_a_kill_those_of_the_first_entry_
 
 
 def test_entries_that_a_ledger_has_beyond_what_the_journal_puts_back_stay(rigs):
-    """The journal may be about the first of them only, as later segments were checkpointed and lost their records."""
+    """Replay keeps entries that a ledger has behind the replayed ones. A checkpoint may have retired the segments
+    with the later records.
+    """
     rig = rigs()
     rig.consumer("t")
     rig.publish(rig.producer("t"), b"a", b"b", b"c", b"d")
@@ -279,9 +287,9 @@ def test_entries_that_a_ledger_has_beyond_what_the_journal_puts_back_stay(rigs):
 
 
 def test_who_wrote_the_journals_is_known_by_number(tmp_path):
-    assert not has_moved(tmp_path, 2)                        # there are none
+    assert not has_moved(tmp_path, 2)                        # there are no journals
     (tmp_path / "journal").mkdir()
-    assert has_moved(tmp_path, 2) and has_moved(tmp_path, 1)      # nobody has noted it: it may have been any number
+    assert has_moved(tmp_path, 2) and has_moved(tmp_path, 1)      # the number of owners was not noted
     settle(tmp_path, 2)
     assert not has_moved(tmp_path, 2) and has_moved(tmp_path, 1) and has_moved(tmp_path, 3)
     settle(tmp_path, 3)
@@ -289,7 +297,9 @@ def test_who_wrote_the_journals_is_known_by_number(tmp_path):
 
 
 def test_a_segment_that_another_file_has_the_name_of_is_not_written_to(opened):
-    """What goes there would be lost."""
+    """The journal refuses to go on with a segment whose file was replaced, because the next start would not find the
+    records.
+    """
     written = opened()
     written.check()
     path = written._segment.path

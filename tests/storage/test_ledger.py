@@ -1,5 +1,5 @@
-"""A ledger's files: what the index's header says is there, nothing behind it is taken for an entry, and what is
-damaged is made anew.
+"""The files of a ledger: the header of the index says how many entries there are, bytes behind the last one are
+ignored, and damaged rows and headers are rebuilt.
 """
 import errno
 import os
@@ -22,14 +22,16 @@ ENTRIES = 10
 
 @pytest.fixture
 def made(tmp_path):
-    """A ledger of ten entries, as an owner leaves it that was killed after a checkpoint."""
+    """Return a ledger of ten entries, as a checkpoint and then a kill leave it."""
     made = make_ledger(tmp_path, 1, ENTRIES, first_message=100)
     made.checkpoint()
     return made
 
 
 def reopened(made, *damage):
-    """What the next process has, when it has looked at all of it; the damage it tells of is in these files."""
+    """Open the ledger as the next process does, and return it after a check of all entries. Damage must be reported
+    for the files `damage` and for no others.
+    """
     found = open_ledger(made.folder, PARTITION, made.ledger_id)
     assert found.next_message == 100 + found.entries
     assert read_mapped(made.folder, 1, 0, found.entries) == [body(number) for number in range(found.entries)]
@@ -45,7 +47,7 @@ def row_at(number):
 # -- every way the index can end ---------------------------------------------------------------------------------------
 
 def test_what_was_written_is_there_for_the_next_process(made):
-    """A process that is killed leaves what it wrote: nothing has to be flushed for that."""
+    """Entries written before a kill are there for the next process without a sync, and it can append more."""
     found = reopened(made)
     assert (found.entries, found.size, found.is_sealed) == (ENTRIES, made.size, False)
     assert (found.first_message, found.created_ms) == (100, CREATED_MS)
@@ -55,7 +57,9 @@ def test_what_was_written_is_there_for_the_next_process(made):
 
 
 def test_what_came_after_the_last_checkpoint_is_for_the_journal_to_say(made):
-    """Rows may have reached the disk without their entries."""
+    """A ledger opens with the entries of its last checkpoint. Later rows may be on disk without their entries, and
+    are taken from the journal.
+    """
     append(made, [body(ENTRIES)])
     assert reopened(made).entries == ENTRIES
 
@@ -63,7 +67,7 @@ def test_what_came_after_the_last_checkpoint_is_for_the_journal_to_say(made):
 @pytest.mark.parametrize("size", [0, 1, format.HEADER_SIZE - 1, format.HEADER_SIZE, row_at(0) + 5, row_at(3),
     row_at(ENTRIES) - 1])
 def test_an_index_that_is_cut_short_is_refused_by_name(made, size):
-    """Nothing is written over what is left."""
+    """A shortened index is refused with its path, and stays as it is."""
     cut(made.index_path, size)
     with pytest.raises(CorruptFile, match=f"{made.index_path}"):
         check_lengths(open_ledger(made.folder, PARTITION, 1))
@@ -86,8 +90,8 @@ def test_junk_behind_the_last_row_is_no_entry(made):
 @pytest.mark.parametrize("number", [0, 4, ENTRIES - 1])
 @pytest.mark.parametrize("junk", [random.Random(1).randbytes(ROW), bytes(ROW)], ids=["junk", "zeros"])
 def test_a_damaged_row_costs_nothing(made, number, junk):
-    """Wherever it is; what it said is in the rows beside it, and in the entry.  It is told once, for it is made
-    good.
+    """A damaged row, wherever it is, is rebuilt from the rows next to it and from its entry. It is reported once,
+    and is whole at the next start.
     """
     overwrite(made.index_path, row_at(number), junk)
     assert reopened(made, made.index_path).entries == ENTRIES
@@ -96,14 +100,14 @@ def test_a_damaged_row_costs_nothing(made, number, junk):
 
 @pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_row_is_found_and_costs_nothing(made):
-    """No bit of a row is without its checksum, the checksum's own included."""
+    """A flipped bit anywhere in a row, its checksum included, is found and repaired."""
     for bit in range(8 * ROW):
         flip(made.index_path, row_at(4) + bit // 8, bit % 8)
         assert reopened(made, made.index_path).entries == ENTRIES, bit
 
 
 def test_a_row_in_another_place_is_damaged(made):
-    """A whole row, copied over another or into another ledger's index, is not that entry's."""
+    """A whole row that was copied over another one, or into another ledger's index, is found and repaired."""
     raw = made.index_path.read_bytes()
     overwrite(made.index_path, row_at(4), raw[row_at(ENTRIES - 1):row_at(ENTRIES)])
     assert reopened(made, made.index_path).entries == ENTRIES
@@ -116,7 +120,9 @@ def test_a_row_in_another_place_is_damaged(made):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_a_flipped_bit_anywhere_in_the_header_of_an_index_is_found_and_costs_nothing(made, is_sealed):
-    """It is made anew from the rows; of a sealed ledger its partition knows that it is one."""
+    """A flipped bit anywhere in the index's header is found, and the header is rebuilt from the rows. Whether the
+    ledger is sealed is known to its partition.
+    """
     if is_sealed:
         made.seal()
     for bit in range(8 * format.HEADER_SIZE):
@@ -144,7 +150,7 @@ def test_a_flipped_bit_anywhere_in_the_header_of_a_ledger_is_found_and_costs_not
 # -- headers -----------------------------------------------------------------------------------------------------------
 
 def test_an_index_of_a_newer_version_is_refused_by_name(made):
-    """The message names the file and what was found in it; nothing is written."""
+    """An index of a newer version is refused with its path and the version found, and stays as it is."""
     make_newer(made.index_path, format.INDEX_HEADER)
     kept = made.index_path.read_bytes()
     with pytest.raises(CorruptFile, match=f"{made.index_path}.*found {format.VERSION + 1}"):
@@ -153,7 +159,7 @@ def test_an_index_of_a_newer_version_is_refused_by_name(made):
 
 
 @pytest.mark.parametrize(("offset", "data"), [
-    (0, b"GEMLEDGR"),                                  # some other file of ours
+    (0, b"GEMLEDGR"),                                  # a file of another kind
     (0, b"\x89PNG\r\n\x1a\n"),
     (16, (99).to_bytes(8, "little")),                  # another ledger's
 ], ids=["another kind", "foreign", "another ledger's"])
@@ -163,7 +169,7 @@ def test_a_header_that_is_another_files_is_made_anew(made, offset, data):
 
 
 def test_only_whole_indexes_count_as_ledgers(made):
-    """A process killed while it made a ledger leaves files without a header: that ledger has never been."""
+    """Files without a header, which a process killed during a ledger's creation leaves, do not count as a ledger."""
     for ledger_id, size in ((2, 0), (3, 16 << 10)):
         format.index_path(made.folder, ledger_id).write_bytes(bytes(size))
         format.ledger_path(made.folder, ledger_id).touch()
@@ -172,9 +178,7 @@ def test_only_whole_indexes_count_as_ledgers(made):
 
 
 def test_what_was_begun_is_completed(tmp_path):
-    """`create` on top of what a killed process left, of either file, makes the ledger; on top of a whole one it
-    keeps the entries.
-    """
+    """`create` completes a ledger whose creation was cut short, and keeps the entries of a whole one."""
     format.index_path(tmp_path, 1).touch()
     append(make_ledger(tmp_path, 1), [body(0)])
     make_ledger(tmp_path, 1)
@@ -184,9 +188,7 @@ def test_what_was_begun_is_completed(tmp_path):
 # -- growth ------------------------------------------------------------------------------------------------------------
 
 def test_files_grow_and_older_mappings_stay_readable(tmp_path):
-    """A reader that mapped the files when they were small goes on reading what was there; a new mapping has the
-    rest.
-    """
+    """When a ledger's files grow, a reader's older mapping stays valid, and a new mapping has the new entries."""
     made = make_ledger(tmp_path, 1, 3)
     small = made.index
     sizes = made.ledger_path.stat().st_size, made.index_path.stat().st_size
@@ -201,7 +203,9 @@ def test_files_grow_and_older_mappings_stay_readable(tmp_path):
 
 
 def test_entry_ids_are_dense_and_bytes_without_gaps(tmp_path):
-    """Row n is entry n, and begins where the one before it ends, however the entries came."""
+    """Row n is that of entry n, which begins where the entry before it ends, however many entries are appended at a
+    time.
+    """
     made = make_ledger(tmp_path, 1)
     for count in (1, 2, 7, 300, 1):
         append(made, [body(number) for number in range(made.entries, made.entries + count)])
@@ -213,7 +217,7 @@ def test_entry_ids_are_dense_and_bytes_without_gaps(tmp_path):
 
 
 def test_what_a_full_disk_had_left_is_given_back_when_it_was_not_enough(tmp_path, monkeypatch):
-    """A file that was there is as long as before, and one that was not is not."""
+    """When the disk is too full to allocate room, a file keeps its old length, and a new ledger leaves no file."""
     made, real = make_ledger(tmp_path, 1, 3), os.posix_fallocate
 
     def half(fd, offset, size):
@@ -253,7 +257,9 @@ def test_so_is_its_index(tmp_path, count, ahead, expected):
 
 
 def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
-    """What was being made is nothing; a ledger without its index, with bytes, is for whoever mends it."""
+    """Files of unfinished ledgers without entries are removed. A ledger file with bytes but no index is kept for
+    repair.
+    """
     make_ledger(tmp_path, 1, 3)
     make_ledger(tmp_path, 2, 0)
     header = (tmp_path / "2.ledger").read_bytes()[:format.HEADER_SIZE]
@@ -273,9 +279,7 @@ def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
 
 
 def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
-    """The space is asked for before anything is mapped: what could not be written is told while it can still be
-    refused.
-    """
+    """Room is allocated before entries are written: a full disk raises StorageFull and leaves the ledger usable."""
     made = make_ledger(tmp_path, 1, 3)
 
     def full(fd, offset, size):
@@ -286,7 +290,7 @@ def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
         made.reserve(1, 10 << 20)
     with pytest.raises(StorageFull, match=r"1\.index: No space"):
         made.reserve(100_000, 10)
-    made.reserve(1, 10)      # there is room for that already
+    made.reserve(1, 10)      # fits into the allocated room
     assert (made.entries, made.last_entry) == (3, 2)
     monkeypatch.undo()
     append(made, [body(3)])
@@ -297,7 +301,7 @@ def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 def test_rows_are_looked_at_when_they_are_needed(made):
-    """Not at a start, which would read the indexes of all ledgers."""
+    """Rows are checked when they are first used. A start does not read the indexes of all ledgers."""
     made.seal()
     flip(made.index_path, row_at(4))
     found = open_ledger(made.folder, PARTITION, 1)
@@ -313,7 +317,7 @@ def test_an_empty_ledger_can_be_sealed(tmp_path):
 
 
 def test_deleting_takes_its_files_and_no_others(tmp_path):
-    """Whoever has it mapped can still read."""
+    """Deleting a ledger removes its two files only, and readers that have them mapped can go on reading."""
     made, other = make_ledger(tmp_path, 1, 3), make_ledger(tmp_path, 11, 3)
     other.checkpoint()
     mapped = map_file(made.ledger_path, writable=False)
@@ -321,4 +325,4 @@ def test_deleting_takes_its_files_and_no_others(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["11.index", "11.ledger"]
     assert mapped[format.HEADER_SIZE:format.HEADER_SIZE + len(body(0))] == body(0)
     assert open_ledger(tmp_path, PARTITION, other.ledger_id).entries == 3
-    made.unlink()            # again changes nothing
+    made.unlink()            # the second call changes nothing

@@ -40,7 +40,7 @@ def ask_consumer(rig, topic, subscription, **fields):
 
 
 def tick(rig, seconds):
-    """Let seconds pass, each with a look of the owner."""
+    """Let seconds pass, with a tick of the owner in each."""
     for _ in range(seconds):
         rig.run(after_ms=1_000)
 

@@ -1,5 +1,5 @@
-"""Lines for operators: where they go, with which fields, how many of them, and that nothing waits for whoever reads
-them.
+"""The log: where lines go, which fields and codes they have, how they are limited, and that a slow reader holds up
+nobody.
 """
 import ast
 import json
@@ -25,7 +25,7 @@ LAYERS = "storage", "workers", "supervisor"
 
 @pytest.fixture
 def log():
-    """One that has begun, and what it has written: (level, text, code, fields)."""
+    """Return a log that has begun, whose attribute `lines` gets each written (level, text, code, fields)."""
     made = Log()
     made.lines = []
     made._write = lambda *line: made.lines.append(line)
@@ -40,7 +40,7 @@ def texts(log):
 # -- codes -------------------------------------------------------------------------------------------------------------
 
 def calls():
-    """(file, line, method, its code or None) of each line that the program may write."""
+    """Yield (file, line, method, its code or None) of each call in the program that writes a log line."""
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -102,7 +102,7 @@ def test_long_running_processes_print_nothing_past_the_log():
                 ("storage", "jobs"),
                 ("storage", "log.py"),
             ):
-                continue      # commands, which speak to who typed them
+                continue      # commands print to the terminal
             assert "sys.stderr)" not in path.read_text() and "print_exc" not in path.read_text(), path
     assert looked_at == set(LAYERS)
 
@@ -227,7 +227,7 @@ def test_json_is_an_object_a_line():
 
 
 def fields_of(data):
-    """Of a datagram in journald's protocol."""
+    """Return {name: value} of the fields in a datagram of journald's protocol."""
     found = {}
     while data:
         line, _, data = data.partition(b"\n")
@@ -241,7 +241,7 @@ def fields_of(data):
 
 @pytest.fixture
 def journal(tmp_path, monkeypatch):
-    """A socket where journald's would be, for this process."""
+    """Return a socket that this process takes for journald's."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.settimeout(10)
@@ -304,7 +304,9 @@ log.info("last")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "socket", "closed"])
 def test_nobody_waits_for_a_reader_that_does_not_read(kind):
-    """What does not fit is lost, and the first line after it says how many were."""
+    """When nobody reads the log, lines that do not fit are dropped. The next line that is written says how many
+    were.
+    """
     if kind == "pipe":
         read, write = map(os.fdopen, os.pipe(), "rw")
     else:

@@ -1,5 +1,5 @@
-"""A million entries, every second one acknowledged in random order, and a kill: none of them comes back, and none of
-the others is lost.
+"""Half of a million entries acknowledged, every second one, in random order: after a kill exactly the other half is
+delivered again.
 """
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ UNLIMITED = {
 
 
 def places(answers) -> np.ndarray:
-    """(n, 2): ledger and entry id of all that was given."""
+    """Return the (ledger id, entry id) of all delivered entries, an array of shape (n, 2)."""
     found = [
         np.stack([np.full(count, ledger_id), np.arange(first, first + count)], 1)
         for _, _, ledger_id, first, count in answers.runs

@@ -1,4 +1,4 @@
-"""What is made anew of a damaged index is what was there: each row from those beside it, and from its entry."""
+"""A damaged index is rebuilt as it was: each row from the rows next to it and from its entry."""
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(folder, ledger id, rows, bytes of the index) of a ledger of entries of all kinds, as a stop leaves it."""
+    """Return a ledger with entries of all kinds, as a stop leaves it: (folder, ledger id, rows, bytes of the index)."""
     rig = Rig(tmp_path_factory.mktemp("mending") / "data")
     producer = rig.producer("a")
     for number in range(ENTRIES):
@@ -58,7 +58,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(params=["open", "sealed", "not the first"])
 def index(made, request):
-    """(its path, what opens it, the rows): written anew for each."""
+    """Return (path of the index, function that opens the ledger, its rows). The index is written anew for each test."""
     folder, ledger_id, rows, raw = made
     path = format.index_path(folder, ledger_id)
     path.write_bytes(raw)
@@ -86,8 +86,8 @@ def row_at(number):
 
 
 def compare(found, rows, wrong=()):
-    """The rows are as they were; of those that were made anew the time at which they came is that of one beside
-    them.
+    """Assert that the ledger's rows equal `rows`. A rebuilt row, with its number in `wrong`, may have the arrival
+    time of a row next to it.
     """
     fresh = found.index[:found.entries]
     for name in rows.dtype.names:
@@ -103,7 +103,9 @@ def compare(found, rows, wrong=()):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(ENTRIES))
 def test_one_row_is_made_anew_wherever_it_is(index, number):
-    """With its keys, batches, delays and chunks; it is told, and then it is whole on disk too."""
+    """A damaged row is rebuilt with keys, batch size, delay and chunk, wherever it is. The damage is reported once,
+    and the row is whole on disk afterwards.
+    """
     path, opened, rows = index
     overwrite(path, row_at(number), bytes(ROW))
     found = opened()
@@ -118,7 +120,7 @@ def test_one_row_is_made_anew_wherever_it_is(index, number):
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(0, ENTRIES - 1), min_size=1), st.binary(min_size=ROW, max_size=ROW))
 def test_any_rows_are_made_anew_also_all_of_them(made, wrong, junk):
-    """The entries are told apart by their checksums."""
+    """Any number of damaged rows, even all, are rebuilt: entries are told apart by their checksums."""
     folder, ledger_id, rows, raw = made
     path = format.index_path(folder, ledger_id)
     path.write_bytes(raw)
@@ -131,8 +133,8 @@ def test_any_rows_are_made_anew_also_all_of_them(made, wrong, junk):
 
 @pytest.mark.parametrize("number", [0, 9, ENTRIES - 1])
 def test_a_row_whose_entry_is_damaged_too_costs_that_entry(index, number, made):
-    """It is where it was and as long, so that clients get it and see that it is damaged; all others are as they
-    were.
+    """A row whose entry is damaged too keeps its place and size, so clients get the entry and see its wrong
+    checksum. All other rows are unchanged.
     """
     path, opened, rows = index
     ledger_path = format.ledger_path(made[0], made[1])
@@ -152,7 +154,9 @@ def test_a_row_whose_entry_is_damaged_too_costs_that_entry(index, number, made):
 
 
 def test_rows_beside_each_other_with_a_damaged_entry_are_lost_and_told(index, made):
-    """Where one entry ends and the next begins nobody knows: no bytes are taken for an entry that may be none."""
+    """Damaged rows next to each other with a damaged entry among them are lost and reported. Where their entries
+    begin is unknown, so nothing is guessed.
+    """
     path, opened, rows = index
     ledger_path = format.ledger_path(made[0], made[1])
     overwrite(path, row_at(4), bytes(3 * ROW))
@@ -169,7 +173,9 @@ def test_rows_beside_each_other_with_a_damaged_entry_are_lost_and_told(index, ma
 
 @pytest.mark.parametrize("junk", [bytes(format.HEADER_SIZE - 8), b"\xff" * 64], ids=["zeros", "ones"])
 def test_a_header_is_made_anew(index, junk):
-    """What the rows do not say: that the ledger is sealed, which its partition knows, and when it was begun."""
+    """A damaged header is rebuilt from the rows, with the first entry's arrival time as the creation time. Whether
+    the ledger is sealed is known to its partition.
+    """
     path, opened, rows = index
     overwrite(path, 8, junk[:format.HEADER_SIZE - 8])
     found = opened()
@@ -187,7 +193,7 @@ def test_a_header_and_a_row_are_made_anew(index, number):
     flip(path, 9)
     overwrite(path, row_at(number), bytes(ROW))
     found = opened()
-    if number == ENTRIES - 1:      # nothing says that there was one more
+    if number == ENTRIES - 1:      # neither header nor rows show that there was one more
         assert found.entries == ENTRIES - 1
         compare(found, rows[:-1])
     else:
@@ -195,7 +201,7 @@ def test_a_header_and_a_row_are_made_anew(index, number):
 
 
 def test_a_payload_that_looks_like_entries_does_not_mislead(tmp_path):
-    """Entries in entries, as a geo-replicator or a test might publish them."""
+    """Rows are rebuilt correctly for payloads that contain whole entries, as a geo-replicator might publish them."""
     rig = Rig(tmp_path / "data")
     producer = rig.producer("a")
     inner = rig.sends((producer, b"inner"))[2]

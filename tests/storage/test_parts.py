@@ -28,7 +28,7 @@ def publish(rig, *sizes):
 
 
 def left(rig, kind=SubType.Exclusive):
-    """The entries that a new consumer gets: {position: bits of the unacknowledged messages, or 0 for all}."""
+    """Return {position: bits of the unacknowledged messages, or 0 for all} of the entries that a new consumer gets."""
     consumer = rig.consumer("a", subType=kind)
     answers = rig.run(rig.flow(consumer, MANY))
     rig.close_consumer(consumer)
@@ -57,7 +57,7 @@ def test_a_batch_of_which_nothing_is_left_is_acknowledged(rig, kind):
     cursor = rig.partition("a").subscriptions["sub", True].cursor
     assert cursor.mark_delete == positions[2]
     assert cursor.parts == {positions[3][0]: {positions[3][1]: 0b110}}
-    rig.run(rig.ack_part(consumer, positions[0], 0b111))       # late, and too late to take anything back
+    rig.run(rig.ack_part(consumer, positions[0], 0b111))       # an older set that comes late takes nothing back
     rig.close_consumer(consumer)
     assert left(rig, kind) == {positions[3]: 0b110}
 
@@ -239,7 +239,7 @@ def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_what_a_batch_claims_to_hold_takes_no_memory(rigs, kind):
-    """Memory for a batch is bounded by the ack sets that came, however many messages it claims to have."""
+    """Memory for a batch is bounded by the ack sets received, however many messages its metadata claim."""
     rig = rigs()
     positions, consumer = publish(rig, 2**31 - 1), rig.consumer("a", subType=kind)
     tracemalloc.start()
@@ -316,7 +316,7 @@ def test_the_last_that_is_acknowledged_is_acknowledged(rig, kind):
 
 
 def test_words_of_which_nothing_is_left_stay_so_after_a_crash(rigs):
-    """The journal has changed words only, and those that became 0 are among them."""
+    """A word of an ack set that became 0 is in the journal like all changed words, and is 0 after a crash."""
     rig = rigs()
     [position] = publish(rig, 130)
     consumer = rig.consumer("a")

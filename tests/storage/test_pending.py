@@ -15,7 +15,7 @@ LEDGER, SLOT = 7, 5
 
 @pytest.fixture
 def pending():
-    """Pending acks in which a consumer got entries 0, 1 and 2, and has given back 0."""
+    """Return pending acknowledgements of a consumer that got entries 0, 1 and 2 and has given back entry 0."""
     found = PendingAcks()
     found.give(LEDGER, range(3), SLOT, is_again=False)
     assert found.take_back_some(SLOT, LEDGER, ids(0)).tolist() == [0]
@@ -47,7 +47,9 @@ def test_all_up_to_a_position_is_settled_with_it(pending):
 @pytest.mark.parametrize("count", [3, 100])
 @pytest.mark.parametrize(("permits", "expected"), [(1, (1, 2)), (2, (1, 2)), (3, (2, 4)), (4, (2, 4)), (6, (3, 6))])
 def test_only_the_last_batch_exceeds_permits(count, permits, expected):
-    """Permits reach the same entries, of two messages each, whether these are counted one by one or as arrays."""
+    """Permits suffice for the same number of entries, of two messages each, whether they are counted one by one or
+    as arrays.
+    """
     assert within_permits(np.full(count, 2, np.uint32), permits) == expected
 
 

@@ -43,7 +43,7 @@ def test_messages_are_found_by_position_number_and_time(rig, topic):
         assert data_of(rig.asked("peek", "t", subscription="sub", number=number + 1)) == (position, b"%d" % number)
         for latest, place in ((False, number + 1), (True, 6 - number)):
             assert data_of(rig.asked("examine", "t", number=place, from_latest=latest))[0] == position
-    for latest, end in ((False, 5), (True, 0)):      # fewer than that
+    for latest, end in ((False, 5), (True, 0)):      # a number beyond the entries
         assert data_of(rig.asked("examine", "t", number=99, from_latest=latest))[0] == positions[end]
     assert [tuple(rig.asked("by_index", "t", index=index)) for index in range(9)] == [
         *positions[:3], *[positions[3]] * 4, *positions[4:]]
@@ -90,7 +90,7 @@ def test_what_is_older_than_that_expires_from_one_subscription_or_from_all(rig, 
     assert rig.asked("why", "t", subscription="other")["messages"] == {
         "published": 9, "acknowledged": 0, "expired": 3, "skipped": 0, "evicted": 0, "backlog": 6}
     rig.run(rig.sends((producer, b"later", {"deliver_at_time": rig.now_ms + DAY_MS})))
-    assert rig.asked("expire", "t", seconds=0) == 6      # all but what comes later, of both
+    assert rig.asked("expire", "t", seconds=0) == 6      # all but the delayed message, of both subscriptions
     assert rig.asked("analyze", "t", subscription="other")["messages"] == 1
 
 

@@ -32,7 +32,7 @@ def admitted(producers, *modes):
 
 
 def refusal(producers, newcomer):
-    """The error code of the newcomer's refusal, which changes nothing."""
+    """Return the name of the error that refuses the newcomer, after a check that the refusal changes nothing."""
     before = dict(producers.live), list(producers.waiting), producers.exclusive, producers.topic_epoch
     with pytest.raises(Refusal) as caught:
         producers.admit(newcomer)
@@ -48,7 +48,7 @@ STATES = {
     "exclusive, one waits": [Exclusive, WaitForExclusive],
     "fencing": [ExclusiveWithFencing],
 }
-OUTCOMES = {  # state -> what happens to a newcomer of each mode: in, in alone, waits, or the error it gets
+OUTCOMES = {  # state -> {access mode of a newcomer: "in", "alone" (exclusive), "waits", or the error}
     "nobody": {"Shared": "in", "Exclusive": "alone", "WaitForExclusive": "alone", "ExclusiveWithFencing": "alone"},
     "shared": {
         "Shared": "in",
@@ -86,7 +86,7 @@ OUTCOMES = {  # state -> what happens to a newcomer of each mode: in, in alone, 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("state", STATES)
 def test_every_mode_in_every_state(state, mode):
-    """OUTCOMES has the outcome of each pair."""
+    """Each access mode is admitted, made to wait or refused as the table OUTCOMES says for each state of the topic."""
     producers = Producers(None)
     present = admitted(producers, *STATES[state])
     newcomer = producer(MODES[mode])

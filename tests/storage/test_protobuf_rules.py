@@ -1,4 +1,4 @@
-"""Which Protobuf messages can be read by whom: what the rules promise, the library does."""
+"""Compatibility rules for Protobuf schemas: the protobuf library can read what the rules accept."""
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -13,8 +13,8 @@ NAMED = {F.TYPE_ENUM: ".p.Colour", F.TYPE_MESSAGE: ".p.Inner"}
 
 
 def made(fields, *, syntax="proto2", inner=(("x", 1, F.TYPE_INT32),), colours=(0, 1), oneof=()):
-    """Descriptor of message p.M of fields (name, number, type, label): one of type ENUM has Colour, one of type
-    MESSAGE has Inner.
+    """Return the descriptor of a message p.M with these fields (name, number, type[, label]). An ENUM field has type
+    p.Colour, a MESSAGE field p.Inner.
     """
     file = descriptor_pb2.FileDescriptorProto(name="f.proto", package="p", syntax=syntax)
     enum = file.enum_type.add(name="Colour")
@@ -90,7 +90,7 @@ def test_a_map_is_one():
 
 @pytest.mark.slow
 def test_messages_within_themselves_and_very_large_ones_come_to_an_end():
-    """What refers to itself is looked at once; thousands of messages that all refer to all others are too large."""
+    """Recursive messages are compared once, and schemas with too many pairs of messages to compare are refused."""
     def web(of, power):
         file = descriptor_pb2.FileDescriptorProto(name="f.proto", package="p")
         for number in range(of):

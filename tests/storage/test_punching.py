@@ -207,7 +207,7 @@ def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, 
     consumer, late = rig.consumer("t", subType=SubType.Shared), rig.consumer("t", "late", subType=SubType.Shared)
     partition = rig.partition("t")
     assert partition.find(found.ledger_id).messages_in(0, found.entries) == partition.next_message == 5_003
-    for position in positions:      # amid rows that were given back
+    for position in positions:      # between rows that were given back
         cursor = partition.new_cursor(99, position, is_durable=False)
         assert cursor.since + cursor.totals[SKIPPED] + cursor.backlog_messages(partition.ledgers) == 5_003
     assert rig.receive(late, 10_000) == rig.receive(consumer, 10_000) == []

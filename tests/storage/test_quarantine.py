@@ -1,5 +1,5 @@
-"""A message that kills its consumers is parked after so many deaths, when a subscription asks for that; others go
-on.
+"""Quarantine: a message whose consumers die again and again is parked if the subscription asks for that, and all
+others are delivered.
 """
 import pytest
 
@@ -25,7 +25,9 @@ def given(answers):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_two_consumers_died_over_goes_to_no_third(rig, kind):
-    """It stays in the backlog, whoever asks is told, and it may be released."""
+    """A message that two consumers died over is parked: it stays in the backlog, is reported to administration, and
+    can be released.
+    """
     poison, *others = rig.publish(rig.producer("t"), *[b"%d" % n for n in range(4)])
     for connection in (2, 3):
         consumer = careful(rig, kind, connection=connection)
@@ -97,7 +99,7 @@ def test_a_consumer_that_does_not_ask_for_it_leaves_it_on_for_those_that_do(rig)
 
 
 def test_what_is_released_before_it_was_read_is_given_once(rig):
-    """The next to be read is one that too many died over: it is read in its turn then."""
+    """A parked message that is released before the dispatcher reads it is delivered once, in its turn."""
     [poison, other] = rig.publish(rig.producer("t"), b"poison", b"other")
     rig.run(rig.flow(careful(rig, SubType.Shared, connection=2, deaths="1"), 1))
     die(rig, 2)
@@ -108,7 +110,7 @@ def test_what_is_released_before_it_was_read_is_given_once(rig):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seek_forgives(rig, kind):
-    """Whoever goes back is given everything: nobody has died over anything yet."""
+    """A seek forgets all deaths, so that parked messages behind the new position are delivered again."""
     [poison] = rig.publish(rig.producer("t"), b"poison")
     rig.run(rig.flow(careful(rig, kind, connection=2, deaths="1"), 1))
     die(rig, 2)

@@ -1,4 +1,4 @@
-"""What administration has an owner do, and what it is told about subscriptions that stand still."""
+"""Administration's commands to an owner, and its questions about subscriptions that receive nothing."""
 import inspect
 import json
 import typing
@@ -25,7 +25,9 @@ def keyed(producer, key, payload=b"x"):
 # -- termination
 
 def test_a_terminated_topic_takes_nothing_more_and_says_so_to_those_who_have_everything(rig):
-    """Its producers are told to go, and are refused when they come back; its consumers get what there is first."""
+    """A terminated topic closes its producers and refuses new ones. Consumers get the rest of the messages, and are
+    told of the end once they have acknowledged all.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t")
     [first, last] = rig.publish(producer, b"a", b"b")
     answers = rig.run(rig.question("terminate", "t"))
@@ -40,11 +42,11 @@ def test_a_terminated_topic_takes_nothing_more_and_says_so_to_those_who_have_eve
     assert not rig.run(rig.acks(consumer, first)).commands(T.REACHED_END_OF_TOPIC)
     [end] = rig.run(rig.acks(consumer, last)).commands(T.REACHED_END_OF_TOPIC)
     assert end.reachedEndOfTopic.consumer_id == consumer.object_id
-    assert not rig.run(rig.acks(consumer, last)).commands(T.REACHED_END_OF_TOPIC)      # once
+    assert not rig.run(rig.acks(consumer, last)).commands(T.REACHED_END_OF_TOPIC)      # told only once
 
 
 def test_who_subscribes_to_the_end_of_a_topic_is_told(rig, tmp_path):
-    """Also after a restart."""
+    """A consumer that subscribes at the end of a terminated topic is told of the end, also after a restart."""
     rig.publish(rig.producer("t"), b"a")
     rig.asked("terminate", "t")
     for one in (rig, rig.crashed(tmp_path / "next")):
@@ -68,7 +70,9 @@ def test_the_end_of_a_topic_is_told_since_version_9(rig, version, is_told):
 # -- unloading
 
 def test_an_unloaded_topic_is_found_as_it_was_left(rig):
-    """Holes, batches acknowledged in part and counts of redeliveries included."""
+    """An unloaded topic opens with the same cursors: holes, batches acknowledged in part and redelivery counts
+    included.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = rig.publish(producer, *[b"%d" % n for n in range(6)])
     [batch] = rig.run(rig.sends((producer, b"batch", {"batch": 3}))).positions
@@ -127,7 +131,7 @@ def test_what_is_not_there_is_refused(rig):
 # -- why
 
 def test_why_nothing_is_delivered(rigs):
-    """Each cause with the one who could change it."""
+    """The answer names each cause for which nothing is delivered, and the consumer that could change that."""
     rig = rigs(max_unacked_messages_per_consumer=3, max_unacked_messages_per_subscription=5)
     producer = rig.producer("t")
     consumer = rig.consumer("t", subType=SubType.Shared, consumer_name="a")
@@ -163,11 +167,13 @@ def test_why_a_single_consumer_gets_nothing(rig, kind):
 
 
 def test_why_a_key_waits(rigs):
-    """Which consumer has messages of it, the first of them, and since when."""
+    """The answer names, for a draining key, the consumer that holds its messages, the first of them, and since when
+    it drains.
+    """
     rig = rigs(key_shared_consistent_hashing=False)
     producer = rig.producer("t")
     first = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="first")
-    [position] = rig.run(rig.sends(keyed(producer, "B"))).positions        # 27274: in the lower half
+    [position] = rig.run(rig.sends(keyed(producer, "B"))).positions        # hash 27274, in the lower half
     rig.run(rig.flow(first, 1))
     second = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="second")
     rig.run(rig.flow(second, 10), rig.sends(keyed(producer, "B")))
@@ -228,7 +234,9 @@ def test_a_consumer_s_statistics(rig, kind):
 # -- what became of messages
 
 def test_what_became_of_messages_adds_up(rig, rigs):
-    """Each for its reason, parts of batches too, and after a kill."""
+    """Published messages are acknowledged, skipped or in the backlog, counted exactly with parts of batches, also
+    after a kill.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = rig.run(rig.sends(*[(producer, b"x", {"batch": 3})] * 6)).positions
     rig.run(rig.flow(consumer, 100))
@@ -247,7 +255,7 @@ def test_what_became_of_messages_adds_up(rig, rigs):
 
 
 def test_what_became_of_messages_is_told_after_a_restart_too(rig, rigs):
-    """What was read from disk are numbers like any others."""
+    """Totals that were read from disk can be sent as JSON like those counted since."""
     rig.consumer("t")
     rig.publish(rig.producer("t"), b"a", b"b")
     rig.asked("skip", "t", subscription="sub", entries=1)
@@ -274,7 +282,9 @@ def test_whether_a_subscription_is_replicated_outlives_a_crash_and_goes_with_it(
 # -- types
 
 def test_each_question_has_a_function_that_takes_it_and_gives_its_answer():
-    """The type checker cannot hold the table to that, as each of its functions takes another class."""
+    """Each class of questions has a function whose annotations have that class and its answer. The type checker
+    cannot check a table of functions with different arguments.
+    """
     kinds = {kind for _, kind in inspect.getmembers(questions, inspect.isclass)
              if issubclass(kind, questions.Question) and kind.name}
     assert FUNCTIONS.keys() == kinds

@@ -32,7 +32,7 @@ def is_let_in(answers, number=77):
 
 
 def filled(rigs, policy, **options):
-    """A backlog that is just too large: (rig, producer, consumer, positions)."""
+    """Publish until the backlog just exceeds the quota. Return (rig, producer, consumer, positions)."""
     rig = rigs(backlog_quota_bytes=LIMIT, backlog_quota_policy=policy, **options)
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = []
@@ -250,9 +250,11 @@ def test_messages_that_are_too_old_are_evicted_within_a_second(rigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_is_kept_out_without_reason_nor_let_in_with_one(rigs, seed):
-    """The quota against a count of all entries, with acknowledgements, roll-overs, new subscriptions and restarts."""
+    """Producers are held or let in exactly by a count of all entries, over acknowledgements, roll-overs, new
+    subscriptions and restarts.
+    """
     random_ = random.Random(seed)
-    # Eight entries are too many.
+    # The quota is exceeded by eight entries.
     rig = rigs(backlog_quota_bytes=8 * SIZE - SIZE // 2, roll_over_entries=random_.choice((3, 1_000)))
     producer, consumers = rig.producer("t"), {"sub": rig.consumer("t", subType=SubType.Shared)}
     backlogs = {"sub": []}

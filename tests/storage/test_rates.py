@@ -25,7 +25,7 @@ KINDS = [SubType.Exclusive, SubType.Failover, SubType.Shared, SubType.Key_Shared
 
 
 def about(count):
-    """Within 2 % of the count, and one more, which may pass at once."""
+    """Return a matcher for numbers within 2 % of the count, and one more, because one message may pass at once."""
     return pytest.approx(count, abs=count * 0.02 + 1)
 
 
@@ -121,7 +121,7 @@ def test_a_clock_that_is_set_back_gives_nothing_and_stops_nothing():
 
 
 def test_owners_share_a_rate_of_the_broker():
-    """Two owners together get no more than the rate, and one alone gets all of it."""
+    """Two owners together get no more than a rate of the broker, and one owner alone gets all of it."""
     counters = make_counters(3)
     limits = [SharedLimit(each, ("limited_messages_in", "limited_bytes_in"), (1_000, 0, 1, False), 0)
               for each in counters[:2]]
@@ -177,7 +177,7 @@ def test_the_rates_of_the_broker_hold_for_each_topic_and_for_all_together(rigs):
 
 
 def test_nothing_is_lost_and_the_order_stays(rig):
-    """Receipts are late, and the connection is not read while its entries are held back."""
+    """A publish rate delays receipts and stops reading from the connection, but all entries are stored in order."""
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(100))
     answers = rig.run(rig.sends(*[(producer, b"%d" % number) for number in range(300)]))

@@ -1,4 +1,4 @@
-"""An owner is given other options while it works: each holds from there on, for topics that are open too."""
+"""Changes of options while an owner runs: each takes effect at once, for open topics too."""
 import os
 from dataclasses import fields, replace
 
@@ -13,7 +13,7 @@ OTHERS = {"sync": "interval", "failover_selection": "join-order", "subscription_
           "backlog_quota_policy": "producer_exception", "inactive_topic_mode": "delete_when_subscriptions_caught_up",
           "schema_compatibility_strategy": "BACKWARD"}
 
-# These keep another producer out, as they should.
+# Options whose changed value keeps another producer out, as it should.
 REFUSE = "backlog_quota_bytes", "max_producers_per_topic", "max_same_address_producers_per_topic", "encryption_required"
 
 
@@ -23,7 +23,7 @@ def other(name, now):
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory):
-    """An owner with topics of both kinds, and subscriptions that are used."""
+    """Return an owner with a persistent and a non-persistent topic, each with a subscription in use."""
     rig = Rig(tmp_path_factory.mktemp("reconfigured") / "data")
     rig.producer("a")
     rig.consumer("a")
@@ -36,11 +36,11 @@ def used(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [field.name for field in fields(StorageOptions)])
 def test_each_option_is_everywhere(used, name):
-    """Where an owner keeps what follows from one, that follows from the new one."""
+    """A changed option reaches topics and subscriptions, and everything that the owner derives from it."""
     owner = used.owner
     wanted = replace(used.options, **{name: other(name, getattr(used.options, name))})
     if not owner.can_be_configured(wanted):
-        assert name == "journal_segment_bytes"      # for which it is started again
+        assert name == "journal_segment_bytes"      # needs a restart
         return
     owner.configure(wanted)
     assert owner.options == wanted
@@ -52,7 +52,7 @@ def test_each_option_is_everywhere(used, name):
     assert owner.discovery.grace_ms == wanted.discovery_grace_s * 1000
     assert len(owner.statistics._moved) == wanted.stats_window_s
     if name not in REFUSE:
-        assert used.run(used.sends((used.producer("a"), b"x"))).receipts      # and it works
+        assert used.run(used.sends((used.producer("a"), b"x"))).receipts      # publishing still works
     owner.configure(used.options)
 
 
@@ -75,7 +75,9 @@ def test_the_active_consumer_is_chosen_anew(rigs):
 
 
 def test_keys_are_shared_out_anew_and_stay_in_order(rigs):
-    """What is out stays where it is; what follows it waits for that."""
+    """When the distribution of keys changes, pending entries stay at their consumers, and later ones of the same key
+    wait for them.
+    """
     rig = rigs()
     first, second = (rig.consumer("a", subType=SubType.Key_Shared, consumer_name=name) for name in ("one", "two"))
     producer, keys = rig.producer("a"), [f"k{number}" for number in range(40)]
@@ -88,15 +90,15 @@ def test_keys_are_shared_out_anew_and_stay_in_order(rigs):
     after = rig.run(rig.sends(*[(producer, key.encode() + b"'", {"partition_key": key}) for key in keys]))
     for consumer in (first, second):
         for (_, entry_id), *_ in rig.given(after, consumer):
-            # who has the key's first gets its second before that is acknowledged
+            # the second entry of a key follows its pending first one
             assert entry_id - len(keys) in held[consumer.number]
     dispatcher = rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher
     assert type(dispatcher.ranges).__name__ == "AutoSplit"
-    assert dispatcher.draining      # the others
+    assert dispatcher.draining      # keys that change hands
 
 
 def test_segments_beyond_a_lower_bound_go(rigs):
-    """One stays free in any case: the journal goes on."""
+    """Journal segments above a lowered bound are removed, but one always stays free, so that publishing goes on."""
     rig = rigs(journal_segment_bytes=64 << 10, journal_segments_max=8)
     producer = rig.producer("a")
     for _ in range(40):
@@ -120,7 +122,7 @@ def test_the_reserve_of_disk_follows(rigs):
 
 
 def test_windows_of_rates_end_when_others_begin(rig):
-    """Each rate is of as many seconds as its window had, before and after."""
+    """After the width of windows changes, each rate is divided by the seconds of its own window."""
     producer = rig.producer("a")
     topic = rig.owner.by_name[rig.topic("a")]
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""A start with fewer owners than before finds everything that the others' journals kept."""
+"""A start with fewer owners than before recovers the journals of the former owners too."""
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.ledgers import journal
 from geminga.storage.options import StorageOptions
@@ -10,7 +10,7 @@ OPTIONS = StorageOptions(journal_segment_bytes=1 << 20, journal_segments_max=2)
 
 
 def owner_of(data_dir, index, owners):
-    """An owner as its process makes it."""
+    """Return the owner number `index` of `owners`, started as its process does."""
     recovery.recover_owner(data_dir, index, owners, has_moved=True)
     folder = recovery.journal_folder(data_dir, index)
     written = journal.open_journal(
@@ -20,7 +20,7 @@ def owner_of(data_dir, index, owners):
 
 
 def test_a_journal_without_an_owner_is_recovered_and_removed(tmp_path):
-    """Each left-over journal is one owner's business, and is gone afterwards."""
+    """Each journal without an owner is recovered by exactly one owner, and removed afterwards."""
     for index in range(3):
         owner_of(tmp_path, index, 3)
     for index in range(2):
@@ -29,7 +29,7 @@ def test_a_journal_without_an_owner_is_recovered_and_removed(tmp_path):
 
 
 def test_what_another_owner_kept_is_applied(tmp_path, monkeypatch):
-    """Its records reach the files before anybody serves."""
+    """A journal without an owner is replayed during recovery, before any client is served."""
     applied = []
     for index in range(2):
         owner_of(tmp_path, index, 2)

@@ -1,4 +1,5 @@
-"""Retention: acknowledged entries are kept as long, and up to the size, that policies say; then their space is freed.
+"""Retention: acknowledged entries are kept up to the age and the size that policies say. Then their ledgers are
+deleted.
 """
 import pytest
 
@@ -8,7 +9,7 @@ DAY_S = 24 * 3600
 
 
 def filled(rigs, ledgers=4, **options):
-    """A partition with so many ledgers of some 2,000 bytes, a minute between entries: (rig, positions, consumer)."""
+    """Publish entries a minute apart into `ledgers` ledgers of some 2,000 bytes. Return (rig, positions, consumer)."""
     rig = rigs(roll_over_entries=2, **options)
     producer, consumer = rig.producer("t"), rig.consumer("t")
     positions = []
@@ -19,7 +20,7 @@ def filled(rigs, ledgers=4, **options):
 
 
 def tick(rig, ms=0):
-    """Let time pass, and the looks that an idle owner takes every ten seconds."""
+    """Let time pass, then ten seconds more, so that an idle owner looks at its ledgers."""
     rig.run(after_ms=ms)
     rig.run(after_ms=10_000)
 
@@ -45,7 +46,9 @@ def test_without_retention_nothing_that_is_acknowledged_is_kept(rigs):
     ({"retention_s": 0, "retention_bytes": -1}, 1),
 ])
 def test_a_ledger_goes_when_it_is_too_old_or_there_is_enough_without_it(rigs, options, kept):
-    """The first ledger that stays keeps those behind it, and so does one that is not acknowledged."""
+    """Ledgers are deleted oldest first while they are too old or the size is exceeded. The first one kept, or not
+    acknowledged, keeps all behind it.
+    """
     rig, positions, consumer = filled(rigs, **options)
     ledgers = rig.files("t")
     tick(rig)

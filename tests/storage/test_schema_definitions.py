@@ -1,7 +1,7 @@
-"""Definitions of schemas: which are some, which mean the same, and which read which.
+"""Schema definitions: which are valid, which are equal, and which can read data of which.
 
-What is expected of Avro's is what Apache Pulsar 4.0 answers, case by case.  Where it fails, that is: a definition
-whose default does not fit does not read.
+For Avro, the expected results are the answers of Apache Pulsar 4.0, case by case. There is one deliberate difference: a
+definition whose default value does not fit its type cannot read.
 """
 import base64
 import json
@@ -17,7 +17,7 @@ from geminga.storage.runtime.counters import make_counters
 from geminga.storage.schemas import avro_rules, registry
 from geminga.storage.schemas.registry import SIZE_MAX, TYPES, Definition, InvalidSchema, T
 
-# the new one reads the old one, or is read
+# BACKWARD: the new one reads the old one
 BOTH, BACKWARD, FORWARD, NEITHER, SAME = "both", "backward", "forward", "neither", "same"
 
 
@@ -50,7 +50,7 @@ def mapping(kind):
 
 
 a, b = field("a", "int"), field("b", "string")
-CASES = [  # what it is about, the old one, the new one, which of them reads the other
+CASES = [  # (case, old definition, new definition, which of them reads the other)
     ("same", record(a), record(a), SAME),
     ("field more", record(a), record(a, b), FORWARD),
     ("field more with default", record(a), record(a, field("b", "string", "x")), BOTH),
@@ -329,7 +329,7 @@ def test_types_that_need_no_definition(kind):
         return
     registry.validate(Definition(number, b"", {}))
     if kind == "STRING":
-        registry.validate(Definition(number, b"null", {}))       # the Python client's
+        registry.validate(Definition(number, b"null", {}))       # as the Python client sends it
     if kind != "NONE":
         with pytest.raises(InvalidSchema, match="Invalid schema definition data for"):
             registry.validate(Definition(number, b"abc", {}))
@@ -445,7 +445,7 @@ def test_a_definition_has_a_bound():
 
 
 def records(prefix, count, *fields):
-    """A union of so many."""
+    """Return a union of `count` record types."""
     return [record(*fields, name=f"{prefix}{number}") for number in range(count)]
 
 
@@ -458,7 +458,7 @@ def test_types_of_a_union_are_found_by_name_and_by_shape():
 
 
 def test_what_would_take_minutes_to_compare_is_refused():
-    """Thousands of records, each to be compared with each."""
+    """Two unions of thousands of records, each to be compared with each, are refused as too large."""
     some = parsed(of(records("o", 1_000, a)))
     assert avro_rules.obstacle(some, parsed(of(records("n", 1_000, a)))) == "too large to be compared"
 
@@ -492,14 +492,14 @@ def test_a_default_has_to_fit_into_its_type(kind, least, most):
     for wrong in (least - 1, most + 1):
         try:
             assert "default is not of its type" in obstacle(wrong)
-        except ValueError as error:      # the library may see it first
+        except ValueError as error:      # the library may refuse it first
             assert "default" in str(error).lower()
 
 
 # -- what is deleted
 
 def test_a_deleted_version_is_none(tmp_path):
-    """Neither is it found, nor compared with; its number is not given out again."""
+    """A deleted schema version is neither found nor compared with, and its number is not given out again."""
     catalogue, topic = open_catalogue(tmp_path / "catalogue.sqlite"), parse("t")
     one, other = (Definition(T.Avro, json.dumps(of(kind)).encode(), {}) for kind in ("int", "string"))
     counters = make_counters(1)[0]

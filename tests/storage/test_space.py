@@ -168,14 +168,14 @@ def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, m
         rig.run(rig.sends((producer, b"3")))
     mend()
     folder = journal_folder(rig.data_dir, 0)
-    # fails for good
+    # syncs of the segment that failed go on failing
     fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(("1.bad", "1.aside")))
     again = rigs.crash(rig)
     folder = journal_folder(again.data_dir, 0)
     aside = {path.name: path.read_bytes() for path in folder.glob("*.aside")}
     assert list(aside) == ["1.aside"] and not list(folder.glob("*.bad"))
     found = payloads(again.receive(again.consumer("a")))
-    assert found in ([b"2"], [b"2", b"3"])               # the last was not answered
+    assert found in ([b"2"], [b"2", b"3"])               # entry 3 was not answered
     for number in range(200):
         again.publish(again.producer("a"), b"%d" % number * 500)
     assert {path.name: path.read_bytes() for path in folder.glob("*.aside")} == aside
@@ -245,7 +245,7 @@ def test_a_journal_that_was_removed_ends_the_process(rigs):
         path.unlink()
     with pytest.raises(NotDurable, match="removed"):
         rig.run(after_ms=TICK_MS)
-    rig.close()      # entries in the journal get into their ledgers all the same
+    rig.close()      # a stop still puts the journal's entries into their ledgers
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ COUNTS = st.dictionaries(LEDGERS, st.dictionaries(st.integers(0, 3_000), st.inte
 
 @st.composite
 def cursors(draw, subscription_id):
-    """Cursors with everything that a cursor can hold, in ledgers at or behind its position."""
+    """Return a cursor with everything that a cursor can hold, in ledgers at or behind its position."""
     found = Cursor(subscription_id, (draw(st.integers(-1, 5)), draw(st.integers(-1, 1 << 40))), is_durable=True,
                    since=draw(LEDGERS))
     found.totals = draw(st.lists(LEDGERS, min_size=4, max_size=4))
@@ -62,7 +62,7 @@ def states(draw):
 
 
 def told(found):
-    """Everything that a state holds, to be compared."""
+    """Return everything in a state, to be compared."""
     return (
         found.is_uncounted,
         found.sequences.rows().tobytes(),
@@ -108,7 +108,7 @@ def test_a_partition_without_a_file_has_no_state(tmp_path):
 
 @pytest.fixture
 def whole(tmp_path):
-    """A state with a bit of everything, and its file."""
+    """Return a state with content of every kind, and its file."""
     found = State()
     for subscription_id in (NOBODY, SUBSCRIPTION, 9):
         cursor = found.cursors[subscription_id] = Cursor(subscription_id, (3, 5), is_durable=True, since=7)

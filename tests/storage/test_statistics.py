@@ -1,5 +1,5 @@
-"""What is counted of topics, subscriptions, consumers and producers: exact, since the topic was loaded, and by
-windows.
+"""Statistics of topics, subscriptions, consumers and producers: exact counters since the topic was loaded, and rates
+by windows.
 """
 import numpy as np
 import pytest
@@ -24,12 +24,17 @@ def stats(rig, topic="t", **arguments):
 
 
 def end_window(rig):
-    """The next tick is the first of a new window."""
+    """Let a whole window pass, so that the statistics show its rates."""
     rig.run(after_ms=WINDOW_MS)
 
 
 def measured(rig, most=1_000, **arguments):
-    """(head, [{column: value} of topics, of subscriptions, of others by namespace, of their subscriptions])"""
+    """Measure with rows for `most` topics and subscriptions. Return (head, tables), each table a list of {column:
+    value}.
+
+    The four tables are those of topics, of their subscriptions, of rolled up topics by namespace, and of the latter's
+    subscriptions.
+    """
     found = 1
     while isinstance(found, int):
         found = rig.owner.statistics.measure(most, **({"consumers": False, "producers": False} | arguments))
@@ -42,7 +47,9 @@ def measured(rig, most=1_000, **arguments):
 
 @pytest.mark.parametrize("passes", [1, 20])
 def test_what_comes_and_goes_is_counted_to_the_message(rig, passes):
-    """Few at a time and many; batches count as their messages, and as one entry."""
+    """Messages in and out are counted exactly, whether few or many come in a pass. A batch counts as its messages,
+    and as one entry.
+    """
     first, second = rig.producer("t", producer_name="first"), rig.producer("t", producer_name="second")
     consumer = rig.consumer("t")
     for _ in range(passes):
@@ -67,7 +74,7 @@ def test_what_comes_and_goes_is_counted_to_the_message(rig, passes):
 
 
 def test_published_is_what_became_of_it(rig):
-    """Acknowledged, expired, skipped, evicted and left, whatever happened in between."""
+    """Published messages are the sum of acknowledged, expired, skipped and evicted ones and the backlog."""
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = rig.publish(producer, *[b"%d" % n for n in range(10)])
     rig.receive(consumer)
@@ -90,7 +97,9 @@ def test_published_is_what_became_of_it(rig):
 
 
 def test_what_who_has_left_was_given_stays_counted(rig):
-    """A consumer's stays the subscription's, a subscription's the topic's."""
+    """Messages delivered to a consumer that has left stay in its subscription's counter, and those of a deleted
+    subscription in its topic's.
+    """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.publish(producer, b"a", b"b")
     rig.receive(consumer)
@@ -205,7 +214,7 @@ def test_what_is_published_to_system_topics_is_told_apart(rig):
 # -- rates
 
 def test_rates_are_those_of_the_last_complete_window(rig):
-    """Nothing before it has ended, and nothing after one in which nothing happened."""
+    """Rates are those of the last complete window: 0 before the first one has ended, and after one without messages."""
     producer, consumer = rig.producer("t"), rig.consumer("t")
     rig.publish(producer, *[b"x"] * 30)
     rig.receive(consumer)
@@ -240,7 +249,7 @@ def test_a_cursor_that_begins_anew_makes_no_negative_rates(rig):
 # -- all that is open
 
 def test_columns_say_what_stats_say(rig):
-    """Of every topic, also after more has happened to some of them."""
+    """The tables for metrics agree with each topic's statistics, also after more messages on some topics."""
     for number in range(5):
         producer, consumer = rig.producer(f"t{number}"), rig.consumer(f"t{number}", "sub", subType=SubType.Shared)
         rig.publish(producer, *[b"x" * 100] * (number + 1))
@@ -262,7 +271,9 @@ def test_columns_say_what_stats_say(rig):
 
 
 def test_what_is_rolled_up_is_in_its_namespaces_sum(rig):
-    """Whatever the bound, the sums over all are the same."""
+    """Topics without a row of their own are in the sums of their namespace: totals over all are the same for every
+    bound.
+    """
     for number in range(6):
         rig.publish(rig.producer(f"t{number}"), *[b"x"] * (number + 1))
         rig.consumer(f"t{number}")
@@ -281,7 +292,7 @@ def test_what_is_rolled_up_is_in_its_namespaces_sum(rig):
 
 
 def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
-    """What has series of its own is bounded, whoever has how many."""
+    """A topic with more subscriptions than have room is rolled up, so that the number of series is bounded."""
     rig.publish(rig.producer("many"), *[b"x"] * 9)
     rig.publish(rig.producer("few"), b"x")
     for number in range(SUBSCRIPTIONS_EACH * 2 + 1):
@@ -296,7 +307,9 @@ def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
 
 
 def test_topics_are_chosen_as_long_as_their_subscriptions_fit(rig):
-    """Of 20 subscriptions the busiest topic has 15, the next 10, the last 5: the first and the last have rows."""
+    """Topics get rows, busiest first, while their subscriptions fit: with room for 20, those with 15 and 5 get rows,
+    and the one with 10 between them does not.
+    """
     for topic, messages, subscriptions in (("large", 9, 15), ("middle", 5, 10), ("small", 1, 5)):
         rig.publish(rig.producer(topic), *[b"x"] * messages)
         for number in range(subscriptions):
@@ -308,7 +321,7 @@ def test_topics_are_chosen_as_long_as_their_subscriptions_fit(rig):
 
 
 def test_what_has_gone_is_in_no_sum(rig):
-    """Also where its row has nobody yet."""
+    """A deleted subscription is subtracted from the sums of its namespace."""
     rig.publish(rig.producer("t"), *[b"x"] * 7)
     for name in ("stays", "goes"):
         consumer = rig.consumer("t", name)
@@ -320,7 +333,9 @@ def test_what_has_gone_is_in_no_sum(rig):
 
 
 def test_rates_last_for_the_whole_next_window(rig):
-    """Whichever second of the minute the topic's windows end at."""
+    """A window's rates are shown for the whole next window, at whichever second of the minute the topic's windows
+    end.
+    """
     rig.publish(rig.producer("t"), *[b"x"] * 30)
     rates = []
     for _ in range(3 * WINDOW_MS // 1_000):
@@ -334,7 +349,9 @@ def test_rates_last_for_the_whole_next_window(rig):
 
 
 def test_of_two_subscriptions_of_one_name_the_durable_one_is_told(rig):
-    """The other counts for its topic."""
+    """Of a durable subscription and a reader with the same name, the durable one has a row. Messages to the reader
+    count for the topic only.
+    """
     rig.publish(rig.producer("t"), b"a", b"b")
     rig.consumer("t", "same")
     rig.receive(rig.consumer("t", "same", durable=False))
@@ -345,14 +362,16 @@ def test_of_two_subscriptions_of_one_name_the_durable_one_is_told(rig):
 
 
 def test_topics_that_move_come_before_those_that_rest(rig):
-    """And one that has a row of its own keeps it as long as nobody else needs it more."""
+    """Topics with messages in the last window get rows before idle ones. A topic keeps its row until a busier one
+    needs it.
+    """
     producers = [rig.producer(f"t{number}") for number in range(4)]
     for number, producer in enumerate(producers):
         rig.publish(producer, *[b"x"] * (number + 1))
     end_window(rig)
     assert [name[-1] for name in measured(rig, 2)[0]["topics"]] == ["3", "2"]
     rig.publish(producers[0], *[b"x"] * 100)
-    end_window(rig)      # only t0 has moved
+    end_window(rig)      # only t0 had messages in this window
     assert {name[-1] for name in measured(rig, 2)[0]["topics"]} == {"0", "3"}
     rig.publish(producers[1], *[b"x"] * 50)
     assert {name[-1] for name in measured(rig, 2)[0]["topics"]} == {"0", "3"}
@@ -406,7 +425,9 @@ def test_age_and_times_of_the_oldest(rig):
 
 
 def test_of_several_backlogs_the_largest_and_the_oldest_are_told(rigs):
-    """Of entries in two ledgers, where subscriptions are at different places."""
+    """A topic's backlog size is that of its slowest subscription, and its oldest message that of any backlog, over
+    several ledgers.
+    """
     rig = rigs(roll_over_entries=2)
     producer, slow, fast = rig.producer("t"), rig.consumer("t", "slow"), rig.consumer("t", "fast")
     for time_ms in (77, 88, 99):
@@ -491,7 +512,7 @@ def test_a_cursor_waits_for_more_while_somebody_is_there_who_has_all(rig):
     rig.receive(consumer, 2)
     assert cursor() == (True, False, 3)
     rig.run(rig.redeliver(consumer, positions[1]))
-    assert cursor() == (True, True, 3)      # one is to be given again, and there are no permits
+    assert cursor() == (True, True, 3)      # one entry is to be redelivered, without permits
     rig.run(rig.acks(consumer, positions[0]))
     assert cursor() == (True, True, 2)
     rig.close_consumer(consumer)

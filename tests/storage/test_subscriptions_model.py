@@ -44,17 +44,17 @@ class Consumer:
 
 @dataclass(eq=False)
 class Model:
-    """One subscription, as the specification describes it."""
+    """The model of one subscription, as the specification describes it."""
 
     topic: str
     kind: int
     log: dict                                           # position -> Entry, of its topic
     consumers: list = field(default_factory=list)
     acked: set = field(default_factory=set)
-    bits: dict = field(default_factory=dict)            # position -> what is left of a batch
-    out: dict = field(default_factory=dict)             # position -> who has it, where entries are spread
+    bits: dict = field(default_factory=dict)            # position -> bits of a batch's unacknowledged messages
+    out: dict = field(default_factory=dict)             # position -> the consumer that holds it (Shared and Key_Shared)
     counts: dict = field(default_factory=dict)          # position -> redeliveries
-    read: tuple = START                                 # the last that the active consumer was given
+    read: tuple = START                                 # last position delivered to the active consumer
 
     @property
     def name(self):
@@ -72,7 +72,7 @@ class Model:
         return self.bits.get(position, (1 << self.log[position].messages) - 1)
 
     def waiting(self):
-        """Positions to deliver, in order."""
+        """Return the positions of due entries, in the order of their delivery."""
         return [position for position in self.log if position not in self.acked and position not in self.out
                 and (self.is_spread or position > self.read)]
 
@@ -113,7 +113,9 @@ class Model:
             self.counts[position] = self.counts.get(position, 0) + 1
 
     def give(self, consumer, position, count, words):
-        """Note that the consumer was delivered an entry, which was due, and held by nobody else."""
+        """Note that an entry was delivered to the consumer, after a check that it was due and that no other consumer
+        held it.
+        """
         assert position not in self.acked
         assert sum(word << 64 * n for n, word in enumerate(words)) == self.bits.get(position, 0)
         assert count == self.counts.get(position, 0)
@@ -203,7 +205,7 @@ class SubscriptionsMachine(RuleBasedStateMachine):
             assert not waiting
 
     def hashes(self, model):
-        """({position: hash of the entry's key}, {position: the consumer that the hash belongs to})."""
+        """Return ({position: hash of the entry's key}, {position: the consumer to which the hash belongs})."""
         partition = self.rig.partition(model.topic)
         dispatcher, hashes, owner = partition.subscriptions[model.name, True].dispatcher, {}, {}
         by_number = {consumer.handle.number: consumer for consumer in model.consumers}
@@ -228,7 +230,9 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         return model, data.draw(st.sampled_from(model.consumers))
 
     def draw_positions(self, data, model, consumer=None):
-        """Recent positions of the topic, or positions that the consumer holds; at times positions that do not exist."""
+        """Draw recent positions of the topic, or positions that the consumer holds, and at times positions that do
+        not exist.
+        """
         known = [position for position, holder in model.out.items() if holder is consumer] or list(model.log)[-12:]
         strange = [(99, 0), (1, 1 << 40)]
         return data.draw(st.lists(st.sampled_from([*known * 3, *strange]), min_size=1, max_size=5))
@@ -244,7 +248,7 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         self.publish_to(topic, fresh, self.rig.flow(consumer.handle, permits))
 
     def publish_to(self, topic, fresh, *sections):
-        """Publish entries: (key, size of batch) each."""
+        """Publish entries, each given as (key, size of batch)."""
         answers = self.rig.run(
             *sections,
             self.rig.sends(

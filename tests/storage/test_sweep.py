@@ -7,7 +7,7 @@ HOUR_MS = 3_600_000
 
 
 def stored(rigs, topics, **options):
-    """Topics with an unacknowledged message, in an owner that has not opened any of them."""
+    """Return an owner that has opened none of its topics, each of which has an unacknowledged message."""
     rig = rigs(**options)
     for topic in topics:
         rig.consumer(topic)

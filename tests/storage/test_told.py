@@ -1,5 +1,5 @@
-"""Every number that is told of a topic becomes another one when something happens: none is written down once and for
-all.
+"""Every field in the statistics of topics changes when something happens: none is a constant that only looks like a
+measurement.
 """
 import json
 from dataclasses import replace
@@ -22,9 +22,9 @@ SLOW = {
     "relativeToPublishRate": False,
 }
 SYSTEM = "persistent://pulsar/system/healthcheck"
-NAMED = {"subscriptions", "cursors", "messages", "cursorDetails"}      # of these the fields are names, but of messages
+NAMED = {"subscriptions", "cursors", "messages", "cursorDetails"}      # dictionaries by name, except messages
 
-# Of what is told: why it is the same whatever happens.
+# Fields that never change: reason -> (value, paths).
 ALWAYS = {
     "versions of the answer": (1, ("info.version", "info.cursors.*.version")),
     "a cursor has no ledger of its own": (-1, ("info.cursors.*.cursorsLedgerId",)),
@@ -69,13 +69,15 @@ ALWAYS = {
     ),
     "likewise": (-1, tuple(f"internal.compactedLedger.{what}" for what in ("ledgerId", "entries", "size"))),
 }
-# What clients say of themselves; and how hashes drain, which the tests of Key_Shared show.
+# Fields that are not checked: clients' own metadata, and draining hashes, which the tests of Key_Shared check.
 NOT_LOOKED_AT = ("stats.publishers[].metadata.", "stats.subscriptions.*.consumers[].metadata.",
                  "stats.subscriptions.*.subscriptionProperties.", "stats.subscriptions.*.consumers[].drainingHashes")
 
 
 def gather(found, value, path=""):
-    """{path: values}, where names of subscriptions and numbers of lists are left out."""
+    """Add all values in nested dictionaries and lists to `found`, {path: values}. Names of subscriptions are "*" in
+    a path, and numbers in lists are left out.
+    """
     if isinstance(value, dict):
         found.setdefault(path, []).append("{}" if not value else "{...}")
         is_by_name = path.rpartition(".")[2] in NAMED - {"messages"}
@@ -106,7 +108,7 @@ def look(rig, found):
 
 
 def later(rig, found, seconds=1):
-    """A second is over, and with it a window; each is looked at."""
+    """Let seconds pass, each a window of rates, and gather all fields after each."""
     for _ in range(seconds):
         rig.run(after_ms=1_000)
         look(rig, found)
@@ -123,14 +125,16 @@ def positions(given, consumer):
 
 @pytest.mark.slow
 def test_nothing_is_told_that_never_changes(rigs):
-    """What is not in the list above has more than one value in the course of all this, and what is in it has one."""
+    """Each field outside the table ALWAYS takes more than one value in the course of this test, and each field in
+    ALWAYS has the value given there.
+    """
     rig, found = rigs(stats_window_s=1, roll_over_entries=40, max_live_messages_per_connection=4), {}
     for connection, partial in ((1, False), (2, True)):
         introduced(rig, connection, partial=partial)
     rig.producer("idle")
     rig.close_consumer(rig.consumer("idle"))
     look(rig, found)
-    # Consumers of each kind, batches, chunks, what comes again, what waits.
+    # Consumers of each kind, batches, chunks, redelivered and delayed messages.
     producer = rig.producer("t", metadata=[{"key": "host", "value": "b"}], connection=2)
     exclusive = rig.consumer(
         "t",
@@ -182,7 +186,7 @@ def test_nothing_is_told_that_never_changes(rigs):
     rig.run(rig.acks(exclusive, positions(given, exclusive)[2], cumulative=True))
     rig.run(rig.acks(keyed, *positions(given, keyed)))
     later(rig, found, 2)
-    # Bounds, rates, deduplication.
+    # Limits, rates, deduplication.
     set_policies(rig, TOPIC, maxUnackedMessagesPerConsumer=1, maxUnackedMessagesPerSubscription=1, deduplication=True,
                  delayedDelivery={"active": True, "tickTime": 1_000})
     rig.run(rig.flow(shared, 10))
@@ -206,7 +210,7 @@ def test_nothing_is_told_that_never_changes(rigs):
     later(rig, found, 2)
     rig.owner.configure(rig.options)
     set_policies(rig, TOPIC, publishRate=None)
-    # Quota and age, a skip; the end.
+    # Time to live, a skip, quotas, waiting producers, termination.
     set_policies(rig, TOPIC, messageTTL=1)
     later(rig, found, 4)
     set_policies(rig, TOPIC, messageTTL=None)
@@ -227,7 +231,7 @@ def test_nothing_is_told_that_never_changes(rigs):
     rig.run(rig.command("close_producer", producer_id=900, request_id=902, connection=2))
     look(rig, found)
     rig.asked("terminate", TOPIC)
-    # Topics that keep nothing, and those of the broker itself.
+    # Non-persistent topics, and the broker's own.
     live = rig.producer(LIVE)
     rig.consumer(LIVE, "hungry")
     sated = rig.consumer(LIVE, "sated")

@@ -1,5 +1,5 @@
-"""What is damaged in a data folder is found, with place and consequence; a folder that is whole is silent; a repair
-loses no byte.
+"""Verification of a data folder: damage is found with its place and consequence, a whole folder gives no findings,
+and a repair loses no byte.
 """
 import json
 import sqlite3
@@ -28,8 +28,10 @@ NOTE, HARMLESS, LOSS, UNREADABLE = Severity
 
 
 class Folder:
-    """A stopped owner's: a topic in ledgers of ten entries, of which `all` has 12 behind it, and `some` 7 and every
-    third of the others.
+    """The data folder of a stopped owner with one topic of 31 entries, ten to a ledger.
+
+    Subscription `all` has acknowledged the first 12 entries, `some` the first 7 and every third one from entry 9 on.
+    `killed` is a copy as a kill leaves it.
     """
 
     def __init__(self, rigs):
@@ -56,7 +58,7 @@ class Folder:
         return format.state_path(self.partition)
 
     def entry(self, number, entry_id):
-        """(offset, size)"""
+        """Return (offset, size) of an entry in the ledger of that number."""
         row = np.fromfile(self.index(number), format.INDEX_ROW, 1, offset=format.HEADER_SIZE + entry_id * ROWS)[0]
         return int(row["offset"]), int(row["size"])
 
@@ -112,7 +114,9 @@ def test_looking_changes_nothing(folder):
 
 @pytest.mark.parametrize("archive", VERSIONS, ids=lambda path: path.name.partition(".")[0])
 def test_a_folder_of_every_version_is_silent(archive, tmp_path, rigs):
-    """As its broker left it when it was killed, and after this one has taken it over."""
+    """A folder that a killed broker of any format version left has no damage, neither before nor after this broker
+    has served it.
+    """
     with tarfile.open(archive) as found:
         found.extraction_filter = getattr(tarfile, "data_filter", None)
         found.extractall(tmp_path)
@@ -211,7 +215,9 @@ def test_a_file_that_is_too_short_is_told(folder, which):
 @pytest.mark.parametrize("which", [["ledger"], ["index"], ["ledger", "index"]])
 @pytest.mark.parametrize("number", range(3))
 def test_a_missing_file_is_told(folder, which, number):
-    """Also when nothing is left of a ledger, at the beginning or between others."""
+    """A missing ledger or index file is reported as a loss, also if both files are missing, of the first ledger or
+    one in between.
+    """
     for name in which:
         getattr(folder, name)(number).unlink()
     assert {finding.severity for finding in folder.found()} == {LOSS}
@@ -219,7 +225,9 @@ def test_a_missing_file_is_told(folder, which, number):
 
 @pytest.mark.parametrize("which", ["ledger", "index"])
 def test_what_is_left_of_a_ledger_that_everybody_has_behind_him_costs_nothing(folder, which):
-    """As when the power went between its deletion and the sync of its folder."""
+    """A missing file of a ledger that all subscriptions have acknowledged is harmless. A power cut after its
+    deletion, before the folder's sync, may leave the other file.
+    """
     def move(cursors):
         cursors["all"].mark_delete = (folder.ledgers[1], 3)
         cursors["all"].totals[0] = 14
@@ -231,7 +239,9 @@ def test_what_is_left_of_a_ledger_that_everybody_has_behind_him_costs_nothing(fo
 
 
 def test_a_missing_last_ledger_is_told(folder):
-    """What it held nobody can tell any more."""
+    """A missing last ledger is reported as an unsealed one before it, as its content is unknown. A partition without
+    any ledger is a loss.
+    """
     folder.ledger(3).unlink()
     folder.index(3).unlink()
     assert of(folder.found()) == [(HARMLESS, folder.index(2), 0)]
@@ -284,7 +294,9 @@ def test_bits_of_entries_that_are_not_there_are_told(folder):
 
 @pytest.mark.parametrize(("by", "severity"), [(1, HARMLESS), (-1, LOSS)])
 def test_totals_that_do_not_add_up_are_told(folder, by, severity):
-    """Too few are messages that are nowhere."""
+    """Totals of a subscription that do not add up are reported: as a loss if messages are missing, as harmless if
+    there are too many.
+    """
     def count(cursors):
         cursors["some"].totals[0] = int(cursors["some"].totals[0]) + by
     folder.change_state(count)
@@ -302,7 +314,9 @@ def test_a_damaged_record_is_told(folder):
 
 
 def test_what_only_the_journal_has_is_no_damage_of_the_ledger(folder):
-    """The next start puts it there."""
+    """Entries that are damaged in the ledger but whole in the journal are no damage, because the next start writes
+    them again.
+    """
     ledger = format.ledger_path(format.partition_folder(folder.killed, int(folder.partition.name)), folder.ledgers[1])
     overwrite(ledger, format.HEADER_SIZE, bytes(100))
     assert [finding for finding in verify.walk(folder.killed) if finding.severity] == []
@@ -331,7 +345,7 @@ def test_rows_that_refer_to_nothing_are_told(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("table", COLUMNS)
 def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
-    """Which SQLite does not notice: it is a value like any other."""
+    """A changed value in the catalogue, which SQLite cannot notice, is reported with its table."""
     path = folder.path / "catalogue.sqlite"
     catalogue = open_catalogue(path)
     catalogue.policies.set("public/default", "messageTTL", 60)
@@ -360,7 +374,9 @@ def test_a_damaged_page_of_the_catalogue_is_told(folder):
 
 
 def test_a_damaged_log_of_the_catalogue_is_told(folder):
-    """SQLite would pass over it, and over all that was committed behind it."""
+    """A damaged write-ahead log of the catalogue is reported. SQLite would silently ignore it from the damage on,
+    with all later commits.
+    """
     log = folder.killed / "catalogue.sqlite-wal"
     for at in (0, 9, 20, 30, 32, 40, 60, 3_000):
         flip(log, at)
@@ -441,7 +457,9 @@ def test_a_repair_makes_anew_what_can_be_and_keeps_every_damaged_byte(folder, ca
 
 @pytest.mark.parametrize(("is_served", "expected"), [(True, ["b"]), (False, ["a", "b"])])
 def test_beside_a_broker_only_what_every_look_finds_is_told(tmp_path, monkeypatch, is_served, expected):
-    """What it was just writing is whole the next time, and whatever is found first later may be such a thing."""
+    """While a broker runs, damage is reported only if each of several looks finds it. Files that are being written
+    may look damaged for a moment.
+    """
     def found(text):
         return verify.Finding(tmp_path, 0, 0, text, "", verify.Severity.LOSS)
 
@@ -482,7 +500,9 @@ def test_a_repaired_folder_is_served(folder, rigs):
 @pytest.mark.parametrize(("behind", "severity", "says"), [(1, Severity.NOTE, "the last change"), (2, Severity.LOSS,
     "2 changes")])
 def test_changes_in_sqlites_log_behind_a_damaged_frame_are_counted(tmp_path, behind, severity, says):
-    """The last one may have been under way when the power went; others were answered."""
+    """Commits lost behind a damaged frame of SQLite's log are counted. One may have been interrupted by a power cut;
+    more are a loss.
+    """
     one = open_catalogue(tmp_path / "catalogue.sqlite")
     for number in range(4):
         one.namespaces.create(f"acme/n{number}")

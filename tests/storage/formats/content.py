@@ -1,7 +1,7 @@
-"""What a data folder of any format version holds: `fill` writes it, `check` finds it again.
+"""Test content for a data folder of any format version: `fill` writes it, and `check` asserts that it can be read.
 
-Never changed once a version's folder is made of it; what later versions can hold in addition goes into functions of
-their own.
+These functions do not change once the archive of a version was made with them. Content that later versions add goes
+into further functions, fill_2, fill_3 and so on.
 """
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
@@ -17,7 +17,7 @@ KEY = {"partition_key": "k", "properties": [api.KeyValue(key="a", value="b")]}
 
 
 def fill(rig):
-    """A topic of three ledgers with four subscriptions, one that is terminated, and one that was written after the
+    """Write three topics: one with three ledgers and four subscriptions, a terminated one, and one written after the
     last checkpoint.
     """
     producer = rig.producer("many")
@@ -47,7 +47,9 @@ def fill(rig):
 
 
 def check(rig):
-    """All of it is there: entries, cursors, holes, parts of a batch, redeliveries."""
+    """Assert that all that `fill` wrote is there: entries, cursors, holes, batches acknowledged in part, redelivery
+    counts.
+    """
     assert [int(payload) for _, payload in rig.everything("many")[:-1]] == list(range(120))
     assert set(rig.owner.partition(rig.topic("many")).subscriptions) == {
         (name, True) for name in ("shared", "in-order", "untouched")
@@ -77,8 +79,8 @@ def set_policy(rig, topic, name, value):
 
 
 def fill_2(rig):
-    """Sequence ids, a message of which the last chunk is missing; what expired, was skipped and is gone; a death;
-    policies.
+    """Write the content of format version 2. It has sequence ids, a chunked message without its last chunk, an
+    expired and a skipped message, punched ledgers, a consumer that died over an entry, and policies.
     """
     once = rig.producer("once", producer_name="p")
     set_policy(rig, "once", "deduplication", True)
@@ -136,7 +138,9 @@ HOUR_MS = 3_600_000
 
 
 def fill_3(rig):
-    """A compacted view; messages that wait, in an index that was saved, of which one was cancelled and one moved."""
+    """Write the content of format 1 of the data folder: a compacted view, and delayed messages in a saved index. One
+    delayed message is cancelled and one rescheduled.
+    """
     topic = Topic(rig)
     topic.publish(*[(f"k{n % 4}", b"v%d" % n) for n in range(8)], [("a", b"1"), ("b", b"2")])
     topic.compact()

@@ -1,8 +1,9 @@
-"""Make archives of what a killed broker leaves: version-N.tar.xz and folder-N.tar.xz, beside this file.
+"""Makes the archives version-N.tar.xz and folder-N.tar.xz beside this file: data folders as a broker of these
+formats left them when it was killed.
 
-    pytest tests/storage/formats/make.py      makes missing archives of the current versions
+    pytest tests/storage/formats/make.py      makes the two archives of the current versions, unless they exist
 
-Each archive is made once, by the program that writes that version, and kept: test_formats.py reads all of them.
+Each archive is made once, by the program that wrote its version, and kept. test_formats.py reads all of them.
 """
 
 import shutil
