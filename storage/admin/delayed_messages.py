@@ -56,7 +56,7 @@ def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
         owner.wake(partition)
         why = "The index of delayed messages was damaged, and is rebuilt; ask again"
         raise Refusal(api.ServiceNotReady, why) from error
-    return DelayedMessages(index.waiting, None if due_ms == NEVER_MS else due_ms, index.windows, index.index_bytes,
+    return DelayedMessages(index.waiting, None if due_ms == NEVER_MS else due_ms, index.windows, index.store.files.size,
                            index.memory_bytes, rows)
 
 

@@ -403,28 +403,13 @@ class DelayedIndex:
 
     @property
     def windows(self) -> int:
-        """Number of files."""
+        """Number of windows that have a file."""
         return len(self.store.files.files)
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes on disk."""
-        return self.store.files.size
-
-    @property
-    def loaded(self) -> int:
-        """Rows in memory."""
-        return self.store.count
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of rows and bitmaps in memory."""
-        return 24 * self.loaded + sum(map(len, self.bits.bitmaps.values()))
-
-    @property
-    def amended_size(self) -> int:
-        """Bytes of the amendments' file.  Raises OSError."""
-        return self.amended.size
+        return 24 * self.store.count + sum(map(len, self.bits.bitmaps.values()))
 
     def check(self) -> None:
         """Assert what is true between passes, of bits, rows and the limit.  Takes as long as a scan of the ledgers."""

@@ -223,8 +223,8 @@ def delayed_index(topic: Topic) -> tuple[int, ...]:
     if topic.schedule is None:
         return (0,) * len(DELAYED)
     schedule, files = topic.schedule, topic.schedule.store.files
-    return (schedule.waiting if topic.policies.delayed_delivery else 0, schedule.loaded, schedule.memory_bytes,
-            schedule.index_bytes, schedule.windows, files.created, files.read, files.unreadable, files.removed)
+    return (schedule.waiting if topic.policies.delayed_delivery else 0, schedule.store.count, schedule.memory_bytes,
+            files.size, schedule.windows, files.created, files.read, files.unreadable, files.removed)
 
 
 def delayed_memory(subscription: Subscription, waiting: int) -> int:

@@ -119,7 +119,7 @@ def link(path: Path, name: Path) -> None:
 def _row(partition: Partition) -> Row:
     """Return an open partition's row of the cut."""
     last, data = partition.open_ledger, state_file.encode(partition.partition_id, partition.state())
-    amended = partition.schedule.amended_size if partition.schedule is not None else 0
+    amended = partition.schedule.amended.size if partition.schedule is not None else 0
     return {"id": partition.partition_id, "sealed": [ledger.ledger_id for ledger in partition.ledgers[:-1]],
             "open": [last.ledger_id, last.entries, last.size, last.first_message, last.created_ms],
             "view": 0 if partition.view is None else partition.view.number,
