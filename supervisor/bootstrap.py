@@ -40,7 +40,7 @@ UNFINISHED = "{}"
 
 
 class SetUpError(Exception):
-    """The set-up cannot go on.  The text is one line for the user."""
+    """A failure that ends the set-up.  The text is one line for the user."""
 
 
 def main(arguments):
@@ -77,9 +77,10 @@ def main(arguments):
 
 
 def processes_of_tests(arguments):
-    """Return pytest's options for a process per core, but at most four: more would only import more often.
+    """Return pytest's options for parallel tests: one process per core, at most four, if --fast was given.
 
-    Other tests run in one process: some of them measure times, and brokers of theirs use all cores already.
+    More processes would only import more often. Without --fast tests run in one process: some of them measure times,
+    and the brokers that they start use all cores already.
     """
     return ["-n", str(min(len(os.sched_getaffinity(0)), 4)), "--dist", "worksteal"] if "--fast" in arguments else []
 
@@ -91,7 +92,7 @@ def say(text):
 # --- the environment ---------------------------------------------------------------------------------------------
 
 def is_ready(environment, program, extras):
-    """Whether the environment can be used as it is.
+    """Whether the environment can be used without any set-up.
 
     Every start calls this function, so it reads two small files and starts no process.
     """
@@ -106,7 +107,7 @@ def is_ready(environment, program, extras):
 
 
 def stamp_of(environment, extras):
-    """Return the stamp of an environment that is finished now."""
+    """Return the stamp to write into an environment whose set-up has finished."""
     return {
         "checkout": str(CHECKOUT),  # console scripts and the editable install have this path in them
         "interpreter": os.path.realpath(environment / "bin" / "python"),  # a path with 3.N on every distribution
@@ -218,9 +219,10 @@ def has_java():
 
 
 def install_java(is_needed):
-    """Install a Java runtime from the distribution if this is root; else print the command that does it.
+    """Install a Java runtime from the distribution if the user is root; otherwise print the command that installs
+    it.
 
-    Raises SetUpError if it is_needed and not there in the end.
+    Raises SetUpError if is_needed and there is no Java runtime in the end.
     """
     import subprocess
 
@@ -266,7 +268,7 @@ def own_facts():
 
 
 def interpreter_facts(path):
-    """Return own_facts() of the interpreter at path; {} if there is none that runs."""
+    """Return own_facts() of the interpreter at a path; {} if no interpreter runs from there."""
     import subprocess
 
     try:
@@ -278,7 +280,7 @@ def interpreter_facts(path):
 
 
 def candidates():
-    """Iterate over interpreters by preference: the caller's choice, the distribution's, then by version."""
+    """Iterate over interpreters in order of preference: the caller's choice, the distribution's, then by version."""
     first, last = SUPPORTED
     yield sys.executable
     yield "/usr/bin/python3"

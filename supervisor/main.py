@@ -35,7 +35,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 class _Command(click.Group):
-    """The group of all commands.  A command returns its exit status, and is imported when it runs."""
+    """The click group of all commands.  Each command is imported when it runs, and returns its exit status."""
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _MODULES:
@@ -123,7 +123,10 @@ def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
 
 
 def _run(url: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a command that talks to a broker, and return its exit status.  An error at that address is one line."""
+    """Run a command that talks to a broker, and return its exit status.
+
+    An error of the connection is printed as one line.
+    """
     import asyncio
 
     from geminga.proto.errors import Refusal
@@ -190,7 +193,7 @@ def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
 
 
 def _detail(name: str, value: Any, cause: dict[str, Any]) -> str:
-    """Return one field of a cause as text, times as people read them."""
+    """Return one field of a cause as text for people; times as ISO 8601."""
     from geminga.supervisor.configuration.units import instant
     if not name.endswith("_ms"):
         return f"{name.replace('_', ' ')} {value}"

@@ -48,7 +48,7 @@ def member(context: click.Context, name: str) -> click.Context:
 
 
 def members(context: click.Context) -> list[click.Context]:
-    """Contexts of the commands of a group that help shows."""
+    """Return contexts of a group's commands, except hidden ones."""
     everything = [member(context, name) for name in context.command.list_commands(context)]
     return [one for one in everything if not one.command.hidden]
 
@@ -56,7 +56,7 @@ def members(context: click.Context) -> list[click.Context]:
 # -- pages
 
 def page(context: click.Context) -> str:
-    """The roff source of a group's page: name, synopsis, description, options, commands."""
+    """Return the roff source of a group's manual page: name, synopsis, description, options, commands."""
     name = context.command_path.replace(" ", "-")
     lines = [f'.TH "{plain(name.upper())}" 1', ".nh", ".ad l",
              ".SH NAME", f"{plain(name)} \\- {plain(context.command.get_short_help_str(200).rstrip('.'))}",
@@ -65,7 +65,7 @@ def page(context: click.Context) -> str:
 
 
 def commands(context: click.Context) -> Iterator[str]:
-    """Sections for all commands but `admin`, which has a page of its own."""
+    """Yield roff sections of all commands but `admin`, which has a page of its own."""
     yield ".SH COMMANDS"
     for one in members(context):
         if one.info_name == "admin":
@@ -81,7 +81,7 @@ def commands(context: click.Context) -> Iterator[str]:
 
 
 def groups(context: click.Context) -> Iterator[str]:
-    """A section for each group of `geminga admin`."""
+    """Yield a roff section for each group of `geminga admin`."""
     for one in members(context):
         yield from [f'.SH "{plain(one.info_name.upper())}"', *prose(one.command.help)]
         commands_below = (command for command in flat(one) if not isinstance(command.command, click.Group))
@@ -90,7 +90,7 @@ def groups(context: click.Context) -> Iterator[str]:
 
 
 def flat(context: click.Context) -> Iterator[click.Context]:
-    """The command and, of a group, every command below it."""
+    """Yield the context of a command and, for a group, of every command below it."""
     yield context
     if isinstance(context.command, click.Group):
         for one in members(context):
@@ -98,7 +98,7 @@ def flat(context: click.Context) -> Iterator[click.Context]:
 
 
 def section(context: click.Context) -> list[str]:
-    """A subsection for one command: usage, help, options."""
+    """Return the roff subsection of one command: usage, help, options."""
     return [f'.SS "{plain(context.command_path)}"', *usage(context), ".PP", *prose(context.command.help),
             *options(context), *prose(context.command.epilog)]
 
@@ -129,7 +129,9 @@ def prose(text: str | None) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Text escaped for roff: no escapes or requests, hyphens that can be copied, and lines that may break after `|`."""
+    """Return a text escaped for roff: no escapes or requests, hyphens that can be copied, lines that may break after
+    `|`.
+    """
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq").replace("|", "|\\:")
     return "\\&" + text if text.startswith((".", "'")) else text
 

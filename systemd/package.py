@@ -75,7 +75,7 @@ License: Apache-2.0
 
 
 class PackageError(Exception):
-    """No package can be made.  The text is one line for the user."""
+    """An error: no package can be made.  The text is one line for the user."""
 
 
 def main() -> int:
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def debian_release() -> str:
-    """"12" or "13".  Raises PackageError elsewhere."""
+    """Return the release of Debian that runs here, "12" or "13".  Raises PackageError elsewhere."""
     facts = platform.freedesktop_os_release()
     release = facts.get("VERSION_ID", "")
     if facts.get("ID") != "debian" or release not in JAVA:
@@ -117,12 +117,12 @@ def debian_release() -> str:
 
 
 def python_minor() -> str:
-    """Name of Debian's interpreter, such as "python3.11"."""
+    """Return the name of Debian's interpreter, such as "python3.11"."""
     return Path("/usr/bin/python3").resolve(strict=True).name
 
 
 def spark_version(project: dict, release: str) -> str:
-    """Version of geminga-nightly: its pinned dependencies and the release of Debian."""
+    """Return the version of geminga-nightly, made of its pinned dependencies and the release of Debian."""
     pins = dict(pin.split("==") for pin in project["optional-dependencies"]["nightly"])
     others = [f"{name}{version}" for name, version in pins.items() if name != "pyspark"]
     return "+".join([pins["pyspark"], *others]) + f"~deb{release}"
@@ -152,7 +152,10 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
 
 
 def spark(project: dict, release: str, out: Path) -> Path:
-    """The package geminga-nightly.  One of the same version that exists already has the same content and is used."""
+    """Return the path of the package geminga-nightly, and build it unless it exists.
+
+    A package of the same version already has the same content.
+    """
     version = spark_version(project, release)
     if (package := package_path(out, "geminga-nightly", version)).exists():
         return package
@@ -187,7 +190,7 @@ def lay_program(root: Path, project: dict, site_packages: Path | None, version: 
 
 
 def lay_spark(root: Path, project: dict) -> None:
-    """Spark and its dependencies, but for those that the broker's package has.
+    """Install Spark and its dependencies into the package's folder, without those in the broker's package.
 
     pip is given the requirements of both packages, so that both agree on versions.
     """
@@ -205,7 +208,7 @@ def lay_spark(root: Path, project: dict) -> None:
 
 
 def lay_system(root: Path) -> None:
-    """Units, user, folders, configuration, man pages and completion."""
+    """Put systemd units, user, folders, configuration, man pages and completion into the package's folder."""
     for path in HERE.iterdir():
         if path.suffix in UNITS:
             write(root / "usr/lib/systemd/system" / path.name, path.read_text())
@@ -216,7 +219,7 @@ def lay_system(root: Path) -> None:
 
 
 def configuration() -> str:
-    """The example configuration, whose keys are all commented out, with the data folder of the units."""
+    """Return the example configuration, whose keys are all commented out, with the data folder of the units set."""
     example = (HERE / "geminga.toml.example").read_text()
     text, lines = re.subn(r'^#data_dir = .*$', 'data_dir = "/var/lib/geminga"', example, flags=re.M)
     assert lines == 1, "geminga.toml.example names data_dir"
@@ -235,14 +238,14 @@ def lay_documents(root: Path, name: str) -> None:
 
 
 def with_installed_links(text: str) -> str:
-    """A page of the checkout whose links lead to the same pages among the installed documents."""
+    """Return a page of the checkout with its links changed to the same pages among the installed documents."""
     for beginning, installed in INSTALLED_LINKS.items():
         text = text.replace(beginning, installed)
     return text
 
 
 def licences(site_packages: Path) -> list[str]:
-    """A paragraph for each dependency; the licences' texts lie in its dist-info folder."""
+    """Return a paragraph for each dependency; the licences' texts lie in its dist-info folder."""
     paragraphs = []
     for metadata in sorted(site_packages.glob("*.dist-info/METADATA")):
         about = HeaderParser().parsestr(metadata.read_text("utf-8"))
@@ -261,7 +264,10 @@ def site_packages_of(root: Path) -> Path:
 
 
 def folder_version() -> str:
-    """Number of the data folder's format, read from the source, because an import would need numpy."""
+    """Return the version of the data folder's format.
+
+    The version is read from the source text, because an import would need numpy.
+    """
     line = re.search(r"^FOLDER_VERSION\b.*?= (\d+)", (CHECKOUT / "storage/format.py").read_text(), re.M)
     assert line, "storage/format.py has FOLDER_VERSION"
     return line[1]
@@ -281,7 +287,7 @@ def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> 
 
 
 def compile_bytecode(root: Path) -> None:
-    """Compile modules for their final place, because the broker's user may not write bytecode there."""
+    """Compile modules for their installed paths, because the broker's user may not write bytecode there."""
     compileall = ["/usr/bin/python3", "-I", "-m", "compileall", "-q", "-j", "0", "-s", root, "-p", "/"]
     subprocess.run([*compileall, site_packages_of(root)], check=True)
 
@@ -303,7 +309,7 @@ def package_path(out: Path, name: str, version: str) -> Path:
 
 
 def finished(root: Path, out: Path, name: str, version: str, relations: list[str], description: str) -> Path:
-    """Build the package in `out` and return its path."""
+    """Build a Debian package from the folder `root` in the folder `out`, and return its path."""
     write_changelog(root, name, version)
     files = sorted(path for path in root.rglob("*") if not path.is_relative_to(root / "DEBIAN"))
     regular = [path for path in files if path.is_file() and not path.is_symlink()]
@@ -329,7 +335,9 @@ def write_changelog(root: Path, name: str, version: str) -> None:
 
 
 def normalise_mode(path: Path) -> None:
-    """Set modes that depend on neither umask nor wheels: only root writes, and only scripts are executable."""
+    """Set a file's mode independent of umask and wheels: only root writes, and only scripts and folders are
+    executable.
+    """
     if path.is_symlink():
         return
     is_program = path.is_dir() or (path.stat().st_mode & stat.S_IXUSR and path.read_bytes()[:2] == b"#!")

@@ -36,7 +36,9 @@ def main() -> None:
 
 
 def rewritten(text: str) -> str:
-    """Return a page with its generated parts replaced by new ones.  Raises KeyError for a part without a generator."""
+    """Return a page with its generated parts replaced by new ones.  Raises KeyError for a part that nothing
+    generates.
+    """
     def make(match: re.Match[str]) -> str:
         return f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}"
     return re.sub(r"(<!-- begin ([\w ]+):[^\n]*-->\n).*?(<!-- end -->)", make, text, flags=re.DOTALL)
@@ -45,7 +47,7 @@ def rewritten(text: str) -> str:
 # -- configuration
 
 def keys() -> str:
-    """A paragraph for each key, under a heading for each section."""
+    """Return a paragraph for each configuration key, under a heading for each section."""
     lines, section = ["### Top of the file"], ""
     for name, (line, text) in explained().items():
         if name.rpartition(".")[0] != section:
@@ -57,7 +59,9 @@ def keys() -> str:
 
 
 def explained() -> dict[str, tuple[str, str]]:
-    """Give each key, in the order of the example, its line (`port = 6650`) and the comment above that line."""
+    """Return {key: (its line such as `port = 6650`, the comment above that line)} in the order of the example
+    configuration.
+    """
     found, section, comment = {}, "", []
     for line in EXAMPLE.read_text().splitlines():
         if match := re.match(r"\[(\w+)\]", line):
@@ -69,7 +73,7 @@ def explained() -> dict[str, tuple[str, str]]:
 
 
 def limits(name: str) -> str:
-    """Say which values a key takes, unless its type says so."""
+    """Return a sentence with the values that a key accepts, "" if its type says so already."""
     if name in RANGES:
         first, last = (amount(name, number) for number in RANGES[name])
         return f" Values: {first} or more." if RANGES[name][1] == NO_BOUND else f" Values: {first} to {last}."
@@ -77,7 +81,7 @@ def limits(name: str) -> str:
 
 
 def amount(name: str, number: int) -> str:
-    """Write a number of bytes with a unit, any other number as it is."""
+    """Return a number as text; a number of bytes has a unit."""
     if "bytes" in name or name.endswith("message_size"):
         whole = (f"{number // size} {unit}" for unit, size in SIZES if number > 0 and number % size == 0)
         return next(whole, str(number))
@@ -85,20 +89,20 @@ def amount(name: str, number: int) -> str:
 
 
 def stronger(name: str) -> str:
-    """Name the policies that a key is the default of."""
+    """Return a sentence with the policies that override a configuration key, "" if none does."""
     names = [policy.name for policy in TABLE.values() if any(f"storage.{part.key}" == name for part in policy.parts)]
     links = [f"[{one}](policies.md#{re.sub('[^a-z_]', '', one.lower())})" for one in names]
     return f" Policy: {', '.join(links)}." if links else ""
 
 
 def pulsars(name: str) -> str:
-    """Name Pulsar's key, and say whether a change needs a restart."""
+    """Return sentences that give Pulsar's name of a key and say whether its change needs a restart."""
     theirs = f" Pulsar: `{PULSARS[name]}`." if name in PULSARS else ""
     return theirs + (" Needs a restart." if name in NEEDS_RESTART else "")
 
 
 def restarts() -> str:
-    """Keys whose change needs a restart, and why."""
+    """Return a table of the keys whose change needs a restart, with the reasons."""
     names: dict[str, list[str]] = {}
     for name, why in NEEDS_RESTART.items():
         names.setdefault(why, []).append(f"`{name}`")
@@ -119,7 +123,7 @@ def unmet() -> str:
 # -- policies
 
 def policies() -> str:
-    """A chapter for each policy that has an effect."""
+    """Return a chapter for each policy that has an effect."""
     return "\n\n".join(chapter(policy) for policy in TABLE.values() if policy.where)
 
 
@@ -129,7 +133,7 @@ def chapter(policy: Policy) -> str:
 
 
 def setting(policy: Policy, level: str) -> str:
-    """Say how a policy is set for a namespace, or for a topic."""
+    """Return a line that shows the command and the REST request which set a policy at a level."""
     routes = ROUTES[policy.name]
     group, route = ("topicPolicies", routes.topic) if level == TOPIC else ("namespaces", routes.namespace)
     assert route is not None
@@ -138,7 +142,7 @@ def setting(policy: Policy, level: str) -> str:
 
 
 def values(policy: Policy) -> str:
-    """A row for each value: its name in JSON, its option, and the key that holds where nothing is set."""
+    """Return a table of a policy's values: name in JSON, option, and the configuration key that is its default."""
     found = {level: {part.json: option for part, option in options_of(policy, level)} for level in policy.levels}
     units = {name: option.unit for some in found.values() for name, option in some.items()}
     rows = [(f"`{part.json}`" if part.json else "(the value)", kind(part, units.get(part.json, "")),
@@ -153,7 +157,7 @@ def kind(part: Part, unit: str) -> str:
 
 
 def options(flags: dict[str, str]) -> str:
-    """Name an option, of a switch both; with its level, where an option has another name there."""
+    """Return the names of an option, both sides for a switch; with the level if the names differ between levels."""
     names = {level: ", ".join(f"`{side.split()[0]}`" for side in text.split("/")) for level, text in flags.items()}
     if len(set(names.values())) > 1:
         return ", ".join(f"{level} {text}" for level, text in names.items())
@@ -168,7 +172,7 @@ def default(part: Part) -> str:
 
 
 def without_effect() -> str:
-    """Policies that are stored and returned, and why nothing follows from them."""
+    """Return a table of the policies that are stored and returned without effect, with the reasons."""
     rows = [(f"`{policy.name}`", ", ".join(policy.levels), policy.why)
             for policy in TABLE.values() if not policy.where]
     return table(("policy", "set for", "no effect, because"), rows)

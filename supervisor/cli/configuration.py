@@ -1,4 +1,4 @@
-"""Commands about a broker's configuration and its end.
+"""Commands that check a broker's configuration, reload it, and drain the broker.
 
     geminga config    checks or prints a configuration before a broker uses it
     geminga reload    has a running broker take over its changed configuration
@@ -48,7 +48,10 @@ def check(config: str | None, data_dir: str | None, user: str | None) -> int:
 
 
 def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) -> int:
-    """Check the configuration in a process with the user's rights.  Exit status 2 if this process may not do that."""
+    """Check the configuration in a child process with the rights of a user, and return its exit status.
+
+    The status is 2 if this process may not take that user's rights.
+    """
     # Imported before the rights go: the user may not be allowed to read the modules.
     from geminga.supervisor.processes import serve  # noqa: F401
     sys.stdout.flush()
@@ -147,7 +150,7 @@ def reload(data_dir: str | None) -> int:
 
 
 def _place(data_dir: str | None) -> Path:
-    """Return the data folder: the given one, else that of the configuration.  Raises ConfigError."""
+    """Return the data folder: the one given on the command line, else the configured one.  Raises ConfigError."""
     if data_dir is not None:
         return Path(data_dir)
     from geminga.supervisor.configuration import config as configuration

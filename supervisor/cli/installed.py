@@ -1,4 +1,4 @@
-"""The broker of an installed Debian package, as the default of the package's own command.
+"""Location and user of the broker that the Debian package installs, as defaults of the package's own command.
 
 The package's program lies in /usr/lib/geminga, and its configuration is /etc/geminga/geminga.toml.  The command of a
 checkout or a wheel does not use these, and its default is ./data.
@@ -14,7 +14,7 @@ _USER = "geminga"            # the user in the systemd units
 
 
 def _root() -> Path | None:
-    """Return the folder that the package was installed into, /, or None without a package."""
+    """Return the root of the file system into which the package was installed, None if there is no package."""
     prefix = Path(sys.prefix)
     return prefix.parents[2] if prefix.parts[-3:] == _PROGRAM else None
 
@@ -22,7 +22,7 @@ def _root() -> Path | None:
 def configuration(named: str | None, data_dir: str | None) -> str | None:
     """Return the configuration file to read: the named one, else the installed broker's.
 
-    None if there is no installed broker, or if a data folder is given.
+    Return None if no file is named and there is no installed broker, or if a data folder is given.
     """
     root = _root()
     if root is None or named is not None or data_dir is not None or os.environ.get("GEMINGA_DATA_DIR"):
@@ -31,7 +31,7 @@ def configuration(named: str | None, data_dir: str | None) -> str | None:
 
 
 def user() -> str | None:
-    """Return the user that the installed broker runs as, if this is root; else None."""
+    """Return the user under which the installed broker runs, None unless this process is root's."""
     if _root() is None or os.geteuid():
         return None
     try:

@@ -1,4 +1,4 @@
-"""`geminga import` and `geminga export`: copies of topics from a running Pulsar, and to one.
+"""`geminga import` and `geminga export`: copies of topics from and to another running Pulsar.
 
 The client and numpy are imported when a command runs, because help, manual page and completion do not need them.
 """
@@ -27,12 +27,14 @@ _subscriptions = click.option("--subscription", "-s", "subscriptions", multiple=
 
 
 def _of_side(variable: Any, side: str) -> str | None:
-    """Return the name of an environment variable for the other cluster."""
+    """Return the environment variable of an option for the other cluster, such as GEMINGA_FROM_AUTH_PLUGIN."""
     return str(variable).replace("GEMINGA_", f"GEMINGA_{side.upper()}_") if variable else None
 
 
 def _other_side(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for options of the other cluster.  side: "from" or "to"."""
+    """Return a decorator that adds the options for the other cluster's address and credentials.  side: "from" or
+    "to".
+    """
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(f"--{side}", "url_there", required=True, metavar="URL",
                                 help="address of the other cluster: pulsar://HOST:PORT")(function)
@@ -94,7 +96,7 @@ def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, ur
 
 
 def _credentials(who: dict[str, Any]) -> tuple[credentials.Credentials, credentials.Credentials]:
-    """Return the credentials (for the other cluster, for ours) of the options' values."""
+    """Return (credentials for the other cluster, credentials for this one) from the values of the options."""
     theirs = {name.removesuffix("_there"): value for name, value in who.items() if name.endswith("_there")}
     ours = {name: value for name, value in who.items() if not name.endswith("_there")}
     return credentials.of(**theirs), credentials.of(**ours)
@@ -119,7 +121,7 @@ def _move(source: "moving.Cluster", target: "moving.Cluster", wanted: tuple[str,
 
 
 def _parsed(text: str) -> names.TopicName | str:
-    """Return a topic's name, or a namespace's as text.  Raises Refusal."""
+    """Return a topic's name as TopicName, or a namespace's as str.  Raises Refusal."""
     if "://" not in text and text.count("/") == 1:
         return names.parse_namespace(text)
     topic = names.parse(text)
@@ -164,7 +166,7 @@ async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: l
 
 
 async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.TopicName]:
-    """Return the namespace's topics without system topics; a partitioned topic is one."""
+    """Return the namespace's topics except system topics; a partitioned topic counts as one."""
     from geminga.supervisor.pulsar_client.client import ClientError
     connection = await source.connect()
     try:
@@ -179,7 +181,10 @@ async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.Top
 
 async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: names.TopicName,
                  admin: Callable[[], Broker]) -> list[names.TopicName]:
-    """Return the partitions of a topic, or [topic] without partitions.  Missing ones are created on the target."""
+    """Return the partitions of a topic, or the topic itself if it has none.
+
+    Partitions that the target lacks are created there.
+    """
     from geminga.supervisor.pulsar_client.client import ClientError
     count = await _partitions(source, topic)
     if count is None:

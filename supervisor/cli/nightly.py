@@ -1,4 +1,4 @@
-"""`geminga nightly`: a night by hand or by a timer, its plan, and the report of the last one.
+"""`geminga nightly`: runs the nightly job by hand or by a timer, prints its plan, or the report of its last run.
 
 numpy, Arrow and Spark are imported only when there is something to compact.
 """
@@ -132,7 +132,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
 # -- progress
 
 class _ProgressBar:
-    """A progress bar on a terminal, else a line every _LINE_SECONDS."""
+    """A progress bar on a terminal; elsewhere a line every _LINE_SECONDS."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`geminga status`, `geminga log`, `geminga tune`: the state of a broker, its log's level, settings of its host."""
+"""`geminga status`, `geminga log` and `geminga tune`: a broker's state, its log levels, and settings of its host."""
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +74,7 @@ def status(is_json: bool, seen: str | None, http_url: str, **who: Any) -> int:
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:
-    """Iterate over the lines that show the answer of /ops/v1/status."""
+    """Yield the lines that show a broker's state, from the answer of /ops/v1/status."""
     loaded, rates, topics = state["loaded"], state["rates"], state["topics"]
     readiness = "ready" if state["ready"] else "not ready"
     yield f"Geminga {state['version']}, up {_length(state['uptime_seconds'])}, {readiness}"

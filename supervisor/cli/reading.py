@@ -1,6 +1,6 @@
-"""`geminga read`: the messages of a topic, as a consumer would get them.
+"""`geminga read`: prints a topic's messages as a consumer would get them.
 
-Batches are unpacked, payloads decompressed, chunks joined.  Partitions of a topic come one after the other.  Reading
+Batches are unpacked, payloads decompressed, chunks joined.  Partitions of a topic are read one after the other. Reading
 creates no topic and acknowledges nothing.
 """
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +16,7 @@ _CHUNK = "it is a chunk of a message whose other chunks are not all there"
 
 
 class Reading:
-    """Reads messages of a topic; `left_out` has a line for each entry that could not be shown."""
+    """A reader of a topic's messages; `left_out` has a line for each entry that could not be shown."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
@@ -26,7 +26,7 @@ class Reading:
         return f"<Reading left_out={len(self.left_out)} incomplete={len(self._chunks)}>"
 
     async def messages(self, connection: BrokerConnection, topic: str) -> AsyncIterator[bytes]:
-        """Iterate over the payloads of a topic, in order.  Raises ClientError, Refusal."""
+        """Iterate over the payloads of a topic's messages, in order.  Raises ClientError, Refusal."""
         name = names.parse(topic)
         if not name.is_persistent:
             raise ClientError(f"{name} is not persistent: it holds nothing")
@@ -48,7 +48,10 @@ class Reading:
         self.left_out += [f"{entry.ledger_id}:{entry.entry_id} is not shown: {why}" for entry in entries]
 
     def _of(self, entry: Entry) -> Iterator[bytes]:
-        """Iterate over the payloads of messages that the entry completes."""
+        """Iterate over the payloads of the entry's messages.
+
+        A chunk yields the whole payload if it is the last one of its message, else nothing.
+        """
         entries = self._with_chunks(entry) if one_by_one.is_chunk(entry.metadata) else [entry]
         if not entries:
             return
@@ -64,7 +67,7 @@ class Reading:
             self._leave_out(entries, str(error))
 
     def _with_chunks(self, entry: Entry) -> list[Entry]:
-        """Return all chunks of a message if this is the last one, else [].  Repeated chunks count once."""
+        """Return all chunks of a message if the entry is the last one, else [].  Repeated chunks are ignored."""
         metadata, uuid = entry.metadata, entry.metadata.uuid
         if metadata.chunk_id == 0:
             self._leave_out(self._chunks.pop(uuid, []), _CHUNK)      # the producer sends it once more

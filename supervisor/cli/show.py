@@ -1,4 +1,7 @@
-"""Answers as text for people: a line for each item of a list; objects as tables, or as aligned names and values."""
+"""Answers of the broker as text for people.
+
+A list has a line for each item. An object is shown as a table, or as aligned names and values.
+"""
 from typing import Any
 
 from geminga.supervisor.pulsar_client.rest import plain
@@ -15,7 +18,7 @@ def text(value: Any) -> str:
 
 
 def _object(value: dict[str, Any]) -> list[str]:
-    """Return lines of names and plain values, aligned, then those of values with parts, indented."""
+    """Return the lines of an object: names and plain values, aligned, then nested objects and lists, indented."""
     value = {plain(name): item for name, item in value.items()}
     simple = {name: item for name, item in value.items() if not _has_parts(item)}
     width = max(map(len, simple), default=0)
@@ -28,7 +31,7 @@ def _object(value: dict[str, Any]) -> list[str]:
 
 
 def _rows(items: list[Any]) -> list[str]:
-    """Return lines of a table if the objects have few, plain values; else lines of one object after the other."""
+    """Return the lines of a table for objects with up to eight plain values; else the lines of each object in turn."""
     names = list(dict.fromkeys(name for item in items for name in item))
     if any(_has_parts(item.get(name)) for item in items for name in names) or len(names) > 8:
         return [("- " if first else "  ") + line for item in items for first, line in _marked(_object(item))]
@@ -42,7 +45,7 @@ def _marked(lines: list[str]) -> list[tuple[bool, str]]:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether a value takes more than a line."""
+    """Whether a value is a nested object or a list of objects, which takes more than one line."""
     if isinstance(value, list):
         return any(isinstance(item, dict) for item in value)
     return isinstance(value, dict) and bool(value)

@@ -49,7 +49,7 @@ def command() -> None:
 
 
 def _token_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command's function with the ways to give a token."""
+    """Decorate a command's function with the options that give a token."""
     for option in _where:
         function = option(function)
     return function
@@ -176,7 +176,7 @@ def _need_one(first: str | None, second: str | None, name: str) -> None:
 
 
 def _parsed(where: str, parse: Callable[[bytes], Any]) -> Any:
-    """Return the parsed key at a path, file: or data: URL."""
+    """Read a key from a path, a file: URL or a data: URL, and return it parsed."""
     try:
         return parse(sources.read(where)[1])
     except sources.SourceError as error:

@@ -44,7 +44,7 @@ Settings = dict[str, Setting]
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Limits of requests over HTTP, beside [authentication] and [authorization]."""
+    """Limits of requests over HTTP, apart from authentication and authorization."""
 
     hosts: tuple[str, ...] = ()                   # names in requests' Host header, beside those that the broker knows
     # Folders for backups over HTTP; none: authorized or local callers may use any folder.
@@ -53,7 +53,7 @@ class HttpOptions:
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """Series in /metrics."""
+    """Selection of the topics, consumers and producers that have series in /metrics."""
 
     topics: bool = True                           # of topics and their subscriptions; else only of namespaces
     topics_max: int = 500                         # topics with series; others are summed up by namespace
@@ -63,7 +63,7 @@ class MetricsOptions:
 
 @dataclass(frozen=True, slots=True)
 class AlarmOptions:
-    """Thresholds of alarms.  Memory is in percent of the control group's limit, or of the host's memory."""
+    """Thresholds of the memory alarm, in percent of the control group's limit, or of the host's memory."""
 
     memory_percent: int = 85                      # used memory above this is an alarm
     memory_refuse_percent: int = 95               # above this, publishing is refused until it is less; 0: never
@@ -86,7 +86,7 @@ class NightlyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All options of a broker.  load() fills in zeros and blanks that stand for a default."""
+    """All options of a broker.  load() replaces zeros and empty texts that stand for a computed default."""
 
     data_dir: Path = Path("data")                 # relative to the folder in which the broker is started
     cluster_name: str = "standalone"              # that clients and tools see
@@ -166,13 +166,13 @@ def load(config_path: Path | str | None, environ: Mapping[str, str],
 
 def origins(config_path: Path | str | None, environ: Mapping[str, str],
             overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Return {key: source of its value} for all keys that are set.  Raises ConfigError."""
+    """Return {key: source of its value} for all keys that a source sets.  Raises ConfigError."""
     return {name: setting.origin for name, setting in _gather(config_path, environ, overrides)[0].items()}
 
 
 def _gather(config_path: Path | str | None, environ: Mapping[str, str],
             overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """Collect each key's strongest setting, as it was written, and notes for the log."""
+    """Collect the settings of all sources: for each key the one of the strongest source, and notes for the log."""
     document, properties = _read(config_path) if config_path is not None else ({}, {})
     # Pulsar's settings are merged before they are translated, because two of them may make one key.
     translated, notes = translate(properties | from_environment(environ))
@@ -186,7 +186,7 @@ def _gather(config_path: Path | str | None, environ: Mapping[str, str],
 
 
 def _read(config_path: Path | str) -> tuple[Settings, Settings]:
-    """Read a file.  Returns (settings of TOML, settings of properties), one of them empty."""
+    """Read a configuration file.  Returns (settings of TOML, settings of properties), one of them empty."""
     path = Path(config_path)
     try:
         text = path.read_text("utf-8")
@@ -216,7 +216,7 @@ def _flat(table: Mapping[str, Any], section: str, text: str, path: Path) -> Sett
 
 
 def _line_of(name: str, text: str) -> str:
-    """Return ":7" if the key stands on line 7; nothing if it is written in one of TOML's rarer ways."""
+    """Return ":7" if the key stands on line 7 of a TOML file; "" if it is written in one of TOML's rarer ways."""
     wanted, _, key = name.rpartition(".")
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -308,7 +308,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(value: Any) -> tuple[Secret, ...]:
-    """Split a list at commas, except at the one in data:;base64,..."""
+    """Split a list of keys at its commas, but not at the comma inside a data:;base64,... URL."""
     return tuple(map(Secret, _texts(re.split(r"(?<!base64),", value) if isinstance(value, str) else value)))
 
 
@@ -319,7 +319,7 @@ READERS: dict[Any, Callable[[Any], Any]] = {
 
 
 def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
-    """Refuse values that exclude each other, and raise defaults that are too small for other keys' values.
+    """Refuse values that exclude each other, and raise defaults that are too small for the values of other keys.
 
     Return notes for the log.  Raises ConfigError.
     """
@@ -369,9 +369,9 @@ def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> 
 
 
 def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
-    """Refuse keys of TLS and identity without the keys that they need.
+    """Refuse keys of TLS and authentication that are set without the keys on which they depend.
 
-    Half of such a set-up would let everybody in, or nobody.
+    An incomplete set-up would let everybody in, or nobody.
     """
     needed = [(key, needs) for key, needs in (
         ("tls.certificate", "tls.key"), ("tls.key", "tls.certificate"), ("tls.trusted", "tls.certificate"),
@@ -404,7 +404,9 @@ def _compose(values: Mapping[str, Any]) -> Config:
 
 
 def core_count(root: Path = Path("/")) -> int:
-    """Return the number of cores for this process, at least 1: its affinity, or a control group's quota if less."""
+    """Return the number of cores that this process may use, at least 1: its affinity, or a control group's quota if
+    less.
+    """
     # A quota of one and a half cores is worth two processes.
     limits = [-(-quota // period) for quota, period in _quotas(root)]
     return max(1, min([len(os.sched_getaffinity(0)), *limits]))

@@ -43,7 +43,7 @@ def _is_bound(text: str) -> bool:
 
 
 def _is_foreign(text: str) -> bool:
-    """Whether a class is not part of Pulsar."""
+    """Whether a Java class is not part of Pulsar."""
     return not text.startswith("org.apache.")
 
 
@@ -162,7 +162,7 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `, did you mean NAME?` if a name is close, otherwise nothing."""
+    """Return ", did you mean NAME?" for the most similar name, "" if no name is similar."""
     matches = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f", did you mean {matches[0]}?" if matches else ""
 
@@ -208,7 +208,9 @@ def _scaled(factor: int) -> Callable[[str], int]:
 
 
 def _bounded(factor: int) -> Callable[[str], int]:
-    """Multiply, but keep a negative number, which means "no bound"."""
+    """Return a converter that multiplies a number by the factor, but keeps 0 and negative numbers, which mean "no
+    bound".
+    """
     return lambda text: number * factor if (number := _whole(text)) > 0 else number
 
 
@@ -364,7 +366,9 @@ def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> 
 
 
 def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Read the older name of the bound in bytes, which Pulsar prefers if it is above 0."""
+    """Translate backlogQuotaDefaultLimitGB, the older name of the quota in bytes, which Pulsar prefers if it is
+    above 0.
+    """
     setting = said.get("backlogQuotaDefaultLimitGB")
     size = _converted(setting, _whole) if setting else None
     return {"storage.backlog_quota_bytes": size._replace(value=size.value << 30)} if size and size.value > 0 else {}
@@ -397,7 +401,7 @@ def _refuse_tls_without_certificate(said: Mapping[str, Setting]) -> None:
 
 
 def _ports(properties: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Close ports that are empty, and TLS ports that are not set although there is a certificate."""
+    """Close ports that are set to nothing, and TLS ports that are not set although there is a certificate."""
     closed = {ours: properties[theirs] for theirs, ours in PORTS.items()
               if theirs in properties and not properties[theirs].value}
     certificate = properties.get("tlsCertificateFilePath")
@@ -408,9 +412,9 @@ def _ports(properties: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Read methods of authentication from Pulsar's classes.
+    """Translate Pulsar's classes of authentication to Geminga's methods.
 
-    An unknown class is refused: clients that it was meant to keep out would be admitted.
+    An unknown class is refused, because clients that it was meant to keep out would be admitted.
     """
     provider = said.get("authorizationProvider")
     if provider and provider.value.rpartition(".")[2] != AUTHORIZATION_PROVIDER:
@@ -429,7 +433,7 @@ def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """Yield (line number, line) without blanks and comments.
+    """Yield (line number, line) of a properties file, without blank lines and comments.
 
     A line that ends in an odd number of backslashes continues on the next one.
     """

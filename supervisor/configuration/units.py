@@ -1,4 +1,6 @@
-"""Times and sizes as pulsar-admin reads them (90, 10m, 7d, -1; 4096, 10M, 2G), and moments as printed."""
+"""Parsing of times and sizes as pulsar-admin reads them (90, 10m, 7d, -1; 4096, 10M, 2G), and of moments; printing
+of moments.
+"""
 import re
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
@@ -9,19 +11,19 @@ _RELATIVE = re.compile(r"([+-]?)([0-9]{1,12}[smhdwy])", re.IGNORECASE)
 
 
 def seconds(text: str) -> int:
-    """Return a time in seconds.  Raises ValueError."""
+    """Parse a time such as 90, 10m or 7d, and return it in seconds.  Raises ValueError."""
     return _scaled(text, _SECONDS, "a time: a number of seconds, or one with a unit of s, m, h, d, w or y, such as 10m")
 
 
 def millis(text: str) -> int:
-    """Return a time in milliseconds, also of a text such as 500ms.  Raises ValueError."""
+    """Parse a time such as 90, 10m or 500ms, and return it in milliseconds.  Raises ValueError."""
     return int(text[:-2]) if _MILLIS.fullmatch(text) else 1_000 * seconds(text)
 
 
 def moment(text: str, now_ms: int) -> int:
-    """Return a moment in ms since 1970, from ms, ISO 8601 (UTC by default) or a time from now: 10m, +2h, -1d.
+    """Parse a moment: ms since 1970, ISO 8601 (UTC by default) or relative to now as 10m, +2h or -1d.
 
-    Raises ValueError.
+    Return ms since 1970. Raises ValueError.
     """
     if relative := _RELATIVE.fullmatch(text):
         sign, length = relative.groups()
@@ -42,7 +44,7 @@ def moment(text: str, now_ms: int) -> int:
 
 
 def instant(time_ms: int) -> str:
-    """Return a moment in ms as ISO 8601.  A number beyond all dates, which producers may set, stays a number."""
+    """Return a moment in ms as ISO 8601; as "N ms" if the number is beyond all dates, which producers may send."""
     from datetime import UTC, datetime
     try:
         return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -51,18 +53,18 @@ def instant(time_ms: int) -> str:
 
 
 def size(text: str) -> int:
-    """Return a size in bytes.  Raises ValueError."""
+    """Parse a size such as 4096, 10M or 2G, and return it in bytes.  Raises ValueError."""
     return _scaled(text, _BYTES, "a size: a number of bytes, or one with a unit of K, M, G or T, such as 10M")
 
 
 def minutes(text: str) -> int:
-    """Return a time in whole minutes; -1 stays -1.  Raises ValueError."""
+    """Parse a time such as 10m or 7d, and return it in whole minutes; -1 stays -1.  Raises ValueError."""
     amount = seconds(text)
     return amount // 60 if amount > 0 else amount
 
 
 def mebibytes(text: str) -> int:
-    """Return a size in whole MiB; -1 stays -1.  Raises ValueError."""
+    """Parse a size such as 10M or 2G, and return it in whole MiB; -1 stays -1.  Raises ValueError."""
     amount = size(text)
     return amount >> 20 if amount > 0 else amount
 

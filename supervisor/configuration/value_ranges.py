@@ -1,4 +1,4 @@
-"""The values that keys of the configuration take, beyond their types.
+"""The values that keys of the configuration accept, beyond their types.
 
     RANGES    first and last value of each number
     FORMS     pattern that a text, or each of a list of texts, matches

@@ -11,7 +11,7 @@ _HELD = "anon", "shmem", "sock", "kernel_stack", "pagetables", "slab_unreclaimab
 
 
 class Memory(NamedTuple):
-    """Memory in use, and its limit, in bytes."""
+    """Memory in use and its limit, in bytes, of the host or of one control group."""
 
     used: int
     limit: int
@@ -31,7 +31,7 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Return the use of memory that is nearest to its limit, of the host or a control group.
+    """Return memory in use and its limit, of the host or the control group that is nearest to its limit.
 
     Cached pages of files do not count as used.
     """
@@ -60,7 +60,7 @@ _EXITING, _KILLED = 0x4, 1 << 8      # in /proc/PID/stat: the flag of an ending 
 
 
 def is_ending(pid: int, root: Path = Path("/")) -> bool:
-    """Whether the process has ended, is ending or was killed, even before its parent is notified."""
+    """Whether a process has ended, is ending or was killed, even before its parent is notified."""
     try:
         fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -69,7 +69,7 @@ def is_ending(pid: int, root: Path = Path("/")) -> bool:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number; {} if the file cannot be read."""
+    """Read a file with a name and a number on each line; {} if the file cannot be read."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -14,7 +14,10 @@ _ANSWER_SECONDS = 0.7
 
 
 def listen(data_dir: Path) -> BinaryIO:
-    """Let this process and its children answer SIGUSR1 as long as the returned file is open.  Raises OSError."""
+    """Have this process and its children answer SIGUSR1 with their stack traces, while the returned file is open.
+
+    Raises OSError.
+    """
     file = open(data_dir / FILE, "ab", buffering=0)  # noqa: SIM115 - kept open by the caller
     file.truncate()
     faulthandler.register(signal.SIGUSR1, file, all_threads=True, chain=False)
@@ -23,7 +26,7 @@ def listen(data_dir: Path) -> BinaryIO:
 
 
 def processes(data_dir: Path) -> dict[int, str]:
-    """Return {process id: name} of all processes that answer now."""
+    """Return {process id: name} of the processes that answer SIGUSR1 with stack traces in this data folder."""
     answering, wanted = {}, str((data_dir / FILE).resolve())
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -35,7 +38,7 @@ def processes(data_dir: Path) -> dict[int, str]:
 
 
 def ask(data_dir: Path, pid: int) -> str:
-    """Return the stack traces of a process, "" if it does not answer in time.  Raises OSError."""
+    """Ask a process for its stack traces, and return them, "" if it does not answer in time.  Raises OSError."""
     with open(data_dir / FILE, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         os.kill(pid, signal.SIGUSR1)

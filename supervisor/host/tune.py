@@ -40,7 +40,7 @@ class WorkerDemand(Protocol):
 
 
 class Demand(Protocol):
-    """The part of a configuration that says what the broker needs of the host."""
+    """The part of a configuration from which the broker's needs of the host follow."""
 
     @property
     def data_dir(self) -> Path: ...
@@ -56,7 +56,7 @@ class Demand(Protocol):
 
 
 class HostCheck(NamedTuple):
-    """The result of checking one setting of the host."""
+    """Result of a check of one host setting: the value found, the value wanted, and the command that changes it."""
 
     name: str
     found: str
@@ -72,7 +72,7 @@ class HostCheck(NamedTuple):
 
 
 def checks(config: Demand, root: Path = Path("/"), limits: tuple[int, int] | None = None) -> Iterator[HostCheck]:
-    """Check all settings.
+    """Check all settings of the host.
 
     root: the folder with /proc and /sys.  limits: soft and hard limit of descriptors, None for those of this process.
     """
@@ -82,13 +82,16 @@ def checks(config: Demand, root: Path = Path("/"), limits: tuple[int, int] | Non
 
 
 def _needed(config: Demand, root: Path, limits: tuple[int, int]) -> Iterator[HostCheck]:
-    """Check settings that may make the broker fail or lose data."""
+    """Check the host's settings that may make the broker fail or lose data."""
     return filter(None, (_descriptors(limits), _mappings(root), _memory(config, root), _processes(config, root),
                          _file_system(config, root), _overcommit(root)))
 
 
 def at_start(config: Demand) -> list[HostCheck]:
-    """Return the checks that `serve` warns of at its start: they matter, and a service can read their settings."""
+    """Return the failed checks of the host that `serve` warns of at its start.
+
+    These are the checks that matter and whose settings a service can read.
+    """
     needed = _needed(config, Path("/"), resource.getrlimit(resource.RLIMIT_NOFILE))
     return [check for check in needed if check.matters and not check.is_fine]
 
@@ -116,7 +119,7 @@ def _set(name: str, value: int) -> str:
 
 
 def _at_least(root: Path, what: str, name: str, wanted: int, why: str, *, matters: bool) -> HostCheck | None:
-    """Check that a sysctl is not below a number; None if the host has no such sysctl."""
+    """Check that a sysctl has at least a wanted number; None if the host has no such sysctl."""
     found = _sysctl(root, name)
     if found is None:
         return None
@@ -147,7 +150,7 @@ def _memory(config: Demand, root: Path) -> HostCheck | None:
 
 
 def _least_memory(root: Path) -> tuple[int, str]:
-    """Return (bytes, "host" or the control group) of the smallest limit of memory."""
+    """Return the smallest memory limit as (bytes, "host" or the control group)."""
     limits = [(host.memory_total(root), "host")]
     limits += [(int(text), group.name or "/") for group in host.control_groups(root)
                for name in ("memory.max", "memory.high")
@@ -166,13 +169,13 @@ def _processes(config: Demand, root: Path) -> HostCheck | None:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path, or the innermost folder above it that exists."""
+    """Return the path, or its innermost parent folder that exists."""
     path = path.resolve()
     return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _file_system(config: Demand, root: Path) -> HostCheck | None:
-    """Check the data folder's file system: the last mount in mountinfo that has the folder below it."""
+    """Check the file system of the data folder, which is that of the innermost mount above the folder."""
     folder, mount = _existing(config.data_dir), None
     try:
         lines = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -198,7 +201,7 @@ def _file_system(config: Demand, root: Path) -> HostCheck | None:
 
 
 def _device(folder: Path, root: Path) -> Path | None:
-    """Return the folder in /sys of the disk that a folder is on, None if there is none."""
+    """Return the folder in /sys of the disk that holds a folder, None if there is none."""
     number = _existing(folder).stat().st_dev
     path = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
     return next((device for device in (path, path.resolve().parent) if (device / "queue").is_dir()), None)

@@ -1,4 +1,4 @@
-"""One child of the supervisor: its states, its fork, its core.
+"""One child process of the supervisor: its states, its fork, its core.
 
     STARTING --ready--> READY --ended--> GONE --restarted--> STARTING
                           \\--told to stop--> STOPPING --ended--> GONE
@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running process, as the supervisor holds it."""
+    """A running child process, with the supervisor's connection to it and its heartbeat."""
 
     pid: int
     control: Control          # the supervisor's end of the socket pair
@@ -42,7 +42,7 @@ class Process:
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A role and a number, and the state of the process that has them now.
+    """A worker, owner or admin process by its index, and the state of the process that runs for it now.
 
     There is a process in every state but GONE.
     """
@@ -63,14 +63,14 @@ class Child:
     core: int | None = None                           # to which the process is pinned
 
     def become(self, state: str) -> None:
-        """Change the state along TRANSITIONS."""
+        """Change the child's state.  Only changes in TRANSITIONS are allowed."""
         assert state in TRANSITIONS[self.state], (self, state)
         assert state != GONE or self.process is None, self
         self.state = state
 
     @property
     def pid(self) -> int:
-        """Id of the process, 0 without one."""
+        """Id of the child's process, 0 if none runs."""
         return 0 if self.process is None else self.process.pid
 
     @property
@@ -89,7 +89,7 @@ class Closable(Protocol):
 
 
 def start(child: Child, serial: int, supervisor_only: list[Closable]) -> None:
-    """Fork the child, which runs its body and exits.  The child closes everything in `supervisor_only`."""
+    """Fork a child process, which runs its body and exits.  The child closes everything in `supervisor_only`."""
     child.become(STARTING)
     child.serial, child.started = serial, time.monotonic()
     ours, theirs = control_pair()
@@ -124,7 +124,9 @@ def start(child: Child, serial: int, supervisor_only: list[Closable]) -> None:
 
 
 def _settle(parent: int, child: Child) -> None:
-    """Prepare a fresh child: it dies with the supervisor, has its name, and leaves signals to the supervisor."""
+    """Prepare a newly forked child: it dies with the supervisor, gets its name, and ignores signals meant for the
+    supervisor.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -141,7 +143,8 @@ def _settle(parent: int, child: Child) -> None:
 
 
 def spread(children: list[Child], is_wanted: bool) -> None:
-    """Assign cores to workers and owners in turn, of those that this process may use, and move running ones.
+    """Assign the cores that this process may use to workers and owners in turn, and move running processes to
+    theirs.
 
     Without `is_wanted` all children may use all cores.
     """
@@ -154,13 +157,13 @@ def spread(children: list[Child], is_wanted: bool) -> None:
 
 
 def keep_to_core(child: Child) -> None:
-    """Pin this process, and threads that it starts later, to the child's core."""
+    """Pin this process, and threads that it starts later, to the core assigned to the child."""
     if child.core is not None:
         _keep(child, 0, [child.core])
 
 
 def _keep(child: Child, thread: int, cores: list[int]) -> None:
-    """Set the cores of one thread.  A thread that has ended is ignored; any other failure is logged."""
+    """Set the cores on which a thread may run.  A thread that has ended is ignored; any other failure is logged."""
     try:
         os.sched_setaffinity(thread, cores)
     except ProcessLookupError:      # it has just ended
@@ -170,7 +173,7 @@ def _keep(child: Child, thread: int, cores: list[int]) -> None:
 
 
 def describe_exit(status: int) -> str:
-    """Return an exit status, as waitpid has it, as text for the log."""
+    """Return an exit status from waitpid as text for the log."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         hint = " (perhaps out of memory)" if number == signal.SIGKILL else ""

@@ -22,11 +22,11 @@ _CONNECT_SECONDS = 10.0
 
 
 class NotServed(Exception):
-    """No broker serves the data folder, or this user may not connect to it.  The text is one line."""
+    """An error: no broker serves the data folder, or this user may not connect to it.  The text is one line."""
 
 
 class ControlSocket:
-    """The listening socket in the supervisor, and its open connections."""
+    """The supervisor's listening socket for commands on the host, and the connections open on it."""
 
     def __init__(self, data_dir: Path, selector: selectors.BaseSelector,
                  commands: dict[str, Callable[[Control, Any], None]]):
@@ -44,7 +44,7 @@ class ControlSocket:
 
     @property
     def held(self) -> list[socket.socket | Control]:
-        """Return the sockets that a forked child has to close."""
+        """Return the listening socket and all connections, which a forked child has to close."""
         return [self._listener, *self._callers]
 
     def _accept(self) -> None:
@@ -64,7 +64,7 @@ class ControlSocket:
             self.hang_up(caller)
 
     def hang_up(self, caller: Control) -> None:
-        """Close the caller's connection, unless it is closed already."""
+        """Close a caller's connection, unless it is closed already."""
         if caller in self._callers:
             self._selector.unregister(caller)
             self._callers.remove(caller)
@@ -72,7 +72,7 @@ class ControlSocket:
 
 
 def listen(data_dir: Path) -> socket.socket:
-    """Return a listening, non-blocking socket at SOCKET in the data folder.  Raises OSError."""
+    """Return a listening, non-blocking control socket in the data folder.  Raises OSError."""
     listener = socket.socket(socket.AF_UNIX)
     with short_path(data_dir / SOCKET) as path:
         listener.bind(path)
@@ -82,7 +82,7 @@ def listen(data_dir: Path) -> socket.socket:
 
 
 def ask(data_dir: Path, patience: float | None = None, **message: Any) -> Iterator[dict[str, Any]]:
-    """Send one command, and yield its answers until the broker closes the connection or ends.
+    """Send one command to a running broker, and yield its answers until the broker closes the connection or ends.
 
     `patience` is the longest wait for an answer in seconds, None for no bound.  Raises NotServed.
     """

@@ -13,7 +13,7 @@ _SECONDS_MAX = 24 * 3600
 
 
 class Drain:
-    """The drain of one broker, from the first command to the stop."""
+    """The drain of a broker before a stop, from the first command to the stop."""
 
     def __init__(self, supervisor: Supervision):
         self._supervisor = supervisor
@@ -29,11 +29,11 @@ class Drain:
 
     @property
     def outstanding(self) -> int:
-        """Count the messages that consumers hold and have not acknowledged, of the whole broker."""
+        """Count the messages that consumers of the whole broker have received and not acknowledged."""
         return self._supervisor.counters["admin", 0].total("outstanding")
 
     def asked(self, caller: Control, seconds: float) -> None:
-        """Begin a drain of at most `seconds` for an operator, or change the time of the one under way.
+        """Begin a drain of at most `seconds` for an operator, or change the time limit of the current drain.
 
         Raises ValueError or TypeError for seconds that are no number from 0 to a day.
         """
@@ -54,7 +54,7 @@ class Drain:
         self._by = time.monotonic() + seconds
 
     def go_on(self) -> None:
-        """Tell callers how many messages are outstanding; begin the stop when the drain is over."""
+        """Report the number of outstanding messages to callers, and begin the stop when the drain is over."""
         supervisor = self._supervisor
         if self._by is None or supervisor.is_stopping:
             return

@@ -21,17 +21,17 @@ _SHOWN_SECONDS = 3.0           # without an answer, after which an operator is t
 
 
 class State(NamedTuple):
-    """The state of a process's threads, taken together."""
+    """The combined state of all threads of a process."""
 
     letter: str        # of the first thread found in: T stopped, t traced, D uninterruptible, R running, S asleep
     switches: int      # context switches of all threads
 
 
 def state_of(pid: int) -> State:
-    """Read the state of a process's threads from /proc.  Without threads the letter is Z.
+    """Read the combined state of a process's threads from /proc.  The letter is Z if there are no threads.
 
-    All threads count, as the main thread may wait for one that waits for the disk.  ZeroMQ's own threads do not: they
-    wake for every envelope, whatever the process does.
+    All threads count, as the main thread may wait for a thread that waits for the disk.  ZeroMQ's own threads do not
+    count: they wake for every envelope, whatever the process does.
     """
     letters, switches = set(), 0
     for path in Path(f"/proc/{pid}/task").glob("*/status"):
@@ -46,7 +46,7 @@ def state_of(pid: int) -> State:
 
 
 class Heartbeat:
-    """Whether one process answers.  Times are seconds."""
+    """Heartbeat of one child process: whether it answers, and for how long it has not.  Times are seconds."""
 
     def __init__(self, pid: int):
         self.pid = pid
@@ -58,20 +58,21 @@ class Heartbeat:
 
     @property
     def is_fine(self) -> bool:
-        """Whether it answers, or waits in the kernel, where even a kill would not end it."""
+        """Whether the process answers, or waits in an uninterruptible system call, which even a kill would not end."""
         return not self._unanswered or (self._seen is not None and self._seen.letter == "D")
 
     def __repr__(self) -> str:
         return f"<Heartbeat pid={self.pid} is_asked={self.is_asked} unanswered={self._unanswered:.1f} s>"
 
     def answered(self) -> None:
-        """Note an answer: all times begin again."""
+        """Record an answer of the process, and restart all times from zero."""
         self.is_asked = self.is_told = False
         self._since_answer = self._unanswered = self._still = self._busy = 0.0
         self._seen = None
 
     def check(self, seconds: float, patience: float, state: Callable[[int], State] = state_of) -> str:
-        """Account for `seconds` since the last check, and return what to do: "ask", "kill" or "".
+        """Add `seconds` since the last check to the times without an answer, and return what to do: "ask", "kill" or
+        "".
 
         `patience` is the number of seconds that the process may be busy without an answer.
         """
@@ -98,7 +99,10 @@ class Heartbeat:
 
     @property
     def trouble(self) -> str:
-        """Text for an operator; "" while it answers, and for the first _SHOWN_SECONDS without an answer."""
+        """Text for an operator about a process that does not answer.
+
+        The text is "" while the process answers, and for the first _SHOWN_SECONDS without an answer.
+        """
         if self._unanswered < _SHOWN_SECONDS or self._seen is None:
             return ""
         cause = {"T": "it is stopped by a signal", "t": "it is stopped by a debugger",

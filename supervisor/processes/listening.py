@@ -8,11 +8,11 @@ _SOCKET_PATH_MAX = 80         # bytes of the folder's path; the kernel takes 107
 
 
 class CannotServe(Exception):
-    """The broker cannot start; the text is one line for the log."""
+    """A failure that keeps the broker from starting; the text is one line for the log."""
 
 
 def open_listener(bind: str, port: int, key: str, *, is_shared: bool = False, is_first: bool = True) -> socket.socket:
-    """Open a listening socket.  Raises CannotServe, with the key of the configuration that asks for the port.
+    """Open a listening socket.  Raises CannotServe, which names the configuration key of the port.
 
     The first of several sockets on a port binds it once without SO_REUSEPORT.  Otherwise another broker of the same
     user could share the port unnoticed, and take some of the connections.
@@ -36,7 +36,7 @@ def open_listener(bind: str, port: int, key: str, *, is_shared: bool = False, is
 
 
 def make_run_dir(data_dir: Path) -> Path:
-    """Make the folder of the owners' sockets: in the data folder, or in a temporary one where that path is too long."""
+    """Make the folder of the owners' sockets: in the data folder, or a temporary folder if that path is too long."""
     place = data_dir.resolve() / "run"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=0o700)

@@ -20,10 +20,10 @@ _EXTEND_AGAIN_SECONDS = 5
 
 
 class Notify:
-    """The socket of the service manager.
+    """The connection to the service manager's socket for sd_notify messages.
 
-    Its variables are taken out of the environment.  Otherwise a process that the broker starts would speak for the
-    service.
+    The variables of sd_notify are removed from the environment.  Otherwise a process that the broker starts would speak
+    for the service.
     """
 
     def __init__(self, environ: MutableMapping[str, str]):
@@ -41,7 +41,7 @@ class Notify:
         return f"<Notify {self._address or 'without a socket'} status={self._status!r}>"
 
     def close(self) -> None:
-        """Close the socket in a child: only the supervisor speaks for the service."""
+        """Close the service manager's socket in a forked child, because only the supervisor speaks for the service."""
         if self._socket is not None:
             self._socket.close()
 
@@ -54,7 +54,7 @@ class Notify:
         self._say("READY=1")
 
     def status(self, text: str) -> None:
-        """Send the status line if it has changed."""
+        """Send the status line to the service manager if it has changed."""
         if text != self._status:
             self._status = text
             self._say(f"STATUS={text}")
@@ -66,13 +66,16 @@ class Notify:
         self._say("STOPPING=1")
 
     def extend(self) -> None:
-        """Ask for more time for a recovery that makes progress; sent every _EXTEND_AGAIN_SECONDS at most."""
+        """Ask the service manager for more time to start, because a recovery makes progress.
+
+        The request is sent every _EXTEND_AGAIN_SECONDS at most.
+        """
         if time.monotonic() - self._extended >= _EXTEND_AGAIN_SECONDS:
             self._extended = time.monotonic()
             self._say(f"EXTEND_TIMEOUT_USEC={_EXTEND_SECONDS * 1_000_000}")
 
     def alive(self) -> None:
-        """Feed the watchdog, at a third of its time."""
+        """Feed systemd's watchdog, each time that a third of its interval has passed."""
         if self.watchdog_seconds and time.monotonic() - self._fed >= self.watchdog_seconds / 3:
             self._fed = time.monotonic()
             self._say("WATCHDOG=1")

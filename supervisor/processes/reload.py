@@ -29,7 +29,7 @@ TLS_SWITCH = "listeners with TLS are opened at the start"
 
 
 class Change(NamedTuple):
-    """A key whose value differs between the configuration in force and the new one."""
+    """A configuration key whose value differs between the configuration in force and the new one."""
 
     key: str
     old: Any
@@ -42,13 +42,13 @@ class Change(NamedTuple):
 
 
 def value(config: Config, key: str) -> Any:
-    """Return the value of a key such as "storage.retention_s"."""
+    """Return a configuration's value of a key such as "storage.retention_s"."""
     section, _, name = key.rpartition(".")
     return getattr(getattr(config, SECTIONS[section][0]) if section else config, name)
 
 
 def shown(setting: Any) -> str:
-    """Return a value as TOML text; stars for a secret."""
+    """Return a configuration value as TOML text; stars for a secret."""
     if isinstance(setting, bool):
         return str(setting).lower()
     if isinstance(setting, tuple):
@@ -59,7 +59,7 @@ def shown(setting: Any) -> str:
 
 
 def merged(old: Config, new: Config) -> tuple[Config, list[Change]]:
-    """Return the configuration that comes into force, and all changes.
+    """Return the configuration that a reload brings into force, and all changes.
 
     Keys that need a restart keep their old values in that configuration.
     """
@@ -83,9 +83,9 @@ def _with(config: Config, key: str, old: Any) -> Config:
 
 
 class Reload:
-    """Requests for a reload, and the reload that is under way.
+    """Requests for a reload of the configuration, and the reload that is under way.
 
-    Children are told by groups: one group has confirmed the new options before the next group is told.
+    Children get the new options group by group: one group has confirmed them before the next group is told.
     """
 
     def __init__(self, supervisor: Supervision, load: Callable[[], tuple[Config, list[str]]]):
@@ -101,20 +101,24 @@ class Reload:
         return f"<Reload due={self._is_due} roles={self._roles} callers={len(self._callers)} refused={self.refused!r}>"
 
     def requested(self, *_) -> None:
-        """Note a request by a signal; `go_on` begins the reload."""
+        """Record a request for a reload by a signal; `go_on` begins the reload."""
         self._is_due = True
 
     def asked(self, caller: Control, is_asked: Any) -> None:
-        """Note a request by an operator, who is told the result.  Raises ValueError for any value but true."""
+        """Record an operator's request for a reload; the caller is told the result.  Raises ValueError for any value
+        but true.
+        """
         if is_asked is not True:
             raise ValueError(is_asked)
         self._is_due = True
         self._callers.append(caller)
 
     def answered(self, child: Child, refused: str) -> None:
-        """Note a child's answer to new options: "" if it uses them, "again" if it ends for a successor, else an error.
+        """Record a child's answer to new options: "" if it applies them, "again" if it ends for a successor, else an
+        error.
 
-        A child that cannot use them is killed.  It counts as asked until its end; its successor starts with them.
+        A child that cannot apply the options is killed.  It counts as asked until its end; its successor starts with
+        them.
         """
         if not refused:
             child.is_asked = False
@@ -127,7 +131,7 @@ class Reload:
     def go_on(self) -> None:
         """Take the next step of a reload.
 
-        It begins when all children are ready, tells one group after the other, and ends when all have confirmed.
+        A reload begins when all children are ready, tells one group after the other, and ends when all have confirmed.
         """
         supervisor = self._supervisor
         if supervisor.is_stopping or not supervisor.is_ready or supervisor.is_draining:
@@ -172,7 +176,7 @@ class Reload:
         log.begin(config.log)
 
     def _configure(self, roles: tuple[str, ...]) -> None:
-        """Send the new options to the children of these roles."""
+        """Send the new options to all children of these roles."""
         supervisor, config = self._supervisor, self._supervisor.config
         options = {"owner": (config.storage, config.log), "admin": (config, supervisor.addresses),
                  "worker": (config.worker, config.storage, config.identity, supervisor.addresses, config.log)}

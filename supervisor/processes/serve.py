@@ -62,13 +62,16 @@ STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginn
 
 
 class Supervisor:
-    """Start, watch and stop the processes of the broker.
+    """The supervisor process: it starts, watches and stops the other processes of the broker.
 
     The supervisor itself reads no message and touches no data.
     """
 
     def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
-        """load: reads the configuration anew for a reload; returns it with notes for the log, raises ConfigError."""
+        """Begin with a loaded configuration and no processes.
+
+        load: reads the configuration anew for a reload; returns it with notes for the log, raises ConfigError.
+        """
         self.config = config
         self.began = time.monotonic()
         self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # one socket for each worker
@@ -95,7 +98,8 @@ class Supervisor:
     def prepare(self) -> None:
         """Lock the data folder, bind the ports and open the catalogue.
 
-        Raises CannotServe; OSError of the data folder; Unusable for certificates, keys or users, before a file is made.
+        Raises CannotServe; OSError of the data folder. Raises Unusable for certificates, keys or users, before a file
+        is made.
         """
         config = self.config
         self.certificates = Tls(config.tls) if config.tls.certificate else None
@@ -140,7 +144,7 @@ class Supervisor:
     def _bind(self) -> None:
         """Open a listening socket for each worker.
 
-        The supervisor keeps the sockets open: connections queue in them while a worker is started again.
+        The supervisor keeps the sockets open: connections queue in them while a worker restarts.
         """
         config, tls = self.config, self.config.tls
         has_tls = bool(tls.certificate)
@@ -157,7 +161,7 @@ class Supervisor:
         self.announce(config)
 
     def announce(self, config: Config) -> None:
-        """Derive the addresses that clients are sent to, and those that are printed, from the configuration."""
+        """Derive two kinds of addresses from the configuration: those sent to clients, and those printed at start."""
         port, tls_port = (sockets[0].getsockname()[1] if sockets else -1 for sockets in self.listeners.values())
         http, https = self._http_url("http"), self._http_url("https")
         self.addresses = addresses(config.worker, port, tls_port, http, https)
@@ -272,7 +276,9 @@ class Supervisor:
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
 
     def _select_timeout(self) -> float:
-        """Return the seconds until the next check of the children, restart, or step of a drain or a stop."""
+        """Return the seconds until the supervisor has to act without an event: a check, a restart, or a step of a
+        drain or stop.
+        """
         if self.is_stopping:
             return 0.05
         if self.is_draining:
@@ -316,7 +322,9 @@ class Supervisor:
                 child.control.send(**message)
 
     def _check_heartbeats(self) -> None:
-        """Ask every child for a sign of life, kill one that hangs, and feed systemd's watchdog while all answer."""
+        """Ask every child for a heartbeat, kill a child that hangs, and feed systemd's watchdog while all children
+        answer.
+        """
         passed = time.monotonic() - self._last_check
         if passed < LOOK_SECONDS or self.is_stopping:
             return
@@ -338,11 +346,11 @@ class Supervisor:
             self.notify.alive()
 
     def tell_status(self) -> None:
-        """Tell the service manager the status if it has changed."""
+        """Send the broker's status line to the service manager if it has changed."""
         self.notify.status(self._status())
 
     def _status(self) -> str:
-        """Return the line that `systemctl status` shows."""
+        """Return the broker's state in one line, for `systemctl status`."""
         if self.is_stopping:
             return f"stopping: {sum(child.state != GONE for child in self.children)} processes are left"
         if self.is_draining:
@@ -360,7 +368,7 @@ class Supervisor:
                f"{self.config.workers} workers and {self.config.owners} owners"
 
     def _introduce(self, child: Child) -> None:
-        """Tell workers and the admin process of a new owner; tell a new worker or admin process of all owners."""
+        """Tell workers and the admin process about a new owner; tell a new worker or admin process about all owners."""
         if child.role == "owner":
             for other in self._of("worker") + self._of("admin"):
                 if other.state in (STARTING, READY):
@@ -424,9 +432,10 @@ class Supervisor:
     # -- the end
 
     def _stop_step(self) -> bool:
-        """Stop workers and the admin process, then the owners.  Kill late children.  Return whether all have ended.
+        """Take the next step of a stop, and return whether all processes have ended.
 
-        Owners end last, and store the messages that workers have sent to them by then.
+        Workers and the admin process are stopped first, then the owners, which store the messages that workers have
+        sent to them by then. Processes that take too long are killed.
         """
         passed = time.monotonic() - self._stop_began
         for roles in (("worker", "admin"), ("owner",)):
@@ -444,7 +453,7 @@ class Supervisor:
 
 
 def _beginning(child: Child, owners: int) -> str:
-    """Return how far a child is that does not serve yet."""
+    """Return the progress of a child that does not serve yet, as text for the status line."""
     if child.role != "owner":
         return f"{child.name} is being started again"
     return f"recovering: owner {child.index + 1} of {owners}" + (f", {child.progress}" if child.progress else "")

@@ -1,4 +1,4 @@
-"""The supervisor, as a reload and a drain see it."""
+"""The interface of the supervisor that a reload and a drain use."""
 from typing import Protocol
 
 from geminga.storage.runtime.control import Control
@@ -12,7 +12,7 @@ from geminga.workers.identity.certificates import Tls
 
 
 class Supervision(Protocol):
-    """State of the running broker, and the steps that a reload or a drain may take."""
+    """State of the running broker, and the operations of the supervisor that a reload or a drain may call."""
 
     config: Config                                   # in force
     children: list[Child]
@@ -33,7 +33,7 @@ class Supervision(Protocol):
     def begin_stop(self) -> None: ...
 
     def tell_status(self) -> None:
-        """Tell the service manager the status if it has changed."""
+        """Send the broker's status line to the service manager if it has changed."""
 
     def hang_up(self, caller: Control) -> None:
         """Close the connection of a caller on the control socket."""

@@ -1,4 +1,4 @@
-"""A small client of both protocols, for the health check, commands and tasks.
+"""A small client of Pulsar's binary protocol and of its REST, for the health check, commands and tasks.
 
     client.py        the binary protocol: connect, publish, read
     rest.py          HTTP: one question to a broker, and how it can fail

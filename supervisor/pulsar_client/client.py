@@ -38,7 +38,7 @@ _ANSWERS = {T.LOOKUP_RESPONSE: ("lookupTopicResponse", "error", "message"),
 
 
 class ClientError(Exception):
-    """The broker refused a command, or answered with something unexpected."""
+    """An error: the broker refused a command, or sent an unexpected answer."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
@@ -46,11 +46,11 @@ class ClientError(Exception):
 
 
 class Silence(ClientError):
-    """No frame came for a minute."""
+    """An error: the broker sent no frame for a minute."""
 
 
 class NoAddress(ClientError):
-    """The text is not an address of a broker."""
+    """An error: a text is not the address of a broker."""
 
     exit_status = 2
 
@@ -148,7 +148,7 @@ class BrokerConnection(asyncio.Protocol):
     # -- commands
 
     async def call(self, command: api.BaseCommand, expected: int) -> api.BaseCommand:
-        """Send the command and return its answer.  Raises ClientError."""
+        """Send a command to the broker and return its answer.  Raises ClientError."""
         self.send(command)
         answer, _ = await self.receive(expected)
         return answer
@@ -158,7 +158,10 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.write(frames.SIZES.pack(4 + len(body) + len(entry), len(body)) + body + entry)
 
     async def receive(self, expected: int) -> tuple[api.BaseCommand, bytes]:
-        """Return the next frame of that type: (command, entry).  Raises ClientError."""
+        """Wait for the next frame of the expected type, and return (command, entry).
+
+        Frames of other types are skipped. Raises ClientError for an error from the broker.
+        """
         while True:
             while not self._came:
                 await self._more()
@@ -187,7 +190,9 @@ class BrokerConnection(asyncio.Protocol):
 
     async def producer(self, topic: str, name: str = "",
                        schema: api.Schema | None = None) -> api.CommandProducerSuccess:
-        """Create producer 1 on the topic, with a generated name unless `name` is given.  Raises ClientError."""
+        """Create the connection's only producer on a topic, with a generated name unless `name` is given.  Raises
+        ClientError.
+        """
         request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
         if name:
             request.producer_name = name
@@ -212,7 +217,7 @@ class BrokerConnection(asyncio.Protocol):
     async def send_entries(self, entries: list[Entry], sequence_id: int) -> None:
         """Publish entries unchanged, with ascending sequence ids from `sequence_id` on.
 
-        `receipt` reads their receipts.
+        The method does not wait for receipts, which `receipt` reads.
         """
         written: list[bytes] = []
         for number, entry in enumerate(entries, sequence_id):
@@ -225,7 +230,7 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.write(b"".join(written))
 
     async def receipt(self) -> tuple[int, int]:
-        """Return (ledger, entry) of the next receipt.  Raises ClientError."""
+        """Wait for the next receipt of a published entry, and return its (ledger, entry).  Raises ClientError."""
         receipt, _ = await self.receive(T.SEND_RECEIPT)
         return receipt.send_receipt.message_id.ledgerId, receipt.send_receipt.message_id.entryId
 
@@ -233,10 +238,10 @@ class BrokerConnection(asyncio.Protocol):
 
     async def subscribe(self, topic: str, subscription: str = "", first: tuple[int, int] | None = None,
                         since_s: int = 0, makes_topic: bool = True) -> int:
-        """Create a consumer and return its number.  Raises ClientError.
+        """Create a consumer on a topic and return its number.  Raises ClientError.
 
-        The consumer begins at `first`, else at messages published `since_s` seconds ago, else at the beginning.
-        Without a subscription the consumer is a reader, and leaves no subscription behind.
+        The consumer begins at `first`, else at messages published `since_s` seconds ago, else at the beginning. Without
+        a subscription the consumer is a reader, and leaves no subscription behind.
         """
         kind = api.CommandSubscribe.Shared if subscription else api.CommandSubscribe.Exclusive
         request = api.CommandSubscribe(
@@ -265,7 +270,7 @@ class BrokerConnection(asyncio.Protocol):
         return None if last.ledgerId >> 63 or last.entryId >> 63 else (last.ledgerId, last.entryId)      # -1: no entry
 
     async def entries(self, consumer: int, last: tuple[int, int] | None) -> AsyncIterator[list[Entry]]:
-        """Yield the consumer's entries up to the position `last`, in runs of entries that came together.
+        """Yield the consumer's entries up to the position `last`, as lists of entries that arrived together.
 
         Nothing is yielded if `last` is None.
         """
@@ -292,7 +297,9 @@ class BrokerConnection(asyncio.Protocol):
                 return
 
     async def read(self, topic: str, first: tuple[int, int] | None = None) -> list[bytes]:
-        """Return all payloads from `first`, or the beginning, to the end; a batch is one payload."""
+        """Return the payloads of a topic's entries from `first`, or the beginning, to the end; a batch is one
+        payload.
+        """
         consumer = await self.subscribe(topic, first=first)
         last = await self.last(consumer)
         return [entry.payload async for run in self.entries(consumer, last) for entry in run]
@@ -300,7 +307,9 @@ class BrokerConnection(asyncio.Protocol):
     # -- topics and schemas
 
     async def partitions(self, topic: str) -> int | None:
-        """Return the number of partitions: 0 for a topic without, None if the broker knows no such topic."""
+        """Return the topic's number of partitions: 0 for a topic without partitions, None if the broker knows no
+        such topic.
+        """
         request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(),
                                                       metadata_auto_creation_enabled=False)
         command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)
@@ -313,7 +322,7 @@ class BrokerConnection(asyncio.Protocol):
         return answer.partitionMetadataResponse.partitions
 
     async def topics(self, namespace: str) -> list[str]:
-        """Return the names of the namespace's persistent topics, and of each partition."""
+        """Return the names of the namespace's persistent topics; a partitioned topic is listed by its partitions."""
         request = api.CommandGetTopicsOfNamespace(namespace=namespace, request_id=self.request_id(),
                                                   mode=api.CommandGetTopicsOfNamespace.PERSISTENT)
         answer = await self.call(api.BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=request),
@@ -321,7 +330,7 @@ class BrokerConnection(asyncio.Protocol):
         return list(answer.getTopicsOfNamespaceResponse.topics)
 
     async def schemas(self, topic: str) -> dict[int, api.Schema]:
-        """Return {version: schema} of a topic, in ascending order."""
+        """Return {version: schema} of a topic, in ascending order of versions."""
         newest = await self._schema(topic, b"")
         if newest is None:
             return {}
@@ -354,7 +363,7 @@ class BrokerConnection(asyncio.Protocol):
 
 
 def _check(command: api.BaseCommand) -> None:
-    """Raise ClientError if the command is an error, or closes the producer or consumer."""
+    """Raise ClientError if a command from the broker is an error, or closes the producer or consumer."""
     if command.type in _ENDS:
         raise ClientError(f"the broker closed {_ENDS[command.type]}")
     if command.type in _ANSWERS:
@@ -425,7 +434,10 @@ async def connect_inside(path: Path) -> BrokerConnection:
 
 async def _introduced(connection: BrokerConnection, method: str = "", data: str = "",
                       beyond: str = "") -> BrokerConnection:
-    """Send CONNECT and return the connection after CONNECTED.  Raises ClientError, and closes the connection then."""
+    """Do the handshake on a new connection: send CONNECT, wait for CONNECTED, and return the connection.
+
+    Raises ClientError, and closes the connection then.
+    """
     request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method,
                                  auth_data=data.encode())
     if beyond:

@@ -35,7 +35,7 @@ class Credentials(NamedTuple):
         return f"Credentials({self.method})"
 
     def context_for(self, url: str) -> Any:
-        """Return an ssl.SSLContext, None for an address without TLS.  Raises click.UsageError."""
+        """Return the ssl.SSLContext for connections to a URL, None for a URL without TLS.  Raises click.UsageError."""
         if not url.startswith(("pulsar+ssl:", "https:")):
             return None
         import ssl  # slow, and mostly not needed
@@ -53,7 +53,7 @@ class Credentials(NamedTuple):
         return context
 
     def headers(self) -> list[str]:
-        """Return the header lines that HTTP needs for these credentials."""
+        """Return the HTTP header lines that carry these credentials."""
         if self.method == "token":
             return [f"Authorization: Bearer {self.data}"]
         if self.method == "basic":
@@ -62,7 +62,7 @@ class Credentials(NamedTuple):
 
 
 def _why(error: OSError) -> str:
-    """Return why a file of certificates cannot be used."""
+    """Return the reason why a certificate file cannot be used, from the error of loading it."""
     if getattr(error, "reason", None):
         return "no certificate, with its key, in PEM form"
     return error.strerror or str(error)
@@ -90,25 +90,30 @@ _OPTIONS = (
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command's function with these options, whose values it passes on to `of`."""
+    """Decorate a command's function with the options of credentials, such as --auth-plugin.
+
+    The function passes their values to `of`.
+    """
     for names, attributes in reversed(_OPTIONS):
         function = click.option(*names, **attributes)(function)
     return function
 
 
 def parameters() -> list[click.Option]:
-    """Return these options for a command that is made without a decorated function."""
+    """Return the options of credentials, such as --auth-plugin, for a command that is made without a decorated
+    function.
+    """
     return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
 
 
 class NoDefaults(Exception):
-    """The file of PULSAR_CLIENT_CONF cannot be read."""
+    """An error: the file that PULSAR_CLIENT_CONF names cannot be read."""
 
     exit_status = 2
 
 
 def defaults(path: str) -> dict[str, dict[str, str]]:
-    """Return {command: {parameter: value}} of a client.conf.  Raises NoDefaults."""
+    """Read a client.conf, and return defaults for click: {command: {parameter: value}}.  Raises NoDefaults."""
     from geminga.supervisor.configuration.properties import parse
     try:
         settings = parse(Path(path).read_text(errors="replace"), path)
@@ -124,7 +129,7 @@ def defaults(path: str) -> dict[str, dict[str, str]]:
 
 def of(auth_plugin: str | None = None, auth_params: str | None = None, tls_trust_cert_path: str | None = None,
        tls_allow_insecure: bool = False) -> Credentials:
-    """Return the credentials for values of these options.  Raises click.UsageError."""
+    """Return the credentials that values of the options such as --auth-plugin give.  Raises click.UsageError."""
     return _parsed(auth_plugin, auth_params)._replace(trusted=tls_trust_cert_path or "", is_insecure=tls_allow_insecure)
 
 
@@ -166,7 +171,7 @@ def _tls(params: str) -> Credentials:
 
 
 def _fields(params: str) -> dict[str, str]:
-    """Read a JSON object, or name:value,name:value."""
+    """Parse the parameters of an authentication plugin: a JSON object, or name:value,name:value."""
     if params.startswith("{"):
         return json.loads(params)
     return dict(part.split(":", 1) for part in params.split(",") if ":" in part)

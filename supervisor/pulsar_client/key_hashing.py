@@ -15,7 +15,7 @@ _MURMUR = 0xC6A4A7935BD1E995
 
 
 class Scheme(NamedTuple):
-    """A hash that a client library has."""
+    """A hash function of a client library, by its name in that library."""
 
     name: str
     hash: Callable[[str], int]
@@ -26,18 +26,18 @@ def murmur3(key: str) -> int:
 
 
 def java(key: str) -> int:
-    """Hash as the Java client does: String.hashCode() over UTF-16."""
+    """Hash a key as the Java client does: String.hashCode() over UTF-16."""
     units = key.encode("utf-16-be")
     return _times_31(int.from_bytes(units[at:at + 2], "big") for at in range(0, len(units), 2)) & _MOST
 
 
 def go(key: str) -> int:
-    """Hash as the Go client's JavaStringHash does: over UTF-8, and with the highest bit."""
+    """Hash a key as the Go client's JavaStringHash does: over UTF-8, keeping the highest bit."""
     return _times_31(key.encode())
 
 
 def cpp_java(key: str) -> int:
-    """Hash as the C++ library's JavaStringHash does: over UTF-8, with signed bytes."""
+    """Hash a key as the C++ library's JavaStringHash does: over UTF-8, with signed bytes."""
     return _times_31(byte - 256 if byte > 127 else byte for byte in key.encode()) & _MOST
 
 
@@ -49,7 +49,7 @@ def _times_31(values: Iterable[int]) -> int:
 
 
 def boost(key: str) -> int:
-    """Hash as boost::hash<std::string> does since Boost 1.81."""
+    """Hash a key as boost::hash<std::string> does since Boost 1.81."""
     data = key.encode()
     seed, at, left = _GOLDEN, 0, len(data)
     result = _mulx(seed, _GOLDEN_SQUARE) ^ left
@@ -75,7 +75,7 @@ def _mulx(one: int, other: int) -> int:
 
 
 def boost_before_181(key: str) -> int:
-    """Hash as boost::hash<std::string> did before Boost 1.81: bytes one by one, signed."""
+    """Hash a key as boost::hash<std::string> did before Boost 1.81: bytes one by one, signed."""
     result = 0
     for byte in key.encode():
         value = (byte - 256 if byte > 127 else byte) & _U64
@@ -98,9 +98,9 @@ CLIENTS: dict[str, tuple[Scheme, ...]] = {
 
 
 def partitions_of(key: str, count: int, client: str | None = None) -> list[dict[str, Any]]:
-    """Return the partition of a key on a topic with `count` partitions, a row for each client and hash.
+    """Return the partition of a key on a topic with `count` partitions, a row for each client library and hash.
 
-    client: only this one's rows.
+    client: the library whose rows are wanted, None for all.
     """
     hashes = [(name, number, scheme.name, scheme.hash(key)) for name, schemes in CLIENTS.items()
               if client in (None, name) for number, scheme in enumerate(schemes)]

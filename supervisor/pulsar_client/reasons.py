@@ -1,4 +1,7 @@
-"""Errors of connections, in one line each.  The text of an exception itself may be empty, or a tuple."""
+"""Reasons for failed connections, in one line each.
+
+The text of an exception itself may be empty, or a tuple.
+"""
 import os
 import socket
 import sys
@@ -9,7 +12,7 @@ _NOT_TLS = "what listens there ended the TLS handshake: it may not speak TLS"
 
 
 def of(error: Exception, *, is_secure: bool) -> str:
-    """Return the reason for an exception at a connection.  `is_secure`: the address asks for TLS."""
+    """Return the reason why a connection failed, from its exception.  `is_secure`: the address asks for TLS."""
     ssl = sys.modules.get("ssl")      # absent if no connection used TLS
     if ssl and isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted: {error.verify_message}"
@@ -27,7 +30,7 @@ def of(error: Exception, *, is_secure: bool) -> str:
 
 
 def of_bytes(received: bytes, wanted: str) -> str:
-    """Return the reason for bytes that are no answer of the protocol `wanted`."""
+    """Return the reason why received bytes are no answer of the protocol `wanted`."""
     if not received:
         return f"what listens there ended the connection without an answer: it may not speak {wanted}"
     if received.startswith(_TLS_ALERT):

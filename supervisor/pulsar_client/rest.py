@@ -15,7 +15,7 @@ DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
 
 
 class Refused(Exception):
-    """The broker answered with an error status; the text is its reason."""
+    """An error: the broker answered with an error status; the text is its reason."""
 
     exit_status = REFUSED
 
@@ -25,13 +25,13 @@ class Refused(Exception):
 
 
 class NotReachable(Exception):
-    """The broker did not answer, or the address is not one of HTTP.  The text gives the reason."""
+    """An error: the broker did not answer, or the address is not one of HTTP.  The text gives the reason."""
 
     exit_status = NOT_REACHABLE
 
 
 class Answer(NamedTuple):
-    """A whole answer of HTTP."""
+    """A complete HTTP answer of a broker."""
 
     status: int
     phrase: str                       # behind the status
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Broker:
-    """The HTTP address of a broker, and the credentials to use there."""
+    """The HTTP address of a broker, and the credentials for requests to it."""
 
     def __init__(self, url: str, timeout_s: float = 60.0, credentials: Credentials = NOBODY) -> None:
         parts: SplitResult | None
@@ -70,7 +70,7 @@ class Broker:
         return f"<Broker {self._url} {self._credentials}>"
 
     def ask(self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None) -> Answer:
-        """Send a request, its body as JSON, and return the answer.  Raises Refused, NotReachable."""
+        """Send a request to the broker, with its body as JSON, and return the answer.  Raises Refused, NotReachable."""
         target = self._parts.path.rstrip("/") + path
         if query:
             target += ("&" if "?" in path else "?") + urlencode({name: shown(value) for name, value in query.items()})
@@ -100,7 +100,7 @@ class Broker:
 
 
 def _parsed(received: bytes) -> Answer:
-    """Read an answer of HTTP.  Raises ValueError if the bytes are not a whole one."""
+    """Parse an HTTP answer.  Raises ValueError if the bytes are not a complete one."""
     if not received.startswith(b"HTTP/1"):
         raise ValueError(reasons.of_bytes(received, "HTTP"))
     head, end, body = received.partition(b"\r\n\r\n")
@@ -114,7 +114,7 @@ def _parsed(received: bytes) -> Answer:
 
 
 def _reason(answer: Answer) -> str:
-    """Return an error's reason in one line: the reason in the body, its text, or the phrase behind the status."""
+    """Return the reason of an error answer in one line: from its JSON body, its text, or the phrase of the status."""
     text = answer.value()
     if isinstance(text, dict):
         text = text.get("reason")
@@ -123,17 +123,20 @@ def _reason(answer: Answer) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as JSON; a text without quotes."""
+    """Return a value as JSON, but a text without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def quoted(part: str) -> str:
-    """Quote one part of a path."""
+    """Percent-encode one part of a URL's path."""
     return quote(part, safe="")
 
 
 def topic_path(name: str) -> str:
-    """Return domain/tenant/namespace/topic, each quoted, for a complete or a short name.  Raises ValueError."""
+    """Return domain/tenant/namespace/topic with each part percent-encoded, for a complete or a short topic name.
+
+    Raises ValueError.
+    """
     domain, _, rest = name.rpartition("://") if "://" in name else ("persistent", "", name)
     parts = rest.split("/", 2)
     if len(parts) == 1:
@@ -144,7 +147,7 @@ def topic_path(name: str) -> str:
 
 
 def namespace_path(name: str) -> str:
-    """Return tenant/namespace, each quoted.  Raises ValueError."""
+    """Return tenant/namespace with both parts percent-encoded.  Raises ValueError."""
     parts = name.split("/")
     if len(parts) != 2 or not all(parts):
         raise ValueError(f"{name!r} is no namespace: tenant/namespace")

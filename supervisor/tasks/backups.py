@@ -13,9 +13,10 @@ from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun, Refused
 
 
 def make(data_dir: Path, parent: Path, keep: int = 0) -> BackupReport:
-    """Make a backup in a new folder of `parent`.  With `keep` above 0, then remove the oldest but so many.
+    """Make a backup of the data folder in a new folder of `parent`.
 
-    Raises CannotRun or OSError, and leaves no files then.
+    With `keep` above 0, all but the newest `keep` backups are deleted afterwards. Raises CannotRun or OSError, and
+    leaves no files then.
     """
     try:
         data_folder.check(data_dir)
@@ -36,7 +37,8 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> BackupReport:
 
 
 def _put_in_place(data_dir: Path) -> None:
-    """Recover the folder as a start of the broker would: entries that only journals have go into their ledgers.
+    """Recover the data folder as a start of the broker would: entries that are only in journals go into their
+    ledgers.
 
     Raises CorruptFile, CatalogueError.
     """

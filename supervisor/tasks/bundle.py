@@ -47,7 +47,7 @@ _LOOKS = re.compile(r"eyJ[\w-]{5,}\.[\w-]+\.[\w-]*|(?<=Bearer )\S+|(?<=Basic )\S
 
 def write(target: Path, config: Config, admin_url: str, credentials: Credentials, options: list[str],
           environ: Mapping[str, str]) -> list[str]:
-    """Write the archive to a new file; return a line for each missing part.  Raises OSError.
+    """Write the archive of a debug bundle to a new file; return a line for each missing part.  Raises OSError.
 
     `options` are those of `geminga config show`.
     """
@@ -77,7 +77,7 @@ def _add(archive: tarfile.TarFile, name: str, text: str, when: float) -> None:
 # -- secrets
 
 def secrets(config: Config, environ: Mapping[str, str], credentials: Credentials) -> list[str]:
-    """Return the texts to mask, the longest first."""
+    """Return the secret texts that a debug bundle has to mask, the longest first."""
     hidden = {value for name, value in environ.items()
               if name.startswith(("GEMINGA_", "PULSAR_")) and _NAMED.search(name)}
     authentication = config.authentication
@@ -96,13 +96,13 @@ def secrets(config: Config, environ: Mapping[str, str], credentials: Credentials
 
 
 def _lines(text: str) -> set[str]:
-    """Return the secret texts of a file of keys or users: its lines, and the hash behind each user's name."""
+    """Return the secret texts in a file of keys or users: its lines, and the hash behind each user's name."""
     lines = {line.strip() for line in text.splitlines() if line.strip() and not line.startswith("-----")}
     return lines | {line.partition(":")[2] for line in lines if ":" in line}
 
 
 def masked(text: str, hidden: list[str]) -> str:
-    """Replace the hidden texts, and texts that look like a secret, by stars."""
+    """Return a text with stars in place of the hidden texts, and of texts that look like a secret."""
     for one in hidden:
         text = text.replace(one, _STARS)
     return _LOOKS.sub(_STARS, text)
@@ -116,7 +116,7 @@ def _stacks(data_dir: Path, pid: int) -> str:
 
 def _parts(config: Config, broker: Broker, admin_url: str, options: list[str],
            environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield each part's name in the archive, and the function that makes its text."""
+    """Yield the parts of a debug bundle: (name in the archive, function that makes its text)."""
     data_dir = config.data_dir
     for pid, comm in stacks.processes(data_dir).items():      # first, as other parts change what the processes do
         yield f"processes/{comm}-{pid}/stacks.txt", partial(_stacks, data_dir, pid)
@@ -139,7 +139,10 @@ def _parts(config: Config, broker: Broker, admin_url: str, options: list[str],
 
 
 def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the parts that come over HTTP.  After the first question without an answer no more are asked."""
+    """Yield the parts of a debug bundle that come over HTTP: (name in the archive, function that makes its text).
+
+    After a request that the broker did not answer, no more are sent.
+    """
     until = time.monotonic() + _ALL_HTTP_SECONDS
 
     def ask(path: str) -> str:
@@ -170,7 +173,7 @@ def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def busiest(metrics: str) -> list[str]:
-    """Return the topics or partitions with the highest rates, in and out together, of a text of metrics."""
+    """Return the topics or partitions with the highest rates, in and out together, from the text of /metrics."""
     rates: dict[str, float] = {}
     for labels, value in re.findall(r"^pulsar_rate_(?:in|out)\{([^}]*)\} (\S+)", metrics, re.MULTILINE):
         if topic := re.search(r'topic="([^"]+)"', labels):
@@ -187,7 +190,7 @@ def _command(*words: str) -> str:
 
 
 def _run(*command: str) -> str:
-    """Run a command and return both its outputs."""
+    """Run a command, and return its standard output and error output."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS,
                           check=False, stdin=subprocess.DEVNULL)
     return done.stdout + done.stderr
@@ -221,7 +224,10 @@ def _host() -> str:
 
 
 def _folder(data_dir: Path) -> str:
-    """Return files and bytes by folder; after _FOLDER_SECONDS only of the folders visited by then."""
+    """Return the number of files and bytes in each folder, as text.
+
+    After _FOLDER_SECONDS the folders not visited yet are left out.
+    """
     usage, system, until = shutil.disk_usage(data_dir), os.statvfs(data_dir), time.monotonic() + _FOLDER_SECONDS
     sizes: dict[str, list[int]] = {}
     for above, _, names in os.walk(data_dir):

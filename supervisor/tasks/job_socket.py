@@ -1,8 +1,10 @@
-"""The socket over which a job reaches the broker of a data folder.
+"""The socket over which a job, such as a compaction, reaches the broker of a data folder.
 
 The admin process listens in the data folder; `admin/resources/compaction.py` has the questions.  The rights of the
-folder decide who may ask.  While no broker serves the folder, a job puts views in force itself, and leaves undone what
-only owners can do.  Each such step holds the folder's lock, so a broker may start between two of them.
+folder decide who may ask.
+
+While no broker serves the folder, a job puts views in force itself, and leaves undone what only owners can do.  Each
+such step holds the folder's lock, so a broker may start between two steps.
 
 This module imports neither Arrow nor Spark.
 """
@@ -32,15 +34,15 @@ _BEGAN_MAX = 1_000           # partitions in one line
 
 
 class CannotRun(Exception):
-    """The task cannot run.  The text gives the reason in one line."""
+    """An error: a task cannot run.  The text gives the reason in one line."""
 
 
 class Refused(Exception):
-    """The broker refuses a request.  The text is its reason."""
+    """An error: the broker refuses a job's request.  The text is its reason."""
 
 
 class Gone(Refused):
-    """No broker serves the data folder any more."""
+    """An error: the broker that served the data folder has ended."""
 
 
 def check_user(data_dir: Path) -> None:
@@ -58,7 +60,7 @@ def check_user(data_dir: Path) -> None:
 
 
 class BrokerSocket:
-    """The connection to the broker of a data folder, while a broker serves it.
+    """The connection of a job to the broker of a data folder, while a broker serves it.
 
     Every method raises OSError if a broker serves the folder and does not answer for a minute.
     """
@@ -78,13 +80,16 @@ class BrokerSocket:
         self._link = None
 
     def is_served(self) -> bool:
-        """Connect if necessary, and return whether a broker serves the folder."""
+        """Connect to the broker if necessary, and return whether a broker serves the data folder."""
         if self._link is None:
             self._connect()
         return self._link is not None
 
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
-        """Put a view in force, by the broker or, without one, by itself.  Return None, or why that is refused."""
+        """Put a compacted view of a partition in force, through the broker or, without one, directly in the folder.
+
+        Return None, or the reason for a refusal.
+        """
         folder = format.partition_folder(self._data_dir, partition_id)
         while True:
             try:
@@ -105,7 +110,10 @@ class BrokerSocket:
         return None
 
     def _adopt_alone(self, folder: Path, view: int) -> bool:
-        """Put a view in force under the folder's lock.  Return False if a broker holds the lock.  Raises Refused."""
+        """Put a compacted view in force without a broker, under the folder's lock.
+
+        Return False if a broker holds the lock.  Raises Refused.
+        """
         with locks.lock(self._data_dir / locks.LOCK) as is_ours:
             # A broker that has ended since may have put it in force.
             if is_ours and view not in compacted_ledgers.numbers(folder):
@@ -116,10 +124,10 @@ class BrokerSocket:
         return is_ours
 
     def ask(self, question: str, **about: Any) -> Any:
-        """Ask the broker and return its answer.  Raises Refused, Gone.
+        """Ask the broker a question and return its answer.  Raises Refused, Gone.
 
-        If an owner is being started, the question is repeated for a minute.  After a minute in vain, questions are
-        asked only once until one is answered.
+        While an owner is being started, the question is repeated for up to a minute.  If that was in vain, later
+        questions are sent only once, until one of them is answered.
         """
         began = time.monotonic()
         while True:
@@ -135,7 +143,7 @@ class BrokerSocket:
             time.sleep(_AGAIN_SECONDS)
 
     def began(self, partitions: Mapping[int, str]) -> None:
-        """Tell the broker which partitions are being compacted.  A broker that is started later is told too."""
+        """Tell the broker which partitions this job compacts.  A broker that is started later is told too."""
         self._running = dict(partitions)
         if self._link is None:
             self._connect()      # tells the broker as well
@@ -144,7 +152,7 @@ class BrokerSocket:
                 self._tell_running()
 
     def ended(self, report: dict[str, Any]) -> None:
-        """Tell the broker how the compaction of a partition ended."""
+        """Tell the broker the result of a partition's compaction."""
         self._running.pop(report["partition_id"], None)
         self._tell({"ended": report})
 
@@ -158,7 +166,9 @@ class BrokerSocket:
             self._exchange({"began": dict(some[at:at + _BEGAN_MAX])})
 
     def _say(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send one line and return the answer; over a new connection if the broker is restarted.  Raises Gone."""
+        """Send one line to the broker and return its answer, over a new connection if the broker was restarted.
+        Raises Gone.
+        """
         while self.is_served():
             try:
                 return self._exchange(message)
@@ -174,7 +184,7 @@ class BrokerSocket:
         return json.loads(self._link.readline())
 
     def _connect(self) -> None:
-        """Connect to the broker, if one serves the folder, and tell it what is being compacted."""
+        """Connect to the broker, if one serves the folder, and tell it which partitions this job compacts."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             link = socket.socket(socket.AF_UNIX)
@@ -197,7 +207,7 @@ class BrokerSocket:
 
 
 def last_report(data_dir: Path) -> dict[str, Any]:
-    """Return the report of the last night, {} if there is none that can be read."""
+    """Return the report of the last nightly job, {} if there is none that can be read."""
     try:
         return json.loads((data_dir / REPORT).read_bytes())
     except (OSError, ValueError):

@@ -22,7 +22,7 @@ _CLOCKS_S = 60                  # how far publish times of neighbouring entries 
 
 
 class Cluster(NamedTuple):
-    """The address of a cluster, and the credentials to use."""
+    """The address of a cluster, and the credentials for connections to it."""
 
     url: str
     method: str = ""
@@ -40,7 +40,7 @@ class Cluster(NamedTuple):
 
 @dataclass(slots=True)
 class Copied:
-    """Progress of one copy."""
+    """Progress of a topic's copy: entries, messages and bytes copied by now."""
 
     entries: int = 0
     messages: int = 0
@@ -54,9 +54,9 @@ class Copied:
 
 async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions: tuple[str, ...] = (),
                      told: Callable[[Copied], None] = lambda copied: None) -> Copied:
-    """Copy the schemas and the present entries of a topic or partition.  Raises ClientError, OSError.
+    """Copy a topic's or partition's schemas and entries from one cluster to another.  Raises ClientError, OSError.
 
-    The subscriptions are created on the target first, so that it keeps the entries for them.
+    The subscriptions are created on the target first, so that the target keeps the entries for them.
     """
     reading = await source.connect_to_topic(topic)
     try:
@@ -80,7 +80,7 @@ async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions
 
 
 async def _open(reading: BrokerConnection, writing: BrokerConnection, topic: str) -> int:
-    """Create every version of the schema on the target, then the producer.
+    """Create the schema's versions that the target lacks, then the producer.
 
     Return the producer's last sequence id, -1 if it has none.  Raises ClientError if the target has another schema
     under one of the versions.
@@ -114,7 +114,7 @@ async def _last_of(connection: BrokerConnection, topic: str) -> Entry | None:
 
 async def _copy(reading: BrokerConnection, writing: BrokerConnection, topic: str, end: Entry | None, sequence_id: int,
                 copied: Copied, told: Callable[[Copied], None]) -> None:
-    """Copy all entries behind the entry `end`, or all entries if it is None.
+    """Copy the entries behind the entry `end` from source to target, or all entries if `end` is None.
 
     Raises ClientError if the source does not have the entry `end`.
     """
@@ -146,7 +146,7 @@ async def _copy(reading: BrokerConnection, writing: BrokerConnection, topic: str
 
 
 class _UnderWay:
-    """Entries that were sent and have no receipt yet, bounded by _UNDER_WAY_MAX."""
+    """Entries sent to the target without a receipt yet, _UNDER_WAY_MAX at most."""
 
     def __init__(self, connection: BrokerConnection, sequence_id: int) -> None:
         self._connection, self._next, self._done = connection, sequence_id, sequence_id
@@ -163,7 +163,7 @@ class _UnderWay:
         await self._receive(0)
 
     async def _receive(self, left: int) -> None:
-        """Wait for receipts until only `left` are missing.  Raises ClientError."""
+        """Wait for receipts until at most `left` entries are without one.  Raises ClientError."""
         while self._next - self._done > left:
             ledger, _ = await self._connection.receipt()
             if ledger >> 63:

@@ -1,4 +1,4 @@
-"""A night: it compacts topics that are due, lets each partition give back disk space, and writes a report."""
+"""The nightly job: compaction of topics that are due, release of disk space by each partition, and a report."""
 import contextlib
 import json
 import os
@@ -33,9 +33,11 @@ Tell = Callable[[str, int, int], None]      # (activity, number done, number in 
 # -- partitions to compact
 
 def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> list[Target]:
-    """Return the partitions of the named topics, or else all that have a compaction threshold or a view.
+    """Return the partitions that a nightly job considers: those of the named topics, or of topics that match the
+    pattern.
 
-    Raises LookupError, Refusal, re.error, CatalogueError.
+    Without names and pattern, these are all partitions with a compaction threshold or a compacted view. Raises
+    LookupError, Refusal, re.error, CatalogueError.
     """
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
@@ -53,7 +55,7 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
 
 
 def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
-    """Return those of the partitions that exist.  Raises CatalogueError."""
+    """Return the partitions with these ids that exist, as targets of a compaction.  Raises CatalogueError."""
     wanted = set(partition_ids)
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
@@ -70,9 +72,11 @@ def planned(config: Config, partitions: list[Target]) -> list[Planned]:
 # -- engines
 
 class Engines:
-    """The engine for a compaction: this process, or one Spark that is started when it is first needed.
+    """The choice of the engine for each compaction: this process, or one Spark that is started when it is first
+    needed.
 
-    With engine = "auto" a night uses Spark where it is installed, and a compaction on demand only for large topics.
+    With engine = "auto" the nightly job uses Spark where it is installed, and a compaction on demand only for large
+    topics.
     """
 
     def __init__(self, config: Config, *, is_night: bool):
@@ -93,7 +97,7 @@ class Engines:
             self._spark.close()
 
     def for_bytes(self, size: int) -> LocalEngine | Spark:
-        """Return the engine for reading `size` bytes.  Raises CannotRun."""
+        """Return the engine for a compaction that reads `size` bytes.  Raises CannotRun."""
         options = self._options
         may_be_here = options.engine == "auto" and not self._is_night
         if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
@@ -111,14 +115,14 @@ class Engines:
 
 
 def size_of(plan: Iterable[Planned]) -> int:
-    """Return the bytes that the due compactions read."""
+    """Return the bytes that the due compactions of a plan read."""
     return sum(one.size + one.view_size for one in plan if one.is_due)
 
 
 # -- the night
 
 def be_polite(niceness: int) -> None:
-    """Lower this process's priority for cores and disk, and have it killed first if memory runs out."""
+    """Lower this process's priority for cores and disk, and make it the first to be killed if memory runs out."""
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
     with contextlib.suppress(OSError, psutil.Error):
@@ -128,9 +132,9 @@ def be_polite(niceness: int) -> None:
 
 
 def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
-    """Compact partitions one after the other, for the broker that started this process.  Return whether all succeeded.
+    """Compact partitions one after the other, for the broker that started this process.
 
-    Raises CannotRun.
+    Return whether all compactions succeeded. Raises CannotRun.
     """
     partitions, is_well = chosen(config, partition_ids), True
     with contextlib.closing(BrokerSocket(config.data_dir)) as broker, Engines(config, is_night=False) as engines:
@@ -145,7 +149,7 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
 
 def compact(broker: BrokerSocket, config: Config, plan: list[Planned],
             progress: Callable[[Progress], None]) -> Night:
-    """Compact those partitions of the plan that are due.  Raises CannotRun."""
+    """Compact the partitions that are due according to a plan.  Raises CannotRun."""
     with Engines(config, is_night=True) as engines:
         engine = engines.for_bytes(size_of(plan))
         begun = {one.target.partition_id: one.target.topic for one in plan if one.is_due}
@@ -161,7 +165,9 @@ def compact(broker: BrokerSocket, config: Config, plan: list[Planned],
 
 
 def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
-    """Have owners enforce retention for each partition, and remove folders of deleted ones.  Return the report."""
+    """Have owners enforce retention in every partition, and remove folders of deleted partitions.  Return the
+    report.
+    """
     began, rows, errors = time.monotonic(), [], []
     catalogue = confirmed.open_catalogue(config.data_dir)
     topics = [name for _, name in catalogue.partitions.all()]
@@ -184,7 +190,7 @@ def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any
 
 
 def check(config: Config) -> None:
-    """Raise CannotRun if this program must not write into the data folder, such as one of a newer format."""
+    """Raise CannotRun if this program must not write into the data folder, for example one of a newer format."""
     try:
         data_folder.check(config.data_dir)
     except data_folder.CannotUse as error:
@@ -192,7 +198,7 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, partitions: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
-    """Run a night, write its report, and return it.  Raises CannotRun."""
+    """Run the nightly job, write its report, and return the report.  Raises CannotRun."""
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     check_user(config.data_dir)
     with contextlib.closing(BrokerSocket(config.data_dir)) as broker:
@@ -230,9 +236,9 @@ def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> d
 
 
 def failed(config: Config, environ: Mapping[str, str]) -> str:
-    """Return why a run failed, by the variables MONITOR_... that systemd gives (systemd.exec(5)).
+    """Return the reason why a nightly job failed, from the variables MONITOR_... of systemd (systemd.exec(5)).
 
-    A run that was killed left no report.  One is written for it, so that the alarm is raised.
+    A job that was killed left no report.  A report is written for it, so that the alarm is raised.
     """
     result, status = environ.get("MONITOR_SERVICE_RESULT", ""), environ.get("MONITOR_EXIT_STATUS", "")
     why = f"it ended with {f'exit status {status}' if result == 'exit-code' else result or 'an unknown result'}"
@@ -248,7 +254,7 @@ def failed(config: Config, environ: Mapping[str, str]) -> str:
 
 
 def keep(config: Config, report: dict[str, Any]) -> None:
-    """Write the report.  Raises OSError."""
+    """Write the report of a nightly job into the data folder.  Raises OSError."""
     path = config.data_dir / REPORT
     path.parent.mkdir(exist_ok=True)
     write_anew(path, json.dumps(report).encode())

@@ -1,4 +1,4 @@
-"""`geminga admin`: click commands, made from rows of the tables of verbs when they are needed."""
+"""`geminga admin`: click commands, made on demand from rows of the tables of verbs."""
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -42,13 +42,19 @@ _ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 def verb_of(group: str, name: str) -> Verb | None:
-    """Return a verb of a group, None if there is none.  Policies' verbs are made only if no other verb matches."""
+    """Return the verb of this name in a group, None if there is none.
+
+    Verbs of policies are made only if no other verb has the name.
+    """
     return next((verb for verb in GROUPS[group][1] if verb.name == name), None) or policies_of(group).get(name)
 
 
 @cache
 def policies_of(group: str) -> dict[str, Verb]:
-    """Return the verbs of policies that a group has.  In `topics` they are hidden: `topicPolicies` lists them."""
+    """Return a group's verbs that set, get and remove policies, by name.
+
+    In the group `topics` they are hidden, because the group `topicPolicies` lists them.
+    """
     if group not in _POLICIES:
         return {}
     from geminga.supervisor.cli.admin import policies
@@ -56,7 +62,7 @@ def policies_of(group: str) -> dict[str, Verb]:
 
 
 class Group(click.Group):
-    """A group of verbs.  Each command is made when it is needed."""
+    """A group of verbs as a click group.  Each command is made when it is looked up."""
 
     name: str
 
@@ -69,7 +75,7 @@ class Group(click.Group):
 
 
 class Admin(click.Group):
-    """`geminga admin` itself: the groups, `policies` and `tokens`."""
+    """The click group `geminga admin`, with all groups of verbs, `policies` and `tokens`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return [*sorted(GROUPS), "policies", "tokens"]
@@ -99,7 +105,7 @@ def _output() -> click.Option:
 
 
 def command() -> click.Group:
-    """Return the command `geminga admin`."""
+    """Return the click group `geminga admin`."""
     def admin(url: str, **who: Any) -> None:
         asked = click.get_current_context().ensure_object(dict)
         asked["url"], asked["credentials"] = url, credentials.of(**who)
@@ -115,7 +121,7 @@ def command() -> click.Group:
 # -- a row as a command
 
 class _Converted(click.ParamType):
-    """A type of values with a function that converts texts, and raises ValueError."""
+    """A click type that reads a value with a function; the function raises ValueError for a wrong text."""
 
     def __init__(self, name: str, convert: Any) -> None:
         self.name = name
@@ -150,7 +156,7 @@ _TYPES = {
 
 
 def _arguments(verb: Verb) -> list[str]:
-    """Return the names of a verb's arguments, in the order of the command line."""
+    """Return the names of a verb's arguments, in command-line order."""
     in_path = {name for _, name, _, _ in Formatter().parse(verb.path)}
     return [name for name in _ARGUMENTS if name in in_path]
 
@@ -203,7 +209,10 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
 
 
 def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> Any:
-    """Ask the broker, and return the answer's value; with is_json the answer's text.  Raises Refused, NotReachable."""
+    """Send a verb's request to the broker, and return the answer's value; with is_json the answer's text.
+
+    Raises Refused, NotReachable.
+    """
     if verb.run is not None:
         return verb.run(broker, values)
     query, body, fields = {}, verb.body(values) if verb.body else None, {}
@@ -237,7 +246,10 @@ def _show_messages(entries: Iterator[Any], is_json: bool) -> None:
 # -- completion
 
 def _complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Return tenants, namespaces or topics that complete the typed text; [] if the broker does not answer at once."""
+    """Return names for shell completion of a tenant, namespace, topic or cluster.
+
+    Return [] if the broker does not answer at once.
+    """
     while context.parent is not None and "url" not in context.params:       # `admin` has the options of the connection
         context = context.parent
     try:
@@ -253,9 +265,9 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
 
 
 def _names(broker: Broker, typed: str, parts: int) -> list[str]:
-    """Return names with `parts` parts that begin as typed, up to the next slash.
+    """Return completions of the typed text for names of `parts` parts separated by slashes.
 
-    If only one name matches up to that slash, completion goes on behind it.
+    Only one part is completed at a time. If one name alone matches that part, the next part is completed too.
     """
     *above, _ = typed.split("/")
     place = "/".join(map(quoted, above))

@@ -1,4 +1,4 @@
-"""The messages of an entry, read from the broker's answer to a question for it."""
+"""Reading of the messages of an entry from a broker's HTTP answer."""
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ _PREFIX = "x-pulsar-"
 
 
 def read(answer: Answer) -> list[dict[str, Any]]:
-    """Return the messages of an entry, those of a batch in order."""
+    """Return the messages of an entry; an entry that is a batch has several, in order."""
     fields = {name[len(_PREFIX):]: _text(value) for name, value in answer.headers.items() if name.startswith(_PREFIX)}
     common = {"id": fields.get("message-id"), "publishTime": fields.get("publish-time"),
               "eventTime": fields.get("event-time"), "deliverAt": fields.get("deliver-at-time"),
@@ -58,7 +58,7 @@ def _unpacked(batch: bytes) -> Iterator[dict[str, Any]]:
 
 
 def as_json(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message for JSON: the payload as text if it is printable, else in base64."""
+    """Return a message as a JSON object, with its payload as text if printable, else in base64."""
     payload = _printable(message["payload"])
     if payload is not None:
         return message | {"payload": payload}
@@ -68,7 +68,9 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(message: dict[str, Any]) -> str:
-    """Return a message for people: names and values, then the payload, in hexadecimal if it is not printable."""
+    """Return a message as text for people: names and values, then the payload, in hexadecimal if it is not
+    printable.
+    """
     named = {name: value for name, value in message.items() if name not in ("payload", "properties")}
     lines = [plain(f"{name:<12} {value}") for name, value in named.items()]
     lines += [plain(f"property     {name} = {value}") for name, value in message["properties"].items()]

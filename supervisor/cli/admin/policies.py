@@ -1,4 +1,4 @@
-"""Verbs that set, get and remove policies, made of the table of policies."""
+"""Verbs that set, get and remove policies, made from the table of policies."""
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +15,10 @@ _SAMPLES = {"number": "5", "decimal": "2.5", "list": "standalone", "text": "name
 
 
 def verbs(level: str) -> list[Verb]:
-    """Return the verbs for namespaces or topics.  Policies with the same verb are kinds of one policy."""
+    """Return the verbs of all policies for namespaces or for topics.
+
+    Policies that share a verb, such as the backlog quotas, count as kinds of one policy.
+    """
     rows: dict[str, list[Row]] = {}
     for policy in TABLE.values():
         route = ROUTES[policy.name].topic if level == TOPIC else ROUTES[policy.name].namespace
@@ -25,7 +28,7 @@ def verbs(level: str) -> list[Verb]:
 
 
 def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
-    """Return the verbs set-, get- and remove- of one stem."""
+    """Return the verbs set-STEM, get-STEM and remove-STEM of one policy, or of several kinds that share the stem."""
     policy, route = kinds[0]
     where = "namespaces/{namespace}/" if level == NAMESPACE else "{topic}/"
     path, named = where + route.path, route.path.partition("?")[0]
@@ -57,7 +60,11 @@ def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
 
 def _settable(level: str, policy: Policy,
               route: Route) -> tuple[list[Option], str, Callable[[dict[str, Any]], Any] | None]:
-    """Return options, an example, and a function that makes JSON of their values; None if there is no body."""
+    """Return the options with which a policy is set, an example, and a function that makes the JSON body of their
+    values.
+
+    The function is None if the request has no body.
+    """
     options: list[Option] = []
     example: list[str] = []
     makers: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
@@ -110,7 +117,7 @@ def _sample(part: Part, option: ValueOption) -> str:
 
 
 def table() -> list[dict[str, str]]:
-    """Return a row for each policy, for people."""
+    """Return the rows that `geminga admin policies` prints, one for each policy."""
     return [{"policy": policy.name,
              "namespaces": f"set-{verb_of(policy, NAMESPACE)}" if NAMESPACE in policy.levels else "-",
              "topics": f"set-{verb_of(policy, TOPIC)}" if TOPIC in policy.levels else "-",

@@ -15,7 +15,7 @@ _SWITCH = "--enable -e / --disable -d"
 
 
 class ValueOption(NamedTuple):
-    """The option that gives one value of a policy."""
+    """The command-line option that gives one value of a policy."""
 
     flags: str                # its names: "--time -t"; of a switch with two sides: "--enable -e / --disable -d"
     unit: str = ""            # people write "seconds", "minutes" or "ms" as `10m`, `3h`, and "bytes" or "MB" as `10M`
@@ -26,7 +26,10 @@ class ValueOption(NamedTuple):
 
 
 class PolicyVerb(NamedTuple):
-    """The stem of a policy's three verbs, and the options of the first: {name of the value in JSON: its option}."""
+    """The common stem of the verbs that set, get and remove a policy, and the options that give its values.
+
+    options: {name of a value in JSON: its option}.
+    """
 
     verb: str
     options: dict[str, ValueOption]
@@ -157,13 +160,13 @@ VERBS: dict[str, PolicyVerb] = {
 
 
 def verb_of(policy: Policy, level: str) -> str:
-    """Return the stem of the policy's verbs for namespaces or topics."""
+    """Return the stem of a policy's verbs for namespaces or for topics."""
     row = VERBS[policy.name]
     return row.topic_verb or row.verb if level == TOPIC else row.verb
 
 
 def options_of(policy: Policy, level: str) -> list[tuple[Part, ValueOption]]:
-    """Return the policy's values that have an option, each with that option, in the order of the table."""
+    """Return (value, option) for each value of a policy that has an option, in the order of the table."""
     options = VERBS[policy.name].options
     pairs = [(part, options[part.json]) for part in policy.parts if part.json in options]
     if level != TOPIC:

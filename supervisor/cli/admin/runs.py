@@ -1,4 +1,4 @@
-"""Functions of verbs that ask more than one question, or that make JSON of several options."""
+"""Functions of verbs that send more than one request, or that build JSON from several options."""
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,10 @@ def position_of(text: str) -> dict[str, int]:
 
 
 def list_topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
-    """Return a function that lists topics of both domains, or of the wanted one.  below: end of the path."""
+    """Return a function that lists persistent and non-persistent topics, or those of the wanted kind.
+
+    below: end of the path.
+    """
     def run(broker: Broker, values: dict[str, Any]) -> list[str]:
         asked = values.get("topic_domain")
         query = {"includeSystemTopic": values["include_system_topic"]}
@@ -77,7 +80,10 @@ _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # defaults of PI
 
 
 def enable_delays(broker: Broker, values: dict[str, Any]) -> None:
-    """Enable delays, and keep the other fields of the policy.  Without options the wheel is PIP-26's default."""
+    """Enable delayed delivery, and keep the other fields of the policy.
+
+    Without options, granularity and tick are the defaults of PIP-26.
+    """
     path, policy = _delays_of(broker, values)
     granularity, tick = values["time_partition_granularity"], values["tick_duration"]
     if granularity is None and tick is None:
@@ -101,13 +107,13 @@ def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, A
 
 
 class CompactionFailed(Exception):
-    """The last compaction of a topic failed.  The text has its error."""
+    """An error of `compaction-status`: the last compaction of the topic failed.  The text has the reason."""
 
     exit_status = REFUSED
 
 
 def compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the last compaction, and wait for its end if that is wanted.
+    """Return the state of a topic's last compaction, after its end with --wait-complete.
 
     Raises CompactionFailed, as pulsar-admin fails then too.
     """
@@ -153,7 +159,7 @@ def message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
 
 
 def readable_times(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer about delayed messages with its times as people read them."""
+    """Return an answer about delayed messages with its times in ISO 8601 instead of ms."""
     rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()}
             for row in answer["rows"]]
     due_ms = answer["nextDueAt"]
@@ -167,14 +173,14 @@ def new_time(values: dict[str, Any]) -> dict[str, str]:
 
 
 def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
-    """Create a tenant, which may use all clusters unless some are named."""
+    """Create a tenant, which may use all clusters unless the options name some."""
     clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
     broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}",
                body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
 
 
 def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
-    """Update a tenant; fields without an option keep their values."""
+    """Update a tenant; fields that no option sets keep their values."""
     path = f"/admin/v2/tenants/{values['tenant']}"
     new = {"adminRoles": values["admin_roles"], "allowedClusters": values["allowed_clusters"]}
     if not all(new.values()):
@@ -201,7 +207,7 @@ def get_schema(broker: Broker, values: dict[str, Any]) -> Any:
 
 
 def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
-    """Iterate over the next messages of a subscription.  The broker is asked for one entry at a time."""
+    """Iterate over the next messages in a subscription's backlog.  Each request to the broker is for one entry."""
     from geminga.supervisor.cli.admin import messages
     left = values["count"]
     for position in range(1, left + 1):
@@ -220,7 +226,10 @@ def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
 
 
 def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str, Any]], Iterator[Any]]:
-    """Return a function that reads the messages of one entry.  query: (parameter, name of its value)."""
+    """Return a function that asks the broker for one entry and yields its messages.
+
+    query: pairs (parameter of the request, name of the option's value).
+    """
     def run(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
         from geminga.supervisor.cli.admin import messages
         yield from messages.read(broker.ask("GET", "/admin/v2/" + path.format_map(values),
@@ -229,7 +238,7 @@ def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str
 
 
 def ask_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
-    """Send a request about a namespace, or about one of its bundles if that is given."""
+    """Send a request about a namespace, or about one of its bundles if --bundle is given."""
     bundle = f"/{quoted(values['bundle'])}" if values["bundle"] else ""
     broker.ask(method, f"/admin/v2/namespaces/{values['namespace']}{bundle}/{what}")
 

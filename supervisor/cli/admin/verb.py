@@ -1,4 +1,4 @@
-"""Verbs of `geminga admin`: their questions to the broker, their options and kinds of values."""
+"""Types of the tables of `geminga admin`: verbs with their requests to the broker, options, and kinds of values."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes",
 
 
 class Option(NamedTuple):
-    """An option of a verb."""
+    """A command-line option of a verb."""
 
     flags: str                      # "--subscription -s", as pulsar-admin has them
     to: str = ""                    # where its value goes: see verbs.py
@@ -21,13 +21,13 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name of the value: the long option, with underscores."""
+        """Name under which the option's value is known: the long option, with underscores."""
         long = [flag for flag in self.flags.split() if flag.startswith("--")]
         return long[0].removeprefix("--").replace("-", "_")
 
 
 class Verb(NamedTuple):
-    """A verb of a group: its question to the broker, its options, and how its answer is shown."""
+    """A verb of a group: its request to the broker, its options, and the form in which its answer is shown."""
 
     name: str
     method: str
