@@ -30,7 +30,7 @@ _HEAD = np.uint64((1 << 8 * CHECKSUM_END) - 1)      # bits of a word that are ma
 
 
 def wrong_rows(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """Return the numbers of the rows of bodies (n, size) whose CRC32-C is not the claimed one (n,)."""
+    """Return the indexes of those rows of bodies (n, size) whose CRC32-C differs from the claimed one (n,)."""
     count, size = bodies.shape
     if size == 0:
         return np.flatnonzero(claimed)
@@ -57,7 +57,10 @@ def crc32c_of_each(bodies: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 
 def _combine(checksums: NDArray[np.uint32], size: int) -> list[tuple[int, int, int]]:
-    """Return [(first, end, checksum of pieces first .. end-1 laid end to end)] for pieces of `size` bytes."""
+    """Combine checksums of pieces of `size` bytes to checksums of larger stretches.
+
+    Return [(first, end, checksum of pieces first .. end-1 laid end to end)].
+    """
     count = len(checksums)
     levels = max(0, (count - 1).bit_length() - _GROUPS_BITS)
     missing = -count % (1 << levels)                     # filled up in front with empty pieces, whose checksum is 0
@@ -71,9 +74,10 @@ def _combine(checksums: NDArray[np.uint32], size: int) -> list[tuple[int, int, i
 
 
 def change_before(changes: NDArray[np.uint32], following: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return the changes (n,) of whole checksums, given their changes (n,) where the changed bytes end.
+    """Return how checksums of whole messages change (n,), given how the checksums of their changed beginnings do
+    (n,).
 
-    `following`, (n,) or (1,): unchanged bytes behind the changed ones, fewer than LAID_OUT_MAX.
+    following: (n,) or (1,) unchanged bytes behind each changed beginning, fewer than LAID_OUT_MAX.
     """
     if len(following) == 1 and following[0] > 0:
         return _apply(_tables(int(following[0])), changes)
@@ -81,9 +85,9 @@ def change_before(changes: NDArray[np.uint32], following: NDArray[np.int64]) -> 
 
 
 def change_of_byte(place: int) -> NDArray[np.uint32]:
-    """Return a table (256,): bits changed in one byte -> bits changed in the checksum.
+    """Return a table (256,) that maps the changed bits of one byte to the changed bits of the checksum.
 
-    `place` is 1 for the last byte, 2 for the byte before it.
+    place: 1 for the last byte of a message, 2 for the byte before it.
     """
     table: NDArray[np.uint32] = _tables(place)[0]
     return table

@@ -70,7 +70,10 @@ def stamp(rows: Rows, data: memoryview, times: NDArray[np.int64]) -> tuple[Rows,
 # -- as arrays
 
 def _stamp_alike(rows: Rows, entries: NDArray[np.uint8], times: NDArray[np.int64]) -> NDArray[np.uint8] | None:
-    """Return new entries (n, size), and set their checksums; None unless all entries have the layout of the first."""
+    """Stamp entries (n, size) that all have the layout of the first one, and write their checksums into `rows`.
+
+    Return the new entries (n, new size); None if an entry has another layout.
+    """
     size = _METADATA + int.from_bytes(entries[0, CHECKSUM_END:_METADATA].tobytes(), "big")
     payload = entries.shape[1] - size
     if payload >= checksums.LAID_OUT_MAX or (shape := _shape(entries[0, _METADATA:size].tobytes())) is None:
@@ -88,9 +91,9 @@ def _stamp_alike(rows: Rows, entries: NDArray[np.uint8], times: NDArray[np.int64
 
 def _stamp_most(rows: Rows, sizes: NDArray[np.int64], sources: NDArray[np.int64], data: memoryview,
                 times: NDArray[np.int64], pieces: _Pieces, is_left: NDArray[np.bool_]) -> None:
-    """Set the pieces (head and payload), sizes and checksums of entries that share a layout with _ALIKE_MIN others.
+    """Stamp the entries that share a layout with at least _ALIKE_MIN others: set their pieces, sizes and checksums.
 
-    `is_left` stays true for all other entries.
+    pieces: head and payload of each entry.  is_left: stays True for all other entries.
     """
     whole = np.frombuffer(data, np.uint8)
     ends = _METADATA + _at_each(whole, SIZE.size)[sources + CHECKSUM_END].view(">u4").astype(np.int64)
@@ -124,7 +127,10 @@ def _at_each(data: NDArray[np.uint8], size: int) -> NDArray[np.void]:
 
 
 def _differing(heads: NDArray[np.uint8]) -> _Differing:
-    """Return the columns behind the checksum in which some heads (n, size) differ from the first."""
+    """Return the columns behind the checksum in which some heads (n, size) differ from the first one.
+
+    {column: (bits that differ in any head, bits that differ in each head (n,))}
+    """
     found: _Differing = {}
     for at in {*range(CHECKSUM_END, heads.shape[1] - _WORD + 1, _WORD), heads.shape[1] - _WORD}:
         words = heads[:, at:at + _WORD].view("<u8")[:, 0]
@@ -133,7 +139,9 @@ def _differing(heads: NDArray[np.uint8]) -> _Differing:
 
 
 def _bytes_differing(words: NDArray[np.uint64]) -> Iterator[tuple[int, tuple[int, NDArray[np.uint8]]]]:
-    """Yield (byte, (bits of any word, bits of each word)) for each byte that is not 0 in all words (n,)."""
+    """Yield (byte, (bits set in that byte of any word, that byte of each word (n,))) for bytes not 0 in all words
+    (n,).
+    """
     for byte, bits in enumerate(int(np.bitwise_or.reduce(words)).to_bytes(_WORD, "little")):
         if bits:
             yield byte, (bits, words.view(np.uint8)[byte::_WORD])
@@ -145,11 +153,11 @@ def _is_unlike(differing: _Differing, tight: NDArray[np.uint8]) -> bool:
 
 def _fill(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int], times: NDArray[np.int64],
           differing: _Differing, sums: NDArray[np.uint32], payloads: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Write new heads: the heads (n, size) without the bytes of `cut`, and times (n,) at their end.
+    """Write new heads, which are the old heads (n, size) without the bytes of `cut`, and with times (n,) at their
+    end.
 
-    Return the new checksums (n,) of the entries.
-
-    sums: the entries' checksums before, (n,).  payloads: bytes behind each head (n,), or behind all (1,).
+    sums: the entries' old checksums (n,).  payloads: bytes behind each head (n,), or behind all heads (1,).  Return the
+    entries' new checksums (n,).
     """
     cut_from, cut_to = cut
     tag = np.uint64(int.from_bytes(_TAG, "little"))
@@ -165,7 +173,11 @@ def _fill(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int]
 
 def _changes(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int], differing: _Differing,
              words: NDArray[np.uint64], payloads: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return the changes (n,) of the entries' checksums, from the first head's and from tables of differing columns."""
+    """Return how the checksum of each entry changes (n,) when its head is replaced.
+
+    A CRC is linear.  The change of an entry is the one of the first entry, xored with a table's value for each column
+    in which the heads differ.
+    """
     if len(differing) > _COLUMNS_MAX:
         changes = checksums.crc32c_of_each(heads[:, CHECKSUM_END:]) ^ checksums.crc32c_of_each(new[:, CHECKSUM_END:])
         return checksums.change_before(changes, payloads)
@@ -192,10 +204,12 @@ def _changes(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, i
 
 
 def _shape(metadata: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
-    """Return (the bits behind the checksum in which all heads of a layout are equal, where their time begins and ends).
+    """Return (mask of the bits that all heads of this layout share, (begin, end) of their delivery time); None if
+    malformed.
 
-    The values of fields may differ, their places and lengths may not.  A head without a time has an empty place for it
-    at the end.  None for metadata with a group or with two times.
+    The mask begins behind the checksum.  Heads of one layout may differ in the values of fields, not in their places
+    and lengths.  A head without a delivery time has an empty place for it at the end.  Metadata with a group or with
+    two delivery times count as malformed.
     """
     tight, cuts, at = bytearray(b"\xff" * len(metadata)), [], 0
     while at < len(metadata):
@@ -219,7 +233,7 @@ def _shape(metadata: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
 # -- one by one
 
 def _stamp_one(entry: memoryview, time: int) -> tuple[bytes, memoryview, int]:
-    """Return (the new head, the payload, the new checksum) of an entry."""
+    """Return (new head, payload, new checksum) of one entry with that delivery time."""
     end = _METADATA + SIZE.unpack_from(entry, CHECKSUM_END)[0]
     metadata, payload = _without_time(bytes(entry[_METADATA:end])) + _TAG + varints.encode(time), entry[end:]
     covered = SIZE.pack(len(metadata)) + metadata

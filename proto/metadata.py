@@ -144,7 +144,10 @@ class _Reader:
         return int(tag), slice(None) if has_it.all() else np.flatnonzero(has_it)
 
     def advance(self, odd: NDArray[np.bool_], chosen: _Chosen) -> None:
-        """Load words and tags of the chosen messages at their places; mark in `odd` messages that overran their end."""
+        """Load the next field of the chosen messages: its first word and its tag.
+
+        Messages that overran their end are marked in `odd`.
+        """
         here, until = self.places[chosen], self._ends[chosen]
         is_odd = odd[chosen] | (here > until)
         is_done = is_odd | (here == until)
@@ -181,9 +184,10 @@ def _in_order(found: _Pieces, odd: NDArray[np.bool_]) -> tuple[NDArray[np.int64]
 
 def read_varints(words: NDArray[np.uint64], available: int
                  ) -> tuple[NDArray[np.uint64], NDArray[np.int64] | int, NDArray[np.bool_] | None]:
-    """Return (values (n,), lengths (n,), too_long (n,)) of the varints that words (n,) begin with.
+    """Decode the varint at the start of each word (n,): return (values (n,), lengths (n,), too_long (n,)).
 
-    The words are 0 behind the first `available` bytes.  too_long marks varints that go on behind them; None for none.
+    Only the first `available` bytes of a word count; the rest is 0.  too_long marks varints that do not end there;
+    None: there are none.
     """
     stops = ~words & _STOPS
     if (stops & np.uint64(0x80)).all():

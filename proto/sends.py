@@ -188,7 +188,7 @@ def _signed(value: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Layout:
-    """The layout of SEND frames that look like the one that `learn` was given; offsets count from the frame's start."""
+    """The layout of SEND frames that resemble the frame given to `learn`; offsets count from the frame's start."""
 
     total: int                                      # bytes of a frame
     command_end: int
@@ -236,9 +236,9 @@ _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 1
 
 
 def learn(frame: bytes, command: api.CommandSend, row: Row) -> Layout | None:
-    """Return the layout of frames like this one, which `read_one` has read as `row`.
+    """Derive the layout of frames that resemble this one, which `read_one` has read as `row`.
 
-    None when its form is not one that clients use.
+    Return None if the frame has a form that clients do not use.
     """
     total, command_end = len(frame), 8 + SIZES.unpack_from(frame, 0)[1]
     is_in_transaction = command.HasField("txnid_least_bits") or command.HasField("txnid_most_bits")
