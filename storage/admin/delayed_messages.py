@@ -29,7 +29,7 @@ _NOTHING = DelayedMessages(waiting=0, next_due_ms=None, windows=0, index_bytes=0
 
 
 def _index_of(owner: AdministeredOwner, partition: Partition) -> DelayedIndex | None:
-    """Return the delayed index as of now, None if nothing waits."""
+    """Return the partition's delayed index, advanced to now; None without an index or with delayed delivery off."""
     if partition.schedule is None or not partition.policies.delayed_delivery:
         return None
     owner.schedules.complete(partition, owner.now_ms)
@@ -39,9 +39,10 @@ def _index_of(owner: AdministeredOwner, partition: Partition) -> DelayedIndex | 
 
 
 def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
-    """Count waiting entries, and list those due in [first_ms, end_ms): by window of the index, by hour, or one by one.
+    """Count waiting delayed entries, and list those due in [first_ms, end_ms).
 
-    Hours and windows that reach into the range are counted as a whole.
+    The list has a row for each window of the index, each hour, or each entry. Hours and windows that reach into the
+    range are counted as a whole.
     """
     partition = stored(owner, question.topic)
     index = _index_of(owner, partition)
@@ -61,9 +62,9 @@ def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
 
 
 def next_due_ms(index: DelayedIndex, about_ms: int) -> int:
-    """Return when the next entry falls due, to the millisecond, reading its window file if necessary.
+    """Return when the next delayed entry falls due, to the millisecond, reading its window file if necessary.
 
-    If that file is damaged, the answer is `about_ms`; the index is rebuilt when the window falls due.
+    about_ms: the answer if that file is damaged; the index is rebuilt when the window falls due.
     """
     try:
         return next((due_ms for due_ms, _, _ in reports.next_due(index, 0, NEVER_MS, 1)), NEVER_MS)
@@ -72,7 +73,7 @@ def next_due_ms(index: DelayedIndex, about_ms: int) -> int:
 
 
 def _rows(partition: Partition, index: DelayedIndex, question: GetDelayed) -> list[dict[str, object]]:
-    """Return the rows of the answer.  Raises CorruptFile."""
+    """Return the rows by entry, hour or window that a GetDelayed question asks for.  Raises CorruptFile."""
     bounds = question.first_ms, question.end_ms
     if question.by == "message":
         return _messages(partition, index, *bounds, question.at_most)
@@ -81,9 +82,9 @@ def _rows(partition: Partition, index: DelayedIndex, question: GetDelayed) -> li
 
 
 def _counts(index: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
-    """Return (start, end, entries) of each window, or of each hour.
+    """Return (start, end, entries) of each window of a delayed index, or of each hour.
 
-    An hour has the windows that begin in it; a window longer than an hour stands for itself.
+    An hour has the windows that begin in it; a window longer than an hour is a row of its own.
     """
     windows = reports.count_by_window(index, first_ms, end_ms)
     if not by_hour:
@@ -97,7 +98,7 @@ def _counts(index: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool) -
 
 def _messages(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: int,
               at_most: int) -> list[dict[str, object]]:
-    """Return waiting entries in the order of their delivery times."""
+    """Return a row for each waiting delayed entry due in [first_ms, end_ms), in the order of delivery times."""
     due = reports.next_due(index, first_ms, end_ms, at_most)
     by_ledger: dict[int, list[int]] = defaultdict(list)
     for _, ledger_id, entry_id in due:
@@ -117,7 +118,7 @@ def _messages(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: 
 
 
 def _waits(owner: AdministeredOwner, partition: Partition, position: Position) -> bool | None:
-    """Whether the entry waits; None if it does not exist."""
+    """Return whether the entry waits for its delivery time; None if it does not exist."""
     ledger, index = partition.find(position[0]), _index_of(owner, partition)
     if ledger is None or position[1] >= ledger.entries:
         return None
@@ -125,9 +126,9 @@ def _waits(owner: AdministeredOwner, partition: Partition, position: Position) -
 
 
 def cancel(owner: AdministeredOwner, question: Cancel) -> bool | None:
-    """Cancel an entry for all subscriptions, also for new ones and after a seek.
+    """Cancel a delayed entry for all subscriptions, also for new ones and after a seek.
 
-    Return False if the entry does not wait, None if it does not exist.
+    Returns False if the entry does not wait for its delivery time, None if it does not exist.
     """
     partition, (ledger_id, entry_id) = stored(owner, question.topic), question.position
     if waits := _waits(owner, partition, question.position):
@@ -146,7 +147,10 @@ def cancel(owner: AdministeredOwner, question: Cancel) -> bool | None:
 
 
 def reschedule(owner: AdministeredOwner, question: Reschedule) -> bool | None:
-    """Give a waiting entry another delivery time; a past one means now.  Return as `cancel` does."""
+    """Give a delayed entry another delivery time; a past one means now.
+
+    Returns False if the entry does not wait for its delivery time, None if it does not exist.
+    """
     partition = stored(owner, question.topic)
     if waits := _waits(owner, partition, question.position):
         _amend(owner, partition, question.position, max(question.deliver_at_ms, owner.now_ms))
@@ -154,7 +158,7 @@ def reschedule(owner: AdministeredOwner, question: Reschedule) -> bool | None:
 
 
 def _amend(owner: AdministeredOwner, partition: Partition, position: Position, deliver_at_ms: int | None) -> None:
-    """Amend an entry that waits.  The amendment is on disk when this returns."""
+    """Change the delivery time of a delayed entry, None to cancel it.  The change is on disk when this returns."""
     assert partition.schedule is not None, partition
     partition.schedule.amend(*position, deliver_at_ms)
     owner.schedules.look(partition)

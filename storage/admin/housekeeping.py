@@ -1,7 +1,7 @@
-"""Work of a night on partitions, one at a time: give back at once what would be given back bit by bit.
+"""Nightly work on partitions, one at a time: retention, expiry and trimming that would otherwise be done bit by bit.
 
-A partition that is not open is examined from outside, and opened only if there is work. It is closed afterwards,
-unless a policy works on it.
+A partition that is not open is examined from outside, and opened only if there is work. It is closed afterwards, unless
+a policy works on it.
 """
 import contextlib
 import shutil
@@ -23,9 +23,9 @@ _FOLDERS_MAX = 20      # of deleted partitions, removed at a time
 
 
 def enforce(owner: AdministeredOwner, question: Enforce) -> Reclaimed | None:
-    """Apply retention and expiry, forget inactive producers, and remove unfinished views.
+    """Apply retention and expiry to a partition, forget its inactive producers, and remove unfinished views.
 
-    Return None if the partition does not exist or nothing of it changed.
+    Returns None if the partition does not exist or was not changed.
     """
     topic = question.topic
     if (stored := owner.catalogue.partitions.find(topic)) is None:
@@ -59,13 +59,13 @@ def enforce(owner: AdministeredOwner, question: Enforce) -> Reclaimed | None:
 
 
 def _has_work(owner: AdministeredOwner, topic: TopicName, folder: Path, unused_ms: int) -> bool:
-    """Whether a closed partition has to be opened for this night."""
+    """Whether the nightly work has to open a closed partition."""
     return (policies_of(owner.catalogue, topic, owner.options).work_alone or len(ledger_headers.ledger_ids(folder)) > 1
             or (_is_long_ago(owner, unused_ms) and _has_producers(folder)))
 
 
 def _measured(partition: Partition) -> tuple[int, int, int]:
-    """Return (bytes of entries, messages, messages expired from subscriptions)."""
+    """Return a partition's (bytes of entries, messages, messages expired from subscriptions)."""
     return (sum(ledger.size - format.HEADER_SIZE for ledger in partition.ledgers),
             partition.next_message - partition.ledgers[0].first_message,
             sum(subscription.cursor.totals[EXPIRED] for subscription in partition.subscriptions.values()))
@@ -74,7 +74,7 @@ def _measured(partition: Partition) -> tuple[int, int, int]:
 # -- producers that deduplication knows
 
 def _unused_since(owner: AdministeredOwner, folder: Path) -> int:
-    """Return since when a closed partition has not been used, in ms.
+    """Return the time in ms since which a closed partition has not been used.
 
     Time without a broker does not count as unused.
     """
@@ -95,7 +95,7 @@ def _has_producers(folder: Path) -> bool:
 
 
 def _forget(owner: AdministeredOwner, partition: Partition, unused_ms: int) -> int:
-    """Forget producers that were inactive for too long.  Return how many."""
+    """Forget a partition's producers that were inactive for too long.  Returns how many."""
     options, before = owner.options, len(partition.sequences)
     partition.sequences.begin(unused_ms)
     partition.sequences.forget(
@@ -108,10 +108,10 @@ def _forget(owner: AdministeredOwner, partition: Partition, unused_ms: int) -> i
 # -- partitions that were deleted
 
 def leftovers(owner: AdministeredOwner, question: RemoveLeftovers) -> Leftovers:
-    """Remove some folders of partitions that the catalogue does not have, left by a deletion that a crash interrupted.
+    """Remove some folders of deleted partitions, left by a deletion that a crash interrupted.
 
-    A partition that is being created has a higher id than all that the catalogue had before, so its folder is not
-    touched.
+    These are folders whose ids the catalogue does not have. A partition that is being created has a higher id than all
+    in the catalogue, so its folder is not touched.
     """
     newest = owner.catalogue.partitions.newest_id()
     known = {partition_id for partition_id, _ in owner.catalogue.partitions.all()}

@@ -19,24 +19,30 @@ class _HasParts(Protocol):
 
 
 def words(bits: int) -> NDArray[np.uint64]:
-    """The bits as 64-bit words (n,), the lowest first.  Leading zero words are left out; at least one word remains."""
+    """Return the bits of a batch as 64-bit words (n,), the lowest first.
+
+    Leading zero words are left out; at least one word remains.
+    """
     return np.frombuffer(bits.to_bytes(8 * max(1, -(-bits.bit_length() // 64)), "little"), np.uint64)
 
 
 def bits_of(data: bytes | memoryview, messages: int) -> int:
-    """The bits in little-endian words, as far as a batch of so many messages has them.  Words beyond are ignored."""
+    """Return the bits of a batch from little-endian 64-bit words.  Bits beyond the batch's `messages` are ignored."""
     bits = int.from_bytes(data[:8 * -(-messages // 64)], "little")
     return bits if bits.bit_length() <= messages else bits & ((1 << messages) - 1)
 
 
 def signed_words(bits: int) -> list[int]:
-    """The bits as the protocol's ack_set: signed 64-bit words, the lowest first."""
+    """Return the bits of a batch as the protocol's ack_set: signed 64-bit words, the lowest first."""
     signed: list[int] = words(bits).view(np.int64).tolist()
     return signed
 
 
 def put(bits: int, numbers: NDArray[np.int64], some: NDArray[np.uint64]) -> int:
-    """The bits with the words `some` (n,) put at the places `numbers` (n,), ascending."""
+    """Return a batch's bits with some of its 64-bit words replaced.
+
+    numbers: (n,) which words, ascending.  some: (n,) their new values.
+    """
     before = words(bits)
     after = np.zeros(max(len(before), int(numbers[-1]) + 1), np.uint64)
     after[:len(before)] = before
@@ -45,8 +51,9 @@ def put(bits: int, numbers: NDArray[np.int64], some: NDArray[np.uint64]) -> int:
 
 
 def by_batch(rows: NDArray[np.void], numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """(first, end) of each run of rows about one batch.  Rows hold one word each; within a batch their `numbers` (n,)
-    ascend.
+    """Return an iterator over (first, end) of each run of rows about one batch.
+
+    A row holds one word; within a batch the words' `numbers` (n,) ascend.
     """
     is_first = np.ones(len(rows), bool)
     is_first[1:] = numbers[1:] <= numbers[:-1]
@@ -57,7 +64,7 @@ def by_batch(rows: NDArray[np.void], numbers: NDArray[np.int64]) -> Iterator[tup
 
 
 def load(cursors: Mapping[int, _HasParts], rows: NDArray[np.void]) -> None:
-    """Set the bits that PART_ROWs (n,) hold in cursors, {subscription id: Cursor}.
+    """Set the bits of partly acknowledged batches that PART_ROWs (n,) hold in cursors, {subscription id: Cursor}.
 
     Rows of other subscriptions are ignored.
     """

@@ -38,9 +38,10 @@ REASONS = "acknowledged", "expired", "skipped", "evicted"
 
 
 class Cursor:
-    """Positions are compared as tuples: ledger ids grow along a partition.
+    """The cursor of one subscription: its mark-delete position, and the entries acknowledged individually beyond it.
 
-    Invariant: the entry behind `mark_delete` is not acknowledged (when there is one).
+    Positions are compared as tuples: ledger ids grow along a partition. Invariant: the entry behind `mark_delete`, if
+    there is one, is not acknowledged.
     """
 
     def __init__(self, subscription_id: int, mark_delete: Position, *, is_durable: bool, since: int = 0):
@@ -58,7 +59,11 @@ class Cursor:
         return f"<Cursor {self.subscription_id} mark_delete={self.mark_delete} {held}>"
 
     def check(self) -> None:
-        """Assert what is true between passes: the next entry is unacknowledged, and no acknowledged batch has bits."""
+        """Assert the invariants between passes.
+
+        The entry behind the mark-delete position is unacknowledged, totals are not negative, and no acknowledged batch
+        has bits.
+        """
         ledger_id, entry_id = self.mark_delete
         assert not self.is_acknowledged(ledger_id, entry_id + 1), self
         assert all(total >= 0 for total in self.totals), (self, self.totals)
@@ -68,8 +73,7 @@ class Cursor:
                 assert not self.is_acknowledged(part_ledger_id, part_entry_id), (self, part_ledger_id, part_entry_id)
 
     def acknowledge(self, ledger: ReadableLedger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Acknowledge existing entries (n,) of one ledger, sorted and unique; return those that were not acknowledged
-        before.
+        """Acknowledge existing entries (n,) of one ledger, sorted and unique; return the newly acknowledged ones.
 
         Does not move the mark-delete position; `advance` does.
         """
@@ -87,8 +91,8 @@ class Cursor:
         return new
 
     def acknowledge_part(self, ledger: ReadableLedger, entry_id: int, messages: int, left: int) -> int:
-        """Acknowledge the messages of a batch whose bits in `left` are 0; return the bits that remain, 1 = not
-        acknowledged.
+        """Acknowledge the messages of a batch whose bits in `left` are 0; return the bits that remain, 1 =
+        unacknowledged.
 
         left: bits of this batch's messages only.  The caller acknowledges the whole entry when 0 is returned.
         """
@@ -99,7 +103,10 @@ class Cursor:
         return remains
 
     def set_parts(self, ledger_id: int, entry_id: int, numbers: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
-        """Set words (n,) of a batch's bits, at the places `numbers` (n,), ascending."""
+        """Replace some of the 64-bit words that hold a batch's bits.
+
+        numbers: (n,) which words, ascending.  words: (n,) their new values.
+        """
         entries = self.parts.setdefault(ledger_id, {})
         entries[entry_id] = batch_acks.put(entries.get(entry_id, 0), numbers, words)
 
@@ -110,7 +117,7 @@ class Cursor:
         return bitmap is not None and entry_id >> 3 < len(bitmap) and bool(bitmap[entry_id >> 3] >> (entry_id & 7) & 1)
 
     def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
-        """[(index into entries, bits)] of those of the entries that are acknowledged in part, ascending."""
+        """Return [(index into entries, bits)] of the entries that are acknowledged in part, ascending."""
         parts = self.parts.get(ledger_id, {})
         if len(entries) < len(parts):
             ids = entries if isinstance(entries, range) else entries.tolist()
@@ -123,7 +130,7 @@ class Cursor:
         return sorted(matches)
 
     def parts_of_view(self, ledger: CompactedLedger, entries: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """[(index into entries, bits)] of those of the entries that are acknowledged or compacted in part, ascending.
+        """Return [(index into entries, bits)] of the entries that are acknowledged or compacted in part, ascending.
 
         bits: 1 = the message is neither acknowledged nor removed by the compaction.
         """
@@ -133,7 +140,7 @@ class Cursor:
         return sorted(left.items())
 
     def forget_parts(self, ledger_id: int, acknowledged: NDArray[np.int64] | list[int]) -> None:
-        """Drop the bits of these entries, which are acknowledged as a whole now."""
+        """Drop the bits of batches of one ledger whose entries are acknowledged as a whole."""
         entries = self.parts.get(ledger_id)
         if entries is not None:
             for entry_id in entries.keys() & set(np.asarray(acknowledged).tolist()):
@@ -151,7 +158,7 @@ class Cursor:
     def acknowledge_in_order(self, ledger: ReadableLedger, entry_ids: list[int] | NDArray[np.int64]) -> bool:
         """Move the mark-delete position over entries that follow it without a gap; return whether that was possible.
 
-        Possible only if the position is in this ledger and the ledger has no bitmap.
+        Not possible if the position is in another ledger, or if the ledger has a bitmap.
         """
         if self.mark_delete[0] != ledger.ledger_id or ledger.ledger_id in self.bitmaps or not len(entry_ids):
             return False
@@ -163,7 +170,7 @@ class Cursor:
         return True
 
     def advance(self, ledgers: Sequence[StoredLedger]) -> None:
-        """Move the mark-delete position over the acknowledged entries behind it, across ledgers too."""
+        """Move the mark-delete position over the acknowledged entries that follow it, into later ledgers too."""
         for ledger in ledgers:
             if ledger.ledger_id < self.mark_delete[0]:
                 continue
@@ -175,21 +182,24 @@ class Cursor:
                 return
 
     def move(self, position: Position, since: int = 0) -> None:
-        """Reset the cursor: entries up to `position` are acknowledged, none beyond is, and all counts are 0."""
+        """Reset the cursor: entries up to `position` are acknowledged, no later one is, and all counts are 0.
+
+        since: how many messages of the partition were published before the totals' first one.
+        """
         self.mark_delete = position
         self.since, self.totals = since, [0] * len(REASONS)
         for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):
             kept.clear()
 
     def forget(self, ledger_id: int) -> None:
-        """Forget a deleted ledger."""
+        """Forget the acknowledgements and counts of a deleted ledger."""
         self.bitmaps.pop(ledger_id, None)
         self.parts.pop(ledger_id, None)
         self.redeliveries.forget(ledger_id)
         self.deaths.forget(ledger_id)
 
     def acknowledged(self, ledger_id: int, first: int, end: int) -> NDArray[np.bool_]:
-        """Whether each of the entries first .. end - 1 of a ledger is acknowledged, (end - first,)."""
+        """Return whether each of the entries first .. end - 1 of a ledger is acknowledged, (end - first,)."""
         settled = np.full(end - first, ledger_id < self.mark_delete[0])
         bitmap = self.bitmaps.get(ledger_id)
         if bitmap is not None and ledger_id >= self.mark_delete[0]:      # the bitmap may be shorter than the ledger
@@ -200,7 +210,7 @@ class Cursor:
         return settled
 
     def unacknowledged(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """(first, end) of each run of unacknowledged entries among first .. end - 1."""
+        """Yield (first, end) of each run of unacknowledged entries among a ledger's entries first .. end - 1."""
         if ledger.ledger_id < self.mark_delete[0]:
             return
         if ledger.ledger_id == self.mark_delete[0]:
@@ -216,8 +226,9 @@ class Cursor:
         yield from zip(edges[0::2], edges[1::2], strict=True)
 
     def unacknowledged_batches(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
-        """Unacknowledged entries among first .. end - 1: a range for each run, an array for a stretch with many
-        runs.
+        """Yield the unacknowledged entries among a ledger's entries first .. end - 1.
+
+        Each run comes as a range; a stretch of the ledger with many runs comes as one array.
         """
         if ledger.ledger_id < self.mark_delete[0]:
             return
@@ -232,12 +243,12 @@ class Cursor:
                 yield entries_of(np.array(runs))
 
     def all_unacknowledged(self, ledger: ReadableLedger, end: int) -> NDArray[np.int64]:
-        """Unacknowledged entries (n,) before `end`, ascending."""
+        """Return the unacknowledged entries (n,) of a ledger before `end`, ascending."""
         runs = list(self.unacknowledged(ledger, 0, end))
         return entries_of(np.array(runs)) if runs else np.zeros(0, np.int64)
 
     def unacknowledged_messages(self, ledger: Ledger, first: int, end: int) -> int:
-        """The number of unacknowledged messages in entries first .. end - 1."""
+        """Return the number of unacknowledged messages in a ledger's entries first .. end - 1."""
         count = sum(ledger.messages_in(start, stop) for start, stop in self.unacknowledged(ledger, first, end))
         for entry_id, bits in self.parts.get(ledger.ledger_id, {}).items():
             if first <= entry_id < end and not self.is_acknowledged(ledger.ledger_id, entry_id):
@@ -245,11 +256,11 @@ class Cursor:
         return count
 
     def backlog_messages(self, ledgers: list[Ledger]) -> int:
-        """The number of unacknowledged messages in these ledgers."""
+        """Return the number of unacknowledged messages in these ledgers."""
         return sum(self.unacknowledged_messages(ledger, 0, ledger.entries) for ledger in ledgers)
 
     def acknowledged_beyond(self, ledger: ReadableLedger) -> int:
-        """The number of entries of a ledger that are acknowledged beyond the mark-delete position."""
+        """Return the number of a ledger's entries that are acknowledged beyond the mark-delete position."""
         if ledger.ledger_id not in self.bitmaps or ledger.ledger_id < self.mark_delete[0]:
             return 0
         bitmap = self.bitmaps[ledger.ledger_id]
@@ -257,7 +268,7 @@ class Cursor:
         return _bits_before(bitmap, ledger.entries) - _bits_before(bitmap, first)
 
     def backlog(self, ledgers: list[Ledger]) -> int:
-        """The number of unacknowledged entries in these ledgers."""
+        """Return the number of unacknowledged entries in these ledgers."""
         count = 0
         for ledger in ledgers:
             if ledger.ledger_id > self.mark_delete[0]:
@@ -267,7 +278,10 @@ class Cursor:
         return count
 
     def first_hole(self, ledger: ReadableLedger, entry_id: int) -> int:
-        """The first unacknowledged entry from entry_id on; ledger.entries when there is none."""
+        """Return a ledger's first unacknowledged entry from `entry_id` on, or ledger.entries if there is none.
+
+        Only the bitmap counts here, not the mark-delete position.
+        """
         bitmap = self.bitmaps.get(ledger.ledger_id)
         if bitmap is None or entry_id >= min(ledger.entries, len(bitmap) * 8):
             return min(entry_id, ledger.entries)
@@ -302,7 +316,7 @@ class Cursor:
 
 
 def _bits_before(bitmap: NDArray[np.uint8], end: int) -> int:
-    """The number of set bits among the first `end`."""
+    """Return the number of bits set among the first `end` bits of a bitmap."""
     count = int(np.bitwise_count(bitmap[:end >> 3]).sum(dtype=np.int64))
     if end & 7 and end >> 3 < len(bitmap):
         count += (int(bitmap[end >> 3]) & ((1 << (end & 7)) - 1)).bit_count()
@@ -310,7 +324,7 @@ def _bits_before(bitmap: NDArray[np.uint8], end: int) -> int:
 
 
 def entries_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All entries (m,) of runs (n, 2), each (first, end)."""
+    """Return all entries (m,) of runs (n, 2), each (first, end)."""
     firsts, ends = runs.T
     counts = ends - firsts
     return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))

@@ -12,7 +12,7 @@ _MAX = 0xFFFF
 
 
 class EntryCounts:
-    """One kind of event, for all ledgers of a partition.  Counts stop at 65,535."""
+    """Counts of one kind of event by entry, for all ledgers of a partition.  A count stops at 65,535."""
 
     def __init__(self) -> None:
         self.arrays: dict[int, NDArray[np.uint16]] = {}      # ledger id -> a count for each entry
@@ -21,17 +21,17 @@ class EntryCounts:
         return f"<EntryCounts {({ledger_id: np.count_nonzero(counts) for ledger_id, counts in self.arrays.items()})}>"
 
     def add(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Count one more event for each of these entries (n,), ascending; return their counts (n,)."""
+        """Count one more event for each of these entries (n,), ascending, of a ledger; return their counts (n,)."""
         counts = self._grown(ledger_id, int(entries[-1]) + 1)
         counts[entries] += counts[entries] < _MAX
         return counts[entries]
 
     def put(self, ledger_id: int, first: int, end: int, count: int) -> None:
-        """Set the count of entries first .. end - 1."""
+        """Set the count of a ledger's entries first .. end - 1."""
         self._grown(ledger_id, end)[first:end] = count
 
     def of(self, ledger_id: int, entries: Entries) -> NDArray[np.uint16] | None:
-        """The counts (n,) of these entries; None when all are 0."""
+        """Return the counts (n,) of these entries of a ledger; None when all are 0."""
         counts = self.arrays.get(ledger_id)
         if counts is None or len(counts) <= entries[0]:
             return None
@@ -41,7 +41,7 @@ class EntryCounts:
         return answer if answer.any() else None
 
     def at_least(self, count: int) -> dict[int, NDArray[np.int64]]:
-        """{ledger id: entries (n,)} whose count is at least `count`."""
+        """Return {ledger id: entries (n,)} for entries whose count is `count` or higher."""
         reached = {ledger_id: np.flatnonzero(counts >= count) for ledger_id, counts in self.arrays.items()}
         return {ledger_id: entries for ledger_id, entries in reached.items() if len(entries)}
 

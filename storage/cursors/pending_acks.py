@@ -31,7 +31,9 @@ class _Held:
 
 
 class PendingAcks:
-    """Slots of one subscription.  Consumers have numbers 1 .. SLOTS_MAX."""
+    """Pending entries of one subscription, each with the slot of its consumer.  Consumers have numbers 1 ..
+    SLOTS_MAX.
+    """
 
     def __init__(self) -> None:
         self._ledgers: dict[int, _Held] = {}
@@ -42,7 +44,7 @@ class PendingAcks:
         return f"<PendingAcks ledgers={sorted(self._ledgers)} out={out} to_redeliver={self.to_redeliver}>"
 
     def check(self) -> None:
-        """Assert that all counts are those of the slots."""
+        """Assert that the counts of pending entries and of entries to redeliver agree with the slots."""
         assert self.to_redeliver == sum(held.to_redeliver for held in self._ledgers.values()), self
         for ledger_id, held in self._ledgers.items():
             back = np.flatnonzero(held.slots == TO_REDELIVER)
@@ -52,7 +54,10 @@ class PendingAcks:
             assert not len(back) or held.lowest <= back[0], (self, ledger_id)
 
     def give(self, ledger_id: int, entries: Entries, slot: int, *, is_again: bool) -> None:
-        """Deliver entries to a consumer.  is_again: they were to be redelivered."""
+        """Record that entries are delivered to a consumer.
+
+        slot: the consumer's number.  is_again: the entries were waiting for redelivery.
+        """
         held = self._held(ledger_id, entries[-1])
         held.slots[_index(entries)] = slot
         held.out += len(entries)
@@ -62,13 +67,13 @@ class PendingAcks:
             assert held.to_redeliver >= 0, (self, ledger_id)
 
     def withhold(self, ledger_id: int, entries: Entries) -> None:
-        """Pass over entries that no consumer can take now; they are to be redelivered."""
+        """Mark entries that no consumer can take now, and that the dispatcher passes over, to be redelivered."""
         held = self._held(ledger_id, entries[-1])
         held.slots[_index(entries)] = TO_REDELIVER
         self._count_to_redeliver(held, int(entries[0]), len(entries))
 
     def settle(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Forget acknowledged entries (n,); return their slots (n,)."""
+        """Forget acknowledged entries (n,) of a ledger; return the slots (n,) that they had."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return np.zeros(len(entries), np.uint16)
@@ -85,12 +90,12 @@ class PendingAcks:
         return slots
 
     def slot(self, ledger_id: int, entry_id: int) -> int:
-        """The slot of an entry."""
+        """Return the slot of an entry: its consumer's number, NOBODY or TO_REDELIVER."""
         held = self._ledgers.get(ledger_id)
         return int(held.slots[entry_id]) if held is not None and entry_id < len(held.slots) else NOBODY
 
     def slots(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """The slots (n,) of entries (n,), ascending."""
+        """Return the slots (n,) of a ledger's entries (n,), ascending."""
         slots, held = np.zeros(len(entries), np.uint16), self._ledgers.get(ledger_id)
         if held is not None:
             known = entries[:np.searchsorted(entries, len(held.slots))]
@@ -98,7 +103,10 @@ class PendingAcks:
         return slots
 
     def settle_up_to(self, ledger_id: int, entry_id: int) -> list[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
-        """Forget all entries up to a position; return [(ledger id, entries, slots)] of those that were pending."""
+        """Forget all entries up to a position, which are acknowledged.
+
+        Returns [(ledger id, entries, slots)] of the entries that were pending or waited for redelivery.
+        """
         settled = []
         for other in [other for other in self._ledgers if other <= ledger_id]:
             slots = self._ledgers[other].slots[:entry_id + 1] if other == ledger_id else self._ledgers[other].slots
@@ -108,7 +116,7 @@ class PendingAcks:
         return settled
 
     def take_back(self, slot: int) -> list[tuple[int, NDArray[np.int64]]]:
-        """Take all entries from a consumer, to be redelivered; return [(ledger id, entries)]."""
+        """Mark all entries of a consumer to be redelivered; return [(ledger id, entries)]."""
         taken = []
         for ledger_id, held in self._ledgers.items():
             if held.out and len(entries := np.flatnonzero(held.slots == slot)):
@@ -117,7 +125,7 @@ class PendingAcks:
         return taken
 
     def take_back_some(self, slot: int, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Take those of these entries that a consumer has, to be redelivered; return them."""
+        """Mark those of a ledger's entries that a consumer has to be redelivered; return them."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return entries[:0]
@@ -128,7 +136,9 @@ class PendingAcks:
         return mine
 
     def entries_to_redeliver(self, limit: int | None = None) -> Iterator[tuple[int, Entries]]:
-        """(ledger id, entries) to be redelivered, in order, at most `limit` entries.  Long runs come as ranges."""
+        """Yield (ledger id, entries) to be redelivered, in order, at most `limit` entries.  Long runs come as
+        ranges.
+        """
         limit = self.to_redeliver if limit is None else limit
         for ledger_id in sorted(self._ledgers) if min(limit, self.to_redeliver) > 0 else ():
             held = self._ledgers[ledger_id]
@@ -148,14 +158,14 @@ class PendingAcks:
                 return
 
     def out(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
-        """(ledger id, entries, slots) of all entries that consumers have."""
+        """Yield (ledger id, entries, slots) of all entries that consumers have."""
         for ledger_id, held in self._ledgers.items():
             entries = np.flatnonzero((held.slots != NOBODY) & (held.slots != TO_REDELIVER))
             if len(entries):
                 yield ledger_id, entries, held.slots[entries]
 
     def knows(self, ledger_id: int) -> bool:
-        """Whether any entry of the ledger is pending, or to be redelivered."""
+        """Whether any entry of the ledger is pending or waits for redelivery."""
         return ledger_id in self._ledgers
 
     def _held(self, ledger_id: int, last: int) -> _Held:
@@ -185,7 +195,7 @@ class PendingAcks:
 
 
 def _runs(entries: NDArray[np.int64]) -> list[Entries]:
-    """The same entries as ranges, unless those would be short."""
+    """Return entries as one range for each run, or as one array if runs are short."""
     edges = np.flatnonzero(np.diff(entries) != 1) + 1
     if (len(edges) + 1) * _RUN > len(entries) and len(edges):
         return [entries]

@@ -32,12 +32,12 @@ _HALVES = struct.Struct("<qq")
 
 
 def identity(name: str) -> bytes:
-    """A hash of 16 bytes that stands for a producer's name of any length; two names do not collide in practice."""
+    """Return a hash of 16 bytes that stands for a producer's name.  Collisions do not happen in practice."""
     return blake2b(name.encode(), digest_size=_HALVES.size).digest()
 
 
 def span(sequence_id: int, highest: int) -> tuple[int, int]:
-    """(first, last) sequence id of a SEND, as signed numbers: Pulsar reads the unsigned fields so."""
+    """Return (first, last) sequence id of a SEND, as signed numbers: Pulsar reads the unsigned fields as signed."""
     first = sequence_id - (1 << 64) if sequence_id >> 63 else sequence_id
     if not highest:
         return first, first
@@ -45,7 +45,7 @@ def span(sequence_id: int, highest: int) -> tuple[int, int]:
 
 
 def spans(sequence_ids: NDArray[np.uint64], highest: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`span` of many SENDs: both arrays (n,)."""
+    """Return the first and the last sequence id of many SENDs, as signed numbers: two arrays (n,)."""
     first = sequence_ids.view(np.int64)
     if not highest.any():
         return first, first
@@ -54,7 +54,7 @@ def spans(sequence_ids: NDArray[np.uint64], highest: NDArray[np.uint64]) -> tupl
 
 @dataclass(slots=True)
 class Progress:
-    """The sequence ids that one producer name has stored."""
+    """The sequence ids stored under one producer name."""
 
     last: int = NONE              # sequence id of the last message stored whole
     # Unfinished chunked messages: sequence id -> (number of the next chunk, CRC32-C of the first).  Replaced, never
@@ -66,7 +66,7 @@ class Progress:
         return Progress(self.last, self.under_way)
 
     def take(self, first: int, last: int, flags: int, crc32c: int) -> bool:
-        """Whether a SEND is new.  If so, note it as stored."""
+        """Return whether a SEND is new, and note a new one as stored."""
         if flags & IS_CHUNK:
             return self._take_chunk(first, flags, crc32c)
         if first <= self.last:
@@ -89,7 +89,10 @@ class Progress:
         return is_new
 
     def _set(self, sequence_id: int, following: int, beginning: int) -> None:
-        """Note the number of a message's next chunk; 0: the message is finished."""
+        """Note the number of the next chunk of an unfinished message.
+
+        following: that number; 0 if the message is finished.  beginning: the CRC32-C of its first chunk.
+        """
         under_way = {key: value for key, value in self.under_way.items() if key != sequence_id}
         if following:
             under_way[sequence_id] = following, beginning
@@ -99,7 +102,7 @@ class Progress:
 
 
 class Sequences:
-    """Progress of all producers of a partition, the longest inactive first."""
+    """Deduplication state of a partition: the progress of all its producers, the longest inactive first."""
 
     def __init__(self) -> None:
         self.by_producer: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
@@ -111,7 +114,7 @@ class Sequences:
         return len(self.by_producer)
 
     def of(self, producer: bytes) -> Progress:
-        """The progress of a producer; callers must not change it."""
+        """Return the progress of a producer, empty for an unknown one; callers must not change it."""
         return self.by_producer.get(producer) or Progress()
 
     def learn(self, producer: bytes, progress: Progress, now_ms: int) -> None:
@@ -131,7 +134,7 @@ class Sequences:
     # -- eviction
 
     def is_due(self, now_ms: int, inactive_ms: int, count_max: int) -> bool:
-        """Whether the longest inactive producer has reached a bound, of time or of number."""
+        """Whether there are more than `count_max` producers, or one was inactive for `inactive_ms`."""
         if not self.by_producer:
             return False
         return (
@@ -139,10 +142,9 @@ class Sequences:
         )
 
     def forget(self, now_ms: int, inactive_ms: int, count_max: int, connected: Iterable[bytes]) -> int:
-        """Evict producers inactive for `inactive_ms`, and the longest inactive ones beyond `count_max`; return how many
-        the latter are.
+        """Evict producers inactive for `inactive_ms`, and the longest inactive ones beyond `count_max`.
 
-        Connected producers count as active.
+        Connected producers count as active.  Returns how many were evicted only because of `count_max`.
         """
         connected, evicted = set(connected), 0
         for _ in range(len(self.by_producer)):
@@ -159,7 +161,7 @@ class Sequences:
     # -- at rest
 
     def ops(self, partition_id: int, producer: bytes, progress: Progress) -> bytes:
-        """The bytes of ops that bring a producer from its present progress to this one."""
+        """Return the journal ops, as bytes, that change a producer's progress from the present one to `progress`."""
         halves, known, ops = _HALVES.unpack(producer), self.of(producer), b""
         if progress.last != known.last:
             ops = journal_ops.produced(partition_id, halves, progress.last)
@@ -172,18 +174,18 @@ class Sequences:
         return ops
 
     def apply_produced(self, ops: Rows) -> None:
-        """Apply PRODUCED_OPs (n,)."""
+        """Apply PRODUCED_OPs (n,) from the journal."""
         for _, _, _, low, sequence_id, high in ops.tolist():
             self.by_producer.setdefault(_HALVES.pack(low, high), Progress()).last = sequence_id
 
     def apply_chunked(self, ops: Rows) -> None:
-        """Apply CHUNKED_OPs (n,)."""
+        """Apply CHUNKED_OPs (n,) from the journal."""
         for kind, crc32c, _, low, sequence_id, high in ops.tolist():
             progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress())
             progress._set(sequence_id, kind >> format.NUMBER, crc32c)
 
     def rows(self) -> NDArray[np.void]:
-        """All progress as SEQUENCE_ROWs (n,), in the order of eviction."""
+        """Return the progress of all producers as SEQUENCE_ROWs (n,), in the order of eviction."""
         return np.array(
             [
                 (_HALVES.unpack(producer), progress.last, sequence_id, following, beginning)
@@ -194,14 +196,12 @@ class Sequences:
         )
 
     def load(self, rows: NDArray[np.void]) -> None:
-        """Add the progress that SEQUENCE_ROWs (n,) hold."""
+        """Add the producers' progress that SEQUENCE_ROWs (n,) hold."""
         for (low, high), last, sequence_id, following, beginning in rows.tolist():
             progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress(last))
             progress._set(sequence_id, following, beginning)
 
     def begin(self, now_ms: int) -> None:
-        """Count all producers as active until now: the partition was just opened, and time before that does not
-        count.
-        """
+        """Count all producers of a partition that was just opened as active until now; earlier time does not count."""
         for progress in self.by_producer.values():
             progress.seen_ms = now_ms

@@ -48,12 +48,15 @@ class State:
 
     @property
     def discarded(self) -> Cursor:
-        """Entries for no subscription, not even a new one: their blocks were given back, or they are damaged."""
+        """The cursor of discarded entries, which no subscription gets, not even a new one.
+
+        Their disk blocks were given back, or they are damaged.
+        """
         return self.cursor(NOBODY)
 
 
 def encode(partition_id: int, state: State) -> bytes:
-    """The content of the file, bytes."""
+    """Return the content of a partition's state file."""
     cursors: list[tuple[Any, ...]] = []
     parts: list[tuple[int, ...]] = []
     arrays: list[tuple[int, ...]] = []
@@ -119,7 +122,7 @@ def read(folder: Path, partition_id: int) -> State:
 
 
 def why_wrong(copy: bytes, partition_id: int) -> str:
-    """The reason why these bytes are no whole copy; "" if they are one."""
+    """Return why these bytes are not a whole copy of the partition's state, "" if they are."""
     if len(copy) < format.HEADER_SIZE:
         return f"it has {len(copy)} bytes"
     head = np.frombuffer(copy, format.STATE_HEADER, 1)
@@ -135,7 +138,7 @@ def why_wrong(copy: bytes, partition_id: int) -> str:
 
 
 def _decode(copy: bytes) -> State:
-    """The state that a whole copy holds."""
+    """Return the state that an undamaged copy holds."""
     head, at = np.frombuffer(copy, format.STATE_HEADER, 1)[0], format.HEADER_SIZE
     tables = []
     for name, dtype in (("cursors", format.CURSOR_ROW), ("parts", format.PART_ROW), ("arrays", format.ARRAY_ROW),
@@ -159,7 +162,7 @@ def _decode(copy: bytes) -> State:
 
 
 class StateFile:
-    """Writes the state of one partition.  A late checkpoint thread never overwrites a newer state."""
+    """The writer of one partition's state file.  A late checkpoint thread never overwrites a newer state."""
 
     def __init__(self, folder: Path, partition_id: int):
         self.path, self.partition_id = format.state_path(folder), partition_id
@@ -170,7 +173,7 @@ class StateFile:
         return f"<StateFile {self.path} taken={self._taken} written={self._written}>"
 
     def take(self, state: State) -> "Snapshot":
-        """A snapshot of the state as of now, to be written by any thread."""
+        """Return a snapshot of the state as of now, to be written by any thread."""
         self._taken += 1
         return Snapshot(self, self._taken, encode(self.partition_id, state))
 
@@ -187,7 +190,7 @@ class StateFile:
             state_v1.remove(self.path.parent)
 
     def remove(self) -> None:
-        """Remove the partition's folder.  Snapshots that are still to be written are dropped.  Raises OSError."""
+        """Remove the partition's folder, and drop snapshots that are still to be written.  Raises OSError."""
         with self._lock:
             self._written = sys.maxsize
             for left in reversed(range(_ATTEMPTS)):
@@ -200,7 +203,7 @@ class StateFile:
                         raise
 
     def checkpoint(self) -> "tuple[list[Path], list[Snapshot]]":
-        """(paths to be synced, snapshots to be written) after `remove`: the folder that named this one."""
+        """Return (paths to be synced, snapshots to be written) at the checkpoint after `remove`."""
         return [self.path], []
 
 

@@ -48,7 +48,10 @@ def is_there(folder: Path) -> bool:
 
 
 def read_cursors(folder: Path, partition_id: int) -> dict[int, Cursor]:
-    """{subscription id: Cursor}.  Torn rows are left out: the journal has them.  Raises CorruptFile."""
+    """Return {subscription id: Cursor} from the files of format version 1.
+
+    Torn rows are left out: the journal has them.  Raises CorruptFile.
+    """
     raw = _read(folder / "cursors")
     if not any(raw[:format.HEADER_SIZE]):
         return {}
@@ -70,9 +73,9 @@ def read_cursors(folder: Path, partition_id: int) -> dict[int, Cursor]:
 
 
 def reset(cursor: Cursor, position: Position) -> None:
-    """Apply a reset of the cursor from the journal.
+    """Apply a reset of the cursor from a journal of format version 1.
 
-    Version 1 removed the files of counts at the reset, so the counts that were read are later and stay.
+    Version 1 removed the files of counts at the reset. So counts that were read are later than the reset, and stay.
     """
     cursor.mark_delete = position
     cursor.bitmaps.clear()

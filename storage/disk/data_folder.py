@@ -17,11 +17,11 @@ _NUMBER_MAX = 64            # bytes that are looked at
 
 
 class CannotUse(Exception):
-    """This program may not use the folder.  The text is one line for the user."""
+    """Error: this program may not use the data folder.  The text is one line for the user."""
 
 
 def make(data_dir: Path) -> None:
-    """Make the folder, for its user alone, if it does not exist.  Raises OSError."""
+    """Make the data folder, with access for its user alone, if it does not exist.  Raises OSError."""
     with contextlib.suppress(FileExistsError):
         data_dir.mkdir(mode=0o700, parents=True)
     if not data_dir.is_dir():
@@ -29,7 +29,9 @@ def make(data_dir: Path) -> None:
 
 
 def look(data_dir: Path) -> None:
-    """Check that this user could make the folder, or write to it and its content; change nothing.  Raises OSError."""
+    """Check that this user could make the data folder, or write to it and its content; change nothing.  Raises
+    OSError.
+    """
     place = data_dir.absolute()
     while not _is_there(place):
         place = place.parent
@@ -41,7 +43,7 @@ def look(data_dir: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is anything of that name, also a link that leads nowhere.  Raises OSError."""
+    """Whether a file, a folder or a link of that name exists, even a link to nothing.  Raises OSError."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -50,7 +52,7 @@ def _is_there(path: Path) -> bool:
 
 
 def check(data_dir: Path) -> int:
-    """Return the folder's number, 0 if it has none.  Raises CannotUse, OSError."""
+    """Return the data folder's format number, 0 if it has none.  Raises CannotUse, OSError."""
     path = format.format_path(data_dir)
     try:
         said = regular_files.read(path, _NUMBER_MAX)
@@ -67,7 +69,10 @@ def check(data_dir: Path) -> int:
 
 
 def claim(data_dir: Path) -> None:
-    """Set the folder's number to this program's, so that older programs refuse it.  Raises CannotUse, OSError."""
+    """Set the data folder's format number to this program's, so that older programs refuse the folder.
+
+    Raises CannotUse, OSError.
+    """
     if check(data_dir) < format.FOLDER_VERSION:
         _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
 

@@ -12,7 +12,7 @@ _DESCRIPTORS = 3      # of an open ledger: two files, and the duplicate that Pyt
 
 
 def open_max() -> int:
-    """Return how many ledgers a process keeps open: they take a quarter of its descriptors."""
+    """Return how many ledgers a process keeps open, so that they take a quarter of its file descriptors."""
     return max(16, min(8_192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _DESCRIPTORS)))
 
 
@@ -43,7 +43,7 @@ def allocate(path: Path, size: int, before: int | None = None) -> None:
 
 
 def sync(path: Path, how: Callable[[int], None]) -> None:
-    """Sync a file or a folder with `how`: os.fdatasync, or os.fsync for folders.  Raises OSError."""
+    """Sync a file or a folder with `how`: os.fdatasync for files, os.fsync for folders.  Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         how(fd)
@@ -69,7 +69,7 @@ def write_anew(path: Path, data: bytes | memoryview) -> None:
 
 
 def map_file(path: Path, *, writable: bool, private: bool = False) -> mmap.mmap:
-    """Map a whole file, shared.  private: writes to the mapping stay in memory.  Raises OSError."""
+    """Map a whole file into memory, shared.  private: writes to the mapping stay in memory.  Raises OSError."""
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -79,7 +79,7 @@ def map_file(path: Path, *, writable: bool, private: bool = False) -> mmap.mmap:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of data at this offset, although a signal may cut a write short.  Raises OSError."""
+    """Write all of data at this offset, even if a signal cuts a write short.  Raises OSError."""
     data = memoryview(data)
     while len(data):
         written = os.pwrite(fd, data, offset)

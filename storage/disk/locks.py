@@ -16,14 +16,14 @@ LOCK = "lock"
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """Take an exclusive lock for the time of the context.  Yields whether it was free.  Raises OSError."""
+    """Try to take an exclusive lock for the duration of the context.  Yields whether it was taken.  Raises OSError."""
     with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
         yield _is_taken(fd, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
 def hold(data_dir: Path) -> Iterator[bool]:
-    """Keep other processes from starting to serve the folder, for the time of the context.
+    """Keep other processes from starting to serve the data folder, for the duration of the context.
 
     Yields whether a process serves it already. Raises OSError.
     """
@@ -36,7 +36,7 @@ def hold(data_dir: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Yield a descriptor of the file, for the time of the context.  Raises OSError."""
+    """Yield a descriptor of the file, which is closed at the end of the context.  Raises OSError."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)      # a pipe would keep its reader waiting
     try:
         yield fd
@@ -45,7 +45,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _is_taken(fd: int, how: int) -> bool:
-    """Take a lock of that kind, without waiting; whether that succeeded.  Raises OSError."""
+    """Try to take a lock of that kind without waiting; return whether that succeeded.  Raises OSError."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:

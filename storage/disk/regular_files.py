@@ -17,7 +17,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def opened(path: Path, folder: Path | None = None) -> BinaryIO:
     """Open a regular file for reading, unbuffered. Raises OSError.
 
-    folder: no folder on the way from it to the file may be a symbolic link.
+    folder: a folder above the file; no folder on the way from it to the file may be a symbolic link.
     """
     if folder is None:
         return _checked(_open(str(path), _FLAGS, None, path), path)
@@ -40,7 +40,7 @@ def read(path: Path, size: int, folder: Path | None = None) -> bytes:
 
 
 def check(*folders: Path) -> None:
-    """Check that everything below these folders is a regular file or a folder.  Raises OSError."""
+    """Check that everything below these paths is a regular file or a folder.  Raises OSError."""
     for folder in folders:
         # A broker that serves the folder may have just removed it.
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -52,7 +52,7 @@ def check(*folders: Path) -> None:
 
 
 def _open(name: str, flags: int, place: int | None, path: Path) -> int:
-    """Open a file in the folder with descriptor `place`.  Raises OSError with the whole path, not the name."""
+    """Open a file by its name in the folder with descriptor `place`.  Raises OSError with the whole path."""
     try:
         return os.open(name, flags, dir_fd=place)
     except OSError as error:

@@ -28,7 +28,7 @@ def punch(descriptor: int, begin: int, end: int, path: Path) -> None:
 
 
 def clone(source: int, target: int) -> None:
-    """Make the file `target` share the blocks of the file `source` until one of them changes.  Raises OSError."""
+    """Make the file `target` share the disk blocks of the file `source`, copied on write.  Raises OSError."""
     fcntl.ioctl(target, _CLONE, source)
 
 

@@ -1,8 +1,9 @@
-"""Backlog quotas: bounds of size and age for what a durable subscription has not acknowledged.
+"""Backlog quotas: bounds of size and age for the unacknowledged entries of a durable subscription.
 
 Each publish checks them against the slowest durable subscription: the bytes of its unacknowledged entries, and the age
-of the oldest one whose delivery time has come. Counting bytes is slow where acknowledgements left holes. So they are
-counted anew only when the last count and what was published since reach the limit: acknowledgements only lower it.
+of the oldest one whose delivery time has come. Counting bytes is slow where acknowledgements left holes.
+Acknowledgements only lower the backlog, so it is counted anew only when the last count and the bytes published since
+reach the limit.
 """
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class _Count:
 
 
 class BacklogQuotas(Watcher):
-    """Quotas of one owner's partitions.  A cause of the publish gate."""
+    """Backlog quotas of one owner's partitions, which are one cause to close the publish gate."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -51,11 +52,11 @@ class BacklogQuotas(Watcher):
 
     @property
     def is_possible(self) -> bool:
-        """Whether any partition has a quota; each pass asks."""
+        """Whether any partition has a quota, so that passes skip the check otherwise."""
         return bool(self._counts)
 
     def watch(self, partition: Partition) -> None:
-        """Apply the partition's policies, which are new."""
+        """Apply the policies of a partition that was opened, or whose policies have changed."""
         self._counts.pop(partition, None)
         if partition.policies.has_quota and self._owner.options.backlog_quota_check:
             self._counts[partition] = _Count()
@@ -67,7 +68,9 @@ class BacklogQuotas(Watcher):
     # -- publishing
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """Return the barrier of an exceeded quota whose action is to hold producers, or to refuse them."""
+        """Return the barrier of an exceeded quota whose action is to hold producers or to refuse them, None without
+        one.
+        """
         policies = partition.policies
         if partition not in self._counts:
             return None
@@ -78,7 +81,7 @@ class BacklogQuotas(Watcher):
         return None
 
     def _is_too_large(self, partition: Partition) -> bool:
-        """Whether the backlog has reached the limit; an empty one never has."""
+        """Whether the backlog of the slowest subscription has reached the size quota; an empty backlog never has."""
         limit, count, last = partition.policies.quota_bytes, self._counts[partition], partition.open_ledger
         if limit < 0:
             return False
@@ -100,7 +103,9 @@ class BacklogQuotas(Watcher):
     # -- eviction
 
     def published(self, partition: Partition) -> None:
-        """Evict the oldest entries of subscriptions whose backlog is too large, if that is the quota's action."""
+        """Evict the oldest entries of subscriptions whose backlog exceeds the size quota, if the quota's action is
+        eviction.
+        """
         policies, count, now_ms = partition.policies, self._counts.get(partition), self._owner.now_ms
         if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms:
             return
@@ -115,7 +120,7 @@ class BacklogQuotas(Watcher):
             count.next_ms = now_ms + _AGAIN_MS
 
     def tick(self, now_ms: int) -> None:
-        """Evict entries that are too old, also where nothing is published."""
+        """Evict entries that exceed the age or size quota, also from partitions to which nothing is published."""
         with self._owner.counters.timed("quota_check"):
             for partition in self._counts:
                 policies, came_ms = partition.policies, now_ms - partition.policies.quota_age_s * 1000
@@ -126,7 +131,10 @@ class BacklogQuotas(Watcher):
                 self.published(partition)
 
     def _evict(self, partition: Partition, subscription: Subscription, size: int | None, came_ms: int) -> None:
-        """Evict the oldest entries that were published, and due, by `came_ms`: `size` bytes of them, None: all."""
+        """Evict a subscription's oldest entries among those published, and due, by `came_ms`.
+
+        size: how many bytes to evict; None evicts all of these entries.
+        """
         for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
             entries = _due_by(subscription.cursor, partition, ledger, _came_until(ledger, came_ms), came_ms)
             if size is not None and len(entries):
@@ -160,7 +168,9 @@ def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
 
 
 def _came_until(ledger: Ledger, came_ms: int) -> int:
-    """Return how many entries, from the first on, were published by then: they are in the order of time."""
+    """Return how many entries at the beginning of a ledger were published by `came_ms`; entries are in the order of
+    time.
+    """
     return int(np.searchsorted(ledger.column("broker_time")[:ledger.entries], came_ms, side="right"))
 
 

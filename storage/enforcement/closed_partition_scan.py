@@ -16,7 +16,7 @@ _EACH_TICK = 50      # partitions looked at in a second; opening one takes a mil
 
 
 class ClosedPartitionScan(Watcher):
-    """Opens partitions of one owner that have work to do without clients."""
+    """Opener of an owner's closed partitions whose policies act without clients."""
 
     def __init__(self, owner: OwnerContext, is_mine: Callable[[str], bool]):
         """is_mine: whether a partition of that name is this owner's."""
@@ -25,11 +25,11 @@ class ClosedPartitionScan(Watcher):
         self.begin()
 
     def begin(self) -> None:
-        """Begin a scan of all stored partitions; a scan under way ends."""
+        """Begin a scan of all stored partitions, in place of a scan that is under way."""
         self._left = filter(self._is_mine, self._owner.catalogue.partitions.names())
 
     def tick(self, now_ms: int) -> None:
-        """Look at the next partitions; called once a second."""
+        """Look at the next few stored partitions; called once a second."""
         owner = self._owner
         for text in itertools.islice(self._left, _EACH_TICK):
             name = names.parse(text)

@@ -35,7 +35,7 @@ _TIME_BITS = 44               # of the largest delivery time in ms: now and DELA
 
 
 class DelayPolicy(Watcher):
-    """Enforces the policy on one owner's partitions."""
+    """The longest allowed delay, and the fixed delay, of one owner's partitions."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -57,7 +57,10 @@ class DelayPolicy(Watcher):
         self.watched.pop(partition, None)
 
     def enforce(self, sends: Sends) -> Sends:
-        """Refuse SENDs above a maximum, and return the others, with fixed delays in their metadata."""
+        """Refuse SENDs whose delay is above the partition's maximum, and return the accepted ones.
+
+        Entries of partitions with a fixed delay are returned with their delivery time in the metadata.
+        """
         kept: Sends = []
         for worker, rows, data in sends:
             handles = rows["producer"]
@@ -79,16 +82,17 @@ class DelayPolicy(Watcher):
         return kept
 
     def _watched_of(self, handles: list[int]) -> list[Partition | None]:
-        """Return the partition of each producer, None for one that is not watched."""
+        """Return the partition of each producer, None if the partition has no delay policy."""
         producers = map(self._owner.producers.get, handles)
         return [one.partition if one is not None and one.is_ready and isinstance(one.partition, Partition)
                 and one.partition in self.watched else None for one in producers]
 
     def _enforce(self, worker: int, rows: Rows, data: memoryview, partitions: list[Partition],
                  which: NDArray[np.int64] | None) -> Sends:
-        """Enforce the policies of rows (n,) SEND_ROW.
+        """Apply the delay policies of `partitions` to rows (n,) SEND_ROW of one worker; return the accepted SENDs.
 
-        which: (n,) the number of each row's partition in `partitions`, -1 for none of them; None: all are of the first.
+        which: (n,) the number of each row's partition in `partitions`, -1 for a partition that is not there. None: all
+        rows are of the first partition.
         """
         if which is None:
             if self.watched[partitions[0]]:
@@ -117,9 +121,10 @@ class DelayPolicy(Watcher):
 
     def _fixed(self, partitions: list[Partition], which: NDArray[np.int64] | None, rows: Rows,
                data: memoryview) -> tuple[Rows, memoryview]:
-        """Return rows (n,) SEND_ROW, and their entries, with delivery times after the fixed delays of their partitions.
+        """Return rows (n,) SEND_ROW and their entries, with delivery times after the fixed delays of their
+        partitions.
 
-        which: as in `_enforce`, without -1.
+        which: (n,) the number of each row's partition in `partitions`. None: all rows are of the first partition.
         """
         fixed_ms, floors_ms = (np.array(column) for column in zip(*map(self._times_of, partitions), strict=True))
         times = np.minimum(np.maximum(rows["publish_time"], 0), self._owner.now_ms + FIXED_AHEAD_MS)
@@ -152,7 +157,7 @@ class DelayPolicy(Watcher):
         return stamped, data
 
     def _times_of(self, partition: Partition) -> tuple[int, int]:
-        """Return (fixed delay in ms, 0 without one; time in ms before which no next entry is delivered)."""
+        """Return (fixed delay in ms, 0 without one; earliest delivery time in ms of the next entry)."""
         fixed_ms, last_ms = self.watched[partition], partition.last_fixed_ms
         most_ms = self._owner.now_ms + fixed_ms + _BACK_MS
         if not last_ms:      # the delay is new: the last entry had another one, or none

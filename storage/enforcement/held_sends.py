@@ -18,7 +18,7 @@ Piece = tuple[int, Rows, memoryview]      # (worker, rows (n,) SEND_ROW, their e
 
 @dataclass(slots=True)
 class HeldTopic:
-    """Entries of one topic that are held back, in order."""
+    """Entries of one topic that a publish rate holds back, in order."""
 
     since_ms: int                         # when the first of an unbroken series was held back
     pieces: deque[Piece] = field(default_factory=deque)
@@ -34,7 +34,9 @@ class _Connection:
 
 
 class HeldSends:
-    """Entries of one owner's topics that are held back, and the connections that are not read because of them."""
+    """Entries that publish rates of one owner's topics hold back, and the connections whose reading is paused
+    meanwhile.
+    """
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -57,7 +59,7 @@ class HeldSends:
             self._owner.outbox(worker).reply(number, b"", action=envelope.PAUSE_READING)
 
     def take_first(self, held: HeldTopic, count: int) -> Piece:
-        """Take the first `count` rows out of a topic's first piece."""
+        """Take the first `count` rows out of a topic's oldest piece of held-back SENDs."""
         worker, rows, data = held.pieces.popleft()
         self._remove(worker, rows[:count])
         end = int(rows["size"][:count].sum(dtype=np.int64))
@@ -68,7 +70,7 @@ class HeldSends:
         return worker, rows[:count], data[:end]
 
     def drop_producer(self, topic: Topic, handle: int) -> None:
-        """Drop entries of one producer."""
+        """Drop the held-back entries of one producer."""
         held = self.by_topic.get(topic)
         if held is None:
             return
@@ -84,13 +86,13 @@ class HeldSends:
             self.drop(topic)
 
     def drop(self, topic: Topic) -> None:
-        """Drop all entries of a topic, if there are any."""
+        """Drop all held-back entries of a topic, if it has any."""
         held = self.by_topic.pop(topic, None)
         for worker, rows, _ in held.pieces if held is not None else ():
             self._remove(worker, rows)
 
     def _remove(self, worker: int, rows: Rows) -> None:
-        """Count rows as held back no more; resume reading of connections of which half is published."""
+        """Stop counting rows as held back, and resume reading of connections whose held-back entries have halved."""
         self.size -= int(rows["size"].sum(dtype=np.int64))
         for number, count in _by_connection(rows):
             connection = self._connections[worker, number]
@@ -103,13 +105,13 @@ class HeldSends:
 
 
 def _by_connection(rows: Rows) -> list[tuple[int, int]]:
-    """Return [(number of a connection, how many of the rows it sent)]."""
+    """Return [(number of a connection, how many of the rows came over it)]."""
     numbers, counts = np.unique(rows["connection"], return_counts=True)
     return list(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def packed(rows: Rows, data: memoryview) -> tuple[Rows, memoryview]:
-    """Copy rows (n,) SEND_ROW, and their entries without gaps, so that the rest of `data` does not stay in memory."""
+    """Copy rows (n,) SEND_ROW and their entries without gaps, so that the whole of `data` need not stay in memory."""
     rows = rows.copy()
     ends = np.cumsum(rows["size"], dtype=np.uint64)
     offsets, starts = rows["offset"].copy(), ends - rows["size"]

@@ -17,7 +17,7 @@ _EACH_TICK = 1_000      # partitions looked at in a second
 
 
 class InactiveTopics(Watcher):
-    """Deletes unused topics and subscriptions of one owner."""
+    """Deletion of one owner's unused topics and subscriptions."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -28,7 +28,7 @@ class InactiveTopics(Watcher):
         return f"<InactiveTopics: {len(self._watched)} partitions watched>"
 
     def watch(self, partition: Partition) -> None:
-        """Apply the partition's policies, which are new."""
+        """Apply the policies of a partition that was opened, or whose policies have changed."""
         policies = partition.policies
         can_delete = policies.delete_inactive_topics or policies.subscription_expiration_s
         if can_delete and not names.is_system(str(partition.name)):
@@ -41,7 +41,7 @@ class InactiveTopics(Watcher):
         self._watched.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        """Look at some partitions, and delete what was unused for long enough; called once a second."""
+        """Look at some partitions, and delete topics and subscriptions unused for long enough; called once a second."""
         for partition in list(self._watched)[:_EACH_TICK]:
             before = self._watched.pop(partition)
             unused = self._unused(partition, now_ms)
@@ -53,7 +53,9 @@ class InactiveTopics(Watcher):
                                      topic=str(partition.name))
 
     def _unused(self, partition: Partition, now_ms: int) -> list[Partition | Subscription]:
-        """Return what of the partition is unused now, and may be deleted: subscriptions, then the topic."""
+        """Return the partition's unused subscriptions that may be deleted, then the partition itself if its topic is
+        unused.
+        """
         policies = partition.policies
         unused: list[Partition | Subscription] = []
         if policies.subscription_expiration_s:
@@ -82,7 +84,10 @@ class InactiveTopics(Watcher):
 
 
 def _seconds(what: Partition | Subscription) -> int:
-    """Return after how many unused seconds it is deleted; a topic not before its retention time is over."""
+    """Return the number of unused seconds before a topic or subscription is deleted.
+
+    A topic is not deleted before its retention time is over.
+    """
     if isinstance(what, Subscription):
         return what.partition.policies.subscription_expiration_s
     policies = what.policies

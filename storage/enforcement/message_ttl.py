@@ -23,7 +23,7 @@ _LOOK_AHEAD = 8_192     # index rows looked at together
 
 @dataclass(slots=True)
 class _Watch:
-    """One partition with a time to live."""
+    """The progress of expiry in one partition with a time to live."""
 
     next_ms: int = 0                       # no entry expires before, unless a cursor was reset
     resets: int = -1                       # Partition.cursor_resets at the last look
@@ -31,7 +31,7 @@ class _Watch:
 
 
 class MessageTtl(Watcher):
-    """Expires messages of one owner's partitions."""
+    """Expiry of messages of one owner's partitions."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -41,7 +41,7 @@ class MessageTtl(Watcher):
         return f"<MessageTtl of {len(self._watches)} partitions>"
 
     def watch(self, partition: Partition) -> None:
-        """Apply the partition's policies, which are new."""
+        """Apply the time to live of a partition that was opened, or whose policies have changed."""
         self._watches.pop(partition, None)
         if partition.policies.message_ttl_s:
             self._watches[partition] = _Watch()
@@ -51,13 +51,13 @@ class MessageTtl(Watcher):
         self._watches.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        """Expire what is due in all partitions; called once a second."""
+        """Expire due messages of all partitions; called once a second."""
         for partition, watch in self._watches.items():
             if now_ms >= watch.next_ms or watch.resets != partition.cursor_resets:
                 self._expire(partition, watch, now_ms)
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """Expire what is due in one partition, now."""
+        """Expire due messages of one partition at once."""
         if (watch := self._watches.get(partition)) is not None:
             self._expire(partition, watch, now_ms)
 
@@ -83,7 +83,7 @@ class MessageTtl(Watcher):
         watch.next_ms = soonest_ms + ttl_ms
 
     def _acknowledge(self, subscription: Subscription, ledger: Ledger, end: int, came_ms: int) -> int:
-        """Acknowledge what has expired of the ledger's entries before `end`.
+        """Acknowledge a subscription's expired entries among a ledger's entries before `end`.
 
         Returns the delivery time in ms of the first entry that has not expired, NEVER_MS if all have.
         """
@@ -107,7 +107,10 @@ class MessageTtl(Watcher):
 
 
 def _old_entries(ledger: Ledger, known: int, came_ms: int) -> int:
-    """Return how many entries, from the first on, were published by `came_ms`; `known`: so many at least."""
+    """Return how many entries at the beginning of a ledger were published by `came_ms`.
+
+    known: an earlier answer, below which no entry is looked at again.
+    """
     while known < ledger.entries:
         end = min(ledger.entries, known + _LOOK_AHEAD)
         young = ledger.column("broker_time")[known:end] > came_ms

@@ -20,7 +20,7 @@ _LOOK_MS = 100          # between two looks at the producers that wait for one p
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """The reason why nothing may be published, and the error that producers get."""
+    """The reason for which a partition is closed to producers, with the error that they get."""
 
     code: api.ServerError.ValueType
     text: str
@@ -32,14 +32,14 @@ class Barrier:
 
 
 class Cause(Protocol):
-    """Something that can close partitions to producers: a full disk, a quota."""
+    """A cause that can close partitions to producers, such as a full disk or a backlog quota."""
 
     @property
     def is_possible(self) -> bool:
-        """Whether any partition can have a barrier; each pass asks."""
+        """Whether any partition can have a barrier, so that passes skip the check otherwise."""
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """Return the barrier that closes the partition to producers now."""
+        """Return the barrier that closes the partition to producers now, None if this cause has none."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 class PublishGate(Watcher):
-    """One owner's gate: lets producers in, has them wait, or refuses them."""
+    """The publish gate of one owner, which lets producers in, has them wait, or refuses them."""
 
     def __init__(self, owner: OwnerContext, *causes: Cause):
         self._owner, self._causes = owner, causes
@@ -62,18 +62,21 @@ class PublishGate(Watcher):
 
     @property
     def is_watched(self) -> bool:
-        """Whether any partition can have a barrier; each pass asks."""
+        """Whether any partition can have a barrier, so that passes skip the check otherwise."""
         return any(cause.is_possible for cause in self._causes)
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """Return the first barrier that closes the partition to producers now."""
+        """Return the first barrier that closes the partition to producers now, None if it is open."""
         for cause in self._causes:
             if cause.is_possible and (barrier := cause.barrier(partition)) is not None:
                 return barrier
         return None
 
     def enter(self, session: Session, command: api.BaseCommand, partition: Partition) -> bool:
-        """Whether the producer of a PRODUCER command may go on; else it waits.  Raises Refusal."""
+        """Return True if the producer of a PRODUCER command may be created now, False if it waits.
+
+        Raises Refusal if it may not wait.
+        """
         barrier = self.barrier(partition)
         if barrier is None:
             return True
@@ -86,7 +89,10 @@ class PublishGate(Watcher):
         return False
 
     def withdraw(self, session: Session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
-        """Withdraw a producer that its client has closed; returns its command, None if it does not wait."""
+        """Withdraw the PRODUCER command of a waiting producer that its client has closed.
+
+        Returns the command, None if the producer does not wait.
+        """
         waiting = self._waiting.get(partition)
         if waiting is None or (session, producer_id) not in waiting.commands:
             return None
@@ -94,7 +100,7 @@ class PublishGate(Watcher):
         return command
 
     def release(self, partition: Partition) -> None:
-        """Refuse the producers that wait for a partition that is unloaded: their clients look it up again."""
+        """Refuse the producers that wait for a partition that is unloaded; their clients look the topic up again."""
         waiting = self._waiting.pop(partition, None)
         for (session, producer_id), (command, _) in waiting.commands.items() if waiting is not None else ():
             session.waiting.pop((command.type, producer_id), None)
@@ -102,7 +108,7 @@ class PublishGate(Watcher):
             requests.refuse(self._owner, session, command, refusal)
 
     def look(self, now_ms: int) -> None:
-        """Let in producers whose barrier is gone, and refuse those that have waited for too long."""
+        """Let in waiting producers whose partition is open again, and refuse producers that have waited too long."""
         for partition, waiting in list(self._waiting.items()):
             if now_ms - waiting.looked_ms < _LOOK_MS:
                 continue

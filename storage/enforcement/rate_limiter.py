@@ -1,13 +1,13 @@
 """Rate limits: of publishing to a topic, of dispatching from it, and of subscribing.
 
-A rate is a bucket of tokens that come evenly; `storage/topics/rate_limits.py` has the buckets. What is taken may exceed
-the bucket once, by the rest of a batch. This debt is paid before anything else passes.
+A rate is a bucket of tokens that are added evenly; `storage/topics/rate_limits.py` has the buckets. One batch may take
+more tokens than the bucket has. This debt is paid before anything else passes.
 
     publish      entries above the rate are held back in order, without a receipt (held_sends.py): none is refused
     dispatch     a dispatcher has an `Allowance` beside its consumers' permits; the other entries wait in their ledgers
     subscribe    a consumer that subscribes too often is refused
 
-Passes of topics without a rate do not enter this file.
+Topics without a rate cost no call of this module.
 """
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -64,7 +64,7 @@ class RateLimiter(TopicWatcher):
     # -- watching topics
 
     def configure(self) -> None:
-        """Apply the owner's options; the caller calls `watch` for each topic afterwards."""
+        """Apply the owner's options for rates of the whole broker; the caller then calls `watch` for each topic."""
         options = self._owner.options
         self._publish = self._shared_limit(
             self._publish, "in", options.publish_messages_per_broker, options.publish_bytes_per_broker)
@@ -74,7 +74,10 @@ class RateLimiter(TopicWatcher):
             self.due_ms = self._owner.now_ms
 
     def _shared_limit(self, before: SharedLimit | None, which: str, messages: int, size: int) -> SharedLimit | None:
-        """Return the broker's limit for messages and bytes a second: `before` if that has these rates."""
+        """Return the broker-wide limit for messages and bytes a second, None if both are unlimited.
+
+        before: the limit so far, which is returned if its rates are the same.
+        """
         rates: Rate = messages, size, 1, False
         if before is not None and before.rates == rates:
             return before
@@ -83,11 +86,11 @@ class RateLimiter(TopicWatcher):
 
     @property
     def is_possible(self) -> bool:
-        """Whether publishing to any topic has a rate; each pass asks."""
+        """Whether publishing to any topic is limited, so that passes skip the limiter otherwise."""
         return bool(self._limited or self.held.by_topic) or self._publish is not None
 
     def watch(self, topic: Topic) -> None:
-        """Apply the topic's policies, which are new."""
+        """Apply the rates of a topic that was opened, or whose policies have changed."""
         policies, now_ms, limits = topic.policies, self._owner.now_ms, topic.rate_limits
         if limits is None:
             if self._dispatch is None and not policies.has_rates:
@@ -112,20 +115,20 @@ class RateLimiter(TopicWatcher):
         self._owner.wake(topic)
 
     def release(self, topic: Topic) -> None:
-        """Forget a topic that the owner gives up, with the entries that are held back of it."""
+        """Forget a topic that the owner gives up, and drop its held-back entries."""
         self._limited.discard(topic)
         self._drop(topic)
 
     def tick(self, now_ms: int) -> None:
-        """Log the ends of throttling."""
+        """Log which topics and subscriptions are no longer throttled."""
         self._log.tick(now_ms)
 
     # -- publishing
 
     def admit(self, sends: Sends) -> list[Sends]:
-        """Return the SENDs that may be stored now, and hold back the others.
+        """Return the SENDs that rates allow to be stored now, and hold back SENDs that exceed a rate.
 
-        Entries held back earlier come first.  Each list of the result has at most as many bytes as a pass takes in.
+        Entries held back earlier come first.  Each list of the result has at most `pass_bytes_max` bytes.
         """
         out = self._admit_held() if self.due_ms <= self._owner.now_ms else []
         for worker, rows, data in sends:
@@ -138,9 +141,9 @@ class RateLimiter(TopicWatcher):
         return self._in_parts(out)
 
     def take_all(self, topic: Topic) -> list[Sends]:
-        """Take all entries held back of the topic, which are charged: later entries wait longer.
+        """Take all held-back entries of the topic, and charge them to its rates, so that later entries wait longer.
 
-        Each list of the result has at most as many bytes as a pass takes in.
+        Each list of the result has at most `pass_bytes_max` bytes.
         """
         return self._in_parts(self._take_all(topic))
 
@@ -164,7 +167,7 @@ class RateLimiter(TopicWatcher):
         return pieces
 
     def left(self, producer: Producer) -> None:
-        """Drop what is held back of a producer that has gone: its client had no receipt, and sends it again."""
+        """Drop the held-back entries of a closed producer; its client had no receipts, and sends them again."""
         self.held.drop_producer(producer.partition, producer.handle)
         if not self.held.by_topic:
             self.due_ms = NEVER_MS
@@ -175,9 +178,9 @@ class RateLimiter(TopicWatcher):
             self.due_ms = NEVER_MS
 
     def _admit_held(self) -> Sends:
-        """Take entries held back, as far as rates let them pass.
+        """Take the held-back entries that rates allow now.
 
-        Topics that get something go to the end of the queue, so that topics with a shared rate take turns.
+        A topic that gets some goes to the end of the queue, so that topics with a shared rate take turns.
         """
         out: Sends = []
         by_topic = self.held.by_topic
@@ -191,7 +194,7 @@ class RateLimiter(TopicWatcher):
         return out
 
     def _admit_some(self, topic: Topic) -> Sends:
-        """Take entries held back of one topic, as many as its limits let pass."""
+        """Take as many held-back entries of one topic as its limits allow."""
         held, limits = self.held.by_topic[topic], self._limits(topic)
         out: Sends = []
         while held.pieces and (count := self._reach(limits, rows := held.pieces[0][1])):
@@ -202,9 +205,10 @@ class RateLimiter(TopicWatcher):
         return out
 
     def _hold_back(self, worker: int, rows: Rows, data: memoryview, out: Sends) -> NDArray[np.bool_] | None:
-        """Hold back those of the rows (n,) SEND_ROW that exceed a rate; returns which (n,), None when all may pass.
+        """Hold back those of the rows (n,) SEND_ROW that exceed a rate.
 
-        When too much is held back in memory, all that is held back of the topic is added to `out` instead.
+        Returns which rows (n,) are held back, None when all may pass.  When the owner holds back more than _HELD_MAX
+        bytes, all held-back entries of the topic are added to `out` instead.
         """
         # 1. Number the topics that have a rate, and give each row its topic's number: -1 without a rate.
         handles, inverse = np.unique(rows["producer"], return_inverse=True)
@@ -237,7 +241,7 @@ class RateLimiter(TopicWatcher):
         return is_held
 
     def _pass_some(self, topic: Topic, rows: Rows, which: NDArray[np.intp], messages: int, size: int) -> int:
-        """Return how many of a topic's rows pass, from the first on, and charge them to its limits.
+        """Return how many of a topic's first rows its limits allow, and charge these rows to the limits.
 
         which: (m,) the topic's rows.  messages, size: the sums of all these rows.
         """
@@ -255,7 +259,7 @@ class RateLimiter(TopicWatcher):
         return count
 
     def _limited_topic(self, handle: int) -> Topic | None:
-        """Return a producer's topic if publishing there has a rate, or if entries of it are held back."""
+        """Return a producer's topic if publishing to it is limited or entries of it are held back, else None."""
         producer = self._owner.producers.get(handle)
         if producer is None:
             return None
@@ -270,7 +274,7 @@ class RateLimiter(TopicWatcher):
         return [limit for limit in (own, self._publish) if limit is not None]
 
     def _ready_ms(self, topic: Topic) -> int:
-        """Return when the next entry that is held back of a topic may pass."""
+        """Return when the next held-back entry of a topic may pass."""
         return next_step(max((limit.ready_ms() for limit in self._limits(topic)), default=0))
 
     def _count_time(self, topic: Topic) -> None:
@@ -279,7 +283,7 @@ class RateLimiter(TopicWatcher):
         topic.rate_limits.publish_limited_times += 1
 
     def _reach(self, limits: Iterable[Limit], rows: Rows) -> int:
-        """Return how many of the rows (n,) SEND_ROW the limits let pass, from the first on."""
+        """Return how many of the first rows (n,) SEND_ROW the limits allow."""
         count = len(rows)
         for limit in limits:
             for column, room in zip(("messages", "size"), limit.room(self._owner.now_ms), strict=True):
@@ -294,7 +298,7 @@ class RateLimiter(TopicWatcher):
             limit.take(int(rows["messages"].sum(dtype=np.int64)), int(rows["size"].sum(dtype=np.int64)))
 
     def causes(self, topic: Topic) -> list[dict[str, Any]]:
-        """Return what throttles the topic's producers now, as JSON."""
+        """Return the rates that throttle the topic's producers now, as JSON."""
         held = self.held.by_topic.get(topic)
         if held is None:
             return []
@@ -308,11 +312,14 @@ class RateLimiter(TopicWatcher):
     # -- dispatching
 
     def in_turn(self, topics: Iterable[Topic]) -> Iterable[Topic]:
-        """Return the topics, those first that have waited longest since they got anything, if they share a rate."""
+        """Return the topics in the order of dispatch.
+
+        With a broker-wide dispatch rate, topics that have waited longest since their last delivery come first.
+        """
         return topics if self._dispatch is None else sorted(topics, key=_topic_served_ms)
 
     def next_batches(self, subscription: Subscription, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
-        """Return batches of the subscription's dispatcher, as many as rates allow; see Dispatcher.next_batches."""
+        """Return batches from `Dispatcher.next_batches` of the subscription, as many as dispatch rates allow."""
         topic, dispatcher = subscription.partition, subscription.dispatcher
         now_ms, of_topic = topic.now_ms, topic.rate_limits
         if subscription.limited is None:
@@ -340,7 +347,7 @@ class RateLimiter(TopicWatcher):
 
     def _note(self, subscription: Subscription, limited: Limited, rooms: list[tuple[Limit, tuple[int, int]]],
               now_ms: int) -> None:
-        """Note that limits throttle the subscription: entries are left, and some limit has no room."""
+        """Record that limits without room throttle the subscription while its consumers could take more entries."""
         limited.by = [limit for limit, room in rooms if min(room) <= 0]
         limited.until_ms = next_step(max([now_ms + 1, *[limit.ready_ms() for limit in limited.by]]))
         limited.since_ms = limited.since_ms or now_ms
@@ -352,7 +359,9 @@ class RateLimiter(TopicWatcher):
         self._log.happened(subscription, 1, now_ms, lambda: _rules(causes(self._owner, subscription)))
 
     def _is_throttled(self, throttled: Throttled) -> bool:
-        """Whether a topic's producers, or a subscription's consumers, still wait; see ThrottleLog."""
+        """Whether a topic's producers, or a subscription's consumers, are still throttled; the callback of
+        ThrottleLog.
+        """
         if not isinstance(throttled, Subscription):
             return throttled in self.held.by_topic
         topic, limited = throttled.partition, throttled.limited
@@ -363,7 +372,7 @@ class RateLimiter(TopicWatcher):
 # -- rates of subscriptions
 
 def watch_subscription(subscription: Subscription, now_ms: int) -> None:
-    """Apply the dispatch rate of a subscription that is new, or whose topic's policies are."""
+    """Apply the dispatch rate of a subscription that is new, or whose topic's policies have changed."""
     limited = subscription.limited = subscription.limited or Limited()
     policies = subscription.partition.policies
     rate = dict(policies.dispatch_rates_of).get(subscription.name, policies.subscription_dispatch_rate)
@@ -376,7 +385,7 @@ def _is_behind(subscription: Subscription) -> bool:
 
 
 def published(groups: list[Group], now_ms: int) -> None:
-    """Return tokens to dispatch rates that are relative to the publish rate; called before entries are appended."""
+    """Add tokens to dispatch rates that are relative to the publish rate; called before entries are appended."""
     for group in groups:
         topic = group.partition
         if topic.rate_limits is None:
@@ -389,7 +398,10 @@ def published(groups: list[Group], now_ms: int) -> None:
 
 
 def in_turn(topic: Topic) -> list[Subscription]:
-    """Return subscriptions with consumers, those first that have waited longest since they got anything."""
+    """Return the topic's subscriptions with consumers in the order of dispatch.
+
+    With a shared rate, subscriptions that have waited longest since their last delivery come first.
+    """
     return sorted(topic.attached, key=_served_ms)
 
 
@@ -404,7 +416,7 @@ def _topic_served_ms(topic: Topic) -> int:
 
 
 def due_ms(topic: Topic) -> int:
-    """Return when a throttled subscription of the topic may get more, NEVER_MS if none is throttled."""
+    """Return when a throttled subscription of the topic may be delivered more, NEVER_MS if none is throttled."""
     return min((one.limited.until_ms for one in topic.attached if one.limited is not None), default=NEVER_MS)
 
 
@@ -430,7 +442,7 @@ def _rules(causes: list[dict[str, Any]]) -> str:
 
 
 def _rule(owner: OwnerContext, topic: Topic, limit: Limit, policy: str) -> str:
-    """Return the policy's name, the topic or namespace for which it is set, and its bounds."""
+    """Return a text that describes a rate: its policy, the topic or namespace that sets it, and its bounds."""
     levels = ("topic", str(topic.name.base)), ("namespace", topic.name.namespace)
     scopes = [f"{kind} {scope}" for kind, scope in levels
               if limit.level != "Broker" and policy in owner.catalogue.policies.of(scope)]

@@ -18,7 +18,7 @@ _LOOK_MS = 10_000       # between two looks at a partition whose first ledger is
 
 
 class Retention(Watcher):
-    """Wakes trimming of one owner's partitions when ledgers become too old."""
+    """Retention of one owner's partitions, which wakes trimming when ledgers become too old."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -28,7 +28,7 @@ class Retention(Watcher):
         return f"<Retention of {len(self._next_ms)} partitions>"
 
     def watch(self, partition: Partition) -> None:
-        """Apply the partition's policies, which are new."""
+        """Apply the retention of a partition that was opened, or whose policies have changed."""
         self._next_ms.pop(partition, None)
         if partition.policies.retains:
             self._next_ms[partition] = 0
@@ -39,13 +39,15 @@ class Retention(Watcher):
         self._next_ms.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
-        """Look at the partitions whose time has come; called once a second."""
+        """Look at the partitions in which a ledger may have become too old; called once a second."""
         for partition, next_ms in self._next_ms.items():
             if now_ms >= next_ms:
                 self.look(partition, now_ms)
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """Close an open ledger that is too old, and have trimming delete what need not be kept."""
+        """Close an open ledger that is too old, and wake trimming, which deletes ledgers that retention no longer
+        keeps.
+        """
         if should_roll(partition, now_ms):
             with contextlib.suppress(StorageFull):      # a later look tries again
                 self._owner.roll(partition)
@@ -57,7 +59,7 @@ class Retention(Watcher):
 
 
 def disposable(partition: Partition, now_ms: int) -> int:
-    """Return how many ledgers of the partition, from the first on, retention does not keep."""
+    """Return how many of the partition's oldest ledgers retention does not keep."""
     if not partition.policies.retains:
         return len(partition.ledgers)
     left, count = sum(map(_size, partition.ledgers)), 0
@@ -70,7 +72,7 @@ def disposable(partition: Partition, now_ms: int) -> int:
 
 
 def should_roll(partition: Partition, now_ms: int) -> bool:
-    """Whether the open ledger has entries, and all are acknowledged and too old to be kept."""
+    """Whether the open ledger has entries, all of them acknowledged and beyond their retention time."""
     last, policies = partition.open_ledger, partition.policies
     return policies.retains and bool(last.entries) and _is_old(partition, last, now_ms) and partition.is_drained
 

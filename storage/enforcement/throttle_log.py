@@ -1,7 +1,7 @@
-"""Log lines about throttling: one when a rate begins to throttle a topic or subscription, one when that is over.
+"""Log lines about throttling: one when a rate begins to throttle a topic or subscription, one when throttling ends.
 
-Throttling is over when it has not happened for QUIET_MS, not whenever there are tokens again. Of very many beginnings
-in a period only the first have lines; the number of the others is logged at its end.
+Throttling has ended when nothing was throttled for QUIET_MS, not whenever the rate has tokens again. In each period
+only the first LINES_MAX beginnings are logged; at its end one line has the number of the others.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +27,12 @@ class _Episode:
 
 
 class ThrottleLog:
-    """Throttling of one owner's topics and subscriptions, as its log shows it."""
+    """Open throttling episodes of one owner's topics and subscriptions, each logged when it begins and ends."""
 
     def __init__(self, is_waiting: Callable[[Throttled], bool]):
-        """is_waiting: whether a client is still throttled, although `happened` was not called for long."""
+        """is_waiting: whether a topic or subscription is still throttled, although `happened` was not called for
+        long.
+        """
         self._is_waiting = is_waiting
         self._episodes: dict[Throttled, _Episode] = {}
         self._since_ms, self._begun = 0, 0      # when the period began, and episodes that have begun in it
@@ -39,7 +41,10 @@ class ThrottleLog:
         return f"<ThrottleLog {len(self._episodes)} topics and subscriptions throttled>"
 
     def happened(self, throttled: Throttled, count: int, now_ms: int, why: Callable[[], str]) -> None:
-        """Note `count` throttled entries, or times, because of a rule that why() names."""
+        """Count throttled entries of a topic, or times that a subscription was throttled.
+
+        why: returns the name of the rule, for the log line of a new episode.
+        """
         episode = self._episodes.get(throttled)
         if episode is not None:
             episode.last_ms, episode.count = now_ms, episode.count + count
@@ -51,7 +56,7 @@ class ThrottleLog:
             log.info(f"{_who(throttled)} wait because of {why()}", code="G501", **_fields(throttled))
 
     def tick(self, now_ms: int) -> None:
-        """Log what has ended; called once a second."""
+        """Log the end of episodes without recent throttling; called once a second."""
         for throttled, episode in list(self._episodes.items()):
             if self._is_waiting(throttled):
                 episode.last_ms = now_ms

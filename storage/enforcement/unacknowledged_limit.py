@@ -1,8 +1,8 @@
 """The bound of unacknowledged messages that consumers of all shared subscriptions of the broker may have together.
 
 Owners see each other's counts once a second. While the bound is reached, a subscription with more than a certain part
-of it gets nothing until it is down to half of that part; the others go on. All go on once the broker is down to half
-of the bound.
+of it is delivered nothing until it has at most half of that part; other subscriptions go on. All go on once the broker
+has at most half of the bound.
 """
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.topics.owner_context import OwnerContext
@@ -10,7 +10,7 @@ from geminga.storage.topics.watcher import Watcher
 
 
 class UnacknowledgedLimit(Watcher):
-    """Enforces the bound on one owner's subscriptions."""
+    """One owner's part in the broker-wide bound of unacknowledged messages."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -20,7 +20,9 @@ class UnacknowledgedLimit(Watcher):
         return f"<UnacknowledgedLimit {'reached' if self._is_reached else 'not reached'}>"
 
     def tick(self, now_ms: int) -> None:
-        """Count what is unacknowledged, and bound subscriptions if it is too much; called once a second."""
+        """Count unacknowledged messages, and stop or resume delivery to subscriptions accordingly; called once a
+        second.
+        """
         options = self._owner.options
         most = options.max_unacked_messages_per_broker
         if not (most or self._is_reached):

@@ -29,15 +29,17 @@ Row = tuple[dict[str, Any], bytes]      # a partition in a cut: its line of JSON
 
 
 class Recovered(Protocol):
-    """The part of recovery after a start that a backup needs."""
+    """The states that recovery after a start restored, as far as a backup needs them."""
 
     @property
     def unopened(self) -> dict[int, state_file.State]:
-        """States restored from the journal, by partition id, of partitions that were not opened since."""
+        """States restored from the journal, by partition id, of partitions that have not been opened since the
+        start.
+        """
 
 
 class BackupSnapshots:
-    """One owner's part in backups, one at a time."""
+    """The part of one owner in backups, of which one at a time is taken."""
 
     def __init__(self, owner: OwnerContext, recovery: Recovered | None):
         self._owner, self._recovery = owner, recovery
@@ -48,13 +50,13 @@ class BackupSnapshots:
         return f"<BackupSnapshots folder={self._folder} released={len(self._released)}>"
 
     def begin(self) -> None:
-        """Give new ledgers and views a second name in the backup's folder from now on."""
+        """Begin to hard-link the files of new ledgers and views into the backup's folder."""
         self._folder, self._released = format.linked_folder(self._owner.data_dir), {}
 
     def cut(self) -> tuple[str, float]:
-        """Write the state of all partitions into a file of the backup's folder.  Return its name and the seconds taken.
+        """Write the state of all partitions into a file of the backup's folder, and stop linking new files.
 
-        Raises Refusal, OSError.
+        Returns the file's name and the seconds taken. Raises Refusal, OSError.
         """
         began, folder = time.perf_counter(), self._folder
         if folder is None:
@@ -73,7 +75,9 @@ class BackupSnapshots:
         return name, time.perf_counter() - began
 
     def _recovered(self) -> Iterator[tuple[int, Row]]:
-        """Iterate over (id, row) of partitions that recovery has restored, and that were not opened since."""
+        """Yield (id, row of the cut) of partitions that recovery restored, and that have not been opened since the
+        start.
+        """
         for partition_id, state in self._recovery.unopened.items() if self._recovery else ():
             data = state_file.encode(partition_id, state)
             yield partition_id, ({"id": partition_id, "state": len(data)}, data)
@@ -81,26 +85,26 @@ class BackupSnapshots:
     # -- from begin() to cut(): the owner tells of its partitions
 
     def opened(self, partition: Partition) -> None:
-        """A partition was opened: the cut takes its state from now on."""
+        """Drop the state kept for a partition that is open again: the cut takes its state from memory."""
         self._released.pop(partition.partition_id, None)
 
     def released(self, partition: Partition) -> None:
-        """A partition is given up: keep its state for the cut."""
+        """Keep the state of a partition that the owner gives up, for the cut."""
         if self._folder is not None:
             self._released[partition.partition_id] = _row(partition)
 
     def ledger_added(self, partition: Partition) -> None:
-        """A partition has a new ledger: link its files."""
+        """Link the files of a partition's new ledger into the backup's folder, if a backup is in progress."""
         if self._folder is not None:
             self._link(self._folder, partition, partition.open_ledger.files())
 
     def view_taken(self, partition: Partition, view: CompactedLedgers) -> None:
-        """A partition has a new compacted view: link its files."""
+        """Link the files of a partition's new compacted view into the backup's folder, if a backup is in progress."""
         if self._folder is not None:
             self._link(self._folder, partition, view.folder.iterdir())
 
     def _link(self, folder: Path, partition: Partition, paths: Iterable[Path]) -> None:
-        """Give a partition's files second names.  If the backup's folder is gone, the backup was given up."""
+        """Hard-link a partition's files into the backup's folder, or give the backup up if that fails."""
         try:
             folder.stat()
             for path in paths:
@@ -110,14 +114,14 @@ class BackupSnapshots:
 
 
 def link(path: Path, name: Path) -> None:
-    """Give the file that second name, unless it has it already.  Raises OSError."""
+    """Give the file `name` as a second name, a hard link, unless something of that name exists.  Raises OSError."""
     name.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.link(path, name)
 
 
 def _row(partition: Partition) -> Row:
-    """Return an open partition's row of the cut."""
+    """Return an open partition's row of the cut: a JSON object, and the bytes of its state."""
     last, data = partition.open_ledger, state_file.encode(partition.partition_id, partition.state())
     amended = partition.schedule.amended.size if partition.schedule is not None else 0
     return {"id": partition.partition_id, "sealed": [ledger.ledger_id for ledger in partition.ledgers[:-1]],

@@ -45,12 +45,15 @@ class CompactedViews(Watcher):
         partition.replaced.clear()
 
     def tick(self, now_ms: int) -> None:
-        """Take views away from readers that have passed them, and delete views without readers."""
+        """Take views away from subscriptions that have read past them, and delete replaced views without readers.
+
+        Called once a second.
+        """
         for partition in list(self._watched):
             self._look(partition)
 
     def _look(self, partition: Partition) -> None:
-        """Delete replaced views of the partition that no subscription reads, and let ledgers be deleted."""
+        """Delete replaced views of the partition that no subscription reads, and wake trimming of its ledgers."""
         readers = [subscription for subscription in partition.attached if subscription.reads_compacted]
         for subscription in readers:
             if subscription.view is not None and subscription.cursor.mark_delete >= subscription.view.horizon:
@@ -72,9 +75,9 @@ class CompactedViews(Watcher):
                 self._owner.outbox(worker).forget(part.ledger_id, view.number)
 
     def begin(self, subscription: Subscription, *, reads_compacted: bool) -> None:
-        """Give a subscription of a stored topic its view, as its first consumer comes.
+        """Give a subscription of a stored topic the partition's compacted view when its first consumer comes.
 
-        If its consumers do not read compacted, it skips entries that only the view has.
+        If its consumers do not read compacted, the subscription skips entries that only the view has.
         """
         partition, mark_delete = subscription.partition, subscription.cursor.mark_delete
         assert isinstance(partition, Partition), subscription
@@ -87,7 +90,7 @@ class CompactedViews(Watcher):
             acknowledge.skip_to(self._owner, subscription, first)
 
     def adopt(self, partition: Partition, number: int) -> None:
-        """Put the view with that number, which a job has made, into force.  Raises Refusal, OSError."""
+        """Put the compacted view with that number, made by a compaction job, into force.  Raises Refusal, OSError."""
         folder, made = partition.folder, compacted_ledgers.unfinished(partition.folder, number)
         if number == partition.view_number and partition.view is not None and not made.exists():
             return
@@ -97,7 +100,7 @@ class CompactedViews(Watcher):
         self._take_over(partition, number)
 
     def _objection(self, partition: Partition, number: int) -> str:
-        """Return why a view that a job has made cannot be adopted; "" if it can."""
+        """Return why a view made by a compaction job cannot be adopted, "" if it can."""
         path = compacted_ledgers.unfinished(partition.folder, number) / compacted_ledgers.MANIFEST
         if number <= partition.view_number:
             return f"There is compacted view {partition.view_number} already"
@@ -119,7 +122,7 @@ class CompactedViews(Watcher):
         return CompactedLedgers(path.parent, number, manifest).missing()
 
     def _take_over(self, partition: Partition, number: int) -> None:
-        """Open a view whose files are in place, and make it the partition's.  Raises OSError."""
+        """Open a view whose files are in place, and make it the partition's view in force.  Raises OSError."""
         view = compacted_ledgers.open_view(partition.folder, number)
         assert view is not None, (partition, number)
         partition.take_over(view)
@@ -139,12 +142,14 @@ class CompactedViews(Watcher):
         self._take_over(partition, number)
 
     def due(self) -> list[tuple[int, str]]:
-        """Return (id, topic) of partitions with more bytes behind their horizons than their compaction thresholds."""
+        """Return (id, topic) of open partitions whose entries behind the view's horizon exceed the compaction
+        threshold in bytes.
+        """
         return [(partition.partition_id, str(partition.name)) for partition in self._owner.by_name.values()
                 if 0 < partition.policies.compaction_threshold < news(partition)]
 
 
 def news(partition: Partition) -> int:
-    """Return the bytes of the partition's entries behind the horizon of its view."""
+    """Return how many bytes of the partition's entries lie behind the horizon of its compacted view."""
     ledger_id, entry_id = partition.horizon
     return partition.bytes_from(ledger_id, entry_id + 1)

@@ -25,7 +25,7 @@ _SAVE_MS = 10_000           # between two saves
 
 
 class DelayedScheduler(Watcher):
-    """Delayed indexes of one owner: when each advances, scans, flushes and is saved."""
+    """Scheduler of one owner's delayed indexes: when each advances, scans, flushes and is saved."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -41,18 +41,21 @@ class DelayedScheduler(Watcher):
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work to do at once."""
+        """Whether an index has something to scan, to flush or to save now."""
         return bool(self._busy or self._to_save)
 
     def watch(self, partition: Partition, /) -> None:
-        """Take up the partition's index, if it has one.  Call again when its policies change or an index is made."""
+        """Begin to schedule the partition's delayed index, if it has one.
+
+        Called again when the partition's policies change or its index is made.
+        """
         if partition.schedule is not None:
             self._all[partition] = partition.schedule
             partition.schedule.is_strict = self._owner.options.delayed_delivery_strict
             self._look(partition, partition.schedule)
 
     def look(self, partition: Partition) -> None:
-        """Note whether the partition's index has something to scan or flush."""
+        """Note whether the partition's delayed index has something to scan or flush."""
         if partition.schedule is not None:
             self._look(partition, partition.schedule)
 
@@ -61,7 +64,7 @@ class DelayedScheduler(Watcher):
             self._busy[partition] = index
 
     def release(self, partition: Partition, /) -> None:
-        """Save the index of a partition that the owner gives up, and forget it."""
+        """Save the delayed index of a partition that the owner gives up, and forget it."""
         self._busy.pop(partition, None)
         self._to_save.pop(partition, None)
         if (index := self._all.pop(partition, None)) is not None:
@@ -69,9 +72,9 @@ class DelayedScheduler(Watcher):
             self._save_now([index])
 
     def advance(self, partition: Partition, now_ms: int) -> bool:
-        """Release the partition's entries that are due to its subscriptions.  Return whether the index had to advance.
+        """Release the partition's delayed entries that are due to its subscriptions.
 
-        The partition must have an index.
+        The partition must have an index.  Returns whether the index had to advance.
         """
         assert partition.schedule is not None, partition
         partition.now_ms, index = now_ms, partition.schedule
@@ -82,7 +85,7 @@ class DelayedScheduler(Watcher):
         return True
 
     def complete(self, partition: Partition, now_ms: int) -> None:
-        """Scan until the partition's index knows of every entry whether it waits.  Raises OSError."""
+        """Scan the partition's ledgers until its delayed index covers every entry.  Raises OSError."""
         assert partition.schedule is not None, partition
         while not partition.schedule.is_complete:
             self._work_for(partition, partition.schedule, now_ms, time.perf_counter() + _WORK_SECONDS)
@@ -92,8 +95,9 @@ class DelayedScheduler(Watcher):
         self._owner.wake(partition)
 
     def work(self, now_ms: int) -> None:
-        """Scan and flush indexes for two milliseconds or little longer.  Begin to save if all that are to be saved
-        have no flush.
+        """Scan and flush delayed indexes for two milliseconds or a little longer.
+
+        Begins to save the chosen indexes once none of them has a flush in progress.
         """
         until = time.perf_counter() + _WORK_SECONDS
         for partition, index in list(self._busy.items()):
@@ -124,7 +128,7 @@ class DelayedScheduler(Watcher):
             self._prepare(now_ms)
 
     def close(self) -> None:
-        """Save all indexes, and end the thread."""
+        """Save all changed delayed indexes, and end the thread."""
         self._wait()
         self._save_now([index for index in self._all.values() if index.is_dirty])
         if self._thread is not None:
@@ -133,7 +137,9 @@ class DelayedScheduler(Watcher):
     # -- saving
 
     def _prepare(self, now_ms: int) -> None:
-        """Choose the indexes that have changed, and begin to flush them: a snapshot refers to complete files."""
+        """Choose the delayed indexes that have changed, and begin to flush them, as a snapshot refers to complete
+        files.
+        """
         self._save_ms = now_ms + _SAVE_MS
         self._to_save = {partition: index for partition, index in self._all.items() if index.is_dirty}
         for partition, index in self._to_save.items():
@@ -141,7 +147,9 @@ class DelayedScheduler(Watcher):
             self._look(partition, index)
 
     def _save(self) -> None:
-        """Take snapshots of the chosen indexes, none of which has a flush, and let the thread write them."""
+        """Take snapshots of the chosen delayed indexes, and let the thread write them.  No index may have a flush in
+        progress.
+        """
         snapshots = [persistence.take_snapshot(index) for index in self._to_save.values()]
         self._to_save = {}
         if self._thread is None:
@@ -149,7 +157,9 @@ class DelayedScheduler(Watcher):
         self._saving = self._thread.submit(_write, self._owner.data_dir, snapshots), snapshots
 
     def _collect(self) -> None:
-        """Act on the outcome of the save that has ended."""
+        """Finish the save that has ended: remove files that no snapshot needs, or mark the indexes as unsaved after
+        an error.
+        """
         assert self._saving is not None, self
         (future, snapshots), self._saving = self._saving, None
         try:
@@ -170,7 +180,7 @@ class DelayedScheduler(Watcher):
             self._collect()
 
     def _save_now(self, indexes: list[DelayedIndex]) -> None:
-        """Flush and save these indexes before returning."""
+        """Flush and save these delayed indexes before returning."""
         if not indexes:
             return
         try:
@@ -186,14 +196,14 @@ class DelayedScheduler(Watcher):
 
 
 def _tell(partition: Partition, released: Released) -> None:
-    """Let subscriptions with consumers deliver entries that they have passed and that fell due."""
+    """Let subscriptions with consumers deliver entries that fell due after the dispatcher had passed them over."""
     for subscription in partition.attached if released else ():
         assert subscription.dispatcher is not None, subscription      # it has consumers
         subscription.dispatcher.fell_due(released)
 
 
 def _write(data_dir: Path, snapshots: list[IndexSnapshot]) -> None:
-    """Write snapshots durably, after the window files that they refer to.  Raises OSError."""
+    """Write snapshots of delayed indexes durably, after the window files that they refer to.  Raises OSError."""
     sync_all(data_dir)
     for snapshot in snapshots:
         folder = snapshot.path.parent

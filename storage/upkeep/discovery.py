@@ -1,10 +1,9 @@
-"""Clients that discover topics by asking for a namespace's list, such as consumers with a pattern: they must not miss
-messages of a new topic.
+"""Topic discovery: clients that ask for a namespace's topic list must not miss messages of a new topic.
 
-Such a client learns of a topic late, where it polls up to a minute later. Then it subscribes at the topic's end,
-because its user chose the end for the topics that existed. So a young topic keeps all its messages, and the client's
-subscription begins at the first of them. The owner recognizes such a subscription by what every client does before it
-subscribes: it looks the topic up, on the connection that asked for the list.
+Such a client, for example a consumer with a pattern, learns of a topic late: up to a minute later if it polls. Then it
+subscribes at the topic's end, because its user chose the end for the topics that existed. So a young topic keeps all
+its messages, and the client's subscription begins at the first of them. The owner recognizes such a subscription by the
+lookup that precedes it: the topic is looked up on the connection that asked for the list.
 """
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ Connection = tuple[int, int]    # worker, and the connection's number there
 
 
 class Discovery:
-    """One owner's knowledge of discovering clients and young topics."""
+    """Record of clients that discover topics, and of young topics that keep their messages for these clients."""
 
     def __init__(self, catalogue: Catalogue, grace_ms: int):
         self._catalogue, self.grace_ms = catalogue, grace_ms
@@ -47,16 +46,19 @@ class Discovery:
             self.ended(connection)
 
     def looked_up(self, topic: TopicName, now_ms: int) -> None:
-        """Note that a discovering client, to which the topic is new, has looked it up."""
+        """Record that a client that discovers topics has looked up a topic that is new to it."""
         self._expected[topic] = now_ms
 
     def is_expected(self, partition: Partition, now_ms: int) -> bool:
-        """Whether a new subscription at the topic's end is to begin at its first message: a client discovered it."""
+        """Whether a new subscription at the topic's end is to begin at the topic's first message.
+
+        True for a young topic that a client has just discovered and looked up.
+        """
         looked_up = self._expected.get(partition.name)
         return looked_up is not None and now_ms - looked_up < _LOOKED_UP_MS and self._is_young(partition, now_ms)
 
     def holds(self, partition: Partition, now_ms: int) -> bool:
-        """Whether the partition keeps ledgers that no subscription needs yet."""
+        """Whether the young partition keeps its ledgers for clients that may yet discover it."""
         if partition.name.namespace not in self._discoverers or not self._is_young(partition, now_ms):
             return False
         if sum(ledger.size for ledger in partition.ledgers) > _HELD_BYTES_MAX:
@@ -69,7 +71,9 @@ class Discovery:
         return created_ms is not None and now_ms - created_ms < self.grace_ms
 
     def tick(self, now_ms: int) -> Iterator[Partition]:
-        """Return the partitions that kept ledgers until now, and need not any more."""
+        """Return the partitions that no longer need to keep ledgers for clients that discover topics; called once a
+        second.
+        """
         self._expected = {topic: at for topic, at in self._expected.items() if now_ms - at < _LOOKED_UP_MS}
         held, self._held = self._held, set()
         return (partition for partition in held if not self.holds(partition, now_ms))

@@ -31,10 +31,10 @@ _BARRIER = Barrier(api.ServiceNotReady, "There is no room on the broker's disk; 
 
 
 class DiskSpace:
-    """The disk as one owner sees it, which is a cause to refuse publishing (publish_gate.Cause)."""
+    """The free disk space as one owner sees it, which is a cause to refuse publishing (publish_gate.Cause)."""
 
     def __init__(self, folder: Path, options: StorageOptions, counters: Counters):
-        """folder: on the disk in question; the owner's reserve lies there."""
+        """folder: a folder on the disk in question, which has the owner's reserve."""
         self._folder, self._counters = folder, counters
         self._reserve_path = folder / "reserve"
         self._held = self._reserve_path.stat().st_size if self._reserve_path.exists() else 0      # bytes of the reserve
@@ -62,11 +62,11 @@ class DiskSpace:
         return self.is_full
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """Return why nothing is published to the partition; None: the disk is no reason."""
+        """Return the barrier against publishing while the disk is full, else None."""
         return _BARRIER if self.is_full else None
 
     def look(self) -> None:
-        """Measure free bytes, and refuse publishing, allow it, give up or take back the reserve accordingly.
+        """Measure free bytes, then refuse or allow publishing, and give up or take back the reserve.
 
         Raises NotDurable when the folder is gone.
         """
@@ -86,18 +86,18 @@ class DiskSpace:
         self._counters.set("disk_free_bytes", self._free)
 
     def spare(self) -> int:
-        """Measure free bytes, and return how many may be taken before publishing is refused.  Raises NotDurable."""
+        """Measure free bytes, and return how many more may be used before publishing is refused.  Raises NotDurable."""
         self.look()
         return 0 if self.is_full else max(0, self._free - self._refuse_below)
 
     @property
     def ahead(self) -> int:
-        """Bytes by which a file may be allocated ahead.  Allocation ahead alone never makes publishing be refused."""
+        """The number of bytes by which a file may be allocated ahead without leading to refused publishing."""
         return max(0, self._free - self._accept_above) // _AHEAD_PART
 
     @property
     def is_scarce(self) -> bool:
-        """Whether nothing is allocated ahead any more."""
+        """Whether the disk is so full that nothing is allocated ahead."""
         return self._free < self._accept_above
 
     def check(self) -> None:
@@ -106,7 +106,7 @@ class DiskSpace:
             raise StorageFull(_BARRIER.text)
 
     def give_up(self) -> bool:
-        """Give up a piece of the reserve.  Return False if nothing is left of it."""
+        """Free a piece of the reserve.  Returns False if there is no reserve left."""
         if not self._held:
             return False
         self._held = max(0, self._held - -(-self._reserve // _PIECES))
@@ -117,7 +117,7 @@ class DiskSpace:
         return True
 
     def _take_back(self) -> None:
-        """Allocate the whole reserve again.  If there is no room, the next look tries again."""
+        """Allocate the whole reserve again, unless there is no room."""
         try:
             allocate(self._reserve_path, self._reserve)
             self._held = self._reserve
@@ -125,7 +125,7 @@ class DiskSpace:
             return
 
     def _change(self, is_full: bool) -> None:
-        """Refuse publishing or let it go on, and log that once."""
+        """Refuse publishing or allow it again, and log the change."""
         if is_full == self.is_full:
             return
         self.is_full = is_full

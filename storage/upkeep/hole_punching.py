@@ -40,7 +40,7 @@ _ROWS = _BLOCK // format.INDEX_ROW.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Whole blocks of a ledger's file whose bytes nobody needs."""
+    """Whole blocks of a ledger's file whose entries are all discarded."""
 
     ledger: Ledger
     begin: int          # bytes of the file
@@ -54,7 +54,7 @@ class _Owner(OwnerContext, Protocol):
 
 
 class HolePuncher(Watcher):
-    """Punches holes into the ledgers of one owner.
+    """Puncher of holes into the ledgers of one owner.
 
     It looks at a partition once a second at most, and only after acknowledgements.
     """
@@ -69,7 +69,7 @@ class HolePuncher(Watcher):
         return f"<HolePuncher possible={self._is_possible} planned={len(self._planned)} left={len(self._left)}>"
 
     def watch(self, partition: Partition, /) -> None:
-        """Look at a partition with the next tick: its policies may let go of entries now."""
+        """Look at a partition with the next tick, because its changed policies may no longer keep entries."""
         self._owner.acknowledged[partition] = None
 
     def release(self, partition: Partition, /) -> None:
@@ -101,14 +101,14 @@ class HolePuncher(Watcher):
             self._give_back_indexes(freed, now_ms)
 
     def _punch_planned(self, partitions: list[Partition], now_ms: int) -> None:
-        """Punch the planned holes, after the commit of their acknowledgements.  Then give back blocks of indexes."""
+        """Punch the planned holes after the commit of their acknowledgements, then free disk blocks of indexes."""
         holes, self._planned = self._planned, []
         self._owner.journal.sync()      # even where answers do not wait for it: bytes are gone at once
         self._punch(holes)
         self._give_back_indexes([partition for partition in partitions if not partition.is_released], now_ms)
 
     def _plan(self, partition: Partition) -> list[Hole]:
-        """Plan holes of a partition, _HOLES_MAX at most.  Their entries are discarded, and the pass notes that."""
+        """Return new holes of a partition, _HOLES_MAX at most, and mark their entries as discarded in the journal."""
         cursors = [subscription.cursor for subscription in partition.subscriptions.values()]
         holes: list[Hole] = []
         if not any(cursor.is_durable for cursor in cursors):
@@ -123,10 +123,10 @@ class HolePuncher(Watcher):
         return holes
 
     def _plan_ledger(self, partition: Partition, ledger: Ledger, cursors: list[Cursor], at_most: int) -> list[Hole]:
-        """Plan holes of a ledger.
+        """Return new holes of a ledger, and mark their entries as discarded.
 
         A hole lies in a run of settled entries, which all cursors have acknowledged. It is worth punching if fresh
-        entries, which are not discarded yet, have a block's bytes in it, and if the ledger's holes give back _WORTH.
+        entries, which are not discarded yet, have a block's bytes in it, and if the ledger's holes free _WORTH bytes.
         """
         first, end = _window(partition, ledger, cursors)
         if first >= end:
@@ -161,7 +161,7 @@ class HolePuncher(Watcher):
                 zip(begins[worth].tolist(), stops[worth].tolist(), straddling.tolist(), strict=True)]
 
     def _punch(self, holes: list[Hole]) -> None:
-        """Punch holes.  If the disk is full, the rest is left for later.  Raises OSError."""
+        """Punch holes.  If the disk is full, the remaining holes wait for the next tick.  Raises OSError."""
         for number, hole in enumerate(holes):
             ledger = hole.ledger
             try:
@@ -182,7 +182,7 @@ class HolePuncher(Watcher):
             ledger.close()
 
     def _give_back_indexes(self, partitions: list[Partition], now_ms: int) -> None:
-        """Give back blocks of indexes of sealed ledgers into which holes were punched.  Raises OSError."""
+        """Free disk blocks of indexes of sealed ledgers into which holes were punched.  Raises OSError."""
         looked_at = made_anew = 0
         for partition in partitions:
             for ledger in partition.ledgers[:-1]:
@@ -209,10 +209,10 @@ class HolePuncher(Watcher):
 
 
 def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple[int, int]]:
-    """Return (begin, end) of bytes of the ledger's index that are whole blocks to give back; [] if it is not worth it.
+    """Return (begin, end) of byte ranges of a ledger's index to free, whole blocks; [] if the gain is small.
 
-    All entries of such a block, and the one on either side, are holes, and were due by their published delivery times:
-    the delayed index asks for those no more.
+    All entries of such a block, and the one on either side, are holes, and were due by their published delivery times.
+    So the delayed index does not ask for them any more.
     """
     # The first and the last block stay, because they say where the ledger begins and ends.
     blocks = np.arange(1, ledger.entries // _ROWS)
@@ -235,7 +235,7 @@ def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple
 
 
 def _are_holes(ledger: Ledger, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of these stretches (n,) of a ledger's file, ascending, are holes as a whole."""
+    """Return whether each of these byte ranges (n,) of a ledger's file, ascending, lies in a hole."""
     starts: list[int] = []
     stops: list[int] = []
     at = 0
@@ -260,7 +260,7 @@ def _punch_one(ledger: Ledger, begin: int, end: int) -> None:
 
 
 def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tuple[int, int]:
-    """Return (first, end) of the ledger's entries that may have become settled; all before are discarded."""
+    """Return (first, end) of the ledger's entries that may have become settled; all earlier ones are discarded."""
     end = ledger.entries
     if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
         ends = [cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id]

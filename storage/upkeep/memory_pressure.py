@@ -26,9 +26,9 @@ class MemoryPressure:
         return self.is_short
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """Return why nothing is published to the partition; None: memory is no reason."""
+        """Return the barrier against publishing while memory is short, else None."""
         return _BARRIER if self.is_short else None
 
     def look(self) -> None:
-        """Read the shared counter."""
+        """Read from the shared counter whether memory is short."""
         self.is_short = self._counters.total("memory_refuses") > 0

@@ -18,7 +18,7 @@ GONE = "it was removed or replaced while it is used; what it holds is lost when 
 
 
 class MissingFiles(Watcher):
-    """Looks for missing files of one owner's open partitions."""
+    """Check of one owner's open partitions for files that were removed or replaced."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
@@ -30,7 +30,7 @@ class MissingFiles(Watcher):
         return f"<MissingFiles reported={len(self._told)}>"
 
     def tick(self, now_ms: int) -> None:
-        """Look at the next partitions; after the last one, a new round begins with the next tick."""
+        """Check the next partitions; after the last one, a new round begins with the next tick."""
         looked = 0
         while looked < _EACH_TICK:
             if (partition := next(self._left, None)) is None:
@@ -42,7 +42,7 @@ class MissingFiles(Watcher):
                 self._look(partition)
 
     def _look(self, partition: Partition) -> None:
-        """Compare the partition's ledgers and its state with the names in its folder."""
+        """Report files of the partition's ledgers and state that are not in its folder any more, or were replaced."""
         try:
             with os.scandir(partition.folder) as entries:
                 there = {entry.name: entry.inode() for entry in entries}
@@ -60,7 +60,7 @@ class MissingFiles(Watcher):
             self._tell(state)
 
     def _tell(self, path: Path) -> None:
-        """Report a file, once."""
+        """Report a missing file once."""
         if path not in self._told:
             self._told.add(path)
             self._owner.report_damage(f"{path}: {GONE}", code="G126")
@@ -70,14 +70,17 @@ class WatchedFiles:
     """Files that no process may remove or replace while the data folder is served."""
 
     def __init__(self, paths: list[Path], tell: Callable[[str], None]):
-        """Remember which files these are now.  tell: is called with a line for each that goes missing, once."""
+        """Remember the inodes of the files.
+
+        tell: called with a line of text for each file that goes missing, once.
+        """
         self._tell, self._inodes = tell, {path: _inode(path) for path in paths}
 
     def __repr__(self) -> str:
         return f"<WatchedFiles n={len(self._inodes)}>"
 
     def look(self) -> None:
-        """Compare the files with those at the beginning."""
+        """Report files that were removed or replaced since the start."""
         for path, before in self._inodes.items():
             if before and _inode(path) != before:
                 self._inodes[path] = 0
@@ -85,7 +88,7 @@ class WatchedFiles:
 
 
 def _inode(path: Path) -> int:
-    """Return the file's inode, 0 if there is none."""
+    """Return the file's inode number, 0 if there is no file."""
     try:
         return os.stat(path, follow_symlinks=False).st_ino
     except OSError:
