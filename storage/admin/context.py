@@ -7,40 +7,41 @@ from geminga.storage.topics.partition import Partition
 
 
 class PolicyEnforcer(Protocol):
-    """Expiry or retention."""
+    """An enforcer of one policy, expiry or retention, on open partitions."""
 
     def look(self, partition: Partition, now_ms: int) -> None:
         """Apply the policy to an open partition at once."""
 
 
 class ClosedScan(Protocol):
-    """The scan of partitions that are not open."""
+    """The scan of closed partitions, for policies that act without clients."""
 
     def begin(self) -> None:
-        """Look at all of them again: policies have changed."""
+        """Scan all closed partitions again, because policies have changed."""
 
 
 class DelayedIndexes(Protocol):
     """The delayed indexes of open partitions."""
 
     def complete(self, partition: Partition, now_ms: int) -> None:
-        """Index all entries of the partition that are not indexed yet."""
+        """Scan the partition's ledgers until its delayed index covers every entry."""
 
     def advance(self, partition: Partition, now_ms: int) -> bool:
-        """Release entries that are due.  Return whether any was."""
+        """Release delayed entries of the partition that are due.  Returns whether the index had to advance."""
 
     def look(self, partition: Partition) -> None:
-        """Work on the partition's index in the next passes."""
+        """Have the next passes work on the partition's delayed index, if it has something to scan or flush."""
 
 
 class Backups(Protocol):
-    """The part of an owner in backups."""
+    """The part of one owner in backups."""
 
     def begin(self) -> None:
-        """Give new ledgers and views a second name in the backup's folder from now on."""
+        """Begin to hard-link the files of new ledgers and views into the backup's folder."""
 
     def cut(self) -> tuple[str, float]:
-        """Write down the state of all partitions.  Return the file's name and the seconds taken.
+        """Write the state of all partitions into a file of the backup's folder.  Returns its name and the seconds
+        taken.
 
         Raises Refusal, OSError.
         """
@@ -50,14 +51,14 @@ class CompactedViews(CompactedReaders, Protocol):
     """The compacted views of an owner's partitions."""
 
     def adopt(self, partition: Partition, number: int) -> None:
-        """Put the view of that number in force.  Raises Refusal, OSError."""
+        """Put the partition's compacted view with that number into force.  Raises Refusal, OSError."""
 
     def due(self) -> list[tuple[int, str]]:
         """Return (id, topic) of open partitions that have passed their compaction threshold."""
 
 
 class AdministeredOwner(OwnerContext, Protocol):
-    """One owner, while it answers a question of administration."""
+    """The owner as the functions that answer questions of administration see it."""
 
     began_ms: int                      # when the owner started
 
@@ -83,4 +84,7 @@ class AdministeredOwner(OwnerContext, Protocol):
     def views(self) -> CompactedViews: ...
 
     def trim(self) -> None:
-        """Delete ledgers that nobody needs, of partitions woken for it.  Raises StorageFull, NotDurable."""
+        """Trim the partitions that were woken for trimming: delete ledgers that are no longer needed.
+
+        Raises StorageFull, NotDurable.
+        """

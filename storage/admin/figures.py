@@ -11,7 +11,7 @@ from geminga.storage.ledgers.position import Position
 
 @dataclass(frozen=True)
 class ProducerFigures:
-    """One connected producer."""
+    """Statistics of one connected producer."""
 
     name: str
     producer_id: int
@@ -29,7 +29,9 @@ class ProducerFigures:
 
 @dataclass(frozen=True)
 class DrainingHash:
-    """A key hash that has moved to another consumer, and has unacknowledged entries at its former one."""
+    """A key hash that has moved to another consumer while its former consumer still has unacknowledged entries of
+    it.
+    """
 
     hash: int
     entries: int
@@ -38,7 +40,7 @@ class DrainingHash:
 
 @dataclass(frozen=True)
 class ConsumerFigures:
-    """One connected consumer."""
+    """Statistics of one connected consumer."""
 
     name: str
     address: str                   # as of a producer
@@ -66,7 +68,7 @@ class ConsumerFigures:
 
 @dataclass(frozen=True)
 class SubscriptionFigures:
-    """One subscription; `consumers` is empty if the question left them out."""
+    """Statistics of one subscription; `consumers` is empty if the question did not ask for consumers."""
 
     type: str                      # as SubType names it, "None" if it never had a consumer
     message_rate: float
@@ -110,7 +112,7 @@ class SubscriptionFigures:
 
 @dataclass(frozen=True)
 class CompactionFigures:
-    """The compaction that made the view in force; all 0 without one."""
+    """Statistics of the compaction that made the view in force; all 0 without a view."""
 
     removed: int                   # messages
     succeeded_ms: int
@@ -119,7 +121,7 @@ class CompactionFigures:
 
 @dataclass(frozen=True)
 class TopicFigures:
-    """One topic; `publishers` is empty if the question left them out."""
+    """Statistics of one topic; `publishers` is empty if the question did not ask for producers."""
 
     message_rate_in: float
     byte_rate_in: float
@@ -152,7 +154,7 @@ class TopicFigures:
 
 @dataclass(frozen=True)
 class LedgerFigures:
-    """One ledger; `size` is that of its entries."""
+    """The id, entries and age of one ledger, with the size of its entries in bytes."""
 
     ledger_id: int
     entries: int
@@ -162,7 +164,7 @@ class LedgerFigures:
 
 @dataclass(frozen=True)
 class ViewFigures:
-    """A compacted view."""
+    """The number, entries and size of a compacted view."""
 
     number: int
     entries: int
@@ -171,7 +173,7 @@ class ViewFigures:
 
 @dataclass(frozen=True)
 class CursorFigures:
-    """The cursor of one subscription."""
+    """The positions and counts of one subscription's cursor."""
 
     mark_delete: Position
     read: Position
@@ -186,7 +188,7 @@ class CursorFigures:
 
 @dataclass(frozen=True)
 class StorageFigures:
-    """Ledgers and cursors of a topic; a non-persistent one has no ledgers."""
+    """The ledgers and cursors of a topic; a non-persistent topic has no ledgers."""
 
     entries_in: int                # published since the topic was opened
     last_confirmed: Position
@@ -199,7 +201,7 @@ class StorageFigures:
 
 @dataclass(frozen=True)
 class StoredCursor:
-    """The durable part of a cursor."""
+    """The durable part of one subscription's cursor."""
 
     mark_delete: Position
     advanced_ms: int
@@ -208,7 +210,7 @@ class StoredCursor:
 
 @dataclass(frozen=True)
 class StoredTopic:
-    """Everything about a topic that outlives a restart; `ledgers` is never empty."""
+    """The state of a topic that outlives a restart; `ledgers` is never empty."""
 
     created_ms: int
     answered_ms: int

@@ -11,7 +11,7 @@ from geminga.storage.commands.topic_lookup import stored
 
 
 def adopt_view(owner: AdministeredOwner, question: AdoptView) -> None:
-    """Put a view in force that a job has made.  Raises Refusal if it does not fit what is there."""
+    """Put a compacted view that a job has made into force.  Raises Refusal if it does not fit the partition."""
     owner.views.adopt(stored(owner, question.topic), question.view)
 
 
@@ -21,10 +21,10 @@ def compaction_due(owner: AdministeredOwner, question: CompactionDue) -> list[tu
 
 
 def begin_backup(owner: AdministeredOwner, question: BeginBackup) -> None:
-    """Give new ledgers and views a second name in the backup's folder from now on."""
+    """Begin to hard-link the files of new ledgers and views into the backup's folder."""
     owner.snapshots.begin()
 
 
 def cut_backup(owner: AdministeredOwner, question: CutBackup) -> BackupCut:
-    """Write down the state of all partitions as of now."""
+    """Write the state of all partitions as of now into a file of the backup's folder."""
     return BackupCut(*owner.snapshots.cut())

@@ -39,7 +39,7 @@ from geminga.storage.topics.subscription import Subscription
 # -- moving a subscription
 
 def clear(owner: AdministeredOwner, question: Clear) -> None:
-    """Acknowledge everything in one subscription, or in all."""
+    """Acknowledge the whole backlog of one subscription, or of all subscriptions of a partition."""
     partition, name = stored(owner, question.topic), question.subscription
     if name is None:
         chosen = list(partition.subscriptions.values())
@@ -52,7 +52,7 @@ def clear(owner: AdministeredOwner, question: Clear) -> None:
 
 
 def skip(owner: AdministeredOwner, question: Skip) -> None:
-    """Acknowledge the next so many unacknowledged entries, or all if there are fewer."""
+    """Acknowledge a number of unacknowledged entries from the first one on, or all if there are fewer."""
     partition = stored(owner, question.topic)
     subscription = subscription_of(partition, question.subscription)
     end = _nth(partition, subscription.cursor, question.entries) or partition.last_confirmed
@@ -60,7 +60,7 @@ def skip(owner: AdministeredOwner, question: Skip) -> None:
 
 
 def _nth(partition: Partition, cursor: Cursor, number: int) -> Position | None:
-    """Return the position of the n-th unacknowledged entry, counted from 1; None if there are fewer."""
+    """Return the position of a cursor's n-th unacknowledged entry, counted from 1; None if there are fewer."""
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
             if number <= end - first:
@@ -70,7 +70,7 @@ def _nth(partition: Partition, cursor: Cursor, number: int) -> Position | None:
 
 
 def reset(owner: AdministeredOwner, question: Reset) -> None:
-    """Move a subscription to a time or a place.  Its consumers are closed, and subscribe again."""
+    """Reset a subscription to a time or a place.  Its consumers are closed, and subscribe again."""
     partition = stored(owner, question.topic)
     subscription = subscription_of(partition, question.subscription)
     subscriptions.close_consumers(owner, subscription)
@@ -86,9 +86,9 @@ def reset(owner: AdministeredOwner, question: Reset) -> None:
 
 
 def start_of(partition: Partition, position: Position, place: Place) -> tuple[Position, list[int]]:
-    """Return (entry with which a cursor begins, words of its messages to deliver, empty for all).
+    """Return the first entry that a cursor reset to `place` delivers, and which of its messages.
 
-    The position is the place's, or stands for a place without one.
+    position: that of the place, or a default.  Returns (entry, ack-set words of the messages, [] for all of them).
     """
     ledger = partition.find(position[0])
     if place.batch_index >= 0 and ledger is not None and 0 <= position[1] < ledger.entries:
@@ -100,9 +100,9 @@ def start_of(partition: Partition, position: Position, place: Place) -> tuple[Po
 
 
 def expire(owner: AdministeredOwner, question: Expire) -> int | None:
-    """Expire messages of one subscription, or of all: those older than so many seconds, or up to a position.
+    """Expire messages of one subscription, or of all: by their age in seconds, or up to a position.
 
-    Return the number of expired entries, None if the position does not exist yet.
+    Returns the number of expired entries, None if the position does not exist yet.
     """
     partition, position = stored(owner, question.topic), None
     if question.position is not None:
@@ -126,7 +126,7 @@ def expire(owner: AdministeredOwner, question: Expire) -> int | None:
 
 
 def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: Subscription, came_ms: int) -> None:
-    """Expire entries that were stored by `came_ms`; a delayed entry counts from its delivery time on."""
+    """Expire a subscription's entries that were stored, and due, by `came_ms`."""
     for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
         if partition.schedule is None:
             times = ledger.deliver_at[:ledger.entries]
@@ -142,7 +142,7 @@ def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: 
 
 
 def analyze(owner: AdministeredOwner, question: Analyze) -> Backlog:
-    """Count the backlog of a subscription, from its mark-delete position on or from another one."""
+    """Count the backlog of a subscription, from its mark-delete position on or from another position."""
     partition = stored(owner, question.topic)
     cursor = subscription_of(partition, question.subscription).cursor
     start = cursor.mark_delete
@@ -161,14 +161,14 @@ def analyze(owner: AdministeredOwner, question: Analyze) -> Backlog:
 
 
 def bytes_behind(owner: AdministeredOwner, question: BytesBehind) -> int:
-    """Return the bytes of all entries from a position on."""
+    """Return the bytes of all entries of a partition from a position on."""
     return stored(owner, question.topic).bytes_from(question.ledger, question.entry)
 
 
 # -- finding messages
 
 def last_message(owner: AdministeredOwner, question: GetLastMessage) -> LastMessage:
-    """Return the id of the last message, or the last position if there is no message."""
+    """Return the id of a partition's last message, or the last position if there is no message."""
     partition = stored(owner, question.topic)
     ledger_id, entry_id, batch_index = partition.last_message()
     if entry_id < 0:
@@ -182,13 +182,16 @@ def last_message(owner: AdministeredOwner, question: GetLastMessage) -> LastMess
 
 
 def find_by_time(owner: AdministeredOwner, question: FindByTime) -> Position:
-    """Return the first entry published at or after a time; the position of the next entry if there is none."""
+    """Return the position of the first entry published at or after a time.
+
+    Without such an entry it is the position that the next entry will have.
+    """
     partition = stored(owner, question.topic)
     return _following(partition, partition.mark_delete_before_time(question.time_ms))
 
 
 def _following(partition: Partition, position: Position) -> Position:
-    """Return the position of the entry behind this one, in this ledger or a later one."""
+    """Return the position of the entry that follows a position, in the same ledger or a later one."""
     for ledger in partition.ledgers_from(position[0]):
         entry_id = position[1] + 1 if ledger.ledger_id == position[0] else 0
         if entry_id < ledger.entries:
@@ -197,7 +200,10 @@ def _following(partition: Partition, position: Position) -> Position:
 
 
 def find_by_index(owner: AdministeredOwner, question: FindByIndex) -> Position:
-    """Return the entry with the message of this number, counted from the topic's beginning.  Raises Refusal."""
+    """Return the position of the entry that has the message of a given number, counted from the topic's beginning.
+
+    Raises Refusal.
+    """
     partition, index = stored(owner, question.topic), question.index
     for ledger in partition.ledgers:
         if ledger.entries and ledger.first_message <= index < ledger.next_message:
@@ -219,12 +225,12 @@ def peek(owner: AdministeredOwner, question: Peek) -> StoredEntry:
 
 
 def entry(owner: AdministeredOwner, question: GetEntry) -> StoredEntry:
-    """Return the entry at a position.  Raises Refusal if there is none."""
+    """Return the stored entry at a position.  Raises Refusal if there is none."""
     return _shown(stored(owner, question.topic), question.position)
 
 
 def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
-    """Return the n-th entry from the first one on, or back from the last one.
+    """Return a partition's n-th stored entry, counted from the first one forwards or from the last one backwards.
 
     If there are fewer entries, return the last one in that direction; None if there is none.
     """

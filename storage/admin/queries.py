@@ -29,9 +29,10 @@ from geminga.storage.runtime.log import log
 
 
 def answer(owner: AdministeredOwner, asked: bytes) -> bytes:
-    """Answer a question {"ask": name, "topic": ..., ...}, with or without a topic.
+    """Answer a question of administration, in JSON: {"ask": name, "topic": ..., ...}, with or without a topic.
 
-    Return {"answer": ...}, or {"refused": error code, "text": ...}, as JSON; or an answer that is bytes as it is.
+    Returns JSON: {"answer": ...} or {"refused": error code, "text": ...}. An answer that is bytes is returned
+    unchanged.
     """
     try:
         question = _read(owner, json.loads(asked))
@@ -52,9 +53,10 @@ def answer(owner: AdministeredOwner, asked: bytes) -> bytes:
 
 
 def _read(owner: AdministeredOwner, fields: dict[str, Any]) -> Question[Any]:
-    """Return the question in a JSON object.
+    """Return the question of administration that a JSON object holds.
 
-    Raises Refusal if its topic belongs to another owner; KeyError or TypeError for no question of questions.py.
+    Raises Refusal if its topic belongs to another owner. Raises KeyError or TypeError if questions.py has no such
+    question.
     """
     name, topic = fields.pop("ask"), fields.pop("topic", None)
     kind = _BY_NAME[name]

@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Question(Generic[Answer]):
-    """A question to one owner."""
+    """A question of administration to one owner."""
 
     name: ClassVar[str] = ""           # on the wire; empty for a class of questions
 
@@ -34,20 +34,20 @@ class Question(Generic[Answer]):
 
 @dataclass(frozen=True)
 class TopicQuestion(Question[Answer]):
-    """A question about one topic or partition, to its owner."""
+    """A question of administration about one topic or partition, to its owner."""
 
     topic: TopicName
 
 
 def answer_type(kind: type[Question[Any]]) -> object:
-    """Return the annotation of the answer to questions of that class."""
+    """Return the type annotation of the answer to questions of a class."""
     [base, *_] = kind.__orig_bases__      # type: ignore[attr-defined]      # every class of a generic base has it
     [annotation] = get_args(base)
     return annotation
 
 
 class PlaceFields(TypedDict, total=False):
-    """A place in a topic, as keyword arguments of the questions below."""
+    """A place in a topic, as keyword arguments of the questions that are a `Place`."""
 
     position: Position | None
     behind: bool
@@ -56,7 +56,7 @@ class PlaceFields(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A place in a topic: an entry, the one behind it, or a message of a batch.
+    """A place in a topic: an entry, the position behind it, or a message of a batch.
 
     (-1, -1) is the beginning of a topic, and (2**63 - 1, 2**63 - 1) its end, as clients write them.
     """
@@ -70,24 +70,26 @@ class Place:
 
 @dataclass(frozen=True)
 class Terminate(TopicQuestion[Position], name="terminate"):
-    """Close a topic for producers, for good; the answer is the position of its last entry."""
+    """A request to terminate a topic, so that it never takes messages again.  The answer is the position of its last
+    entry.
+    """
 
 
 @dataclass(frozen=True)
 class Unload(TopicQuestion[None], name="unload"):
-    """Close a topic: clients look it up again, and its next use opens it."""
+    """A request to unload a topic: clients look it up again, and its next use opens it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTopics(Question[list[str]], name="open"):
-    """Ask which topics of a namespace can be unloaded."""
+    """A question for the open topics of a namespace, which can be unloaded."""
 
     namespace: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delete(TopicQuestion[None], name="delete"):
-    """Delete a topic or partition with all its data."""
+    """A request to delete a topic or partition with all its data."""
 
     force: bool                        # although it has producers or consumers
     gone: bool = False                 # the catalogue may have forgotten it already, with its partitioned topic
@@ -95,41 +97,44 @@ class Delete(TopicQuestion[None], name="delete"):
 
 @dataclass(frozen=True)
 class IsUsed(TopicQuestion[bool], name="is_used"):
-    """Ask whether a topic has producers or consumers."""
+    """A question whether a topic has producers or consumers."""
 
 
 @dataclass(frozen=True)
 class Truncate(TopicQuestion[None], name="truncate"):
-    """Acknowledge everything for all subscriptions, and delete all ledgers."""
+    """A request to acknowledge all entries of a topic for all subscriptions, and to delete all ledgers."""
 
 
 @dataclass(frozen=True)
 class Trim(TopicQuestion[None], name="trim"):
-    """Delete the ledgers that no subscription and no policy needs."""
+    """A request to delete a topic's ledgers that no subscription and no policy needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyPolicies(Question[None], name="policies"):
-    """Apply the policies of a namespace or topic, which have changed in the catalogue, to open partitions."""
+    """A request to apply policies of a namespace or topic, changed in the catalogue, to open partitions."""
 
     scope: str
 
 
 @dataclass(frozen=True)
 class ApplyOptions(Question[None], name="options"):
-    """Apply options of the broker, which have changed in the catalogue."""
+    """A request to apply options of the broker that were changed in the catalogue."""
 
 
 # -- subscriptions
 
 @dataclass(frozen=True)
 class Subscriptions(TopicQuestion[list[str]], name="subscriptions"):
-    """Ask for the names of a topic's subscriptions; a topic that was created and never used is opened."""
+    """A question for the names of a topic's subscriptions.  A topic that was created and never used is opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subscribe(TopicQuestion[bool], Place, name="subscribe"):
-    """Create a durable subscription at a place, or at the topic's beginning; the answer is False if it exists."""
+    """A request to create a durable subscription at a place, or at the topic's beginning.
+
+    The answer is False if the subscription exists already.
+    """
 
     subscription: str
     properties: dict[str, str] | None = None
@@ -140,7 +145,7 @@ class Subscribe(TopicQuestion[bool], Place, name="subscribe"):
 
 @dataclass(frozen=True, kw_only=True)
 class Unsubscribe(TopicQuestion[None], name="unsubscribe"):
-    """Delete a subscription."""
+    """A request to delete a subscription."""
 
     subscription: str
     force: bool                        # although it has consumers
@@ -149,7 +154,7 @@ class Unsubscribe(TopicQuestion[None], name="unsubscribe"):
 
 @dataclass(frozen=True, kw_only=True)
 class Properties(TopicQuestion[dict[str, str]], name="properties"):
-    """Ask for a subscription's properties, after setting them if there are any here."""
+    """A question for a subscription's properties, which are first replaced if `properties` is given."""
 
     subscription: str
     properties: dict[str, str] | None = None
@@ -157,7 +162,7 @@ class Properties(TopicQuestion[dict[str, str]], name="properties"):
 
 @dataclass(frozen=True, kw_only=True)
 class Replicated(TopicQuestion[dict[str, bool]], name="replicated"):
-    """Ask whether a subscription is marked as replicated, after setting the mark if there is one here.
+    """A question whether a subscription is marked as replicated; the mark is first set if `replicated` is given.
 
     The answer is {topic: mark}.
     """
@@ -168,7 +173,7 @@ class Replicated(TopicQuestion[dict[str, bool]], name="replicated"):
 
 @dataclass(frozen=True)
 class Standstill:
-    """The state of one subscription, and the causes that keep its consumers from receiving more."""
+    """The state of one subscription, with the causes that keep its consumers from receiving more."""
 
     topic: str
     subscription: str
@@ -180,21 +185,21 @@ class Standstill:
 
 @dataclass(frozen=True, kw_only=True)
 class Why(TopicQuestion[Standstill], name="why"):
-    """Ask why a subscription's consumers do not receive more."""
+    """A question for the causes that keep a subscription's consumers from receiving more."""
 
     subscription: str
 
 
 @dataclass(frozen=True)
 class Released:
-    """How many parked entries are to be delivered again."""
+    """The number of parked entries that are to be delivered again."""
 
     entries: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(TopicQuestion[Released], name="release"):
-    """Deliver the parked entries of a subscription's quarantine again."""
+    """A request to deliver the parked entries of a subscription's quarantine again."""
 
     subscription: str
 
@@ -203,7 +208,7 @@ class Release(TopicQuestion[Released], name="release"):
 
 @dataclass(frozen=True, kw_only=True)
 class Clear(TopicQuestion[None], name="clear"):
-    """Acknowledge everything in one subscription, or in all."""
+    """A request to acknowledge the whole backlog of one subscription, or of all subscriptions of a topic."""
 
     subscription: str | None = None
     everywhere: bool = False
@@ -211,7 +216,7 @@ class Clear(TopicQuestion[None], name="clear"):
 
 @dataclass(frozen=True, kw_only=True)
 class Skip(TopicQuestion[None], name="skip"):
-    """Acknowledge so many entries from the first unacknowledged one on."""
+    """A request to acknowledge a number of entries from a subscription's first unacknowledged one on."""
 
     subscription: str
     entries: int
@@ -219,7 +224,7 @@ class Skip(TopicQuestion[None], name="skip"):
 
 @dataclass(frozen=True, kw_only=True)
 class Reset(TopicQuestion[None], Place, name="reset"):
-    """Move a subscription to a time or to a place; its consumers are closed and subscribe again."""
+    """A request to reset a subscription to a time or a place.  Its consumers are closed, and subscribe again."""
 
     subscription: str
     time_ms: int | None = None         # None if there is a place
@@ -227,9 +232,9 @@ class Reset(TopicQuestion[None], Place, name="reset"):
 
 @dataclass(frozen=True, kw_only=True)
 class Expire(TopicQuestion[int | None], Place, name="expire"):
-    """Expire messages of one subscription, or of all: those of a certain age, or up to a place.
+    """A request to expire messages of one subscription, or of all: by their age, or up to a place.
 
-    The answer is the number of entries, None if the place does not exist yet.
+    The answer is the number of expired entries, None if the place does not exist yet.
     """
 
     subscription: str | None = None
@@ -238,7 +243,9 @@ class Expire(TopicQuestion[int | None], Place, name="expire"):
 
 @dataclass(frozen=True)
 class Backlog:
-    """Unacknowledged entries and messages of a subscription, the first and the last of these entries."""
+    """The backlog of a subscription: unacknowledged entries and messages, with the first and the last of these
+    entries.
+    """
 
     entries: int
     messages: int
@@ -248,14 +255,14 @@ class Backlog:
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(TopicQuestion[Backlog], Place, name="analyze"):
-    """Count a subscription's backlog, from its mark-delete position on or from a place."""
+    """A request to count a subscription's backlog, from its mark-delete position on or from a place."""
 
     subscription: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class BytesBehind(TopicQuestion[int], name="behind"):
-    """Ask how many bytes of entries there are from a position on."""
+    """A question for the number of bytes of a topic's entries from a position on."""
 
     ledger: int
     entry: int
@@ -263,7 +270,7 @@ class BytesBehind(TopicQuestion[int], name="behind"):
 
 @dataclass(frozen=True)
 class LastMessage:
-    """The id of a topic's last message; entry -1 in an empty ledger."""
+    """The id of a topic's last message.  The entry is -1 in an empty ledger."""
 
     ledger: int
     entry: int
@@ -273,19 +280,22 @@ class LastMessage:
 
 @dataclass(frozen=True)
 class GetLastMessage(TopicQuestion[LastMessage], name="last_message"):
-    """Ask for the id of a topic's last message."""
+    """A question for the id of a topic's last message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindByTime(TopicQuestion[Position], name="at_time"):
-    """Ask for the first entry published at a time or later, or the position of the next entry to come."""
+    """A question for the position of the first entry published at or after a time.
+
+    Without such an entry the answer is the position that the next entry will have.
+    """
 
     time_ms: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindByIndex(TopicQuestion[Position], name="by_index"):
-    """Ask for the entry with the message of this number, counted from the topic's beginning."""
+    """A question for the entry that has the message of a given number, counted from the topic's beginning."""
 
     index: int
 
@@ -294,7 +304,7 @@ class FindByIndex(TopicQuestion[Position], name="by_index"):
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """One entry as it is stored."""
+    """One entry with its stored bytes."""
 
     ledger: int
     entry: int
@@ -305,7 +315,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Peek(TopicQuestion[StoredEntry], name="peek"):
-    """Ask for the n-th unacknowledged entry, counted from 1.
+    """A question for a subscription's n-th unacknowledged entry, counted from 1.
 
     A subscription that does not exist is treated as one that begins at the earliest message.
     """
@@ -316,16 +326,17 @@ class Peek(TopicQuestion[StoredEntry], name="peek"):
 
 @dataclass(frozen=True, kw_only=True)
 class GetEntry(TopicQuestion[StoredEntry], name="entry"):
-    """Ask for the entry at a position."""
+    """A question for the entry at a position."""
 
     position: Position
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examine(TopicQuestion[StoredEntry | None], name="examine"):
-    """Ask for the n-th entry from the first one on, or back from the last one, counted from 1.
+    """A question for a topic's n-th entry, counted from 1, from the first one forwards or from the last one
+    backwards.
 
-    If there are fewer entries, the answer is the last one in that direction, None if there is none.
+    If there are fewer entries, the answer is the last one in that direction; None if there is none.
     """
 
     number: int
@@ -336,7 +347,7 @@ class Examine(TopicQuestion[StoredEntry | None], name="examine"):
 
 @dataclass(frozen=True)
 class DelayedMessages:
-    """Delayed entries of a partition that wait, and the size of their index."""
+    """The waiting delayed entries of a partition, and the size of their index."""
 
     waiting: int
     next_due_ms: int | None
@@ -349,7 +360,7 @@ class DelayedMessages:
 
 @dataclass(frozen=True, kw_only=True)
 class GetDelayed(TopicQuestion[DelayedMessages], name="delayed"):
-    """Ask for the waiting entries that fall due in [first_ms, end_ms)."""
+    """A question for a partition's waiting delayed entries due in [first_ms, end_ms)."""
 
     first_ms: int
     end_ms: int
@@ -359,9 +370,9 @@ class GetDelayed(TopicQuestion[DelayedMessages], name="delayed"):
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel(TopicQuestion[bool | None], name="cancel"):
-    """Cancel a waiting entry for all subscriptions.
+    """A request to cancel a waiting delayed entry for all subscriptions.
 
-    The answer is False if the entry does not wait, None if it does not exist.
+    The answer is False if the entry does not wait for its delivery time, None if it does not exist.
     """
 
     position: Position
@@ -369,7 +380,10 @@ class Cancel(TopicQuestion[bool | None], name="cancel"):
 
 @dataclass(frozen=True, kw_only=True)
 class Reschedule(TopicQuestion[bool | None], name="reschedule"):
-    """Give a waiting entry another delivery time; a past one means now. The answer is that of Cancel."""
+    """A request to give a waiting delayed entry another delivery time; a past one means now.
+
+    The answer is False if the entry does not wait for its delivery time, None if it does not exist.
+    """
 
     position: Position
     deliver_at_ms: int
@@ -379,7 +393,7 @@ class Reschedule(TopicQuestion[bool | None], name="reschedule"):
 
 @dataclass(frozen=True, kw_only=True)
 class GetStatistics(TopicQuestion[TopicFigures], name="stats"):
-    """Ask for a topic's statistics."""
+    """A question for a topic's statistics."""
 
     earliest: bool                     # with the publish time of the first message of each backlog
     publishers: bool
@@ -388,17 +402,17 @@ class GetStatistics(TopicQuestion[TopicFigures], name="stats"):
 
 @dataclass(frozen=True)
 class GetStorage(TopicQuestion[StorageFigures], name="internal"):
-    """Ask for the ledgers and cursors of an open topic."""
+    """A question for the ledgers and cursors of an open topic."""
 
 
 @dataclass(frozen=True)
 class GetStored(TopicQuestion[StoredTopic], name="info"):
-    """Ask for everything about a topic that outlives a restart."""
+    """A question for the state of a topic that outlives a restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Question[bytes | int], name="measure"):
-    """Ask for statistics of all open topics, at most so many with rows of their own.
+    """A question for statistics of all open topics, of which at most `most` get rows of their own.
 
     The answer is what statistics.pack returns, or the number of topics whose rows are not made yet: ask again.
     """
@@ -412,19 +426,19 @@ class Measure(Question[bytes | int], name="measure"):
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptView(TopicQuestion[None], name="adopt-view"):
-    """Put the compacted view of that number in force, which a job has made."""
+    """A request to put the compacted view of a given number, which a job has made, into force."""
 
     view: int
 
 
 @dataclass(frozen=True)
 class CompactionDue(Question[list[tuple[int, str]]], name="compaction-due"):
-    """Ask for (id, topic) of partitions that have passed their compaction threshold."""
+    """A question for the (id, topic) of open partitions that have passed their compaction threshold."""
 
 
 @dataclass(frozen=True)
 class Reclaimed:
-    """What enforcing the policies of one partition changed."""
+    """The bytes, messages and producer names that the nightly work on one partition has removed."""
 
     topic: str
     bytes_before: int
@@ -439,7 +453,8 @@ class Reclaimed:
 
 @dataclass(frozen=True)
 class Enforce(TopicQuestion[Reclaimed | None], name="enforce"):
-    """Apply retention and expiry, forget inactive producers, and remove unfinished views.
+    """A request to apply retention and expiry to a partition, forget inactive producers, and remove unfinished
+    views.
 
     The answer is None if nothing changed.
     """
@@ -447,7 +462,7 @@ class Enforce(TopicQuestion[Reclaimed | None], name="enforce"):
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Folders of deleted partitions."""
+    """The number of folders of deleted partitions that were removed and that remain, and the bytes freed."""
 
     folders: int                       # removed now
     freed: int                         # bytes of these
@@ -456,12 +471,12 @@ class Leftovers:
 
 @dataclass(frozen=True)
 class RemoveLeftovers(Question[Leftovers], name="leftovers"):
-    """Remove some folders of partitions that were deleted, and left by a crash."""
+    """A request to remove some folders of deleted partitions, left by a deletion that a crash interrupted."""
 
 
 @dataclass(frozen=True)
 class BackupCut:
-    """One owner's part of a backup: a file in the backup's folder, and how long the owner stood still."""
+    """The part of one owner in a backup: a file in the backup's folder, and for how long the owner stood still."""
 
     file: str
     seconds: float
@@ -469,9 +484,9 @@ class BackupCut:
 
 @dataclass(frozen=True)
 class BeginBackup(Question[None], name="backup-begin"):
-    """Give new ledgers and views a second name in the backup's folder from now on."""
+    """A request to hard-link the files of new ledgers and views into the backup's folder from now on."""
 
 
 @dataclass(frozen=True)
 class CutBackup(Question[BackupCut], name="backup-cut"):
-    """Write down the state of all partitions as of now, which ends what BeginBackup began."""
+    """A request to write the state of all partitions as of now, and to stop hard-linking new files."""

@@ -60,7 +60,7 @@ def _cursor(subscription: Subscription) -> CursorFigures:
 
 
 def acknowledged_runs(cursor: Cursor, ledgers: list[Ledger]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return [(ledger id, (n, 2))] for runs of acknowledged entries beyond the mark-delete position.
+    """Return [(ledger id, (n, 2))]: runs of acknowledged entries beyond the mark-delete position, by ledger.
 
     A row has the entry before the run and the last entry of the run.
     """
@@ -76,7 +76,7 @@ def acknowledged_runs(cursor: Cursor, ledgers: list[Ledger]) -> list[tuple[int, 
 
 
 def _entries_between(subscription: Subscription) -> int:
-    """Return the number of entries from the first unacknowledged one to the next one to deliver."""
+    """Return the number of entries from a subscription's first unacknowledged one to the next one to deliver."""
     (ledger_id, entry_id), (read_ledger, read_entry) = subscription.cursor.mark_delete, subscription.read
     return 1 + sum(min(read_entry if ledger.ledger_id == read_ledger else ledger.entries, ledger.entries)
                    - (entry_id + 1 if ledger.ledger_id == ledger_id else 0)
@@ -84,7 +84,7 @@ def _entries_between(subscription: Subscription) -> int:
 
 
 def stored_topic(owner: AdministeredOwner, question: GetStored) -> StoredTopic:
-    """Return everything about a topic that outlives a restart."""
+    """Return the state of a topic that outlives a restart: its ledgers and durable cursors."""
     partition = stored(owner, question.topic)
     return StoredTopic(
         created_ms=owner.catalogue.topics.created_ms(partition.name.base) or 0, answered_ms=owner.now_ms,

@@ -30,12 +30,12 @@ _CAUSES_MAX = 100      # parked entries in one answer
 
 
 def names(owner: AdministeredOwner, question: Subscriptions) -> list[str]:
-    """Return the names of all subscriptions, sorted."""
+    """Return the names of all subscriptions of a topic, sorted."""
     return sorted({name for name, _ in topic_of(owner, question.topic).subscriptions})
 
 
 def subscribe(owner: AdministeredOwner, question: Subscribe) -> bool:
-    """Create a durable subscription.  Return False if it exists."""
+    """Create a durable subscription.  Returns False if it exists already."""
     name = question.topic
     if question.new and owner.catalogue.partitions.find(name) is None:
         owner.create_partition(name)
@@ -55,7 +55,7 @@ def subscribe(owner: AdministeredOwner, question: Subscribe) -> bool:
 
 
 def unsubscribe(owner: AdministeredOwner, question: Unsubscribe) -> None:
-    """Delete a subscription; without `force` only if it has no consumers."""
+    """Delete a subscription.  Raises Refusal if it has consumers, unless the question has `force`."""
     topic = topic_of(owner, question.topic)
     if question.everywhere and not has_subscription(topic, question.subscription):
         return
@@ -66,7 +66,7 @@ def unsubscribe(owner: AdministeredOwner, question: Unsubscribe) -> None:
 
 
 def properties(owner: AdministeredOwner, question: Properties) -> dict[str, str]:
-    """Return the properties of a subscription, after setting those of the question."""
+    """Return the properties of a subscription, after replacing them if the question has new ones."""
     subscription = subscription_of(topic_of(owner, question.topic), question.subscription)
     if question.properties is not None:
         subscriptions.set_properties(owner, subscription, question.properties)
@@ -74,7 +74,9 @@ def properties(owner: AdministeredOwner, question: Properties) -> dict[str, str]
 
 
 def replicated(owner: AdministeredOwner, question: Replicated) -> dict[str, bool]:
-    """Return whether a subscription is marked as replicated, after setting the mark of the question."""
+    """Return {topic: whether the subscription is marked as replicated}, after setting the mark if the question has
+    one.
+    """
     subscription = subscription_of(stored(owner, question.topic), question.subscription)
     if question.replicated is not None:
         subscriptions.set_replicated(owner, subscription, question.replicated)
@@ -84,7 +86,7 @@ def replicated(owner: AdministeredOwner, question: Replicated) -> dict[str, bool
 # -- standstills
 
 def why(owner: AdministeredOwner, question: Why) -> Standstill:
-    """Return the causes that keep the subscription's consumers from receiving more."""
+    """Return the state of a subscription, with the causes that keep its consumers from receiving more."""
     topic = topic_of(owner, question.topic)
     subscription = subscription_of(topic, question.subscription)
     topic.now_ms = owner.now_ms
@@ -93,7 +95,10 @@ def why(owner: AdministeredOwner, question: Why) -> Standstill:
 
 
 def _messages(subscription: Subscription) -> dict[str, int]:
-    """Account for all messages since the subscription began: the other values together are `published`."""
+    """Return how many messages were published since the subscription began, and what became of them.
+
+    The value of `published` is the sum of all other values. A non-persistent topic gives {}.
+    """
     partition, cursor = subscription.partition, subscription.cursor
     if not isinstance(partition, Partition):
         return {}
@@ -102,7 +107,7 @@ def _messages(subscription: Subscription) -> dict[str, int]:
 
 
 def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[str, object]]:
-    """Return {"cause": ..., and details} for each cause."""
+    """Return {"cause": ..., and details} for each cause that keeps the subscription's consumers from receiving more."""
     topic = subscription.partition
     throttled, waiting = rate_limiter.causes(owner, subscription), owner.rates.causes(topic)
     if isinstance(topic, Partition) and not subscription.cursor.backlog(topic.ledgers):
@@ -122,7 +127,7 @@ def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[s
 
 
 def release(owner: AdministeredOwner, question: Release) -> Released:
-    """Deliver parked messages of a quarantine again; their counts of consumers that died begin anew."""
+    """Deliver the parked entries of a subscription's quarantine again, and set its counts of deaths to 0."""
     partition = stored(owner, question.topic)
     subscription = subscription_of(partition, question.subscription)
     parked = subscription.all_parked()

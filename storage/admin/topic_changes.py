@@ -22,7 +22,7 @@ from geminga.storage.topics.partition import Partition
 
 
 def terminate(owner: AdministeredOwner, question: Terminate) -> Position:
-    """Terminate a topic: its producers are closed, and new ones are refused from now on."""
+    """Terminate a topic: close its producers, and refuse new ones.  Returns the position of the last entry."""
     partition = stored(owner, question.topic)
     if not partition.is_terminated:
         owner.catalogue.partitions.terminate(partition.partition_id)
@@ -35,7 +35,7 @@ def terminate(owner: AdministeredOwner, question: Terminate) -> Position:
 
 
 def unload(owner: AdministeredOwner, question: Unload) -> None:
-    """Unload a topic; a non-persistent one is forgotten unless a client uses it."""
+    """Unload a topic.  A non-persistent topic is forgotten unless a client uses it."""
     topic = topic_of(owner, question.topic)
     commands.expel_all(owner, topic)
     if isinstance(topic, Partition):
@@ -50,7 +50,7 @@ def open_topics(owner: AdministeredOwner, question: OpenTopics) -> list[str]:
 
 
 def delete(owner: AdministeredOwner, question: Delete) -> None:
-    """Delete a topic or partition; one that is damaged can be deleted too, as it is not opened for it."""
+    """Delete a topic or partition without opening it, so that a damaged one can be deleted too."""
     name = question.topic
     if not name.is_persistent:
         return _delete_non_persistent(owner, question)
@@ -77,7 +77,7 @@ def _delete_non_persistent(owner: AdministeredOwner, question: Delete) -> None:
 
 
 def is_used(owner: AdministeredOwner, question: IsUsed) -> bool:
-    """Whether the topic has producers or consumers; one that is not open has none."""
+    """Whether the topic has producers or consumers; a topic that is not open has none."""
     topic = owner.by_name.get(question.topic) or owner.non_persistent.get(question.topic)
     return topic is not None and bool(_connected(topic))
 
@@ -93,7 +93,7 @@ def _connected(topic: Partition | NonPersistentTopic) -> int:
 
 
 def truncate(owner: AdministeredOwner, question: Truncate) -> None:
-    """Acknowledge everything for all subscriptions, and delete all ledgers."""
+    """Acknowledge all entries of a topic for all subscriptions, and delete all its ledgers."""
     partition = stored(owner, question.topic)
     for subscription in partition.subscriptions.values():
         acknowledge.skip_to(owner, subscription, partition.last_confirmed)
@@ -101,12 +101,12 @@ def truncate(owner: AdministeredOwner, question: Truncate) -> None:
 
 
 def trim(owner: AdministeredOwner, question: Trim) -> None:
-    """Have the ledgers deleted that no subscription and no policy needs, at the end of the pass."""
+    """Have the ledgers that no subscription and no policy needs deleted at the end of the pass."""
     owner.wake_trimming(stored(owner, question.topic))
 
 
 def apply_policies(owner: AdministeredOwner, question: ApplyPolicies) -> None:
-    """Apply changed policies to open partitions; those that are not open are scanned again."""
+    """Apply changed policies to open topics, and begin a new scan of closed partitions."""
     open_topics: list[Partition | NonPersistentTopic] = [*owner.by_name.values(), *owner.non_persistent.values()]
     for topic in open_topics:
         if question.scope in (topic.name.namespace, str(topic.name.base)):

@@ -76,7 +76,9 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
 
 
 def _compaction(view: CompactedLedgers | None) -> CompactionFigures:
-    """Return figures of the compaction that made the view in force; the admin process knows of failed ones."""
+    """Return statistics of the compaction that made the view in force; the owner does not know of failed
+    compactions.
+    """
     if view is None:
         return CompactionFigures(0, 0, 0)
     report = view.manifest.report
@@ -85,7 +87,7 @@ def _compaction(view: CompactedLedgers | None) -> CompactionFigures:
 
 
 def last_publish_ms(topic: Topic) -> int:
-    """Return when the last entry was stored, 0 if there is none."""
+    """Return when the topic's last entry was stored, 0 if there is none."""
     for ledger in reversed(topic.ledgers):
         if ledger.entries:
             return int(ledger.column("broker_time")[ledger.last_entry])
@@ -132,7 +134,10 @@ def _subscription(owner: AdministeredOwner, topic: Topic, subscription: Subscrip
 
 
 def messages(partition: Partition, subscription: Subscription) -> dict[str, int]:
-    """Account for all messages since the subscription began: the other values together are `published`."""
+    """Return how many messages were published since the subscription began, and what became of them.
+
+    The value of `published` is the sum of all other values.
+    """
     totals = subscription.cursor.totals
     published = partition.next_message - subscription.cursor.since
     return {"published": published, **dict(zip(REASONS, totals, strict=True)), "backlog": published - sum(totals)}

@@ -14,7 +14,7 @@ from geminga.proto.names import TopicName
 
 
 def dump(value: object) -> bytes:
-    """Return a value of dataclasses, names of topics, lists, dicts, texts and numbers as JSON."""
+    """Return a value as JSON: dataclasses, topic names, lists, dicts, strings and numbers."""
     return json.dumps(value, default=_plain).encode()
 
 
@@ -28,8 +28,8 @@ def _plain(value: object) -> object:
 def read(wanted: object, value: object) -> object:
     """Return a JSON value as an object of the annotation `wanted`.  Raises TypeError for a value of another type.
 
-    Annotations are bool, int, float, str, None, object (any JSON), lists, tuples of fixed length, dicts with texts as
-    keys, dataclasses, and any of these `| None`. A member `bytes` of a union is never JSON, and is passed over.
+    Annotations are bool, int, float, str, None, object (any JSON), lists, tuples of fixed length, dicts with strings as
+    keys, dataclasses, and any of these `| None`. A member `bytes` of a union is never JSON, and is ignored.
     """
     if wanted is object:
         return value
@@ -56,14 +56,17 @@ def read(wanted: object, value: object) -> object:
 
 
 def _is_plain(wanted: type, value: object) -> bool:
-    """Whether the value is a bool, number, text or None, as wanted; a whole number is a float too."""
+    """Whether a JSON value is exactly of the wanted type: bool, int, float, str or None. An int is a float too."""
     if wanted is float:
         return type(value) in (int, float)
     return type(value) is wanted
 
 
 def read_fields(kind: type, values: Mapping[str, object]) -> dict[str, object]:
-    """Return values of a dataclass's fields as their annotations say.  Raises TypeError for names it does not have."""
+    """Return {name: value} of a dataclass's fields, read as their annotations say.
+
+    Raises TypeError for a name that the dataclass does not have.
+    """
     hints = fields_of(kind)
     if unknown := values.keys() - hints.keys():
         raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
