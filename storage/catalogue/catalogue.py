@@ -24,11 +24,13 @@ _FIRST_NAMESPACES = ("public/default", "pulsar/system")
 
 
 class CatalogueError(Exception):
-    """The catalogue cannot be used: a newer version wrote it, or it is no SQLite file."""
+    """Error: the catalogue cannot be used, because a newer version wrote it or it is no SQLite file."""
 
 
 class Catalogue:
-    """One process's connection: the tables, and the transaction in which all of them are written."""
+    """The connection of one process to the catalogue: its tables, and the transaction in which all of them are
+    written.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, *, is_read_only: bool = False):
         self.path = path
@@ -58,7 +60,7 @@ class Catalogue:
         return self.database.version()
 
     def changed(self) -> bool:
-        """Whether the version is another one than at the last call."""
+        """Return whether any process has written to the catalogue since the last call."""
         version = self.database.version()
         if version == self._seen:
             return False
@@ -67,20 +69,20 @@ class Catalogue:
 
     @property
     def is_changing(self) -> bool:
-        """Whether something is written that is not committed."""
+        """Whether this process has written something that is not committed."""
         return self.database.is_changing
 
     def commit(self) -> None:
-        """Commit to disk what was written since the last commit.  Raises NotDurable, and it is undone then."""
+        """Commit this process's writes to disk.  If that fails, undoes them and raises NotDurable."""
         self.database.commit()
 
     def undo(self) -> None:
-        """Undo what was written since the last commit."""
+        """Undo this process's writes since the last commit."""
         self.database.undo()
 
 
 def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalogue:
-    """Open the catalogue; create it, or upgrade it to this version, first if necessary.
+    """Open the catalogue, and create or upgrade it first if necessary.
 
     The supervisor does so before it starts other processes.  Raises CatalogueError, StorageFull, NotDurable.
     """
@@ -104,7 +106,7 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
 
 
 def open_to_read(path: Path) -> Catalogue:
-    """Open a catalogue that exists for reading only, for programs beside the broker.  Raises CatalogueError."""
+    """Open an existing catalogue for reading only, for programs beside the broker.  Raises CatalogueError."""
     try:
         catalogue = Catalogue(path, is_read_only=True)
         version = catalogue.database.connection.execute("PRAGMA user_version").fetchone()[0]

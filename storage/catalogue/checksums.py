@@ -15,13 +15,16 @@ COLUMNS = {          # {table: columns that its checksum covers}
 
 
 def with_row(total: int, sign: int, *values: int | str | bytes | None) -> int:
-    """Return checksum `total` (64 bits, signed) with a row added (sign 1) or taken away (-1); an SQL function too."""
+    """Return a table's checksum (64 bits, signed) after a row was added (sign 1) or removed (sign -1).
+
+    Triggers call it as an SQL function.
+    """
     digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
     return (total + sign * int.from_bytes(digest, "little") + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def sum_of(connection: sqlite3.Connection, table: str) -> int:
-    """Compute a table's checksum from its rows."""
+    """Return a table's checksum, computed from its rows."""
     total = 0
     for row in connection.execute(f"SELECT {', '.join(COLUMNS[table])} FROM {table}"):
         total = with_row(total, 1, *row)
@@ -29,7 +32,7 @@ def sum_of(connection: sqlite3.Connection, table: str) -> int:
 
 
 def triggers(table: str) -> Iterator[str]:
-    """Yield the statements that create a table's three triggers, which keep its row in `sums` up to date."""
+    """Yield the SQL statements that create a table's three triggers, which keep its checksum up to date."""
     old, new = (", ".join(f"{which}.{column}" for column in COLUMNS[table]) for which in ("OLD", "NEW"))
     for event, value in (("INSERT", f"with_row(value, 1, {new})"), ("DELETE", f"with_row(value, -1, {old})"),
                          ("UPDATE", f"with_row(with_row(value, -1, {old}), 1, {new})")):

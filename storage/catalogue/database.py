@@ -16,7 +16,7 @@ Values: TypeAlias = tuple[Any, ...]
 
 
 class Database:
-    """A connection with one transaction at a time, whose errors are StorageFull and NotDurable."""
+    """A connection to the SQLite file with one transaction at a time, whose errors are StorageFull and NotDurable."""
 
     def __init__(self, path: Path, *, is_read_only: bool = False):
         self.path = path
@@ -35,7 +35,7 @@ class Database:
         self.connection.close()
 
     def version(self) -> tuple[int, int]:
-        """A pair that changes whenever another process commits or this one writes; costs one pragma, no I/O."""
+        """Return a pair that changes whenever another process commits or this one writes.  Costs one pragma, no I/O."""
         return self.connection.execute("PRAGMA data_version").fetchone()[0], self.connection.total_changes
 
     # -- transactions
@@ -46,7 +46,7 @@ class Database:
         return self.connection.in_transaction
 
     def commit(self) -> None:
-        """Commit the open transaction, if any, to disk.  Raises NotDurable, and the transaction is undone."""
+        """Commit the open transaction, if any, to disk.  If that fails, undoes it and raises NotDurable."""
         if not self.connection.in_transaction:
             return
         try:
@@ -66,7 +66,8 @@ class Database:
     def write(self, statement: str, values: Values = ()) -> sqlite3.Cursor:
         """Execute a statement that writes, in a transaction.
 
-        Raises StorageFull, and earlier writes of the transaction stand; NotDurable when SQLite has undone these too.
+        Raises StorageFull if only this statement failed: earlier writes of the transaction stand. Raises NotDurable if
+        SQLite has undone the whole transaction.
         """
         was_open = self.connection.in_transaction
         try:
@@ -101,7 +102,7 @@ class Database:
         return rows[0][0] if rows else None
 
     def integer(self, statement: str, values: Values = ()) -> int | None:
-        """Return the number that a query finds, None when it finds none.  Raises StorageFull."""
+        """Return the number in a query's first column and row, None when it has no rows.  Raises StorageFull."""
         number: int | None = self.value(statement, values)
         return number
 

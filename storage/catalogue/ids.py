@@ -16,7 +16,7 @@ _EPOCH_S = 1_735_689_600     # 2025-01-01 UTC
 
 
 class Counters:
-    """Named numbers that only grow."""
+    """Named counters in the catalogue that only grow."""
 
     def __init__(self, database: Database):
         self._database = database
@@ -42,7 +42,7 @@ class Counters:
 
 
 class Ids:
-    """Ledger ids and producer names that no broker with this data folder gave out before."""
+    """Source of ledger ids and producer names that no broker with this data folder has given out before."""
 
     def __init__(self, database: Database, counters: Counters, clock: Callable[[], float]):
         self._database, self._counters, self._clock = database, counters, clock
@@ -64,7 +64,8 @@ class Ids:
         return next(self._ledger_ids)
 
     def mark_restored(self) -> None:
-        """Note that the data folder is a restored copy, whose ledgers must not grow.  Raises StorageFull, NotDurable.
+        """Record that the data folder is a restored copy, whose ledgers must not grow.  Raises StorageFull,
+        NotDurable.
 
         The broker from which the copy was made may have gone on, and given out entry ids that the copy does not know.
         """
@@ -72,14 +73,16 @@ class Ids:
         self._counters.raise_to("put back", last)
 
     def last_closed_ledger(self) -> int:
-        """Return the highest ledger id of the restored copy, 0 without one; ledgers up to that id must not grow."""
+        """Return the highest ledger id that a restored copy may have, 0 without one; ledgers up to that id must not
+        grow.
+        """
         return self._counters.value("put back")
 
     def producer_name(self) -> str:
-        """Return a name, in the open transaction, that was never given out.  Raises StorageFull, NotDurable."""
+        """Return a producer name that was never given out, in the open transaction.  Raises StorageFull, NotDurable."""
         return f"geminga-{self._take_ahead('producers', 1)}"
 
     def _take_ahead(self, counter: str, count: int) -> int:
-        """Raise a counter by `count`, and at least to the clock's number, and return its value."""
+        """Raise a counter by `count`, but at least to a number made of the clock's time, and return its value."""
         self._counters.raise_to(counter, max(0, int((self._clock() - _EPOCH_S) * IDS_PER_SECOND)))
         return self._counters.take(counter, count)

@@ -43,12 +43,14 @@ _SINCE = {4: ("properties", "schemas")}      # {version: tables that it added to
 
 
 def version_of(database: Database) -> int:
-    """Return the file's format version, 0 for an empty file.  Raises StorageFull."""
+    """Return the format version of the catalogue's file, 0 for an empty file.  Raises StorageFull."""
     return database.integer("PRAGMA user_version") or 0
 
 
 def create(database: Database) -> None:
-    """Create all tables of this version, in a transaction that stays open.  Raises StorageFull, NotDurable."""
+    """Create all tables of this program's version, in a transaction that stays open.  Raises StorageFull,
+    NotDurable.
+    """
     database.connection.execute("PRAGMA journal_mode = WAL")
     for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS).split(";"):
         database.write(statement)
@@ -58,9 +60,9 @@ def create(database: Database) -> None:
 
 
 def upgrade(database: Database) -> None:
-    """Raise an older file to this version, in a transaction that stays open.  Raises StorageFull, NotDurable.
+    """Upgrade an older catalogue to this program's version, in a transaction that stays open.
 
-    Two processes may try at once: the second finds the work done.
+    Two processes may try at once: the second finds the work done.  Raises StorageFull, NotDurable.
     """
     database.write("SELECT 1")       # begin the transaction: no other process writes from here on
     version = version_of(database)

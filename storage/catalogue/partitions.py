@@ -7,20 +7,21 @@ from geminga.storage.catalogue.topics import Topics
 
 
 class Subscriptions:
-    """Durable subscriptions, by partition and name; a deleted one's id is never given to another."""
+    """Durable subscriptions in the catalogue, by partition and name.  An id is never given out twice."""
 
     def __init__(self, database: Database, policies: StoredPolicies):
         self._database, self._policies = database, policies
 
     def ids(self, partition_id: int) -> dict[str, int]:
-        """Return {name: id} of a partition's subscriptions."""
+        """Return {name: id} of a partition's durable subscriptions."""
         return dict(self._database.connection.execute(
             "SELECT name, id FROM subscriptions WHERE partition_id = ?", (partition_id,)))
 
     def create(self, partition_id: int, name: str) -> int:
-        """Create a subscription and return its id.  Raises StorageFull, NotDurable.
+        """Create a durable subscription and return its id.  Raises StorageFull, NotDurable.
 
-        One of the same name is replaced: its owner was killed before the journal had it, so no client was answered.
+        A subscription of the same name is replaced: its owner was killed before the journal had it, so no client was
+        answered.
         """
         earlier = self._database.value(
             "SELECT id FROM subscriptions WHERE partition_id = ? AND name = ?", (partition_id, name))
@@ -30,7 +31,7 @@ class Subscriptions:
             "INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name))
 
     def delete(self, subscription_id: int) -> None:
-        """Delete a subscription with its policies and properties.  Raises StorageFull, NotDurable."""
+        """Delete a durable subscription with its policies and properties.  Raises StorageFull, NotDurable."""
         self._policies.delete_scopes(scope_of(subscription_id), rights=False)
         self._database.write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
 
@@ -46,7 +47,7 @@ class Subscriptions:
 
 
 class Partitions:
-    """What is stored: topics that are not partitioned, and partitions; a deleted one's id is never given to another."""
+    """Stored partitions in the catalogue, and topics that are not partitioned.  An id is never given out twice."""
 
     def __init__(self, database: Database, topics: Topics, subscriptions: Subscriptions):
         self._database, self._topics, self._subscriptions = database, topics, subscriptions
@@ -78,7 +79,7 @@ class Partitions:
         return self._database.insert("INSERT INTO partitions (name) VALUES (?)", (str(name),))
 
     def delete(self, partition_id: int) -> None:
-        """Delete a partition with its subscriptions, and its topic when that is not partitioned.
+        """Delete a partition with its subscriptions, and its topic if that is not partitioned.
 
         Raises StorageFull, NotDurable.
         """
@@ -94,9 +95,9 @@ class Partitions:
         self._database.write("UPDATE partitions SET topic_epoch = ? WHERE id = ?", (epoch, partition_id))
 
     def is_terminated(self, partition_id: int) -> bool:
-        """Whether the partition takes no messages any more.  Raises StorageFull."""
+        """Whether the partition is terminated, and takes no messages any more.  Raises StorageFull."""
         return bool(self._database.value("SELECT is_terminated FROM partitions WHERE id = ?", (partition_id,)))
 
     def terminate(self, partition_id: int) -> None:
-        """Have the partition take no messages any more.  Raises StorageFull, NotDurable."""
+        """Mark the partition as terminated, so that it takes no messages any more.  Raises StorageFull, NotDurable."""
         self._database.write("UPDATE partitions SET is_terminated = 1 WHERE id = ?", (partition_id,))

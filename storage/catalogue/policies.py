@@ -107,30 +107,30 @@ class Policies:
 
     @property
     def has_rates(self) -> bool:
-        """Whether publishing, dispatching or subscribing has a rate."""
+        """Whether publishing, dispatching or subscribing is limited by a rate."""
         return bool(self.dispatch_rates_of) or max(
             self.publish_messages, self.publish_bytes, *self.dispatch_rate[:2], *self.subscription_dispatch_rate[:2],
             self.subscribe_count) > 0
 
     @property
     def dispatch_rate(self) -> DispatchRate:
-        """The rate of all subscriptions together."""
+        """The dispatch rate of all subscriptions of the topic together."""
         return self.dispatch_messages, self.dispatch_bytes, max(1, self.dispatch_period_s), self.dispatch_relative
 
     @property
     def subscription_dispatch_rate(self) -> DispatchRate:
-        """The rate of each subscription without one of its own."""
+        """The dispatch rate of each subscription that has no rate of its own."""
         return (self.subscription_dispatch_messages, self.subscription_dispatch_bytes,
                 max(1, self.subscription_dispatch_period_s), self.subscription_dispatch_relative)
 
     @property
     def retains(self) -> bool:
-        """Whether anything that all subscriptions have acknowledged is kept."""
+        """Whether messages are kept after all subscriptions have acknowledged them."""
         return self.retention_s != 0 and self.retention_bytes != 0
 
     @property
     def work_alone(self) -> bool:
-        """Whether the policies act on a partition that no client uses."""
+        """Whether any of the policies acts on a partition that no client uses."""
         return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
                     or self.delete_inactive_topics or self.subscription_expiration_s or self.compaction_threshold)
 
@@ -142,13 +142,13 @@ class Policies:
 
 @lru_cache(maxsize=16)
 def broker_policies(options: StorageOptions) -> Policies:
-    """Return the policies in force where none is set."""
+    """Return the broker's default policies, which are in force where no policy is set."""
     return Policies(**{part.field: getattr(options, part.key) for policy in TABLE.values() for part in policy.parts
                        if part.field and part.key})
 
 
 def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions) -> Policies:
-    """Return the policies in force for a topic or partition now."""
+    """Return the policies that are in force now for a topic or partition."""
     policies = broker_policies(options)
     stored: dict[str, Any] = {}
     for scope in _scopes(topic):
@@ -167,9 +167,9 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
 
 
 def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tuple[()]:
-    """Return the addresses to which a topic's clients are sent, without and with TLS.
+    """Return the addresses of the cluster to which a topic's clients are sent, without and with TLS.
 
-    Returns () while the topic stays; the broker's own topics always stay.
+    Returns () unless the topic has moved to another cluster; the broker's own topics never move.
     """
     migration = catalogue.policies.of(MIGRATION)
     to = migration.get("to")
@@ -181,12 +181,12 @@ def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tup
 
 
 def _scopes(topic: TopicName) -> tuple[str, str]:
-    """Return the scopes whose policies are in force for a topic, the weaker first."""
+    """Return the scopes whose policies apply to a topic, the weaker first: its namespace and its base name."""
     return topic.namespace, str(topic.base)
 
 
 def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: StorageOptions) -> Any:
-    """Return the value of a policy that is in force for a topic, in the form of a stored one; None without a value."""
+    """Return the value of a policy that is in force for a topic, in stored form; None without a value."""
     in_force = default(policy, options)
     for scope in _scopes(topic):
         value = catalogue.policies.of(scope).get(policy.name)
@@ -199,13 +199,15 @@ def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: Sto
 
 
 def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, count: int) -> None:
-    """Raise Refusal if `count` more topics, or partitions, are more than the namespace may have."""
+    """Raise Refusal if `count` more topics, or partitions, would exceed the namespace's maximum."""
     if policies.max_topics and catalogue.topics.count(namespace) + count > policies.max_topics:
         raise Refusal(api.NotAllowedError, "Exceed maximum number of topics in namespace.")
 
 
 def clash(stored: dict[str, Any]) -> bool:
-    """Whether the policies {name: value} of one scope contradict: a backlog quota must be smaller than retention."""
+    """Whether the policies {name: value} of one scope contradict each other: a backlog quota must be below
+    retention.
+    """
     retention = stored.get("retention", {"retentionSizeInMB": 0, "retentionTimeInMinutes": 0})
     bounds = ((BYTES_QUOTA, "limitSize", retention["retentionSizeInMB"] * MIB),
               (AGE_QUOTA, "limitTime", retention["retentionTimeInMinutes"] * 60))

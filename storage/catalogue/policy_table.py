@@ -41,7 +41,7 @@ _NO_VALUE = object()
 
 
 class Part(NamedTuple):
-    """One value: the whole JSON of a policy, or a field of its object."""
+    """One value of a policy: its whole JSON, or a field of its JSON object."""
 
     json: str                                # the field's name; "": the policy's JSON is this value
     type: Type
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A row of the table."""
+    """The declaration of one policy, a row of TABLE."""
 
     name: str                                # in the catalogue
     doc: str                                 # one line
@@ -75,10 +75,10 @@ class Policy(NamedTuple):
 # -- reading
 
 def read(policy: Policy, sent: Any, *, name: str = "the value", too_small: str = "") -> Any:
-    """Return what a client sent (not None) as it is stored.
+    """Return a policy's value from a client (not None) in the form in which it is stored.  Raises Invalid.
 
-    Messages call a value without a name `name`, and give `too_small` as their text for numbers that are too small.
-    Raises Invalid.
+    name: how error texts call a value that is not a field of an object. too_small: the error text for numbers that are
+    too small.
     """
     if policy.is_object:
         if not isinstance(sent, dict):
@@ -108,7 +108,7 @@ def _value(part: Part, sent: Any, name: str, too_small: str) -> Any:
 
 
 def fields(policy: Policy, stored: Any) -> dict[str, Any]:
-    """Return the fields of Policies that a stored value sets."""
+    """Return {name: value} of the fields of `Policies` that a policy's stored value sets."""
     set_fields = {}
     for part in policy.parts:
         value = stored.get(part.json) if policy.is_object else stored
@@ -126,7 +126,7 @@ def _meant(part: Part, value: Any) -> Any:
 
 
 def default(policy: Policy, options: Any) -> Any:
-    """Return the value in force where none is set, in the form of a stored one; None without such a value.
+    """Return a policy's value where none is set, in stored form; None if there is no default.
 
     options: StorageOptions, which this module does not import.
     """
@@ -161,7 +161,7 @@ def _retention(kept: dict[str, int]) -> None:
 
 
 def _quota(kept: dict[str, Any]) -> None:
-    """Require an action, and keep the size under both of its names."""
+    """Require a backlog quota to have an action, and store its size under both names, `limit` and `limitSize`."""
     if "policy" not in kept:
         raise Invalid(f"The backlog quota's policy is one of {', '.join(QUOTA_ACTIONS)}")
     kept["limit"] = kept["limitSize"] = kept.get("limitSize", kept.get("limit", 0))
@@ -173,7 +173,7 @@ def _inactive(kept: dict[str, Any]) -> None:
 
 
 def _auto_creation(kept: dict[str, Any]) -> None:
-    """Check type and number of partitions, which matter only when topics are created."""
+    """Check the topic type and the number of partitions, if topics are created automatically."""
     if not kept["allowAutoTopicCreation"]:
         return
     kind: str | None = kept.get("topicType")
@@ -194,7 +194,7 @@ def _auto_creation(kept: dict[str, Any]) -> None:
 
 
 def _delays(kept: dict[str, Any]) -> None:
-    """Switch delays on when a fixed delay is set and `active` is not given."""
+    """Switch delayed delivery on when a fixed delay is set and `active` is not given."""
     kept.setdefault("active", bool(kept.get("fixedDeliveryDelayInMillis")))
 
 
@@ -237,7 +237,10 @@ DELAY_MS_MAX = 100 * 365 * 24 * 3600 * 1000      # arbitrary: a century
 
 
 def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
-    """Return the parts of a backlog quota with their fields; "" for the field of the other kind."""
+    """Return the parts of a backlog quota.
+
+    size, age, action: the fields of `Policies` that they set; "" for the bound that the quota does not have.
+    """
     return (Part("limit", LONG, key="backlog_quota_bytes" if size else "", otherwise=-1),
             Part("limitSize", LONG, field=size, key="backlog_quota_bytes" if size else "", otherwise=-1),
             Part("limitTime", LONG, field=age, key="backlog_quota_age_s" if age else "", default=0, otherwise=-1),

@@ -11,11 +11,11 @@ _TEXTS_MAX = 1_000           # texts in a list
 
 
 class Invalid(ValueError):
-    """A client sent something that is not a value of the policy."""
+    """Error: a client sent a value that is not of the policy's type."""
 
 
 class OutOfRange(Invalid):
-    """A client sent a value of the policy's type that the policy does not take."""
+    """Error: a client sent a value of the policy's type that is out of range."""
 
 
 class Type(NamedTuple):
@@ -68,7 +68,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def one_of(*choices: str) -> Type:
-    """Return the type of a text that is one of the choices."""
+    """Return the type of a string that is one of the choices."""
     def read_choice(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
             raise ValueError(f"expected one of {', '.join(filter(None, choices))}")

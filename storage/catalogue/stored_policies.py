@@ -19,18 +19,18 @@ _OPTIONS = "/options"      # scope of the options that were changed while the br
 
 
 class StoredPolicies:
-    """Policies that somebody set."""
+    """Policies in the catalogue, as users set them, by scope."""
 
     def __init__(self, database: Database, counters: Counters):
         self._database, self._counters = database, counters
 
     def of(self, scope: str) -> dict[str, Any]:
-        """Return {name: value} of the policies set there."""
+        """Return {name: value} of the policies set for a scope."""
         rows = self._database.connection.execute("SELECT name, value FROM policies WHERE scope = ?", (scope,))
         return {name: json.loads(value) for name, value in rows}
 
     def set(self, scope: str, name: str, value: Any) -> None:
-        """Set a policy; None removes it.  Raises StorageFull, NotDurable."""
+        """Set a policy of a scope; None removes it.  Raises StorageFull, NotDurable."""
         if value is None:
             self._database.write("DELETE FROM policies WHERE scope = ? AND name = ?", (scope, name))
         else:
@@ -41,12 +41,12 @@ class StoredPolicies:
             self._counters.take("rights")
 
     def everywhere(self, name: str) -> dict[str, Any]:
-        """Return {scope: value} of all scopes that have the policy.  Raises StorageFull."""
+        """Return {scope: value} of all scopes that set the policy.  Raises StorageFull."""
         return {scope: json.loads(value) for scope, value in self._database.read(
             "SELECT scope, value FROM policies WHERE name = ? ORDER BY scope", (name,))}
 
     def of_topics(self, namespace: str, name: str) -> dict[str, Any]:
-        """Return {topic or partition: value} of those of the namespace that have the policy.  Raises StorageFull."""
+        """Return {topic or partition: value} of the namespace's topics that set the policy.  Raises StorageFull."""
         return {scope: json.loads(value) for domain in names.DOMAINS for scope, value in self._database.read(
             "SELECT scope, value FROM policies WHERE scope > ? AND scope < ? AND name = ?",
             (*names_between(domain, namespace), name))}
@@ -56,9 +56,9 @@ class StoredPolicies:
         return self._counters.value("rights")
 
     def delete_scopes(self, *scopes: str, rights: bool = True) -> None:
-        """Delete policies and properties of the scopes; unless `rights`, the RIGHTS among the policies stay.
+        """Delete the policies and properties of scopes.  Raises StorageFull, NotDurable.
 
-        Raises StorageFull, NotDurable.
+        rights: whether the RIGHTS among the policies are deleted too.
         """
         kept = () if rights else RIGHTS
         for scope in scopes:
@@ -70,7 +70,7 @@ class StoredPolicies:
 
 
 class ChangedOptions:
-    """Options of the broker that were changed while it ran: they hold instead of the configuration's."""
+    """Options of the broker that were changed while it ran, which override the configuration's."""
 
     def __init__(self, policies: StoredPolicies):
         self._policies = policies
@@ -80,7 +80,9 @@ class ChangedOptions:
         self._policies.set(_OPTIONS, name, value)
 
     def applied_to(self, configured: StorageOptions) -> StorageOptions:
-        """Return the configured options with the changes; names that this version does not know are ignored."""
+        """Return the configured options with the changes applied; option names that this program does not know are
+        ignored.
+        """
         known = {field.name for field in fields(StorageOptions)}
         changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                    for name, value in self._policies.of(_OPTIONS).items() if name in known}
@@ -114,10 +116,10 @@ class Properties:
 
 
 def scope_of(scope: str | int) -> str:
-    """Return the scope of a subscription's id; any other scope is itself."""
+    """Return a subscription's id as a scope, `#id`; a scope is returned unchanged."""
     return f"#{scope}" if isinstance(scope, int) else scope
 
 
 def names_between(domain: str, namespace: str) -> tuple[str, str]:
-    """Return two texts between which all names of a namespace's topics of one domain sort."""
+    """Return two strings between which all topic names of a namespace in one domain sort."""
     return f"{domain}://{namespace}/", f"{domain}://{namespace}0"       # 0 follows /

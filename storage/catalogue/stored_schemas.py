@@ -6,16 +6,17 @@ from geminga.storage.catalogue.database import Database, now_ms
 
 
 class StoredSchemas:
-    """Schema versions of topics, which are named by their base names.
+    """Schema versions of topics in the catalogue, by the topics' base names.
 
-    A version has a type (Schema.Type), or None: it was deleted, and with it all versions before it.
+    A version has a type (Schema.Type). Type None marks that it was deleted, with all versions before it.
     """
 
     def __init__(self, database: Database):
         self._database = database
 
     def versions(self, topic: TopicName) -> list[tuple[int, int | None, bytes]]:
-        """Return (version, type, hash) of each version, in order; after a deletion the first has type None.
+        """Return (version, type, hash) of each schema version of a topic, in order; after a deletion the first has
+        type None.
 
         Raises StorageFull.
         """
@@ -23,17 +24,19 @@ class StoredSchemas:
             "SELECT version, type, hash FROM schemas WHERE topic = ? ORDER BY version", (str(topic),))
 
     def version_of(self, topic: TopicName, kind: int, definition: bytes) -> int | None:
-        """Return the version with exactly this type and definition, None if there is none.  Raises StorageFull."""
+        """Return the schema version with exactly this type and definition, None if there is none.  Raises
+        StorageFull.
+        """
         return self._database.integer(
             "SELECT version FROM schemas WHERE topic = ? AND type = ? AND length(data) = ? AND data = ?",
             (str(topic), kind, len(definition), definition))
 
     def total_bytes(self, topic: TopicName) -> int:
-        """Return how many bytes the definitions of all versions have.  Raises StorageFull."""
+        """Return how many bytes the definitions of all schema versions of a topic have.  Raises StorageFull."""
         return self._database.integer("SELECT sum(length(data)) FROM schemas WHERE topic = ?", (str(topic),)) or 0
 
     def get(self, topic: TopicName, version: int) -> tuple[int | None, int, dict[str, str], bytes] | None:
-        """Return (type, creation time in ms, properties, definition) of a version, None if there is none.
+        """Return (type, creation time in ms, properties, definition) of a schema version, None if there is none.
 
         Raises StorageFull.
         """
@@ -44,7 +47,7 @@ class StoredSchemas:
 
     def add(self, topic: TopicName, version: int, kind: int | None, hashed: bytes, properties: dict[str, str],
             definition: bytes) -> bool:
-        """Add a version; False if another process has added one under this number.
+        """Add a schema version to a topic.  Returns False if another process has added one under this number.
 
         Raises StorageFull, NotDurable.
         """
@@ -54,7 +57,7 @@ class StoredSchemas:
         return done.rowcount > 0
 
     def delete(self, topic: TopicName) -> int:
-        """Delete all versions and return the number after the last, from which later versions go on.
+        """Delete all schema versions of a topic.  Returns the number that the next version gets.
 
         Raises StorageFull, NotDurable.
         """
@@ -66,9 +69,13 @@ class StoredSchemas:
         return version
 
     def forget(self, topic: TopicName) -> None:
-        """Delete all versions, so that later ones begin with 0.  Raises StorageFull, NotDurable."""
+        """Delete all schema versions of a topic, so that the next version gets number 0.  Raises StorageFull,
+        NotDurable.
+        """
         self._database.write("DELETE FROM schemas WHERE topic = ?", (str(topic),))
 
     def forget_between(self, first: str, last: str) -> None:
-        """Delete all versions of topics whose names sort between two texts.  Raises StorageFull, NotDurable."""
+        """Delete all schema versions of topics whose names sort between two strings.  Raises StorageFull,
+        NotDurable.
+        """
         self._database.write("DELETE FROM schemas WHERE topic > ? AND topic < ?", (first, last))

@@ -8,7 +8,7 @@ from geminga.storage.catalogue.stored_schemas import StoredSchemas
 
 
 class Tenants:
-    """Tenants, by name."""
+    """Tenants in the catalogue, by name."""
 
     def __init__(self, database: Database, policies: StoredPolicies):
         self._database, self._policies = database, policies
@@ -32,7 +32,7 @@ class Tenants:
 
 
 class Namespaces:
-    """Namespaces, by name: `tenant/namespace`."""
+    """Namespaces in the catalogue, by name: `tenant/namespace`."""
 
     def __init__(self, database: Database, tenants: Tenants, policies: StoredPolicies, schemas: StoredSchemas):
         self._database, self._tenants, self._policies, self._schemas = database, tenants, policies, schemas
@@ -52,7 +52,7 @@ class Namespaces:
         self._database.write("INSERT OR IGNORE INTO namespaces VALUES (?, ?)", (name, tenant))
 
     def delete(self, name: str) -> bool:
-        """Delete a namespace with its policies, and policies and schemas of topics that were never created in it.
+        """Delete a namespace with its policies, and the policies and schemas of its topics that were never created.
 
         Returns False, and deletes nothing, when it has topics.  Raises StorageFull, NotDurable.
         """

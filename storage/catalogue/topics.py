@@ -12,7 +12,9 @@ from geminga.storage.catalogue.stored_schemas import StoredSchemas
 
 
 class Topics:
-    """Topics by their base names: partitioned ones with their number of partitions, others with 0."""
+    """Topics in the catalogue by their base names, with their number of partitions, 0 for a topic that is not
+    partitioned.
+    """
 
     def __init__(self, database: Database, policies: StoredPolicies, schemas: StoredSchemas, counters: Counters):
         self._database, self._policies, self._schemas, self._counters = database, policies, schemas, counters
@@ -71,7 +73,9 @@ class Topics:
     # -- changes
 
     def create(self, topic: TopicName, partitions: int) -> bool:
-        """Create a topic with that many partitions, 0 for one that is not partitioned; False if there is one already.
+        """Create a topic.  Returns False if it exists already.
+
+        partitions: their number, 0 for a topic that is not partitioned.
 
         Raises Refusal when the namespace has just been deleted, StorageFull, NotDurable.
         """
@@ -88,14 +92,14 @@ class Topics:
         return done.rowcount > 0
 
     def set_partition_count(self, topic: TopicName, partitions: int) -> None:
-        """Change the number of partitions.  Raises StorageFull, NotDurable."""
+        """Change a topic's number of partitions.  Raises StorageFull, NotDurable."""
         self._database.write("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, str(topic)))
         self._counters.take("topics")
 
     def delete(self, topic: TopicName, *, for_now: bool = False) -> None:
-        """Delete a topic, its schemas, and policies of the topic and its partitions; for_now: permissions stay.
+        """Delete a topic with its schemas, and with the policies of the topic and its partitions.
 
-        Raises StorageFull, NotDurable.
+        for_now: permissions stay.  Raises StorageFull, NotDurable.
         """
         scopes = self._database.column(
             "SELECT scope FROM policies WHERE scope >= ? AND scope < ?", (f"{topic}-partition-", f"{topic}-partition."))
@@ -106,7 +110,7 @@ class Topics:
             self._counters.take("topics")
 
     def delete_non_persistent(self) -> None:
-        """Delete non-persistent topics, which end with the broker; partitioned ones stay, as users created them.
+        """Delete non-persistent topics, which end with the broker, but keep partitioned ones, which users created.
 
         Raises StorageFull, NotDurable.
         """

@@ -40,13 +40,16 @@ _EXPELLED = Refusal(api.ServiceNotReady, "Told to go before it was made; try aga
 
 
 class _Command(Protocol):
-    """Carries out one command."""
+    """A function that carries out one command of a client."""
 
     def __call__(self, owner: OwnerContext, session: Session, command: api.BaseCommand) -> None: ...
 
 
 class _ParkableCommand(Protocol):
-    """Carries out a command that may be parked.  probed: the connection in its way was asked, and lives."""
+    """A function that carries out a command that may be parked.
+
+    probed: whether the connection whose producer or consumer is in the way has answered a PING.
+    """
 
     def __call__(
         self, owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None: ...
@@ -61,7 +64,9 @@ _COMMANDS: dict[int, _Command] = {
 
 
 def carry_out(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-    """Carry out the command.  probed: the connection in its way was asked, and lives.
+    """Carry out a client's command.
+
+    probed: whether the connection whose producer or consumer is in the way has answered a PING.
 
     Raises Refusal, StorageFull, CorruptFile.
     """
@@ -74,7 +79,8 @@ def carry_out(owner: OwnerContext, session: Session, command: api.BaseCommand, *
 def end_session(owner: OwnerContext, session: Session, *, by_client: bool) -> None:
     """Remove the producers and consumers of a session whose connection is closed.
 
-    by_client: the client closed the connection or vanished, and may have died over an entry.  False: its worker ended.
+    by_client: True if the client closed the connection or vanished, and may have died over an entry. False: its worker
+    ended.
     """
     owner.sessions.pop((session.worker, session.connection), None)
     owner.discovery.ended((session.worker, session.connection))
@@ -92,7 +98,7 @@ def end_session(owner: OwnerContext, session: Session, *, by_client: bool) -> No
 
 
 def abandon(owner: OwnerContext, session: Session) -> None:
-    """Remove the session's producers and consumers from every table, after one of its commands failed half-way."""
+    """Remove the session's producers and consumers from every table, after one of its commands failed halfway."""
     mine = session.worker, session.connection
     steps: list[Callable[[], object]] = [
         partial(withdraw, owner, session, kind, object_id) for kind, object_id in session.waiting]
@@ -129,7 +135,7 @@ def abandon(owner: OwnerContext, session: Session) -> None:
 
 
 def resume(owner: OwnerContext, session: Session, *, is_alive: bool) -> None:
-    """Carry out the commands that waited until this session's connection was known to be alive or dead."""
+    """Carry out the parked commands that waited for this session's connection to answer a PING or to end."""
     for (other, kind, object_id), command in owner.parked.pop((session.worker, session.connection), {}).items():
         other.waiting.pop((kind, object_id), None)
         if owner.has(other):
@@ -137,7 +143,8 @@ def resume(owner: OwnerContext, session: Session, *, is_alive: bool) -> None:
 
 
 def expel(owner: OwnerContext, session: Session, object_id: int, handle: int, *, is_producer: bool) -> None:
-    """Close the session's producer or consumer, because its client lost a permission, or withdraw its parked command.
+    """Close the session's producer or consumer, or withdraw its parked command, because its client lost a
+    permission.
 
     object_id: the id that the client chose.  handle: the owner's number; 0: the worker does not know it yet.  The
     worker is answered in any case.

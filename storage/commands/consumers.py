@@ -1,4 +1,4 @@
-"""Consumers: how they attach to subscriptions and leave them, and what they ask for besides messages."""
+"""Consumers: how they attach to subscriptions and leave them, and their requests other than for messages."""
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,9 +41,9 @@ _UNREADABLE_MAX = 100                     # unreadable entries that clients may 
 
 
 def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-    """SUBSCRIBE: attach a consumer to a subscription, or answer again for one that the connection has.
+    """SUBSCRIBE: attach a consumer to a subscription, or answer again if the connection already has the consumer.
 
-    probed: the connection of the consumer that is in the way was asked, and lives.
+    probed: whether the connection of the consumer that is in the way has answered a PING.
     """
     request = command.subscribe
     existing = session.consumers.get(request.consumer_id)
@@ -78,7 +78,10 @@ def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *
 def _find_or_create_subscription(
     owner: OwnerContext, topic: Partition | NonPersistentTopic, request: api.CommandSubscribe,
 ) -> Subscription:
-    """Return the subscription that the request names, reset if the request goes back in time."""
+    """Return the subscription that a SUBSCRIBE names.
+
+    It is created if there is none, and reset if the request asks for a start in the past.
+    """
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
     if subscription is None:
         return new_subscription(owner, topic, request)
@@ -91,7 +94,7 @@ def _find_or_create_subscription(
 def _configure_subscription(
     owner: OwnerContext, subscription: Subscription, request: api.CommandSubscribe, deaths_max: int,
 ) -> None:
-    """Apply the request's properties, quarantine and wish to read compacted to its subscription."""
+    """Apply the properties, the quarantine and `read_compacted` of a SUBSCRIBE to its subscription."""
     topic = subscription.partition
     topic.now_ms = owner.now_ms
     is_first = topic.is_persistent and not subscription.consumers
@@ -106,7 +109,7 @@ def _configure_subscription(
 
 
 def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
-    """Attach the consumer, and enter it in the tables of the owner and of its connection."""
+    """Attach the consumer to its subscription, and enter it in the tables of the owner and of its connection."""
     subscription = consumer.subscription
     subscription.attach(consumer)
     subscription.partition.attached[subscription] = None
@@ -117,7 +120,7 @@ def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
 
 def _new_consumer(
     owner: OwnerContext, session: Session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
-    """Return the consumer that the client asks for, in no table yet."""
+    """Return the consumer that a SUBSCRIBE asks for, not yet entered in any table."""
     shared = request.keySharedMeta
     return Consumer(
         owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name,
@@ -130,7 +133,9 @@ def _new_consumer(
 
 
 def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
-    """Return ranges of key hashes, (first, last), that a sticky consumer or a reader asks for; None: all hashes."""
+    """Return the ranges of key hashes, (first, last), that a sticky consumer or a reader asks for; None for all
+    hashes.
+    """
     shared = request.keySharedMeta
     if request.subType == SubType.Exclusive:
         is_sticky = bool(shared.hashRanges) and names.parse(request.topic).is_persistent
@@ -140,7 +145,10 @@ def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
 
 
 def _obstacle(subscription: Subscription, kind: "SubType.ValueType", consumer: Consumer) -> Obstacle | None:
-    """Return what keeps the consumer from attaching.  A subscription without consumers takes the consumer's type."""
+    """Return what prevents the consumer from attaching to the subscription, None if it may attach.
+
+    A subscription without consumers takes the consumer's type.
+    """
     first = subscription.first_consumer
     if first is None:
         subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
@@ -157,7 +165,7 @@ def _dispatcher(subscription: Subscription) -> Dispatcher:
 
 
 def _deaths_max(request: api.CommandSubscribe) -> int:
-    """Return the number of deaths after which an entry is parked, from properties; 0: never.  Raises Refusal."""
+    """Return the number of deaths after which an entry is parked, as set by a property; 0: never.  Raises Refusal."""
     for one in (*request.metadata, *request.subscription_properties):
         if one.key == QUARANTINE:
             if not (one.value.isascii() and one.value.isdigit() and 0 < int(one.value[:6]) <= _DEATHS_MAX):
@@ -167,7 +175,7 @@ def _deaths_max(request: api.CommandSubscribe) -> int:
 
 
 def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> None:
-    """Refuse a request that no topic could carry out, before a topic or subscription is created for it."""
+    """Refuse a SUBSCRIBE that no topic could carry out, before a topic or subscription is created for it."""
     check_name(request.subscription)
     if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
         raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
@@ -184,7 +192,7 @@ def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> N
 
 
 def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, request: api.CommandSubscribe) -> None:
-    """Refuse a consumer of a type that policies exclude, or one more than they allow."""
+    """Refuse a consumer whose type policies exclude, or which exceeds their number of consumers."""
     policies, kind = topic.policies, SubType.Name(request.subType)
     if kind not in policies.subscription_types:
         raise Refusal(api.NotAllowedError, f"Topic[{{{topic.name}}}] doesn't support {kind} sub type!")
@@ -200,7 +208,7 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
 
 
 def _answer_ready(owner: OwnerContext, consumer: Consumer, request_id: int) -> None:
-    """Answer SUCCESS: the consumer may grant permits."""
+    """Answer a SUBSCRIBE with SUCCESS, after which the consumer may grant permits."""
     if log.level >= DEBUG:
         log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
     owner.outbox(consumer.worker).reply(
@@ -211,7 +219,7 @@ def _answer_ready(owner: OwnerContext, consumer: Consumer, request_id: int) -> N
 
 
 def _tell_epoch(owner: OwnerContext, consumer: Consumer) -> None:
-    """Tell the worker the epoch that the consumer's messages carry from now on."""
+    """Tell the worker the epoch with which it sends the consumer's messages from now on."""
     if consumer.epoch is not None:
         owner.outbox(consumer.worker).reply(
             consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.handle, handle=consumer.epoch)
@@ -239,7 +247,7 @@ def remove_consumer(owner: OwnerContext, session: Session, consumer: Consumer) -
 
 
 def count_death(owner: OwnerContext, consumer: Consumer) -> None:
-    """Count a death over each entry that the consumer held.
+    """Count a death for each entry that the consumer held when its connection ended.
 
     An entry with too many deaths is parked: it stays in the backlog, and is delivered to no consumer.
     """
@@ -254,7 +262,7 @@ def count_death(owner: OwnerContext, consumer: Consumer) -> None:
 
 
 def close_consumer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """CLOSE_CONSUMER: remove the consumer, or withdraw its SUBSCRIBE if that waits."""
+    """CLOSE_CONSUMER: remove the consumer, or withdraw its parked SUBSCRIBE."""
     request = command.close_consumer
     consumer = session.consumers.pop(request.consumer_id, None)
     if consumer is not None:
@@ -304,7 +312,9 @@ def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand)
 
 
 def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or without ids all that the consumer holds."""
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or all that the consumer holds if none is
+    named.
+    """
     request = command.redeliverUnacknowledgedMessages
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None or not consumer.subscription.partition.is_persistent:
@@ -333,14 +343,16 @@ def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -
 
 
 def held_messages(consumer: Consumer) -> int:
-    """Return how many messages the consumer was delivered, and has neither acknowledged nor given back."""
+    """Return how many messages were delivered to the consumer, and are neither acknowledged nor negatively
+    acknowledged.
+    """
     subscription = consumer.subscription
     return sum(int(subscription.messages(_ledger(subscription, ledger_id), entries).sum())
                for ledger_id, entries in _dispatcher(subscription).held_by(consumer))
 
 
 def _ledger(subscription: Subscription, ledger_id: int) -> Ledger | CompactedLedger:
-    """Return a ledger of which consumers hold entries, so that it is not deleted."""
+    """Return a ledger of a subscription by its id, which exists because consumers hold entries of it."""
     ledger = subscription.find(ledger_id)
     assert isinstance(ledger, Ledger | CompactedLedger), (subscription, ledger_id)
     return ledger
@@ -360,7 +372,7 @@ def consumer_stats(owner: OwnerContext, session: Session, command: api.BaseComma
 
 
 def _statistics(consumer: Consumer, now_ms: int) -> dict[str, Any]:
-    """Return fields of CommandConsumerStatsResponse; rates are averages since the consumer connected."""
+    """Return fields of CommandConsumerStatsResponse for a consumer; rates are averages since it connected."""
     subscription = consumer.subscription
     topic, seconds = subscription.partition, max(1.0, (now_ms - consumer.connected_ms) / 1000)
     held = held_messages(consumer)

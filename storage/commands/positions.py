@@ -1,4 +1,4 @@
-"""Positions: SEEK sets a subscription's, GET_LAST_MESSAGE_ID asks for the last one of its topic."""
+"""Commands about positions: SEEK resets a subscription, GET_LAST_MESSAGE_ID asks for the last message of its topic."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
 from geminga.proto.errors import Refusal
@@ -13,7 +13,10 @@ from geminga.storage.topics.subscription import Subscription
 
 
 def _stored(subscription: Subscription, what: str) -> Partition:
-    """Return the subscription's partition.  Raises Refusal for a non-persistent topic."""
+    """Return the subscription's partition.  Raises Refusal for a non-persistent topic.
+
+    what: the command, for the error text.
+    """
     topic = subscription.partition
     if not isinstance(topic, Partition):
         raise Refusal(api.NotAllowedError, f"{what} is not supported on a non-persistent topic")
@@ -58,7 +61,7 @@ def get_last_message_id(owner: OwnerContext, session: Session, command: api.Base
 
 
 def _last_message(partition: Partition, subscription: Subscription) -> tuple[int, int, int]:
-    """Return (ledger, entry, batch index) of the last message that the subscription's consumers get; -1 each: none."""
+    """Return (ledger, entry, batch index) of the last message for the subscription's consumers, each -1 without one."""
     last, view = partition.last_message(), subscription.view or partition.view
     if not subscription.reads_compacted or view is None:
         return last

@@ -22,9 +22,9 @@ FENCED = Refusal(api.ProducerFenced, "Fenced by a producer with ExclusiveWithFen
 
 
 def create_producer(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-    """PRODUCER: create a producer, or answer again for one that the connection has.
+    """PRODUCER: create a producer, or answer again if the connection already has the producer.
 
-    probed: the connection of the producer that has its name was asked, and lives.
+    probed: whether the connection of the producer with the same name has answered a PING.
     """
     request = command.producer
     existing = session.producers.get(request.producer_id)
@@ -77,7 +77,7 @@ def _refuse_unsupported(request: api.CommandProducer) -> None:
 
 
 def _refuse_publishing(topic: Topic, request: api.CommandProducer) -> None:
-    """Refuse a topic that takes no entries, or none of this producer."""
+    """Refuse a producer of a terminated topic, or one that does not encrypt although the topic requires it."""
     if isinstance(topic, Partition) and topic.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
     if topic.policies.encryption_required and not request.encrypted:
@@ -85,7 +85,7 @@ def _refuse_publishing(topic: Topic, request: api.CommandProducer) -> None:
 
 
 def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic) -> None:
-    """Refuse one producer more than policies and options allow."""
+    """Refuse a producer that exceeds the number of producers that policies and options allow."""
     connected, limit = topic.producers.live, topic.policies.max_producers
     if limit and len(connected) >= limit:
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max producers limit")
@@ -96,7 +96,10 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic) ->
 
 def reaches_address_limit(owner: OwnerContext, session: Session, topic: Topic, limit: int,
                           connected: Iterable[Producer | Consumer]) -> bool:
-    """Whether `limit` allows no further one from the session's address beside those connected; 0: there is no limit."""
+    """Whether `limit` clients of the topic are connected from the session's address already; 0: there is no limit.
+
+    connected: all connected producers, or consumers, of the topic.
+    """
     if not limit or is_system(str(topic.name)):
         return False
     others = (owner.sessions.get((one.worker, one.connection)) for one in connected)
@@ -106,7 +109,10 @@ def reaches_address_limit(owner: OwnerContext, session: Session, topic: Topic, l
 def _new_producer(
     owner: OwnerContext, session: Session, request: api.CommandProducer, topic: Partition | NonPersistentTopic,
 ) -> Producer:
-    """Return the producer that the client asks for, in no table yet.  Raises Refusal if its schema does not fit."""
+    """Return the producer that a PRODUCER asks for, not yet entered in any table.
+
+    Raises Refusal if its schema is not compatible.
+    """
     schema_version = registry.admit_producer(owner, topic, request.schema if request.HasField("schema") else None)
     return Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
@@ -118,7 +124,7 @@ def _new_producer(
 
 
 def _create_initial_subscription(owner: OwnerContext, topic: Topic, name: str) -> None:
-    """Create the subscription of that name, which is to get the producer's first message; an empty name is none."""
+    """Create the subscription that a PRODUCER names, so that it gets the producer's first message; "" names none."""
     if not name or not isinstance(topic, Partition) or (name, True) in topic.subscriptions:
         return
     if not topic.policies.auto_create_subscriptions:
@@ -135,7 +141,7 @@ def _generated_name(owner: OwnerContext) -> str:
 
 
 def _answer_ready(owner: OwnerContext, producer: Producer, request_id: int) -> None:
-    """Answer PRODUCER_SUCCESS: the producer may publish."""
+    """Answer a PRODUCER with PRODUCER_SUCCESS, after which the producer may publish."""
     topic = producer.partition
     if log.level >= DEBUG:
         session = owner.sessions.get((producer.worker, producer.connection))
@@ -164,7 +170,7 @@ def remove_producer(owner: OwnerContext, session: Session, producer: Producer) -
 
 
 def _revoke(owner: OwnerContext, producer: Producer) -> None:
-    """Take the producer out of the owner's tables: it may not publish any more."""
+    """Take the producer out of the owner's tables, so that it may not publish any more."""
     owner.changed[producer.partition] = None
     owner.non_persistent_producers.pop(producer.handle, None)
     owner.rates.left(producer)
@@ -175,7 +181,7 @@ def _revoke(owner: OwnerContext, producer: Producer) -> None:
 
 
 def _let_next_in(owner: OwnerContext, producer: Producer) -> None:
-    """Admit the next producer that waits for exclusive access, now that this one is gone."""
+    """Take a closed producer off its topic, and admit the next producer that waits for exclusive access."""
     successor = producer.partition.producers.leave(producer)
     if successor is not None:
         _answer_ready(owner, successor, successor.request_id)
@@ -203,13 +209,16 @@ def expel_producer(owner: OwnerContext, producer: Producer, why: Refusal = FENCE
 
 
 def _close_at_client(topic: Topic, producer_id: int) -> bytes:
-    """Return the frame CLOSE_PRODUCER, behind TOPIC_MIGRATED if the topic has moved to another cluster."""
+    """Return a CLOSE_PRODUCER frame, after a TOPIC_MIGRATED frame if the topic has moved to another cluster."""
     close, to = responses.close_producer(producer_id), topic.policies.migrated_to if topic.is_persistent else ()
     return responses.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
 
 
 def dismiss(owner: OwnerContext, producer: Producer, why: Refusal = FENCED) -> None:
-    """Close a producer, and admit the next one that waits for exclusive access.  why: see `expel_producer`."""
+    """Close a producer, and admit the next one that waits for exclusive access.
+
+    why: the error for a producer that still waits for exclusive access itself.
+    """
     expel_producer(owner, producer, why)
     _let_next_in(owner, producer)
 
@@ -221,7 +230,10 @@ def close_unencrypted_producers(owner: OwnerContext, topic: Topic) -> None:
 
 
 def close_producers(owner: OwnerContext, topic: Topic) -> None:
-    """Close the topic's producers that may publish.  Their clients reconnect behind those that wait for access."""
+    """Close the topic's producers that may publish.
+
+    They reconnect, and queue behind producers that already wait for exclusive access.
+    """
     for producer in list(topic.producers.live.values()):
         dismiss(owner, producer)
 
@@ -229,8 +241,8 @@ def close_producers(owner: OwnerContext, topic: Topic) -> None:
 def close_refused(owner: OwnerContext, session: Session, producer_id: int) -> None:
     """Close a producer whose SEND was refused, if its partition deduplicates.
 
-    The client sends everything from that SEND on again.  If later SENDs were stored before, the refused one would then
-    count as a duplicate, and be lost.
+    The client sends the refused message and all later ones again. If a later SEND were stored first, deduplication
+    would take the refused one for a duplicate, and it would be lost.
     """
     producer = session.producers.get(producer_id)
     if producer is not None and isinstance(producer.partition, Partition) and producer.partition.deduplicates:
@@ -238,7 +250,7 @@ def close_refused(owner: OwnerContext, session: Session, producer_id: int) -> No
 
 
 def close_producer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """CLOSE_PRODUCER: remove the producer, or withdraw its PRODUCER if that waits."""
+    """CLOSE_PRODUCER: remove the producer, or withdraw its parked PRODUCER."""
     request = command.close_producer
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:

@@ -1,4 +1,4 @@
-"""Answers to requests, and commands that wait: shared by all commands."""
+"""Answers to requests, and parked commands, as all commands need them."""
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import requested_id
@@ -18,7 +18,10 @@ _REQUESTS = {      # commands whose clients wait for an answer -> the field of B
 
 
 def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refusal: Refusal) -> None:
-    """Answer the command with an error.  A producer or consumer that it was to create does not exist for the worker."""
+    """Answer the command with an error.
+
+    If it was to create a producer or consumer, its worker is told that this does not exist.
+    """
     if command.type not in _REQUESTS:
         return
     body = getattr(command, _REQUESTS[command.type])
@@ -33,7 +36,7 @@ def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refu
 
 
 def succeed(owner: OwnerContext, session: Session, request_id: int, gone: Consumer | None = None) -> None:
-    """Answer the request with SUCCESS.  All that came before the request is durable then, acknowledgements too.
+    """Answer the request with SUCCESS, once all earlier changes are durable, acknowledgements too.
 
     gone: a consumer that this request closed, and that its worker still takes for open.
     """
@@ -45,7 +48,10 @@ def succeed(owner: OwnerContext, session: Session, request_id: int, gone: Consum
 
 
 def park(owner: OwnerContext, session: Session, command: api.BaseCommand, worker: int, connection: int) -> None:
-    """Park the command until the other connection, whose producer or consumer is in its way, answers a PING or ends."""
+    """Park the command until another connection answers a PING or ends.
+
+    worker, connection: the connection whose producer or consumer is in the command's way.
+    """
     object_id = requested_id(command)
     session.waiting[command.type, object_id] = worker, connection
     waiting = owner.parked.setdefault((worker, connection), {})
@@ -55,9 +61,9 @@ def park(owner: OwnerContext, session: Session, command: api.BaseCommand, worker
 
 
 def withdraw(owner: OwnerContext, session: Session, kind: int, object_id: int) -> api.BaseCommand | None:
-    """Take back a parked command, because its client closed the producer or consumer before it was created.
+    """Withdraw a parked command, because its client closed the producer or consumer before it was created.
 
-    Return the command, if there is one.
+    Returns the command, None if it was not parked.
     """
     obstacle = session.waiting.pop((kind, object_id), None)
     if isinstance(obstacle, Partition):

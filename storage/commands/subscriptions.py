@@ -1,4 +1,4 @@
-"""Subscriptions: how they are created, and where; how they are reset and deleted."""
+"""Subscriptions: how they are created, at which position, and how they are reset and deleted."""
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -18,14 +18,14 @@ _RESERVED_NAMES = ("", "pulsar.dedup")
 
 
 def check_name(name: str) -> None:
-    """Refuse a reserved or too long name of a subscription, with the error code that Pulsar gives."""
+    """Refuse a subscription name that is reserved or too long, with Pulsar's error code."""
     if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > NAME_MAX:
         text = f"Subscription name {name[:80]!r} is reserved, or longer than {NAME_MAX} characters"
         raise Refusal(api.ProducerBusy, text)
 
 
 def new_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubscribe) -> Subscription:
-    """Create the subscription that a consumer asks for.  Raises Refusal, StorageFull."""
+    """Create the subscription that a SUBSCRIBE asks for.  Raises Refusal, StorageFull."""
     if not isinstance(topic, Partition):
         _refuse_one_too_many(topic)
         return topic.add_subscription(request.subscription, Cursor(0, topic.last_confirmed, is_durable=False))
@@ -41,10 +41,10 @@ def new_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubs
 
 
 def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
-    """Return the mark-delete position of a new subscription.
+    """Return the mark-delete position at which a SUBSCRIBE's new subscription begins.
 
-    A time in the request overrides everything else.  A message id counts for readers only.  If the id lies behind the
-    last message, the initial position decides.
+    A start time in the request overrides everything else.  A message id counts for readers only.  If the id lies behind
+    the last message, the initial position decides.
     """
     view = partition.view if request.read_compacted else None
     is_earliest = request.initialPosition == api.CommandSubscribe.Earliest
@@ -60,13 +60,13 @@ def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSu
 
 
 def rolled_back(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
-    """Return the mark-delete position before the first message that was published within the request's duration."""
+    """Return the mark-delete position before the first message published within the SUBSCRIBE's rollback duration."""
     view = partition.view if request.read_compacted else None
     return partition.mark_delete_before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
 
 
 def _refuse_one_too_many(topic: Topic) -> None:
-    """Refuse one subscription more than policies allow."""
+    """Refuse a subscription that exceeds the number of subscriptions that policies allow."""
     limit = topic.policies.max_subscriptions
     if limit and len(topic.subscriptions) >= limit:
         raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {topic.name}")
@@ -96,7 +96,7 @@ def set_properties(owner: OwnerContext, subscription: Subscription, properties: 
 
 
 def set_replicated(owner: OwnerContext, subscription: Subscription, is_replicated: bool) -> None:
-    """Note whether the subscription is to be replicated to other clusters."""
+    """Mark the subscription as replicated to other clusters, or take the mark away."""
     subscription.is_replicated = is_replicated
     if subscription.is_durable:
         owner.catalogue.subscriptions.set_replicated(subscription.cursor.subscription_id, is_replicated)
@@ -104,7 +104,7 @@ def set_replicated(owner: OwnerContext, subscription: Subscription, is_replicate
 
 
 def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None:
-    """Delete the subscription.  Its consumers are closed, and ledgers are not kept for it any more."""
+    """Delete the subscription: close its consumers, and let ledgers be trimmed that only it needed."""
     partition = subscription.partition
     close_consumers(owner, subscription)
     if subscription.is_durable:
@@ -121,7 +121,7 @@ def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None
 
 
 def reset_subscription(owner: OwnerContext, subscription: Subscription, position: Position) -> None:
-    """Reset the subscription of a stored topic to this mark-delete position; entries behind it are delivered again."""
+    """Reset the subscription of a stored topic to a mark-delete position; entries behind it are delivered again."""
     partition = subscription.partition
     assert isinstance(partition, Partition), subscription
     partition.reset_cursor(subscription.cursor, position)
@@ -129,7 +129,7 @@ def reset_subscription(owner: OwnerContext, subscription: Subscription, position
 
 
 def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
-    """Note where the subscription's cursor begins, for the journal, and read from there on."""
+    """Note the subscription's mark-delete position in the journal, and deliver from there on."""
     partition, cursor = subscription.partition, subscription.cursor
     if subscription.is_durable:
         assert isinstance(partition, Partition), subscription
@@ -141,7 +141,9 @@ def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
 
 
 def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
-    """Close the subscription's consumers.  Their clients subscribe again, and what they held is redelivered."""
+    """Close the subscription's consumers.  Their clients subscribe again, and unacknowledged entries are
+    redelivered.
+    """
     for consumer in list(subscription.consumers):
         session = owner.sessions.get((consumer.worker, consumer.connection))
         if session is not None:

@@ -10,7 +10,7 @@ from geminga.storage.topics.subscription import Subscription, Topic
 
 
 def topic_of(owner: OwnerContext, name: TopicName) -> Partition | NonPersistentTopic:
-    """Return the topic of that name, also one that was created and never used.  Raises Refusal."""
+    """Return the topic of that name, also if it was created but never used.  Raises Refusal."""
     topic = owner.partition(name) if name.is_persistent else owner.non_persistent.get(name)
     if topic is None:
         if not owner.catalogue.topics.exists(name):
@@ -20,7 +20,7 @@ def topic_of(owner: OwnerContext, name: TopicName) -> Partition | NonPersistentT
 
 
 def stored(owner: OwnerContext, name: TopicName) -> Partition:
-    """Return the partition of that name.  Raises Refusal, also for a non-persistent topic."""
+    """Return the partition of that name.  Raises Refusal if there is none, or for a non-persistent topic."""
     topic = topic_of(owner, name) if name.is_persistent else None
     if not isinstance(topic, Partition):
         raise Refusal(api.NotAllowedError, f"{name} keeps nothing")
@@ -33,7 +33,7 @@ def has_subscription(topic: Topic, name: str) -> bool:
 
 
 def subscription_of(topic: Topic, name: str) -> Subscription:
-    """Return the topic's subscription of that name; the durable one, if there are two.  Raises Refusal."""
+    """Return the topic's subscription of that name; the durable one, if there are two of that name.  Raises Refusal."""
     subscription = topic.subscriptions.get((name, True)) or topic.subscriptions.get((name, False))
     if subscription is None:
         raise Refusal(api.SubscriptionNotFound, f"Subscription {name} not found for topic {topic.name}")

@@ -12,9 +12,10 @@ from geminga.storage.topics.subscription import Topic
 
 
 def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = True) -> Partition | NonPersistentTopic:
-    """Return the topic of that name.  If there is none, create it, where policies and `may_create` allow that.
+    """Return the topic of that name, which is created if there is none.
 
-    Raises Refusal, StorageFull, CorruptFile.
+    Raises Refusal if the topic may not be created: by the policies, or with `may_create` False. Raises StorageFull,
+    CorruptFile.
     """
     if not (name.is_persistent or owner.options.non_persistent_topics):
         raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
@@ -47,7 +48,7 @@ def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = T
 
 
 def forget_if_idle(owner: OwnerContext, topic: Topic) -> None:
-    """Forget a non-persistent topic that no client uses any more."""
+    """Forget a non-persistent topic if no client uses it any more."""
     if not isinstance(topic, NonPersistentTopic) or not topic.is_idle:
         return
     if owner.forget_topic(topic) and topic.name.partition < 0:

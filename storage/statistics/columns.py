@@ -29,7 +29,7 @@ _IMPATIENT = SubType.Exclusive, SubType.Failover      # types that deliver delay
 
 
 class Counted(Protocol):
-    """A topic, subscription, consumer or producer: an object with counters and rates."""
+    """A topic, subscription, consumer or producer, as an object with counters and rates."""
 
     counted: Counts      # when its last window ended
     rates: Rates         # of that window
@@ -37,7 +37,7 @@ class Counted(Protocol):
 
 @dataclass(slots=True)
 class Distribution:
-    """Entries that one topic stored in one window: by size, and by seconds until they were on disk."""
+    """Distribution of the entries that one topic stored in one window: by size, and by time until they were on disk."""
 
     sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZES) + 1))
     size_sum: int = 0
@@ -50,7 +50,7 @@ class Distribution:
 # -- counters
 
 def topic_counts(topic: Topic) -> Counts:
-    """Return (messages, bytes, entries) in, and (messages, bytes, entries) out."""
+    """Return a topic's counters: (messages, bytes, entries) in, and (messages, bytes, entries) out."""
     messages, size, entries = topic.departed_out
     for subscription in topic.subscriptions.values():
         more = subscription_counts(subscription)
@@ -59,7 +59,11 @@ def topic_counts(topic: Topic) -> Counts:
 
 
 def subscription_counts(subscription: Subscription) -> Counts:
-    """Return (messages, bytes, entries) out, messages redelivered, chunks, acknowledged, expired, dropped."""
+    """Return a subscription's counters.
+
+    They are (messages, bytes, entries) out, messages redelivered, chunks, and messages acknowledged, expired and
+    dropped.
+    """
     messages, size, entries, redelivered, chunks = subscription.departed_out
     for consumer in subscription.consumers:
         messages += consumer.granted - consumer.permits
@@ -72,17 +76,17 @@ def subscription_counts(subscription: Subscription) -> Counts:
 
 
 def consumer_counts(consumer: Consumer) -> Counts:
-    """Return (messages, bytes) out, messages redelivered, chunks, messages acknowledged."""
+    """Return a consumer's counters: (messages, bytes) out, messages redelivered, chunks, messages acknowledged."""
     return consumer.messages_out, consumer.bytes_out, consumer.redelivered, consumer.chunks_out, consumer.acknowledged
 
 
 def producer_counts(producer: Producer) -> Counts:
-    """Return (messages, bytes, chunks) in, messages dropped."""
+    """Return a producer's counters: (messages, bytes, chunks) in, messages dropped."""
     return producer.messages_in, producer.bytes_in, producer.chunks_in, producer.dropped
 
 
 def rates_of(counted: Counted, width: int) -> Rates:
-    """Return the rates of the last complete window, per second; `width` zeros before the first one has ended."""
+    """Return the rates per second of the last complete window; `width` zeros while the first window is open."""
     return counted.rates or (0.0,) * width
 
 
@@ -116,7 +120,7 @@ _NO_DISTRIBUTION = Distribution()
 
 
 def topic_row(topic: Topic, under: list[Row]) -> Row:
-    """Return the TOPIC_COLUMNS of a topic.  under: the rows of its subscriptions."""
+    """Return the row of a topic: its TOPIC_COLUMNS.  under: the rows of its subscriptions."""
     rates = rates_of(topic, 6)
     messages_out: float
     bytes_out: float
@@ -141,7 +145,7 @@ def topic_row(topic: Topic, under: list[Row]) -> Row:
 
 
 def subscription_row(subscription: Subscription) -> Row:
-    """Return the SUBSCRIPTION_COLUMNS of a subscription."""
+    """Return the row of a subscription: its SUBSCRIPTION_COLUMNS."""
     counts, rates = subscription_counts(subscription), rates_of(subscription, 8)
     topic, cursor = subscription.partition, subscription.cursor
     backlog = messages = 0
@@ -160,12 +164,15 @@ def subscription_row(subscription: Subscription) -> Row:
 # -- single numbers, for rows and for the answers of admin/
 
 def is_named(topic: Topic, subscription: Subscription) -> bool:
-    """Whether administration means this subscription by its name.  Of two with one name it means the durable one."""
+    """Whether administration means this subscription by its name, which a durable and a non-durable one may share.
+
+    The name means the durable one.
+    """
     return subscription.is_durable or (subscription.name, True) not in topic.subscriptions
 
 
 def storage_bytes(partition: Partition) -> int:
-    """Return the bytes of all stored entries."""
+    """Return the bytes of all stored entries of a partition."""
     return sum(ledger.size for ledger in partition.ledgers) - len(partition.ledgers) * format.HEADER_SIZE
 
 
@@ -183,7 +190,7 @@ def find_slowest(partition: Partition) -> Subscription | None:
 
 
 def first_unacknowledged(subscription: Subscription) -> tuple[Ledger, int] | None:
-    """Return (ledger, entry) of the first unacknowledged entry, None if there is none."""
+    """Return (ledger, entry) of a subscription's first unacknowledged entry, None if there is none."""
     ledger_id, entry_id = subscription.cursor.mark_delete
     for ledger in subscription.partition.ledgers_from(ledger_id):
         entry_id = subscription.cursor.first_hole(ledger, entry_id + 1 if ledger.ledger_id == ledger_id else 0)
@@ -193,13 +200,13 @@ def first_unacknowledged(subscription: Subscription) -> tuple[Ledger, int] | Non
 
 
 def came_ms(subscription: Subscription) -> int:
-    """Return when the first unacknowledged entry was stored, 0 if there is none."""
+    """Return when a subscription's first unacknowledged entry was stored, 0 if there is none."""
     first = first_unacknowledged(subscription)
     return int(first[0].column("broker_time")[first[1]]) if first else 0
 
 
 def _bytes_behind(partition: Partition, subscription: Subscription) -> int:
-    """Return the bytes from the first unacknowledged entry on, acknowledged entries among them included."""
+    """Return the bytes of all entries from a subscription's first unacknowledged one on, acknowledged ones included."""
     first = first_unacknowledged(subscription)
     if first is None:
         return 0
@@ -210,7 +217,7 @@ def _bytes_behind(partition: Partition, subscription: Subscription) -> int:
 
 
 def delayed(subscription: Subscription) -> int:
-    """Return the number of delayed entries that wait for this subscription; 0 if its type does not wait."""
+    """Return the number of delayed entries that wait for this subscription; 0 if its type ignores delays."""
     partition = subscription.partition
     kind = subscription.last_kind if subscription.kind is None else subscription.kind
     if partition.schedule is None or kind in _IMPATIENT or not partition.policies.delayed_delivery:
@@ -219,7 +226,7 @@ def delayed(subscription: Subscription) -> int:
 
 
 def delayed_index(topic: Topic) -> tuple[int, ...]:
-    """Return the columns DELAYED."""
+    """Return the columns DELAYED of a topic's row, which describe its delayed index."""
     if topic.schedule is None:
         return (0,) * len(DELAYED)
     schedule, files = topic.schedule, topic.schedule.store.files
@@ -228,24 +235,24 @@ def delayed_index(topic: Topic) -> tuple[int, ...]:
 
 
 def delayed_memory(subscription: Subscription, waiting: int) -> int:
-    """Return bytes of memory of the delayed index if entries wait for this subscription, else 0.
+    """Return the bytes of memory of the topic's delayed index if entries wait for this subscription, else 0.
 
-    waiting: the number of these entries.
+    waiting: the number of delayed entries that wait for the subscription.
     """
     schedule = subscription.partition.schedule
     return schedule.memory_bytes if waiting and schedule is not None else 0
 
 
 def to_redeliver(subscription: Subscription) -> int:
-    """Return the number of entries to redeliver."""
+    """Return the number of a subscription's entries that wait for redelivery."""
     dispatcher = subscription.dispatcher
     return dispatcher.pending.to_redeliver if isinstance(dispatcher, Shared) else 0
 
 
 def unacknowledged(subscription: Subscription) -> int:
-    """Return messages unacknowledged by consumers of a Shared or Key_Shared subscription.
+    """Return the number of unacknowledged messages at consumers of a Shared or Key_Shared subscription.
 
-    It is 0 for Exclusive and Failover, as in Pulsar.
+    The number is 0 for Exclusive and Failover, as in Pulsar.
     """
     dispatcher = subscription.dispatcher
     return dispatcher.unacknowledged if isinstance(dispatcher, Shared) else 0
@@ -257,26 +264,26 @@ def publish_limited(topic: Topic) -> int:
 
 
 def throttled(subscription: Subscription) -> tuple[int, ...]:
-    """Return the columns THROTTLED."""
+    """Return the columns THROTTLED of a subscription's row: how often each dispatch rate throttled it."""
     if subscription.limited is None:
         return (0,) * len(THROTTLED)
     return tuple([subscription.limited.times.get(name, 0) for name in THROTTLED])
 
 
 def kind_of(subscription: Subscription) -> int:
-    """Return the SubType of the consumers, or of the last ones if there are none now; -1 if there never were any."""
+    """Return the SubType of a subscription's consumers, or of its last ones; -1 if it never had any."""
     kind = subscription.last_kind if subscription.kind is None else subscription.kind
     return -1 if kind is None else kind
 
 
 def is_blocked(subscription: Subscription) -> bool:
-    """Whether the subscription gets nothing more because of its unacknowledged messages."""
+    """Whether the subscription is delivered nothing more because of its unacknowledged messages."""
     dispatcher = subscription.dispatcher
     return isinstance(dispatcher, Shared) and dispatcher.is_blocked
 
 
 def last_times(subscription: Subscription) -> tuple[int, int, int]:
-    """Return when the subscription last acknowledged, delivered, and got permits, in ms."""
+    """Return when the subscription last acknowledged, was last delivered entries, and last got permits, in ms."""
     acked, consumed, flow = subscription.last_ms
     for consumer in subscription.consumers:
         acked, consumed = max(acked, consumer.acked_ms), max(consumed, consumer.consumed_ms)

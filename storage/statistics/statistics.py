@@ -1,8 +1,8 @@
 """Statistics of all topics that are open at one owner.
 
-`measure` gives them as columns of numbers (columns.py). There is a row for each topic and subscription. A row is made
-again when its topic has changed, a few milliseconds' worth of rows in one pass. So a scrape costs as much as has
-happened since the last one, and no pass takes long. Statistics of a single topic are in admin/topic_figures.py.
+`measure` returns them as columns of numbers (columns.py), with a row for each topic and subscription. A row is computed
+again when its topic has changed; each pass spends a few milliseconds on that. So the cost of a scrape grows with the
+changes since the last one, and no pass takes long. Statistics of a single topic are in admin/topic_figures.py.
 """
 import bisect
 import contextlib
@@ -57,7 +57,7 @@ _SLICE_SECONDS = 0.005       # of making rows again, in one pass
 
 
 class _Table:
-    """Rows of numbers for objects that come and go.  Rows without an object are 0."""
+    """Table of numbers with a row for each open topic or subscription.  Free rows are 0."""
 
     def __init__(self, columns: tuple[str, ...]):
         self.rows = np.zeros((64, len(columns)))
@@ -69,7 +69,7 @@ class _Table:
         return f"<_Table used={self._used - len(self._free)} rows={len(self.rows)}>"
 
     def take(self) -> int:
-        """Return the number of a row that is free."""
+        """Return the number of a free row, and take the row."""
         if self._free:
             return self._free.pop()
         if self._used == len(self.rows):
@@ -79,21 +79,21 @@ class _Table:
         return self._used - 1
 
     def give_back(self, row: int) -> None:
-        """Free a row."""
+        """Free a row, and set it to 0."""
         self.rows[row] = 0
         self._free.append(row)
 
 
 @dataclass(slots=True)
 class _Known:
-    """The rows of one topic."""
+    """The row numbers of one topic and of its subscriptions."""
 
     row: int
     subscriptions: dict[Subscription, int] = field(default_factory=dict)
 
 
 class Statistics(TopicWatcher):
-    """Statistics of everything that is open at one owner."""
+    """Statistics of all topics, subscriptions, consumers and producers that are open at one owner."""
 
     def __init__(self, owner: OwnerContext, window_s: int):
         self._owner = owner
@@ -110,13 +110,13 @@ class Statistics(TopicWatcher):
         return f"<Statistics topics={len(self._known)} stale={len(self._stale)} waiting={len(self._waiting)}>"
 
     def _begin(self, window_s: int) -> None:
-        """Begin the windows of all topics.  They end at different seconds, so that their work is spread."""
+        """Begin the statistics windows of all topics, which end at different seconds to spread the work."""
         self._window_s = window_s
         self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
         self._since_ms = [self._owner.now_ms] * window_s
 
     def configure(self, window_s: int) -> None:
-        """Set the length of windows.  Open windows end."""
+        """Set the length of statistics windows.  Open windows end."""
         if window_s == self._window_s:
             return
         self._gather()
@@ -133,7 +133,10 @@ class Statistics(TopicWatcher):
     # -- counting
 
     def stored(self, planned: Plan, seconds: float, journal_seconds: float) -> None:
-        """Count a plan that is in the journal: seconds since its entries came, and seconds of the write."""
+        """Count the entries of a plan that is in the journal.
+
+        seconds: since the entries came.  journal_seconds: how long the journal's write took.
+        """
         late = bisect.bisect_left(LATENCIES_MS, seconds * 1000)
         written = bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
         micros, journal_micros = int(seconds * 1e6), int(journal_seconds * 1e6)
@@ -174,7 +177,7 @@ class Statistics(TopicWatcher):
                 self._count_producers(handles[which], index[which], partition)
 
     def _count_producers(self, handles: NDArray[Any], rows: Rows, partition: Partition) -> None:
-        """Count index rows (n,) for the producers with these handles (n,)."""
+        """Count a partition's index rows (n,) for the producers with these handles (n,)."""
         distinct, inverse = np.unique(handles, return_inverse=True)
         are_chunks = (rows["flags"] & IS_CHUNK) != 0
         partition.chunks_in += int(are_chunks.sum())
@@ -188,7 +191,7 @@ class Statistics(TopicWatcher):
     # -- windows
 
     def tick(self, now_ms: int) -> None:
-        """Compute rates of topics whose window has ended."""
+        """Compute the rates of topics whose window has ended; called once a second."""
         self._gather()
         first, self._second = self._second + 1, now_ms // 1000
         for second in range(max(first, self._second - self._window_s + 1), self._second + 1):
@@ -200,7 +203,7 @@ class Statistics(TopicWatcher):
                     self._moved[number][topic] = None      # else its rates would not end with the next window
 
     def _gather(self) -> None:
-        """Take over which topics have changed."""
+        """Take the set of changed topics from the owner, for their windows and for the next measurement."""
         changed = cast("dict[Topic, None]", self._owner.changed)      # topics are of these two classes
         for topic in changed:
             self._moved[hash(topic) % self._window_s][topic] = None
@@ -208,7 +211,7 @@ class Statistics(TopicWatcher):
         self._owner.changed = {}
 
     def _end_window(self, topic: Topic, seconds: float) -> bool:
-        """End the window of a topic.  Return whether it has any rates."""
+        """End a topic's statistics window.  Returns whether any of its rates is above 0."""
         topic.last_window, topic.window = topic.window, None
         is_moving = _roll(topic, topic_counts(topic), seconds)
         for subscription in topic.subscriptions.values():
@@ -239,11 +242,11 @@ class Statistics(TopicWatcher):
     # -- measurements
 
     def measure(self, most: int, *, consumers: bool, producers: bool) -> int | bytes:
-        """Return the packed tables (see `pack`), or the number of topics that still need new rows.
+        """Return the packed tables (see `pack`), or the number of topics whose rows are not up to date yet.
 
-        At most so many topics have rows of their own, and ten times as many subscriptions. Topics with traffic in the
-        last window come first, then topics that had rows the last time, then topics with the most traffic. All others
-        are summed by namespace.
+        At most `most` topics have rows of their own, and ten times that many subscriptions. Topics with traffic in the
+        last window come first, then topics that had rows the last time, then topics with the most traffic. All other
+        topics are summed by namespace.
         """
         self._freshen()
         if self._stale:
@@ -276,7 +279,9 @@ class Statistics(TopicWatcher):
                            self._sums(self._subscriptions, lines)])
 
     def _freshen(self) -> None:
-        """Make some rows of changed topics again.  Topics that change meanwhile wait for the next measurement."""
+        """Compute the rows of some changed topics again.  A topic that changes meanwhile waits for the next
+        measurement.
+        """
         if not self._stale:
             self._gather()
             self._stale, self._waiting = self._waiting, {}
@@ -290,7 +295,7 @@ class Statistics(TopicWatcher):
                         self._make_row(topic)
 
     def _make_row(self, topic: Topic) -> None:
-        """Make the rows of a topic and its subscriptions again.  Raises CorruptFile, OSError."""
+        """Compute the rows of a topic and its subscriptions again.  Raises CorruptFile, OSError."""
         known = self._known.get(topic)
         if known is None:
             known = self._known[topic] = _Known(self._topics.take())
@@ -311,7 +316,7 @@ class Statistics(TopicWatcher):
         self._topics.rows[known.row] = topic_row(topic, under)
 
     def _sums(self, table: _Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the sums of all other rows, one for each namespace.  Unused rows are 0."""
+        """Return the sums of a table's rows by namespace, without the given rows."""
         sums, is_other = np.zeros((len(self._namespaces), table.rows.shape[1])), np.ones(len(table.rows), bool)
         is_other[rows] = False
         marks = table.marks[is_other]
@@ -321,7 +326,7 @@ class Statistics(TopicWatcher):
 
 
 def _within(topics: list[Topic], most: int) -> list[Topic]:
-    """Return the first `most` topics, less those that would exceed the bound of subscriptions."""
+    """Return the first `most` topics, without topics that would exceed the bound of subscriptions."""
     chosen: list[Topic] = []
     left = most * SUBSCRIPTIONS_EACH
     for topic in topics:
@@ -337,9 +342,10 @@ _NO_SIZES: list[list[int]] = []
 
 
 def _sizes_of(index: Rows, groups: list[Group]) -> tuple[int, list[list[int]], bool]:
-    """Return (bucket of all sizes or -1, counts per bucket for each group if -1, whether there are chunks).
+    """Return the distribution of entry sizes: (common bucket or -1, counts by bucket for each group, whether there
+    are chunks).
 
-    index: the plan's index rows (n,).
+    index: the plan's index rows (n,).  The counts are empty if all sizes are in one bucket.
     """
     sizes = index["size"]
     are_chunks = bool((index["flags"] & IS_CHUNK).any())
@@ -363,7 +369,10 @@ def _count_one(window: Distribution, partition: Partition, producer: Producer, s
 
 
 def _roll(counted: Counted, counts: Counts, seconds: float) -> bool:
-    """End a window of so many seconds.  Return whether any of its rates is above 0."""
+    """End an object's statistics window, and set its rates.  Returns whether any rate is above 0.
+
+    seconds: the length of the window.
+    """
     before = counted.counted or (0,) * len(counts)
     rates: Rates = tuple([(now - then) / seconds if now > then else 0.0
                           for now, then in zip(counts, before, strict=True)])
@@ -372,7 +381,7 @@ def _roll(counted: Counted, counts: Counts, seconds: float) -> bool:
 
 
 def _consumer_line(number: int, consumer: Consumer) -> tuple[str | float, ...]:
-    """Return the line of a consumer; number: that of its topic in the answer."""
+    """Return the values of a consumer for an answer of `measure`; number: that of its topic in the answer."""
     rates = rates_of(consumer, 5)
     return (number, consumer.subscription.name, consumer.name, consumer.consumer_id, rates[0], rates[1], rates[2],
             rates[4], consumer.unacknowledged, int(consumer.is_blocked), consumer.permits, consumer.messages_out,
@@ -380,16 +389,16 @@ def _consumer_line(number: int, consumer: Consumer) -> tuple[str | float, ...]:
 
 
 def _producer_line(number: int, producer: Producer) -> tuple[str | float, ...]:
-    """Return the line of a producer; number: that of its topic in the answer."""
+    """Return the values of a producer for an answer of `measure`; number: that of its topic in the answer."""
     rates = rates_of(producer, 4)
     return number, producer.name, producer.producer_id, rates[0], rates[1], rates[1] / rates[0] if rates[0] else 0.0
 
 
 def pack(head: dict[str, Any], tables: list[NDArray[np.float64]]) -> bytes:
-    """Return a line of JSON with the number of rows of each table, and the tables.
+    """Return statistics as bytes: a line of JSON, which has the number of rows of each table, and the tables.
 
-    head: names of namespaces, topics and subscriptions, lines of consumers and producers. tables: topics (n, columns),
-    subscriptions, sums of all other topics by namespace, and sums of their subscriptions.
+    head: names of namespaces, topics and subscriptions, and values of consumers and producers. tables: topics (n,
+    columns), subscriptions, sums of all other topics by namespace, and sums of their subscriptions.
     """
     rows = [len(table) for table in tables]
     data = [np.ascontiguousarray(table).tobytes() for table in tables]
