@@ -52,7 +52,9 @@ class Life:
         return self.run(self.rig.flow(consumer, permits))
 
     def publish(self, **times_ms):
-        """Publish messages by name: due at that time, at once for None, or with those fields of metadata for a dict."""
+        """Publish messages in one pass, each given as name=time: due at that time, at once for None, or with the
+        metadata fields of a dict.
+        """
         self.publish_all(list(times_ms.items()))
 
     def publish_all(self, times_ms):
@@ -98,7 +100,9 @@ class Life:
             self.run(after_ms=max(1, min(self.rig.owner.passes.due_ms(), until_ms) - self.rig.now_ms))
 
     def jump(self, ms):
-        """Let time pass at once, as if the process had been stopped meanwhile, or the clock been set."""
+        """Advance the clock at once without passes in between, as if the process had been stopped, or the clock been
+        set.
+        """
         self.run(after_ms=ms)
 
     def came(self, consumer):

@@ -224,7 +224,9 @@ def test_what_a_cut_has_is_not_undone_by_a_power_cut(rigs, tmp_path, monkeypatch
 
 
 def test_what_has_changed_since_the_backup_before_is_in_the_next(rigs, taken):
-    """Files that changed without growing are copied again: an acknowledgement sets a bit, a hole changes a number."""
+    """The next backup copies files again that changed without growing. An acknowledgement sets a bit, and a hole
+    changes a number.
+    """
     rig, of = filled(rigs)
     consumer, producer = of["t"]
     positions = rig.publish(producer, b"a", b"b", b"c", b"d", b"e")

@@ -24,7 +24,9 @@ TOPIC = parse("persistent://public/default/orders")
 
 @pytest.fixture
 def opened(tmp_path):
-    """opened(): a connection to the test's catalogue, like that of a process of its own; its clock stands still."""
+    """Return opened(clock), which opens the test's catalogue anew, like a process of its own. Its clock stands still
+    by default.
+    """
     made = []
 
     def opened(clock=lambda: 0):
@@ -184,7 +186,7 @@ def test_ids_of_deleted_things_are_not_used_again(opened):
 
 
 def test_what_was_not_committed_did_not_happen(opened):
-    """A process killed in the middle of a transaction leaves nothing of it, and locks nobody out."""
+    """A process killed within a transaction leaves neither changes nor a lock."""
     killed = opened()
     killed.partitions.create(TOPIC)
     killed.counters.take("producers", 5)
@@ -312,7 +314,9 @@ def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
 # -- changes of other processes ----------------------------------------------------------------------------------------
 
 def test_changed_tells_once_what_others_have_committed(opened):
-    """A cache is emptied when `changed` is true: it must miss no commit, and tell none twice."""
+    """`changed` is true once after each commit of another process, and false before it, so that caches are emptied
+    just when needed.
+    """
     reader, writer = opened(), opened()
     reader.changed()
     assert not reader.changed()
@@ -414,7 +418,7 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
 
 
 def test_a_catalogue_that_was_only_begun_is_made_again(tmp_path):
-    """A process killed before its first transaction leaves an empty file."""
+    """A catalogue is created in an empty file, which a process killed before its first transaction leaves."""
     path = tmp_path / "catalogue.sqlite"
     Catalogue(path).close()
     path.touch()

@@ -19,7 +19,9 @@ def publish_many(rig, topic, count):
 
 
 def test_one_acknowledgement_may_be_of_more_entries_apart_than_a_segment_has_room_for(rigs):
-    """Each entry is a run of its own to the journal; all are acknowledged after a crash."""
+    """One command may acknowledge more non-adjacent entries than a journal segment has room for, and all are
+    acknowledged after a crash.
+    """
     rig = rigs(journal_segment_bytes=1 << 20)
     positions = publish_many(rig, "a", 60_000)
     consumer = rig.consumer("a", subType=SubType.Shared)
@@ -110,7 +112,9 @@ def numbers_ready(answers):
                                            
                          ids=["ring", "split", "shared", "failover"])
 def test_joining_costs_a_consumers_share(rigs, options, kind):
-    """Joining costs the same for each consumer, also while others hold entries; a square would take minutes."""
+    """The time that a consumer takes to join does not grow with the number of consumers, also while others hold
+    entries. Quadratic time would take minutes.
+    """
     rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **options)
     producer, first = rig.producer("a"), rig.consumer("a", subType=kind, consumer_name="a")
     rig.run(rig.sends(*[(producer, b"", {"partition_key": f"key-{number}"}) for number in range(2_000)]))
@@ -126,7 +130,7 @@ def test_joining_costs_a_consumers_share(rigs, options, kind):
 
 
 def test_a_subscription_has_room_for_so_many_and_no_more(rigs):
-    """A consumer beyond the number of slots is refused, and all others go on."""
+    """A subscription refuses a consumer beyond its number of slots, and its other consumers go on."""
     rig = rigs()
     assert len(numbers_ready(joined(rig, SubType.Shared, CONSUMERS_MAX, each=10_000))) == CONSUMERS_MAX
     section, _ = rig.subscribe("a", "sub", subType=SubType.Shared, connection=1)

@@ -42,7 +42,7 @@ class CursorMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from([ledger for ledger in self.ledgers if ledger.entries]))
 
     def first_missing(self):
-        """The first position that is not acknowledged; None: all are."""
+        """Return the first position that is not acknowledged, or None if all are."""
         for ledger in self.ledgers:
             missing = np.flatnonzero(~self.acknowledged[ledger.ledger_id])
             if len(missing):
@@ -195,7 +195,9 @@ def test_a_sealed_ledger_that_is_done_is_followed_by_the_next_without_a_bitmap(c
 
 
 def test_a_position_beyond_the_bitmap_stays(cursor):
-    """A bitmap is as long as its ledger was when it was made, so the mark-delete position may lie behind its end."""
+    """A mark-delete position behind the end of its ledger's bitmap does not move back. A bitmap is as long as the
+    ledger was when the bitmap was made.
+    """
     ledger = Length(1, 10)
     cursor.acknowledge(ledger, ids(5))
     ledger.entries = 50_000

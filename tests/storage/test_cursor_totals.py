@@ -150,9 +150,9 @@ def lives():
 @pytest.mark.parametrize(
     "ends", [*[[how] for how in ENDS], ["power cut"] * 2, ["stop", "power cut, lengths lost", "kill"]], ids="+".join)
 def test_how_often_each_entry_came_back_is_exact_whatever_ends_the_process(lives, ends):
-    """Redelivery counts survive every end of the process, also with checkpoints in between.
+    """Redelivery counts are exact after every end of the process, also with checkpoints in between.
 
-    An answered command syncs the last one.
+    The last command before each end is an acknowledgement with an answer, so that a power cut finds the journal synced.
     """
     consumer = lives.rig.consumer("a", subType=SubType.Shared)
     positions = [position for _ in range(6)

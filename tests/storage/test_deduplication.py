@@ -423,7 +423,8 @@ def known(found):
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(before=SEQUENCES, after=SEQUENCES)
 def test_rows_and_ops_say_all_of_it(before, after):
-    """Rows hold all sequence ids, and ops lead from an earlier state to the later one, however often they are applied.
+    """Rows of the state file hold all sequence ids and chunks. Journal ops lead from an earlier state to a later
+    one, however often they are applied.
     """
     made = []
     for asked in (before, after):
@@ -507,7 +508,9 @@ PASS = st.lists(
 @given(passes=st.lists(st.tuples(PASS, st.booleans()), min_size=1, max_size=5))
 @example(passes=[([("a", "p", [Message(1, highest=3)]), ("a", "p", [Message(2)]), ("a", "q", [Message(2)])], True)])
 def test_many_producers_in_one_pass_are_told_apart(rigs, passes):
-    """One pass has producers of two topics that deduplicate and of one that does not; the owner is killed at times."""
+    """Duplicates are recognized for each producer, in passes with two topics that deduplicate and one that does not,
+    and after kills.
+    """
     rig, model = rigs(deduplication=True, journal_segment_bytes=64 << 10), Model()
     producers = {}
     for asked, is_killed in passes:

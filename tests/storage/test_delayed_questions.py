@@ -158,8 +158,8 @@ def check_counts(rig, times):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["in no order", "ascending"])
 def test_counts_are_exact_whatever_was_cancelled_and_moved_and_however_often(rigs, is_sorted):
-    """Messages are rescheduled, also back to their old times, before and after they are in a file, over kills and
-    restarts.
+    """Counts of waiting messages are exact after any cancelling and rescheduling, before and after the messages are
+    in a file, over kills and restarts.
     """
     rig, random = rigs(), np.random.default_rng(3)
     times = random.integers(HOUR_MS, FAR_MS, 100)
@@ -186,7 +186,9 @@ def test_counts_are_exact_whatever_was_cancelled_and_moved_and_however_often(rig
 
 
 def test_what_is_deleted_with_its_ledger_is_not_counted_any_more(rigs):
-    """Other messages that are due in the same windows are still counted."""
+    """Messages of a deleted ledger no longer count as waiting; other messages that are due in the same windows still
+    do.
+    """
     rig = rigs(roll_over_entries=50)
     consumer = rig.consumer("t", subType=SubType.Shared)
     producer, times = rig.producer("t"), np.random.default_rng(4).integers(1, 100, 150) * HOUR_MS
@@ -352,7 +354,7 @@ def test_who_is_told_why_is_told_the_new_time(rig):
 
 @pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
 def test_a_single_consumer_has_what_is_given_another_time(rig, kind):
-    """An Exclusive subscription ignores delivery times."""
+    """Rescheduling does not affect an Exclusive subscription, which ignores delivery times."""
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
     [position] = rig.run(rig.sends(at(producer, b"a", 9_000))).positions
     assert reschedule(rig, position, FAR_MS) is True

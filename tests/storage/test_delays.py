@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("saves_at_once")]
 
 @SPREAD
 def test_none_is_early_and_none_is_late_by_more_than_a_tick(life, kind):
-    """Delivery times are from a moment to weeks ahead."""
+    """Each message is delivered at its time or up to a tick later, with delays from a moment to weeks."""
     consumer = life.consumer(kind)
     times = {f"{n}": 1 + n * 7_919 % 40_000 for n in range(300)}
     times |= {"hour": HOUR_MS, "day": DAY_MS + 1, "now": None, "past": -5}
@@ -181,7 +181,9 @@ def test_a_key_whose_consumer_has_gone_waits_at_the_next(life):
 
 
 def test_subscriptions_have_each_their_own(life):
-    """Subscriptions stand before the message or behind it when it is due, are made later, or do not wait at all."""
+    """Each subscription gets delayed messages by its own state: with or without permits, made after they were due,
+    or Exclusive.
+    """
     far, near = life.consumer(name="far"), life.consumer(name="near", permits=1)
     life.publish(a=None, late=2_000, b=None, later=4_000)
     alone = life.consumer(SubType.Exclusive, "alone")

@@ -201,7 +201,7 @@ def test_the_files_of_a_truncated_topic_bring_nothing_back(rigs, flushed):
 
 
 def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkeypatch):
-    """The process is killed at each step of a save, with messages published meanwhile."""
+    """A kill at any step of saving the index loses no delayed message, including those published during the save."""
     life = Life(rigs(roll_over_entries=150))
     consumer = life.consumer()
     killed, sync_all = [], delayed_scheduler.sync_all

@@ -1,6 +1,4 @@
-"""The disk that tests of power cuts make up: a checkpoint's thread syncs files while others come, change names and
-go.
-"""
+"""The simulated disk of power-cut tests, while one thread syncs files and others create, rename and delete them."""
 import os
 import sys
 import threading
@@ -12,7 +10,7 @@ from .disk import Disk
 
 @pytest.fixture
 def switching():
-    """Threads take turns as often as they can."""
+    """Make threads take turns as often as possible during a test."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

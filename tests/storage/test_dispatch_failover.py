@@ -1,4 +1,6 @@
-"""Failover: which consumer is active, which clients are told, and who gets the last one's entries."""
+"""Failover: which consumer is active, which clients are told, and who gets the unacknowledged entries of a former
+active consumer.
+"""
 import itertools
 
 import mmh3

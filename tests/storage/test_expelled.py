@@ -1,4 +1,4 @@
-"""A client loses the right to what it has: its producer or consumer is told to go, and nobody else."""
+"""Clients that lose their rights: their producers and consumers are closed, and no others."""
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import NO_REQUEST

@@ -1,4 +1,6 @@
-"""The owner's part in a night: what it gives back of a partition at once, and what it leaves alone."""
+"""The owner's part in nightly maintenance: which entries and ledgers of a partition it deletes at once, and which it
+keeps.
+"""
 import os
 
 import pytest
@@ -11,7 +13,7 @@ TOPIC, DAY_MS = "persistent://public/default/t", 24 * 3600 * 1000
 
 
 def enforced(rig):
-    """Return the owner's answer about the topic to a night's question, in a pass without a tick."""
+    """Have the owner enforce expiry and retention on the topic, in a pass without a tick. Return its answer."""
     return rig.asked("enforce", TOPIC)
 
 
@@ -50,7 +52,9 @@ def test_a_partition_that_is_not_open_is_not_opened_for_nothing(rigs):
 
 
 def test_one_with_something_to_give_back_is_closed_again(rigs):
-    """A closed partition has ledgers that retention kept, and the policy was removed while it was closed."""
+    """A closed partition is opened to delete ledgers if its policies changed, and closed again. Here its retention
+    was removed meanwhile.
+    """
     rig = rigs(roll_over_entries=1, retention_s=-1, retention_bytes=-1)
     producer, consumer = rig.producer("t"), rig.consumer("t")
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Memory that is nearly used up: producers wait, and everything else goes on."""
+"""Memory that is nearly used up: producers are held, and everything else goes on."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.owner.owner_pass import TICK_MS
 

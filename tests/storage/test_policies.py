@@ -103,7 +103,8 @@ def test_a_policy_of_a_newer_broker_is_passed_over(catalogue):
 
 @pytest.mark.parametrize("policy", TABLE.values(), ids=lambda policy: policy.name)
 def test_a_row_is_whole(policy):
-    """A row's fields are those of Policies, its keys are options, and it names a file with its effect or says why not.
+    """Each row of the policy table names fields of Policies and options that exist. It names the file where the
+    policy takes effect, or the reason why it has none.
     """
     assert policy.doc.endswith(".")
     is_used = any(part.field for part in policy.parts) or policy.name in RIGHTS      # authorization reads rights itself

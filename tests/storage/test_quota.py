@@ -1,4 +1,6 @@
-"""Backlog quotas: producers above them are held, refused, or evict entries, and enter again when there is room."""
+"""Backlog quotas: above a quota, producers are held or refused, or entries are evicted. Producers are let in again
+when there is room.
+"""
 import random
 
 import pytest

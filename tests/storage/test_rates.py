@@ -77,7 +77,7 @@ class Flood:
 
 
 def flood(floods, ms):
-    """Let all clients send for `ms`; returns how many receipts each got."""
+    """Let all clients send for `ms`. Return the number of receipts that each got."""
     before, rig = [len(one.receipts) for one in floods], floods[0].rig
     end = rig.now_ms + ms
     while rig.now_ms < end:
@@ -319,7 +319,9 @@ def test_nothing_is_due_when_the_only_topic_that_waited_is_gone(rig):
 
 
 def test_one_of_two_producers_of_a_topic_goes(rig):
-    """The entries of the other producer keep their order and their bytes."""
+    """When one of two producers of a throttled topic leaves, the held back entries of the other keep their order and
+    their bytes.
+    """
     gone, stays = rig.producer("a", connection=2), rig.producer("a", connection=3)
     sets(rig, "publishRate", publish_rate(10))
     rig.run(rig.sends((gone, b"first"), (gone, b"second")))
@@ -331,7 +333,7 @@ def test_one_of_two_producers_of_a_topic_goes(rig):
 
 
 def test_a_partition_that_deduplicates_knows_what_is_held_back(rig):
-    """A message sent again behind the one that is held back is stored once."""
+    """A message that is sent again while a rate holds it back is stored once."""
     producer = rig.producer("a", producer_name="p", user_provided_producer_name=True)
     sets(rig, "deduplication", True)
     sets(rig, "publishRate", publish_rate(10))
@@ -342,7 +344,7 @@ def test_a_partition_that_deduplicates_knows_what_is_held_back(rig):
 
 
 def test_owners_hold_back_no_more_than_a_bound(rig, monkeypatch):
-    """Above the bound of memory, topics overdraw their rates."""
+    """Rates are overdrawn when the held back entries of an owner reach a bound of memory."""
     monkeypatch.setattr(rate_limiter, "_HELD_MAX", 100 * SIZE)
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
@@ -747,7 +749,9 @@ def lines(capsys):
 
 
 def test_the_log_says_when_a_rate_begins_to_keep_producers_waiting_and_when_that_is_over(rig, capsys):
-    """The log has one line for the beginning and one for the end, however often there are tokens in between."""
+    """The log has one line when a rate begins to throttle producers and one when that is over, however often there
+    are tokens in between.
+    """
     sets(rig, "publishRate", publish_rate(10))
     producer = rig.producer("a")
     rig.run(rig.sends(*[(producer, PAYLOAD)] * 100))
@@ -790,7 +794,9 @@ def test_the_log_says_so_of_consumers_too(rig, capsys):
 
 @pytest.mark.slow
 def test_lines_are_few_where_very_many_wait(rigs, capsys):
-    """The log counts the topics that have no lines."""
+    """When very many topics are throttled, the log has a limited number of lines, and one that counts the topics
+    without a line.
+    """
     rig = rigs(publish_messages_per_topic=1)
     producers = [rig.producer(f"t{number}") for number in range(LINES_MAX + 30)]
     rig.run(rig.sends(*[(producer, PAYLOAD) for producer in producers for _ in range(5)]))

@@ -1,4 +1,4 @@
-"""Disks that are full or fail: which requests are refused, and that nothing that was answered is lost."""
+"""Disks that are full or fail: some requests are refused, but nothing that was answered is lost."""
 import errno
 import os
 from types import SimpleNamespace
@@ -157,7 +157,8 @@ def test_a_segment_that_there_is_no_room_for_is_done_without(rigs, monkeypatch):
 
 @pytest.mark.slow
 def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, monkeypatch):
-    """Everything answered is there for the next process.  The segment's file is kept, but nothing is written into it.
+    """A journal segment that failed to sync is kept but never written again. Everything that was answered is there
+    for the next process.
     """
     rig = rigs(**SMALL)
     producer, consumer = rig.producer("a"), rig.consumer("a")

@@ -349,8 +349,8 @@ def test_rates_last_for_the_whole_next_window(rig):
 
 
 def test_of_two_subscriptions_of_one_name_the_durable_one_is_told(rig):
-    """Of a durable subscription and a reader with the same name, the durable one has a row. Messages to the reader
-    count for the topic only.
+    """A durable subscription has a row, and a reader of the same name has none: messages to the reader count for the
+    topic only.
     """
     rig.publish(rig.producer("t"), b"a", b"b")
     rig.consumer("t", "same")

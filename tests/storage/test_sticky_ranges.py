@@ -1,4 +1,4 @@
-"""Key_Shared consumers that bring their ranges of hashes."""
+"""Key_Shared consumers of the sticky policy, which bring their own ranges of hashes."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.topics.subscription import SubType
 
