@@ -2,17 +2,17 @@
 
     owner_pass.py                 a pass: receive, decide, sync, answer
     owner.py                      puts the parts together
-    requests.py                   commands and questions that came in envelopes
+    requests.py                   commands of clients and questions of administration
     publishing.py                 SENDs of stored topics
     non_persistent_publishing.py  SENDs of non-persistent topics
-    dispatching.py                acknowledgements, permits, and what consumers get
+    dispatching.py                acknowledgements, permits, and deliveries to consumers
     durability.py                 commits and syncs
-    partition_table.py            open partitions, and how they are opened, created, unloaded and deleted
-    partition_timers.py           times at which topics are dispatched although no client asks
-    trimming.py                   deletes ledgers that nobody needs
+    partition_table.py            opens, creates, unloads and deletes partitions
+    partition_timers.py           times at which topics are dispatched without a request of a client
+    trimming.py                   deletes ledgers that no subscription needs
     process.py                    the loop of passes, and the start of an owner
     recovery.py                   journal -> ledgers and cursors, after a crash
-    replayed_ops.py               what each kind of operation does then
+    replayed_ops.py               applies operations of the journal, a function for each kind
 
 Imports: all of storage but `offline/` and `jobs/`.  Start with `owner_pass.py`.
 """

@@ -1,4 +1,4 @@
-"""Dispatching: takes in permits and acknowledgements of consumers, and puts what they get now into outboxes."""
+"""Dispatching: apply permits and acknowledgements of consumers, and put deliveries for consumers into outboxes."""
 import time
 
 import numpy as np
@@ -30,34 +30,34 @@ _STORED = Ledger, CompactedLedger
 
 
 class Dispatching(Watcher):
-    """Deliveries of one owner."""
+    """The deliveries of one owner: permits, acknowledgements, and the entries that consumers get."""
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: RateLimiter,
                  schedules: DelayedScheduler):
         self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
-        self._acks: list[Rows] = []               # received, and not yet applied
+        self._acks: list[Rows] = []               # buffered, not yet applied
         self._partial_acks: list[tuple[Rows, memoryview]] = []      # (ACK_ROWs with parts of batches, their ack sets)
         self._timers = Timers()
-        self._outstanding_due_ms: int | None = None      # while drained: when outstanding messages are counted again
+        self._outstanding_due_ms: int | None = None      # time of the next count while draining; else None
 
     def __repr__(self) -> str:
         return f"<Dispatching acks={len(self._acks)} due_ms={self.due_ms()}>"
 
     def release(self, topic: Topic) -> None:
-        """Forget the topic, which is unloaded or deleted."""
+        """Drop the state of a topic that is unloaded or deleted."""
         self._owner.to_dispatch.pop(topic, None)
         self._timers.put(topic, NEVER_MS)
 
-    # -- what consumers sent
+    # -- acknowledgements and permits
 
     def receive_acks(self, rows: Rows, data: memoryview) -> None:
-        """Take in acknowledgements: rows (n,) ACK_ROW, and the ack sets of rows that are about parts of batches."""
+        """Buffer acknowledgements: rows (n,) ACK_ROW, and in `data` the ack sets of rows for parts of batches."""
         self._acks.append(rows)
         if len(data):
             self._partial_acks.append((rows, data))
 
     def grant(self, rows: Rows) -> None:
-        """Grant permits: rows (n,) FLOW_ROW."""
+        """Grant permits to consumers: rows (n,) FLOW_ROW."""
         owner = self._owner
         for handle, permits in zip(rows["consumer"].tolist(), rows["permits"].tolist(), strict=True):
             if (consumer := owner.consumers.get(handle)) is not None:
@@ -66,7 +66,7 @@ class Dispatching(Watcher):
                 owner.to_dispatch[consumer.subscription.partition] = None
 
     def acknowledge_received(self) -> None:
-        """Apply the acknowledgements that were received to their cursors."""
+        """Apply buffered acknowledgements to the cursors of their subscriptions."""
         if self._partial_acks:
             self._acknowledge_parts()
         if self._acks:
@@ -76,7 +76,10 @@ class Dispatching(Watcher):
             self._owner.counters.observe("acknowledge", time.perf_counter() - began)
 
     def _acknowledge_parts(self) -> None:
-        """Apply acknowledgements of parts of batches, unless the broker counts whole batches only."""
+        """Apply buffered acknowledgements of single messages in batches.
+
+        They are ignored unless the option batch_index_acknowledgement is set.
+        """
         received, self._partial_acks = self._partial_acks, []
         for rows, data in received if self._owner.options.batch_index_acknowledgement else ():
             at = 0
@@ -86,20 +89,23 @@ class Dispatching(Watcher):
                 if consumer is not None and not (flags & envelope.CUMULATIVE and consumer.subscription.is_spread):
                     acknowledge.acknowledge_part(self._owner, consumer, (ledger_id, entry_id), words)
 
-    # -- what consumers get
+    # -- deliveries
 
     def due_ms(self) -> int:
-        """The time of the next dispatch that no client asks for."""
+        """Return the time of the next dispatch that happens without a request of a client, in ms since 1970."""
         due_ms = min(self._timers.next_ms, self._rates.due_ms)
         return due_ms if self._outstanding_due_ms is None else min(due_ms, self._outstanding_due_ms)
 
     def clock_went_back(self, now_ms: int) -> None:
-        """Count outstanding messages no later than now: the clock may need hours to show the due time again."""
+        """Move the next count of outstanding messages to `now_ms` at the latest.
+
+        The wall clock was set back, and may need hours to reach the old due time again.
+        """
         if self._outstanding_due_ms is not None:
             self._outstanding_due_ms = min(self._outstanding_due_ms, now_ms)
 
     def dispatch_all(self) -> None:
-        """Dispatch topics that were woken in this pass, and those whose timers have run out."""
+        """Dispatch topics that were woken in this pass, and topics whose timers have expired."""
         owner = self._owner
         for topic in self._timers.take(owner.now_ms):
             owner.to_dispatch[topic] = None
@@ -115,7 +121,7 @@ class Dispatching(Watcher):
             owner.to_dispatch = {}
 
     def _dispatch(self, topic: Topic) -> None:
-        """Deliver what consumers of all subscriptions get now, and set the topic's timer for what they get later."""
+        """Deliver to consumers of all subscriptions of a topic, and set the topic's timer for later deliveries."""
         partition, now_ms = topic if isinstance(topic, Partition) else None, self._owner.now_ms
         topic.now_ms = now_ms
         schedule, has_rates = topic.schedule, topic.rate_limits is not None
@@ -138,13 +144,15 @@ class Dispatching(Watcher):
             due_ms = schedule.next_ms()
         if has_rates:
             due_ms = min(due_ms, rate_limiter.due_ms(topic))
-        if due_ms != NEVER_MS or self._timers.at:      # nearly no topic has one
+        if due_ms != NEVER_MS or self._timers.at:      # few topics have a timer
             self._timers.put(topic, due_ms)
 
     def _dispatch_subscription(self, subscription: Subscription, dispatcher: Dispatcher, *, has_rates: bool) -> None:
-        """Deliver what the subscription's consumers get now, from a compacted view as long as that is not read."""
+        """Deliver entries to a subscription's consumers, from its compacted view until the view's horizon is
+        reached.
+        """
         topic, view, began = subscription.partition, subscription.view, subscription.read
-        if view is not None and began > view.horizon:      # all of the view is read
+        if view is not None and began > view.horizon:      # the subscription has read all of the view
             view = None
         ledgers = topic.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
         batches = self._rates.next_batches(subscription, ledgers) if has_rates else dispatcher.next_batches(ledgers)
@@ -154,7 +162,11 @@ class Dispatching(Watcher):
             acknowledge.skip_compacted(self._owner, subscription, began)
 
     def _tell_caught_up(self, topic: Partition) -> None:
-        """Tell consumers of a closed topic that have acknowledged everything: it has ended, or has moved elsewhere."""
+        """Notify consumers of a closed topic that have acknowledged everything: the topic has ended, or has
+        migrated.
+
+        Consumers of a migrated topic are closed, so that they reconnect to the other cluster.
+        """
         moved = []
         for subscription in topic.attached:
             if subscription.has_moved:
@@ -166,7 +178,10 @@ class Dispatching(Watcher):
 
     def _deliver(
         self, subscription: Subscription, consumer: Consumer, ledger: ReadableLedger, entries: Entries) -> None:
-        """Deliver the entries as a run, or as a list if they lie apart, or have redelivery counts or ack sets."""
+        """Deliver entries to a consumer as a run of consecutive ids, or as a list.
+
+        A list is needed for ids with gaps, compacted entries, redelivery counts and ack sets.
+        """
         partition, outbox, ledger_id = subscription.partition, self._owner.outbox(consumer.worker), ledger.ledger_id
         assert isinstance(partition, Partition) and isinstance(ledger, _STORED), (subscription, ledger)
         self._owner.count_delivered(consumer, len(entries), ledger.bytes_of(entries))
@@ -193,7 +208,7 @@ class Dispatching(Watcher):
         outbox.entry_list(consumer, partition.partition_id, ledger_id, listed, b"".join(words), ledger.view)
 
     def _tell_end(self, subscription: Subscription) -> None:
-        """Tell consumers once that their topic is terminated and everything on it is acknowledged."""
+        """Send each consumer once that its topic is terminated and all messages are acknowledged."""
         for consumer in subscription.consumers:
             if not consumer.is_told_end and consumer.protocol_version >= _END_OF_TOPIC_SINCE:
                 consumer.is_told_end = True
@@ -201,7 +216,7 @@ class Dispatching(Watcher):
                     consumer.connection, responses.reached_end_of_topic(consumer.consumer_id))
 
     def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
-        """Tell a consumer of a Failover subscription whether it is the active one."""
+        """Send a consumer of a Failover subscription whether it is the active one."""
         if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
             self._owner.outbox(consumer.worker).reply(
                 consumer.connection, responses.active_consumer_change(consumer.consumer_id, is_active))
@@ -209,12 +224,12 @@ class Dispatching(Watcher):
     # -- draining
 
     def drain(self) -> None:
-        """Deliver nothing any more.  Acknowledgements are still taken in, and outstanding messages are counted."""
+        """Stop all deliveries.  Acknowledgements are still applied, and outstanding messages are counted."""
         self._outstanding_due_ms = self._owner.now_ms
         self._count_outstanding()
 
     def _count_outstanding(self) -> None:
-        """Count messages that consumers of durable subscriptions hold, and may still acknowledge."""
+        """Count messages that consumers of durable subscriptions have received and may still acknowledge."""
         owner = self._owner
         if self._outstanding_due_ms is not None and owner.now_ms >= self._outstanding_due_ms:
             self._outstanding_due_ms = owner.now_ms + _OUTSTANDING_MS

@@ -1,4 +1,4 @@
-"""Durability: writes decisions into the journal, and syncs it before an answer that depends on them leaves."""
+"""Durability: write decisions into the journal, and sync it before any answer that depends on them is sent."""
 import time
 
 from geminga.storage import format
@@ -10,38 +10,44 @@ from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.upkeep.disk_space import DiskSpace
 
 ACK_SYNC_MS = 10            # an acknowledgement without a receipt is synced with the next answer, or after this
-_OPS_SIZE_MAX = 10_000 * format.OP_ROW.itemsize      # of one record, so that it fits into the smallest segment
+_OPS_SIZE_MAX = 10_000 * format.OP_ROW.itemsize      # bytes of ops in a record, to fit into the smallest segment
 _NO_ROOM_SECONDS = 0.1      # between attempts to append when the disk is full and the reserve used up
 
 
 class Durability:
-    """Commits and syncs the decisions of one owner."""
+    """Commits and syncs of one owner's decisions."""
 
     def __init__(self, owner: OwnerContext, space: DiskSpace):
         self._owner, self._space = owner, space
-        self._unsynced_since_ms: int | None = None      # when the oldest op was appended that is not synced
+        self._unsynced_since_ms: int | None = None      # time of the oldest op that is not synced
 
     def __repr__(self) -> str:
         return f"<Durability unsynced_since_ms={self._unsynced_since_ms}>"
 
     def clock_went_back(self, now_ms: int) -> None:
-        """Count the wait for a sync from now at the latest: the clock may need hours to show the old time again."""
+        """Restart the wait for the next sync at `now_ms`, unless it began earlier.
+
+        The wall clock was set back, and may need hours to reach the old time again.
+        """
         if self._unsynced_since_ms is not None:
             self._unsynced_since_ms = min(self._unsynced_since_ms, now_ms)
 
     def due_ms(self) -> int | None:
-        """Return when appended ops are to be synced although no answer depends on them; None: all are synced."""
+        """Return the time at which appended ops must be synced even if no answer depends on them; None if all are
+        synced.
+        """
         if self._unsynced_since_ms is None:
             return None
         options = self._owner.options
         return self._unsynced_since_ms + (ACK_SYNC_MS if options.sync == "group" else options.sync_interval_ms)
 
     def commit(self, planned: Plan | None = None) -> None:
-        """Append all decisions so far, and the planned entries, to the journal; sync it if a sync is due.
+        """Append all decisions so far, and the planned entries, to the journal; sync the journal if a sync is due.
 
         A sync is due when an answer depends on it, or when ops have waited long enough.
-        Raises NotDurable, OSError.  Any other error becomes Interrupted, because a command must not take a half-done
-        commit for its own failure.
+
+        Raises NotDurable, OSError.  Any other error becomes Interrupted, because a command must not report a half-done
+        commit as its own failure.
         """
         try:
             self._commit_all(planned)
@@ -51,12 +57,12 @@ class Durability:
             raise Interrupted("a commit") from error
 
     def commit_and_sync(self) -> None:
-        """Make all decisions so far durable, so that files that contradict them may go.  Raises as `commit`."""
+        """Make all decisions so far durable, so that files that contradict them may be deleted.  Raises as `commit`."""
         self._owner.answer_needs_sync()
         self.commit()
 
     def _commit_all(self, planned: Plan | None) -> None:
-        """Commit the catalogue first, then append ops and plan to the journal, in records that fit into a segment."""
+        """Commit the catalogue, then append ops and plan to the journal, in records that fit into a segment."""
         owner = self._owner
         if owner.catalogue.is_changing:
             self._space.look()
@@ -64,7 +70,7 @@ class Durability:
         if planned is None and not owner.has_ops:
             return self._sync_when_due()
         ops, at = owner.take_ops(), 0
-        while len(ops) - at > _OPS_SIZE_MAX:      # acknowledgements of many entries apart from each other
+        while len(ops) - at > _OPS_SIZE_MAX:      # acknowledgements of many entries that are not adjacent
             self.append(ops[at:at + _OPS_SIZE_MAX])
             at += _OPS_SIZE_MAX
         ops = ops[at:]
@@ -74,13 +80,13 @@ class Durability:
         self._sync_when_due()
 
     def append(self, ops: bytes) -> None:
-        """Append a record of ops, packed OP_ROWs.  Raises NotDurable."""
+        """Append a record with only ops, packed OP_ROWs, to the journal.  Raises NotDurable."""
         self._append(Record(b"", b"", b"", ops, [], 0))
 
     def _append(self, record: Record) -> None:
-        """Append to the journal.  If there is no room, give up the reserve; then wait for room.
+        """Append a record to the journal.  If the disk is full, free the reserved space, then wait for space.
 
-        The pass cannot be undone: its decisions are in memory, and none was answered.
+        The pass cannot be undone: its decisions are already applied in memory, and none has been answered.
         """
         while True:
             try:
@@ -91,9 +97,10 @@ class Durability:
                     time.sleep(_NO_ROOM_SECONDS)
 
     def checkpoint(self, changed: set[Changed]) -> None:
-        """Write and sync files of a partition and its ledger, from the reserve if need be.
+        """Write and sync the files of changed objects, such as a partition and its ledger; free reserved space if
+        needed.
 
-        Raises StorageFull; NotDurable, as the kernel forgets what it could not write.
+        Raises StorageFull.  Raises NotDurable for other errors, because the kernel drops data that it failed to write.
         """
         checkpoint = collect_checkpoint(changed)
         while True:
@@ -106,7 +113,7 @@ class Durability:
                     raise StorageFull(text_of(error)) from error
 
     def _sync_when_due(self) -> None:
-        """Sync the journal when an answer of this pass depends on it, or when ops have waited long enough."""
+        """Sync the journal if an answer of this pass depends on it, or if ops have waited long enough."""
         owner = self._owner
         must_sync, owner.must_sync = owner.must_sync, False
         if self._unsynced_since_ms is None:

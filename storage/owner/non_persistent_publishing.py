@@ -1,4 +1,4 @@
-"""Publishing to non-persistent topics: entries are delivered in the pass in which they came, or dropped."""
+"""Publishing to non-persistent topics: entries are delivered in the pass in which they arrived, or dropped."""
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +15,7 @@ _COPIED = "connection", "producer_id", "sequence_id", "highest_sequence_id"     
 
 
 class NonPersistentPublishing:
-    """Delivers SENDs to one owner's non-persistent topics."""
+    """Delivery of SENDs to one owner's non-persistent topics."""
 
     def __init__(self, owner: OwnerContext, rates: RateLimiter):
         self._owner, self._rates = owner, rates
@@ -24,7 +24,7 @@ class NonPersistentPublishing:
         return f"<NonPersistentPublishing producers={len(self._owner.non_persistent_producers)}>"
 
     def publish(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
-        """Publish rows (n,) SEND_ROW of non-persistent topics.  Return (worker, all other rows, data)."""
+        """Publish rows (n,) SEND_ROW of non-persistent topics.  Return (worker, rows of stored topics, data)."""
         producers = self._owner.non_persistent_producers
         is_transient = np.isin(rows["producer"], np.fromiter(producers, np.uint64))
         is_above = self._above_connection_bound(rows, is_transient)
@@ -43,9 +43,9 @@ class NonPersistentPublishing:
 
     def _pass_on(self, worker: int, producer: Producer, topic: NonPersistentTopic, rows: Rows, data: memoryview,
                  dropped: Rows) -> None:
-        """Answer the producer's rows, and deliver their entries to consumers with permits.
+        """Answer the producer's rows with receipts, and deliver their entries to consumers with permits.
 
-        dropped: further rows, which are answered and delivered to nobody.
+        dropped: further rows, which are answered but not delivered.
         """
         owner = self._owner
         entries = np.zeros(len(rows), envelope.TRANSIENT_ENTRY)
@@ -76,7 +76,9 @@ class NonPersistentPublishing:
         owner.counters.add("bytes_in", size)
 
     def _above_connection_bound(self, rows: Rows, is_transient: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which rows (n,) are dropped, because their connection has too many in flight to such topics."""
+        """Return which rows (n,) are dropped because their connection has too many non-persistent messages in
+        flight.
+        """
         is_above, most = np.zeros(len(rows), bool), self._owner.options.max_live_messages_per_connection
         for connection in np.unique(rows["connection"][is_transient]).tolist() if most else ():
             is_above[np.flatnonzero(is_transient & (rows["connection"] == connection))[most:]] = True

@@ -1,6 +1,6 @@
 """An owner: the only process that writes its partitions.
 
-This file builds an owner out of its parts, and passes on what lower rooms ask of it (topics/owner_context.py).  Begin
+This file builds an owner from its parts, and forwards calls of other packages (topics/owner_context.py) to them.  Start
 with owner_pass.py, which has the steps of a pass.
 """
 import time
@@ -57,18 +57,19 @@ _MINUTE_MS = 60_000
 
 
 class Owner(Decisions):
-    """The tables of one owner, its parts, and the decisions of its pass."""
+    """One owner: its tables, its parts, and the decisions of the current pass."""
 
     def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal,
                  counters: Counters, now_ms: int, recovery: "Recovery | None" = None,
                  is_mine: Callable[[str], bool] = lambda name: True):
         """Build an owner without open partitions.
 
-        recovery: has states that the journal has and files do not yet.  is_mine: whether a name is this owner's.
+        recovery: states that are in the journal but not yet in state files.  is_mine: whether a partition's name
+        belongs to this owner.
         """
         super().__init__(journal, counters, now_ms)
         self.data_dir, self.catalogue = data_dir, catalogue
-        self._configured = options                                # those of the configuration; the catalogue overrides
+        self._configured = options                                # of the configuration; the catalogue overrides them
         self.options = catalogue.options.applied_to(options)
         self.began_ms, self.began = now_ms, time.perf_counter()
         self.sessions: dict[tuple[int, int], Session] = {}        # by worker and connection
@@ -76,12 +77,12 @@ class Owner(Decisions):
         self.consumers: dict[int, Consumer] = {}                  # by handle
         self.non_persistent: dict[TopicName, NonPersistentTopic] = {}
         self.non_persistent_producers: dict[int, Producer] = {}   # producers of non-persistent topics, by handle
-        self.parked: dict[tuple[int, int], ParkedCommands] = {}   # by the connection that was asked whether it lives
-        self.expected_readers: dict[Subscription, int] = {}       # readers' subscriptions -> when they sought, in ms
-        self.unreadable: set[tuple[Partition, Position]] = set()  # entries that clients could not read in this minute
+        self.parked: dict[tuple[int, int], ParkedCommands] = {}   # by the connection that was probed
+        self.expected_readers: dict[Subscription, int] = {}       # readers' subscriptions -> time of their seek, in ms
+        self.unreadable: set[tuple[Partition, Position]] = set()  # entries reported as damaged by clients this minute
         self._unreadable_since_ms = now_ms
         self._next_handle = 1
-        self._logged_once: set[str] = set()                       # texts of such lines
+        self._logged_once: set[str] = set()                       # texts of lines logged by log_once
 
         self.space, self.memory = DiskSpace(journal.folder, options, counters), MemoryPressure(counters)
         journal.spare = self.space.spare
@@ -118,7 +119,7 @@ class Owner(Decisions):
                f"producers={len(self.producers)} consumers={len(self.consumers)}>"
 
     def _tick(self) -> None:
-        """Let all watchers do what is due; called once a second."""
+        """Check disk, memory and journal, and call all watchers; called once a second."""
         if not 0 <= self.now_ms - self._unreadable_since_ms < _MINUTE_MS:
             self.unreadable.clear()
             self._unreadable_since_ms = self.now_ms
@@ -128,11 +129,11 @@ class Owner(Decisions):
         for watcher in self.watchers:
             watcher.tick(self.now_ms)
 
-    # -- the process around it
+    # -- called by the process
 
     @property
     def sign_of_life(self) -> Callable[[], None]:
-        """A function that is called between commands, because a pass may have many."""
+        """A function that is called between commands, because one pass may execute many."""
         return self._requests.sign_of_life
 
     @sign_of_life.setter
@@ -140,11 +141,11 @@ class Owner(Decisions):
         self._requests.sign_of_life = call
 
     def can_be_configured(self, options: StorageOptions) -> bool:
-        """Whether `configure` can apply these options.  Another size of segments needs a new process."""
+        """Whether `configure` can apply these options.  A different segment size needs a new process."""
         return options.journal_segment_bytes == self._configured.journal_segment_bytes
 
     def configure(self, options: StorageOptions) -> None:
-        """Apply options of a new configuration.  The catalogue still overrides them."""
+        """Apply options of a new configuration.  Options in the catalogue still override them."""
         self._configured = options
         self.discovery.grace_ms = options.discovery_grace_s * 1000
         self.space.configure(options)
@@ -153,16 +154,16 @@ class Owner(Decisions):
         self.apply_options()
 
     def drain(self) -> None:
-        """Deliver nothing any more.  Acknowledgements are still taken in, and outstanding messages are counted."""
+        """Stop all deliveries.  Acknowledgements are still applied, and outstanding messages are counted."""
         self._dispatching.drain()
 
     def worker_gone(self, worker: int) -> None:
-        """End all connections of a worker whose process ended."""
+        """End all connections of a worker whose process has ended."""
         self._requests.end_sessions(worker)
         self.forget_worker(worker)
 
     def close(self) -> None:
-        """Write everything to disk, so that a start has nothing to replay.  Raises NotDurable."""
+        """Write all changes to disk, so that the next start has nothing to replay.  Raises NotDurable."""
         self.passes.apply_received()
         self._durability.commit()
         while self.space.is_full and self.space.give_up():
@@ -171,7 +172,7 @@ class Owner(Decisions):
         self.journal.close()
         self.catalogue.close()
 
-    # -- what other rooms ask of it, see OwnerContext
+    # -- called by other packages, see OwnerContext
 
     def has(self, session: Session) -> bool:
         return not session.is_over and self.sessions.get(session.key) is session

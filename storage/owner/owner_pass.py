@@ -1,15 +1,15 @@
 """A pass, one round of an owner's loop: receive, decide, sync, answer.
 
-    receive   SENDs and acknowledgements are gathered, and permits granted
-              a command is carried out at once, after everything that came before it
+    receive   SENDs and acknowledgements are buffered, and permits granted
+              a command is executed at once, after everything that arrived before it
     decide    SENDs -> plan -> journal, synced -> ledgers -> receipts
               acknowledgements -> cursors -> ops
               once a second: watchers
     sync      ops -> journal, synced if an answer depends on them
-              then files change that an older journal would need: holes, deleted ledgers
+              then changes of files that an older journal would need: holes, deleted ledgers
     answer    consumers' entries; one envelope for each worker
 
-No answer leaves before `answer`, so none leaves before it is durable.
+No answer leaves before `answer`, so each answer is durable when it leaves.
 """
 import time
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ TICK_MS = 1_000             # between ticks of the watchers
 
 
 class Pass:
-    """The passes of one owner, one after the other."""
+    """The passes of one owner, one at a time."""
 
     def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
                  dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: PublishGate,
                  schedules: DelayedScheduler):
-        """Begin with the first pass.  tick: called once a second, for the watchers."""
+        """Prepare the first pass.  tick: called once a second, to run the watchers."""
         self._decisions, self._tick = decisions, tick
         self._requests, self._publishing, self._dispatching = requests, publishing, dispatching
         self._durability, self._trimming, self._gate, self._schedules = durability, trimming, gate, schedules
@@ -45,15 +45,15 @@ class Pass:
         return f"<Pass now_ms={self._decisions.now_ms} due_ms={self.due_ms()}>"
 
     def begin(self, now_ms: int) -> None:
-        """Begin a pass at that time, by the wall clock."""
-        if now_ms < self._decisions.now_ms:      # the clock was put back: due times may be hours ahead of it now
+        """Begin a pass at this wall-clock time, in ms since 1970."""
+        if now_ms < self._decisions.now_ms:      # the clock was set back: due times may be hours ahead of it
             self.next_tick_ms = min(self.next_tick_ms, now_ms + TICK_MS)
             self._durability.clock_went_back(now_ms)
             self._dispatching.clock_went_back(now_ms)
         self._decisions.now_ms, self._decisions.began = now_ms, time.perf_counter()
 
     def receive(self, worker: int, sections: Sequence[tuple[int, Rows, memoryview]]) -> None:
-        """Take in the sections of one envelope: (kind, rows, data), see proto/envelope.py."""
+        """Process the sections of one worker's envelope: (kind, rows, data), see proto/envelope.py."""
         for kind, rows, data in sections:
             if kind == envelope.SENDS:
                 self._publishing.receive(worker, rows, data)
@@ -71,18 +71,18 @@ class Pass:
                 self._requests.answer_questions(worker, rows, data)
 
     def apply_received(self) -> None:
-        """Apply the acknowledgements that were gathered, then publish the SENDs."""
+        """Apply buffered acknowledgements, then publish buffered SENDs."""
         self._dispatching.acknowledge_received()
         self._publishing.publish_received()
 
     def end(self) -> list[tuple[int, list[Any]]]:
-        """Decide, sync and answer; returns [(worker, frames of its envelope)].  Raises NotDurable, Interrupted."""
+        """Decide, sync and answer; return [(worker, frames of its envelope)].  Raises NotDurable, Interrupted."""
         self.decide()
         self.sync()
         return self.answer()
 
     def decide(self) -> None:
-        """Apply and publish what was gathered; then do what is due by itself: watchers, waiting producers, trimming."""
+        """Apply buffered acknowledgements and SENDs; then run watchers, waiting producers and trimming that are due."""
         self.apply_received()
         if self._decisions.now_ms >= self.next_tick_ms:
             self.next_tick_ms = self._decisions.now_ms + TICK_MS
@@ -91,21 +91,23 @@ class Pass:
         self._trimming.decide()
 
     def sync(self) -> None:
-        """Make decisions durable as far as an answer of this pass depends on them; then change files behind them."""
+        """Make decisions durable as far as an answer of this pass depends on them; then change files that contradict
+        them.
+        """
         self._durability.commit()
         for action in self._decisions.take_actions():
             action()
         self._trimming.unlink_taken()
 
     def answer(self) -> list[tuple[int, list[Any]]]:
-        """Dispatch entries to consumers; returns [(worker, frames of its envelope)]."""
+        """Dispatch entries to consumers; return [(worker, frames of its envelope)] with all answers of the pass."""
         if self._schedules.is_busy:
             self._schedules.work(self._decisions.now_ms)
         self._dispatching.dispatch_all()
         return self._decisions.seal_answers()
 
     def due_ms(self) -> int:
-        """Return when the next pass is due although nothing arrives, in ms since 1970."""
+        """Return the time at which the next pass is due even if nothing arrives, in ms since 1970."""
         due_ms = self._decisions.now_ms
         if not self._schedules.is_busy:
             due_ms = min(self.next_tick_ms, self._dispatching.due_ms())

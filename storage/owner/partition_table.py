@@ -1,4 +1,4 @@
-"""The partition table: opens, creates, unloads and deletes partitions of an owner, and begins their ledgers."""
+"""The partition table: open, create, unload and delete partitions of an owner, and open new ledgers for them."""
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 if TYPE_CHECKING:
     from geminga.storage.owner.recovery import Recovery
 
-_READER_MS = 60_000         # a reader that sought loses its subscription, unless it subscribes again in this time
+_READER_MS = 60_000         # a reader's subscription is deleted so long after a seek, unless it subscribes again
 
 
 class PartitionTable(Watcher):
@@ -33,13 +33,14 @@ class PartitionTable(Watcher):
 
     def __init__(self, owner: OwnerContext, durability: Durability, space: DiskSpace, snapshots: BackupSnapshots,
                  recovery: "Recovery | None", is_mine: Callable[[str], bool]):
-        """Begin without open partitions.
+        """Make a table without open partitions.
 
-        recovery: has states that the journal has and files do not yet.  is_mine: whether a name is this owner's.
+        recovery: states that are in the journal but not yet in state files.  is_mine: whether a partition's name
+        belongs to this owner.
         """
         self.by_name: dict[TopicName, Partition] = {}
         self.watchers: list[Watcher] = []               # all of them, for partitions
-        self.topic_watchers: list[TopicWatcher] = []    # those that non-persistent topics concern too
+        self.topic_watchers: list[TopicWatcher] = []    # watchers that non-persistent topics need too
         self._owner, self._durability, self._space, self._snapshots = owner, durability, space, snapshots
         self._recovery, self._is_mine = recovery, is_mine
         self._next_slot = -1
@@ -48,12 +49,12 @@ class PartitionTable(Watcher):
         return f"<PartitionTable open={len(self.by_name)}>"
 
     def refuse_foreign(self, name: TopicName) -> None:
-        """Raise Refusal for a topic of another owner: two owners would overwrite each other's entries."""
+        """Raise Refusal if the topic belongs to another owner: two owners would overwrite each other's entries."""
         if not self._is_mine(str(name)):
             raise Refusal(api.ServiceNotReady, f"Topic {name} is not served here; look it up again")
 
     def find(self, name: TopicName) -> Partition | None:
-        """Return the partition of that name, opened if it is stored; None: it is not stored.
+        """Return the partition with this name, and open it if it is only on disk; None if it does not exist.
 
         Raises CorruptFile, StorageFull, Refusal.
         """
@@ -70,7 +71,7 @@ class PartitionTable(Watcher):
         return partition
 
     def _load(self, name: TopicName, partition_id: int, topic_epoch: int | None) -> Partition:
-        """Open a stored partition with what files, catalogue and recovery have of it."""
+        """Open a stored partition from its files, the catalogue and the recovered state."""
         owner, catalogue = self._owner, self._owner.catalogue
         names = catalogue.subscriptions.ids(partition_id)
         known = self._recovery.state_of(partition_id) if self._recovery else None
@@ -99,13 +100,13 @@ class PartitionTable(Watcher):
         return partition
 
     def _adopt(self, partition: Partition) -> None:
-        """Enter an opened partition in the table, give it a ledger that the journal knows, and apply policies."""
+        """Enter an opened partition in the table, ensure that the journal has its open ledger, and apply policies."""
         if not partition.ledgers:
             self._add_ledger(partition)
             self._owner.answer_needs_sync()
-        elif not partition.open_ledger.entries:      # a process may have been killed before the journal had its op
+        elif not partition.open_ledger.entries:      # a killed process may not have written its op
             self._note_opened(partition)
-        # Entries that a compacted view covers were lost.  In the same ledger, new ones would lie within the view.
+        # Entries that the compacted view covers were lost.  In the same ledger, new ones would lie before its horizon.
         if partition.horizon > partition.last_confirmed:
             self._add_ledger(partition)
         self._next_slot += 1
@@ -118,16 +119,20 @@ class PartitionTable(Watcher):
         self.report_damage(partition)
 
     def unload(self, partition: Partition) -> None:
-        """Write the state of a partition that no client uses to disk, and close it.  Raises StorageFull, NotDurable."""
+        """Write the state of a partition that no client uses to disk, and close the partition.
+
+        Raises StorageFull, NotDurable.
+        """
         self._durability.commit_and_sync()
         self._durability.checkpoint({partition, partition.open_ledger})
         self._snapshots.released(partition)
         self._forget(partition)
 
     def delete(self, name: TopicName) -> None:
-        """Delete the partition of that name from memory and disk, after its clients were disconnected.
+        """Delete the partition with this name from memory and disk, after its clients were disconnected.
 
-        The journal has the deletion before the catalogue: a start that finds the op finishes the deletion.
+        The deletion is in the journal before it is in the catalogue: a start that finds the op completes the deletion.
+
         Raises StorageFull, NotDurable.
         """
         owner = self._owner
@@ -156,7 +161,7 @@ class PartitionTable(Watcher):
         log.info("a topic was deleted", topic=name)
 
     def _forget(self, partition: Partition) -> None:
-        """Remove a partition from memory; the journal has all that was decided about it, and is synced."""
+        """Remove a partition from memory, after the journal was synced with all decisions about the partition."""
         partition.is_released = True
         del self.by_name[partition.name]
         for watcher in self.watchers:
@@ -168,14 +173,14 @@ class PartitionTable(Watcher):
         self._owner.counters.add("partitions_open", -1)
 
     def forget_mapped(self, ledger: Ledger) -> None:
-        """Have workers unmap the ledger's files."""
+        """Tell all workers to unmap the ledger's files."""
         for worker in {worker for worker, _ in self._owner.sessions}:
             self._owner.outbox(worker).forget(ledger.ledger_id)
 
     # -- policies
 
     def apply_options(self) -> None:
-        """Apply the owner's options, which have changed, to all open topics."""
+        """Apply the owner's changed options to all open topics."""
         owner = self._owner
         topics: list[Topic] = [*self.by_name.values(), *owner.non_persistent.values()]
         for topic in topics:
@@ -185,7 +190,7 @@ class PartitionTable(Watcher):
             self.apply_policies(topic)
 
     def apply_policies(self, topic: Topic) -> None:
-        """Apply the policies that the catalogue has for the topic."""
+        """Apply the topic's policies from the catalogue."""
         owner = self._owner
         policies = policies_of(owner.catalogue, topic.name, owner.options)
         topic.bind(policies)
@@ -206,7 +211,10 @@ class PartitionTable(Watcher):
             self._migrate(topic)
 
     def _migrate(self, partition: Partition) -> None:
-        """Send producers to the other cluster.  Consumers follow when they have acknowledged everything."""
+        """Close the partition's producers, so that they reconnect to the other cluster.
+
+        Consumers follow when they have acknowledged everything.
+        """
         self._owner.publish_held(partition)
         for producer in partition.producers.expel_all():
             producers.expel_producer(self._owner, producer)
@@ -215,14 +223,17 @@ class PartitionTable(Watcher):
     # -- ledgers
 
     def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
-        """Go on in a new ledger; is_idle: allocate nothing ahead for it.  Raises StorageFull."""
+        """Seal the partition's open ledger and continue in a new one.
+
+        is_idle: allocate no space ahead for the new ledger.  Raises StorageFull.
+        """
         self._add_ledger(partition, is_idle=is_idle)
         self._owner.wake_trimming(partition)
         self._owner.acknowledged[partition] = None
         log.debug("a new ledger was begun", topic=partition.name, ledger=partition.open_ledger.ledger_id)
 
     def _add_ledger(self, partition: Partition, *, is_idle: bool = False) -> None:
-        """Seal the open ledger, and open a new one.  is_idle: allocate nothing ahead.  Raises StorageFull."""
+        """Seal the open ledger, and open a new one.  is_idle: allocate no space ahead.  Raises StorageFull."""
         self._space.look()
         ledger_id = self._owner.catalogue.ids.next_ledger_id()
         partition.add_ledger(ledger_id, self._owner.now_ms, 0 if is_idle else self._space.ahead)
@@ -230,9 +241,10 @@ class PartitionTable(Watcher):
         self._note_opened(partition)
 
     def _note_opened(self, partition: Partition) -> None:
-        """Note the open ledger for the journal: a start after a crash keeps only ledgers that the journal names.
+        """Add an op for the open ledger to the journal: a start after a crash keeps only ledgers that the journal
+        names.
 
-        Its files are part of the next checkpoint, before the segment with the op is used again.
+        The ledger's files are part of the next checkpoint, before the segment with the op is reused.
         """
         opened = partition.open_ledger
         self._owner.note(partition, journal_ops.ledger_opened(
@@ -255,10 +267,12 @@ class PartitionTable(Watcher):
             for subscription in partition.subscriptions.values():
                 self._owner.count(subscription, cursor.SKIPPED, 0)
 
-    # -- what is forgotten with time
+    # -- expiry
 
     def tick(self, now_ms: int) -> None:
-        """Forget sequence ids of producers that stay away, and subscriptions of readers that sought and stay away."""
+        """Evict sequence ids of absent producers, and delete subscriptions of readers that do not return after a
+        seek.
+        """
         self._forget_producers(now_ms)
         readers = self._owner.expected_readers
         for subscription, since_ms in list(readers.items()):
@@ -269,7 +283,9 @@ class PartitionTable(Watcher):
                 subscription.partition.remove_subscription(subscription)
 
     def _forget_producers(self, now_ms: int) -> None:
-        """Forget sequence ids of producers that are inactive for too long, or too many; connected ones stay."""
+        """Evict sequence ids of producers that were inactive too long, or exceed the maximum; connected producers
+        stay.
+        """
         options = self._owner.options
         bounds = now_ms, options.deduplication_inactivity_s * 1000, options.deduplication_names_max
         for partition in self.by_name.values():

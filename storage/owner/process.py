@@ -1,6 +1,6 @@
 """The owner's process: a loop of passes.  Wait, take in a bounded number of envelopes, decide, sync, answer.
 
-While an owner cannot begin because of its disk, the process tries again every second, and logs each reason once.
+If an owner cannot start because of its disk, the process retries every second, and logs each reason once.
 """
 import os
 import select
@@ -28,19 +28,19 @@ from geminga.storage.runtime.routing import owner_of, socket_path, worker_identi
 
 _AGAIN_SECONDS = 1          # between attempts to begin
 _TELL_SECONDS = 0.25        # between reports of a recovery's progress, and between answers to pings
-_ENVELOPES_MAX = 256        # taken in by one pass; their bytes are bounded by pass_bytes_max
-_RECEIVE_SECONDS = 0.1      # a pass takes in no further envelope after this: commands may take long, and answers wait
+_ENVELOPES_MAX = 256        # most envelopes of one pass; pass_bytes_max bounds their bytes
+_RECEIVE_SECONDS = 0.1      # a pass receives no further envelope after this time, so that answers do not wait long
 
 
 class FolderGone(Exception):
-    """The data folder was removed, so no owner can begin."""
+    """Exception for a data folder that was removed, so that no owner can start on it."""
 
 
 def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
         counters: Counters, *, has_moved: bool) -> None:
-    """Be owner `index` of `owners` until told to stop.  Raises CorruptFile, FolderGone, NotDurable.
+    """Run owner `index` of `owners` until told to stop.  Raises CorruptFile, FolderGone, NotDurable.
 
-    serial: number of this process, for its endpoint in run_dir.  has_moved: the number of owners has changed.
+    serial: number of this process, for its endpoint in run_dir.  has_moved: whether the number of owners has changed.
     """
     said = ""
     while True:
@@ -89,7 +89,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
 
 def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool,
            told: Told, sign_of_life: Callable[[], None]) -> tuple[Owner, int]:
-    """Recover, and return (an owner, number of entries that the recovery put into ledgers).
+    """Recover from the journal, and return (a new owner, number of entries that the recovery wrote into ledgers).
 
     Raises the errors of `run`, OSError, StorageFull, CatalogueError.
     """
@@ -110,7 +110,10 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
 
 
 def _teller(control: Control) -> Told:
-    """Return a function that reports a recovery's progress to the supervisor, and answers its pings, now and then."""
+    """Return a function that reports a recovery's progress to the supervisor and answers its pings.
+
+    Calls in quick succession do nothing.
+    """
     due = 0.0
 
     def told(what: str, done: int, of: int) -> None:
@@ -124,7 +127,10 @@ def _teller(control: Control) -> Told:
 
 
 def _answerer(control: Control) -> Callable[[], None]:
-    """Return a function that answers the supervisor's pings, now and then; called within a long pass."""
+    """Return a function that answers the supervisor's pings within a long pass.
+
+    Calls in quick succession do nothing.
+    """
     due = 0.0
 
     def answer() -> None:
@@ -137,7 +143,7 @@ def _answerer(control: Control) -> Callable[[], None]:
 
 
 def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
-    """Run passes until told to stop, or to begin again with options that need a new process."""
+    """Run passes until told to stop, or until new options need a new process."""
     passes, poller = owner.passes, zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(control.fileno(), zmq.POLLIN)
@@ -173,7 +179,7 @@ def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
 
 
 def _receive(passes: Pass, router: zmq_frames.Socket, bytes_max: int) -> None:
-    """Hand envelopes that have arrived to the pass, one at least, until one of the bounds is reached."""
+    """Pass arrived envelopes to the pass, at least one, until a bound on their number, bytes or time is reached."""
     size, until = 0, time.monotonic() + _RECEIVE_SECONDS
     for _ in range(_ENVELOPES_MAX):
         identity, *parts = zmq_frames.receive(router)
@@ -184,5 +190,5 @@ def _receive(passes: Pass, router: zmq_frames.Socket, bytes_max: int) -> None:
 
 
 def _clock_ms() -> int:
-    """The wall clock, in ms since 1970."""
+    """Return the wall-clock time in ms since 1970."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Publishing: checks and plans the SENDs of a pass, makes them durable, writes them into ledgers, and answers them."""
+"""Publishing: check and plan the SENDs of a pass, make them durable, write them into ledgers, and answer them."""
 import time
 
 import numpy as np
@@ -31,7 +31,7 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 
 
 class Publishing(TopicWatcher):
-    """Publishes SENDs to one owner's topics."""
+    """The publishing of SENDs to one owner's topics."""
 
     def __init__(
         self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *,
@@ -42,9 +42,9 @@ class Publishing(TopicWatcher):
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
         self._schedules, self._statistics = schedules, statistics
         self._non_persistent = NonPersistentPublishing(owner, rates)
-        self._sends: Sends = []                   # received, and not yet published
+        self._sends: Sends = []                   # buffered, not yet published
         self._strict: set[Topic] = set()          # topics with policies that refuse some messages
-        self._system: set[Topic] = set()          # topics that brokers use among themselves
+        self._system: set[Topic] = set()          # internal topics of brokers
         # Errors for SENDs of the plan in progress, by worker: (connection, producer id, sequence id, frame).
         self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}
         self._last_closed_ledger = owner.catalogue.ids.last_closed_ledger()
@@ -52,40 +52,40 @@ class Publishing(TopicWatcher):
     def __repr__(self) -> str:
         return f"<Publishing sends={len(self._sends)} strict={len(self._strict)}>"
 
-    # -- what may be published where
+    # -- topics
 
     def watch(self, topic: Topic) -> None:
-        """Note whether the topic's policies refuse some messages, and whether it is a system topic."""
+        """Record whether the topic's policies refuse some messages, and whether it is a system topic."""
         is_strict = topic.policies.max_message_size or topic.policies.encryption_required
         (self._strict.add if is_strict else self._strict.discard)(topic)
         if topic.is_persistent and names.is_system(str(topic.name)):
             self._system.add(topic)
 
     def release(self, topic: Topic) -> None:
-        """Forget the topic, which is unloaded or deleted."""
+        """Drop the state of a topic that is unloaded or deleted."""
         self._strict.discard(topic)
         self._system.discard(topic)
 
     # -- a pass
 
     def receive(self, worker: int, rows: Rows, data: memoryview) -> None:
-        """Take in SENDs: rows (n,) SEND_ROW, and their entries."""
+        """Buffer SENDs: rows (n,) SEND_ROW, and their entries in `data`."""
         self._sends.append((worker, rows, data))
 
     def publish_received(self) -> None:
-        """Publish SENDs that were received, and those that a rate has held back, as far as rates admit them."""
+        """Publish buffered SENDs, and throttled SENDs that their rate limit now admits."""
         if self._sends or self._rates.due_ms <= self._owner.now_ms:
             sends, self._sends = self._sends, []
             for some in self._rates.admit(sends) if self._rates.is_possible else [sends]:
                 self._publish(some)
 
     def publish_held(self, topic: Topic) -> None:
-        """Publish SENDs of the topic that a rate holds back, before a command that came behind them."""
+        """Publish throttled SENDs of the topic, because a command that arrived after them is about to be executed."""
         for some in self._rates.take_all(topic):
             self._publish(some)
 
     def _publish(self, sends: Sends) -> None:
-        """Publish SENDs: refuse those that policies refuse, plan the others, store the plan, and answer."""
+        """Publish SENDs: refuse those that violate policies, plan all others, store the plan, and answer."""
         if self._strict:
             sends = [rest for one in sends if len((rest := self._leave_out(*one))[1])]
         if self._owner.non_persistent_producers:
@@ -109,7 +109,8 @@ class Publishing(TopicWatcher):
         self._answer(planned)
 
     def _make_room(self, demand: Demand) -> None:
-        """Give the demand its partition's open ledger, with room for its entries, or a new one if that is full or old.
+        """Assign the demand its partition's open ledger, with room for its entries; roll the ledger if it is full or
+        too old.
 
         Raises StorageFull.
         """
@@ -147,7 +148,9 @@ class Publishing(TopicWatcher):
             owner.journal.mark_dirty(partition)
 
     def _follow_up(self, planned: Plan) -> None:
-        """Follow up on entries that are in their ledgers now: checkpoint, delayed index, dispatch, trimming, quota."""
+        """Update everything that depends on newly written entries: checkpoint, delayed index, dispatch, trimming,
+        quota.
+        """
         owner, has_quotas = self._owner, self._quotas.is_possible
         for group in planned.groups:
             partition = group.partition
@@ -161,10 +164,10 @@ class Publishing(TopicWatcher):
             if has_quotas:
                 self._quotas.published(partition)
             if partition.deduplicates:
-                owner.journal.mark_dirty(partition)      # also for the segment that this record may have begun
+                owner.journal.mark_dirty(partition)      # again, because the commit may have begun a new segment
 
     def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
-        """Return partitions of the plan that have stopped deduplicating, and note that they forget sequence ids."""
+        """Return the plan's partitions whose deduplication was disabled, and add ops that delete their sequence ids."""
         disabled = [group.partition for group in planned.groups
                     if not group.partition.deduplicates and group.partition.sequences.by_producer]
         for partition in disabled:
@@ -172,7 +175,9 @@ class Publishing(TopicWatcher):
         return disabled
 
     def _begin_schedules(self, planned: Plan) -> None:
-        """Give partitions that get their first delayed entry an index, and note that for a start after a crash."""
+        """Give each partition that gets its first delayed entry a delayed index, and add an op for it to the
+        journal.
+        """
         for group in planned.groups:
             partition = group.partition
             if partition.schedule is None and (publish_plan.deliver_at(planned, group) > self._owner.now_ms).any():
@@ -181,7 +186,7 @@ class Publishing(TopicWatcher):
                 self._schedules.watch(partition)
 
     def _count(self, groups: list[Group]) -> int:
-        """Count the groups, whose entries are not yet in their ledgers.  Return the number of entries."""
+        """Add the groups to the counters, before their entries are in ledgers.  Return the number of entries."""
         counters, entries, messages, size = self._owner.counters, 0, 0, 0
         for group in groups:
             entries += group.count
@@ -196,7 +201,7 @@ class Publishing(TopicWatcher):
         return entries
 
     def _answer(self, planned: Plan) -> None:
-        """Answer the plan's SENDs with receipts, and refused ones with errors, in the order of SENDs."""
+        """Answer the plan's SENDs with receipts, and refused SENDs with errors, in the order of arrival."""
         errors, self._send_errors = self._send_errors, {}
         for worker, rows in planned.receipts:
             if worker in errors:
@@ -206,16 +211,21 @@ class Publishing(TopicWatcher):
         for worker, left in errors.items():
             self._owner.outbox(worker).receipts_and_errors(b"", left)
 
-    # -- what is refused
+    # -- refusals
 
     def refuse_sends(self, worker: int, rows: Rows, code: api.ServerError.ValueType, text: str) -> None:
-        """Answer rows (n,) SEND_ROW of the plan in progress with an error, in the order of SENDs."""
+        """Answer rows (n,) SEND_ROW of the plan in progress with an error, in the order of arrival among all
+        answers.
+        """
         self._send_errors.setdefault(worker, []).extend([
             (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
 
     def _leave_out(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
-        """Refuse what policies refuse: unencrypted entries, and too large ones that are no chunks.  Return the rest."""
+        """Refuse entries that violate policies, and return all others as (worker, rows, data).
+
+        Policies may refuse unencrypted entries, and large entries that are not chunks.
+        """
         refused = np.zeros(len(rows), bool)
         for handle in set(rows["producer"].tolist()):
             producer = self._producer(handle)
@@ -236,7 +246,10 @@ class Publishing(TopicWatcher):
         return (worker, rows[~refused], data) if refused.any() else (worker, rows, data)
 
     def _refuse(self, refused: list[tuple[int, int, int, int, str]]) -> None:
-        """Refuse entries without room.  If the disk is full, producers are closed: clients would retry at once."""
+        """Refuse entries for which there is no room.
+
+        If the disk is full, their producers are closed, because clients would retry at once.
+        """
         owner = self._owner
         for worker, connection, producer_id, sequence_id, why in refused:
             if not self._space.is_full:
@@ -248,13 +261,13 @@ class Publishing(TopicWatcher):
             producer_commands.close_refused(owner, owner.sessions[worker, connection], producer_id)
 
     def _close_producers_at_barriers(self, sends: Sends) -> None:
-        """Close producers of partitions to which nobody may publish now.  Their clients reconnect and send again."""
+        """Close producers of partitions that are closed to publishing now.  Their clients reconnect and send again."""
         producers = {self._producer(handle) for _, rows, _ in sends for handle in set(rows["producer"].tolist())}
         for partition in {producer.partition for producer in producers if producer is not None}:
             if isinstance(partition, Partition) and self._gate.barrier(partition) is not None:
                 producer_commands.close_producers(self._owner, partition)
 
     def _producer(self, handle: int) -> Producer | None:
-        """Return the producer that may publish under that handle; None: it is closed, or waits for exclusive access."""
+        """Return the producer with this handle; None if it is closed, or still waits for exclusive access."""
         producer = self._owner.producers.get(handle)
         return producer if producer is not None and producer.is_ready else None

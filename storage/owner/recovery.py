@@ -1,14 +1,15 @@
-"""Recovery: journal -> ledgers and cursors.  A start puts in place what a crash kept the last process from writing.
+"""Recovery: journal -> ledgers and cursors.  A start applies changes that a crash kept out of ledgers and state
+files.
 
-This is done before anything is served.  The same records may be applied any number of times.  A ledger without files
-has been deleted since, unless a record says that it was opened.
+The recovery is complete before any client is served.  Applying the same records several times has the same result.  A
+ledger without files was deleted later, unless a record says that it was opened.
 
-The recovery syncs nothing.  The journal's segments are kept instead, and the next checkpoint puts the changes on disk.
-So a start after a kill costs as much as was in flight, without a sync for each file.
+The recovery syncs nothing.  The journal's segments are kept instead, and the next checkpoint brings the changes to
+disk.  So the cost of a start after a kill depends on the records in the journal, without a sync for each file.
 
-A record for a file that is corrupt, or of a newer version, ends the recovery with CorruptFile.  The journal stays as it
-is, and its owner does not start: otherwise data that only the journal has would be lost.  Corrupt files that no record
-needs are not read here; they are reported when their partition is opened.
+A record for a file that is corrupt, or of a newer version, ends the recovery with CorruptFile.  The journal stays
+unchanged, and its owner does not start: otherwise data that is only in the journal would be lost.  Corrupt files that
+no record needs are not read; they are reported when their partition is opened.
 """
 import contextlib
 import os
@@ -33,13 +34,13 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner import replayed_ops
 from geminga.storage.topics.partition import Partition
 
-_KEPT_MAX = 32         # segments: otherwise a broker that is killed again and again would replay more and more
+_KEPT_MAX = 32         # segments; a broker that is killed repeatedly would otherwise replay ever more
 _OWNERS = "owners"     # the file with the number of owners that the journals belong to
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Adjacent entries of one ledger in one record."""
+    """A run of consecutive entries of one ledger in one journal record."""
 
     first_entry: int
     rows: Rows                     # (n,) INDEX_ROW
@@ -47,7 +48,7 @@ class _Stretch:
     data: memoryview               # all entries of the record
 
     def pieces(self) -> list[memoryview]:
-        """Return the entries' bytes, in as few pieces as they are in the record."""
+        """Return the entries' bytes, joined wherever they are adjacent in the record."""
         pieces, start = [], int(self.sources[0])
         end = start
         for source, size in zip(self.sources.tolist(), self.rows["size"].tolist(), strict=True):
@@ -58,7 +59,7 @@ class _Stretch:
         return [*pieces, self.data[start:end]]
 
     def write_but(self, discarded: Cursor, target: Ledger) -> None:
-        """Write the entries into the ledger's file, but for discarded ones."""
+        """Write the entries into the ledger's data file, except discarded ones."""
         end = self.first_entry + len(self.rows)
         is_discarded = discarded.acknowledged(target.ledger_id, self.first_entry, end)
         for at in np.flatnonzero(~is_discarded).tolist():
@@ -67,14 +68,14 @@ class _Stretch:
 
 
 class Recovery:
-    """The files that replayed records are about, each opened when it is first needed.
+    """A recovery in progress: ledgers and states that replayed records change, each opened when first needed.
 
-    `apply` takes in one record after the other, `finish` writes the entries.  Afterwards this object stands for the
-    changes that are not on disk: a checkpoint of the journal takes them, or the partitions that have been opened.
+    `apply` processes one record at a time, `finish` writes the entries.  Afterwards this object holds the changes that
+    are not on disk, until a checkpoint of the journal or an opened partition takes them over.
     """
 
     def __init__(self, data_dir: Path, gone: Iterable[int] = ()):
-        """gone: ids of deleted partitions, whose records are ignored."""
+        """Prepare a recovery.  gone: ids of deleted partitions, whose records are ignored."""
         self.data_dir, self.gone = data_dir, set(gone)
         self.entries = 0                                                 # that were written
         self.damage: list[str] = []
@@ -90,7 +91,7 @@ class Recovery:
                 f"opened={len(self._opened)} entries={self.entries}>")
 
     def apply(self, record: StoredRecord) -> None:
-        """Apply a record: its ops that open ledgers, its entries, then all other ops.  Raises CorruptFile."""
+        """Apply a record: first ops that open ledgers, then its entries, then all other ops.  Raises CorruptFile."""
         self._apply_ops(record.ops, opened=True)
         start = 0
         for partition_id, ledger_id, first_entry, count in record.groups.tolist():
@@ -103,14 +104,14 @@ class Recovery:
         self._apply_ops(record.ops, opened=False)
 
     def _apply_ops(self, ops: Rows, *, opened: bool) -> None:
-        """Apply OP_ROWs (n,) that open ledgers, or all others."""
+        """Apply OP_ROWs (n,): only ops that open ledgers if `opened` is set, otherwise all other ops."""
         ops = ops[(ops["kind"] == format.LEDGER_OPENED) == opened]
         if self.gone:
             ops = ops[~np.isin(ops["partition_id"], list(self.gone))]
         replayed_ops.apply(self, ops)
 
     def finish(self, told: Told) -> None:
-        """Write the entries of all records, ledger by ledger, and the headers.  Raises CorruptFile, OSError."""
+        """Write the entries of all records, ledger by ledger, and index headers.  Raises CorruptFile, OSError."""
         for number, (key, stretches) in enumerate(self._stretches.items()):
             told("ledgers", number, len(self._stretches))
             if (target := self.ledger(*key)) is not None:
@@ -118,44 +119,50 @@ class Recovery:
         self._stretches.clear()
         for written in self._ledgers.values():
             if written is not None:
-                written.write_header()      # of a sealed one too: the roll that sealed it may not have got to disk
+                written.write_header()      # of a sealed one too: its header may not have reached the disk
                 written.close()
                 self.damage += written.damage
 
     # -- changes that are not on disk
 
     def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
-        """(files to be synced, snapshots to be written)"""
+        """Return (files to sync, snapshots to write) that bring all recovered changes to disk."""
         files = [path for written in self._ledgers.values() if written is not None for path in written.files()]
         snapshots = [self._files[partition_id].take(state) for partition_id, state in self._states.items()]
         snapshots += [snapshot for partition in self._opened.values() for snapshot in partition.checkpoint()[1]]
         return files, snapshots
 
     def is_durable(self) -> None:
-        """Delete the ledgers that records deleted.  To be called once those records are not needed again, or synced.
+        """Delete the files of ledgers that replayed records deleted, including files left by an interrupted
+        deletion.
 
-        That includes files that are left of a deletion cut short.
+        Call this only when no start needs these records again, or when they are synced.
         """
         for deleted in self._to_unlink:
             deleted.unlink()
         self._to_unlink.clear()
 
     def state_of(self, partition_id: int) -> tuple[State, StateFile] | None:
-        """A partition's state that is not in its file yet; None: the file has it, or the partition was opened."""
+        """Return a partition's recovered state and its state file, if the state is not in the file yet.
+
+        Return None if the file is up to date, or if the partition was opened.
+        """
         return (self._states[partition_id], self._files[partition_id]) if partition_id in self._states else None
 
     @property
     def unopened(self) -> dict[int, State]:
-        """States that are not in their files yet, of partitions that have not been opened, by id."""
+        """{partition id: recovered state} of partitions that were not opened, and whose state files are out of date."""
         return self._states
 
     def opened(self, partition: Partition) -> None:
-        """Leave a partition's state to the partition, which was opened with it."""
+        """Hand a partition's recovered state over to the partition, which was opened with it."""
         if self._states.pop(partition.partition_id, None) is not None:
             self._opened[partition.partition_id] = partition
 
     def delete(self, partition_id: int) -> StateFile:
-        """Forget a deleted partition; return its state file, with which the caller removes the folder."""
+        """Drop a deleted partition's state and ledgers; return its state file, with which the caller removes the
+        folder.
+        """
         self._states.pop(partition_id, None)
         self._opened.pop(partition_id, None)
         for key in [key for key in self._ledgers if key[0] == partition_id]:
@@ -163,22 +170,23 @@ class Recovery:
         return self._files.get(partition_id) or StateFile(self.folder(partition_id), partition_id)
 
     def _discarded(self, shared: Ledger) -> Cursor | None:
-        """Entries that must not be written into a ledger that a backup shares: holes in their place have to stay.
+        """Return the cursor that has acknowledged discarded entries, for a ledger that a backup shares.
 
-        None if the partition's state cannot be read.
+        Discarded entries are not written into the shared file, because the holes in their place must stay.  Return None
+        if the partition's state cannot be read.
         """
         with contextlib.suppress(CorruptFile):
             return self.state(shared.partition_id).discarded
         return None
 
-    # -- what ops are applied to, see replayed_ops.Target
+    # -- partitions for ops, see replayed_ops.Target
 
     def folder(self, partition_id: int) -> Path:
-        """The partition's folder."""
+        """Return the partition's folder."""
         return format.partition_folder(self.data_dir, partition_id)
 
     def state(self, partition_id: int) -> State:
-        """The partition's durable state but for its ledgers, to be changed.  Raises CorruptFile."""
+        """Return the partition's durable state, except its ledgers, for ops to change.  Raises CorruptFile."""
         if partition_id not in self._states:
             self._states[partition_id] = state_file.read(self.folder(partition_id), partition_id)
             self._files[partition_id] = StateFile(self.folder(partition_id), partition_id)
@@ -186,7 +194,7 @@ class Recovery:
         return self._states[partition_id]
 
     def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
-        """A ledger of the partition; None: it has been deleted.  Raises CorruptFile."""
+        """Return a ledger of the partition; None if it was deleted.  Raises CorruptFile."""
         key = partition_id, ledger_id
         if key not in self._ledgers:
             folder, is_there = self.folder(partition_id), ledger_headers.exists(self.folder(partition_id), ledger_id)
@@ -194,28 +202,29 @@ class Recovery:
         return self._ledgers[key]
 
     def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
-        """Make the ledger, unless it is there.  Raises StorageFull."""
+        """Create the ledger, unless it exists.  Raises StorageFull."""
         if (known := self.ledger(partition_id, ledger_id)) is not None:
-            ledger_files.write_ledger_header(known)      # its index may have reached the disk alone
+            ledger_files.write_ledger_header(known)      # after a crash only the index may be on disk
         else:
             self._ledgers[partition_id, ledger_id] = ledger_files.create(
                 self.folder(partition_id), partition_id, ledger_id, first_message=first_message,
                 created_ms=created_ms)
 
     def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
-        """Have the ledger's files deleted, once all that was replayed is durable."""
+        """Delete the ledger's files later, when everything that was replayed is durable."""
         self._to_unlink.append(Ledger(self.folder(partition_id), partition_id, ledger_id))
         self._ledgers[partition_id, ledger_id] = None
 
     def delete_partition(self, partition_id: int) -> None:
-        """Ignore all that the journal has of the partition from now on."""
+        """Ignore all further records and ops for the partition."""
         self.gone.add(partition_id)
 
 
 def _put(target: Ledger, stretches: list[_Stretch], discarded: Cursor | None) -> int:
-    """Write entries and their rows into a ledger, even if they were there before; return how many.
+    """Write entries and their rows into a ledger, even if it already has them; return how many.
 
-    discarded: entries that are left out, None for none.  Rows of adjacent stretches are written together.
+    discarded: cursor with entries to leave out, None for none.  Rows of adjacent stretches are written together.
+
     Raises CorruptFile, StorageFull, OSError.
     """
     known, known_size, at = target.entries, target.size, 0
@@ -240,7 +249,7 @@ def _put(target: Ledger, stretches: list[_Stretch], discarded: Cursor | None) ->
 
 
 def _check_beginning(target: Ledger, first: _Stretch) -> None:
-    """Check that the files have everything before the first entry: a hole there would never be noticed again.
+    """Check that the ledger's files have everything before the first entry: a gap would never be noticed later.
 
     Raises CorruptFile.
     """
@@ -252,15 +261,15 @@ def _check_beginning(target: Ledger, first: _Stretch) -> None:
 
 @dataclass(slots=True)
 class Recovered:
-    """The result of a recovery."""
+    """Result of recovering from one or more journals."""
 
     entries: int = 0                                        # that were written
     damage: list[str] = field(default_factory=list)         # one line for each damaged place
     kept: Replay | None = None                              # the replay whose changes are not on disk, if any
-    recovery: Recovery | None = None                        # ... and the changes
+    recovery: Recovery | None = None                        # the changes that `kept` made
 
     def add(self, other: "Recovered") -> None:
-        """Add the result for another journal, whose changes are on disk."""
+        """Add the result for another journal, whose changes must be on disk."""
         assert other.kept is None, other
         self.entries += other.entries
         self.damage += other.damage
@@ -273,7 +282,8 @@ def _tell_nobody(step: str, done: int, of: int) -> None:
 def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_on_disk: bool = False) -> Recovered:
     """Apply the records of the journal in a folder.
 
-    is_put_on_disk: sync all changes now; otherwise a checkpoint of the journal does that.
+    is_put_on_disk: sync all changes now; otherwise a later checkpoint of the journal syncs them.
+
     Raises CorruptFile, StorageFull, OSError.
     """
     if folder.exists():
@@ -293,7 +303,7 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
         journal_reader.make_sure(found)
-        # Before the ledgers' folders are synced: the journal is retired soon, and it alone says that they are deleted.
+        # Before the folders are synced, because only the journal, which is retired next, has the deletions.
         recovery.is_durable()
         checkpoints.write_checkpoint(*checkpoints.collect_checkpoint({recovery}))
     else:
@@ -303,7 +313,7 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
 
 
 def _finish_deletions(data_dir: Path, gone: set[int]) -> None:
-    """Delete everything that a kill left of deleted partitions: rows of the catalogue, and folders."""
+    """Complete the deletion of partitions that a kill interrupted: delete their catalogue rows and folders."""
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     try:
         for partition_id in gone:
@@ -325,9 +335,9 @@ def journal_folder(data_dir: Path, owner: int) -> Path:
 def recover_owner(data_dir: Path, index: int, owners: int, told: Told = _tell_nobody, *, has_moved: bool) -> Recovered:
     """Recover from the journal of the owner with this index.  Raises CorruptFile, StorageFull, OSError.
 
-    has_moved: another number of owners wrote the journals, so records may be about another owner's partitions.  Then
-    all changes are put on disk, and nobody serves before all owners have recovered.  A journal of an owner that exists
-    no longer is recovered and removed by one of the present owners.
+    has_moved: another number of owners wrote the journals, so records may belong to another owner's partitions.  Then
+    all changes are synced, and no owner serves before all owners have recovered.  A journal of an owner that no longer
+    exists is recovered and removed by one of the current owners.
     """
     folder = journal_folder(data_dir, index)
     found = recover(data_dir, folder, told, is_put_on_disk=has_moved)
@@ -349,7 +359,7 @@ def has_moved(data_dir: Path, owners: int) -> bool:
 
 
 def settle(data_dir: Path, owners: int) -> None:
-    """Write down the number of owners, all of which have recovered.  Raises OSError."""
+    """Store the number of owners, after all of them have recovered.  Raises OSError."""
     if not has_moved(data_dir, owners):
         return
     path = data_dir / "journal" / _OWNERS

@@ -1,6 +1,6 @@
-"""Operations of the journal, applied at a start: a function for each kind of format.OPS.
+"""Apply operations of the journal at a start: a function for each kind of format.OPS.
 
-Applying ops again, in their order, changes nothing.  So a start needs not know which of them were in place already.
+Applying ops again, in their order, changes nothing.  So a start need not know which ops were already applied.
 """
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,29 +20,29 @@ _ABOUT = np.array([0xFFFFFFFF_000000FF, 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF_FFFFFFFF
 
 
 class Target(Protocol):
-    """Partitions that ops are applied to: those of a recovery, or of a rehearsal."""
+    """Interface of the partitions that ops are applied to: those of a recovery, or of a rehearsal."""
 
     def folder(self, partition_id: int) -> Path:
-        """The partition's folder."""
+        """Return the partition's folder."""
 
     def state(self, partition_id: int) -> State:
-        """The partition's durable state but for its ledgers, to be changed."""
+        """Return the partition's durable state, except its ledgers, for ops to change."""
 
     def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
-        """A ledger of the partition; None: it has been deleted."""
+        """Return a ledger of the partition; None if it was deleted."""
 
     def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
-        """Make the ledger, unless it is there."""
+        """Create the ledger, unless it exists."""
 
     def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
-        """Have the ledger's files deleted."""
+        """Delete the ledger's files, now or when the replay is durable."""
 
     def delete_partition(self, partition_id: int) -> None:
-        """Ignore all that the journal has of the partition from now on."""
+        """Ignore all further records and ops for the partition."""
 
 
 def apply(target: Target, ops: Rows) -> None:
-    """Apply OP_ROWs (n,) in their order.  Kinds of newer versions are ignored."""
+    """Apply OP_ROWs (n,) in their order.  Ops of unknown kinds, from newer versions, are ignored."""
     for run in in_runs(ops):
         kind = int(run["kind"][0])
         if kind in _APPLY:
@@ -50,19 +50,19 @@ def apply(target: Target, ops: Rows) -> None:
 
 
 def in_runs(ops: Rows) -> Iterator[Rows]:
-    """Split OP_ROWs (n,) into runs of one kind about one thing: a ledger, of one subscription if any; a producer.
+    """Split OP_ROWs (n,) into runs of consecutive ops of one kind for the same object.
 
-    Kind, subscription, partition, ledger and producer's first half lie in the first three words of every op, besides
-    the kind's number.
+    The object is a ledger, a ledger of one subscription, or a producer.  Kind, subscription, partition, ledger and the
+    first half of the producer lie in the first three words of every op, besides the kind's number.
     """
-    if len(ops) == 1:        # of a small pass: how far one producer has come
+    if len(ops) == 1:        # frequent: the progress of one producer in a small pass
         yield ops
     elif len(ops):
         about = as_words(ops)[:, :len(_ABOUT)] & _ABOUT
         yield from np.split(ops, np.flatnonzero((about[1:] != about[:-1]).any(axis=1)) + 1)
 
 
-# Each function gets a run: ops (n,) of one kind about one thing.
+# Each function gets a run: ops (n,) of one kind for the same object.
 
 def _open_ledger(target: Target, ops: Rows) -> None:
     op = ops[-1]
@@ -132,7 +132,7 @@ def _count_deaths(target: Target, ops: Rows) -> None:
 
 
 def _counts(ops: Rows) -> Iterator[tuple[int, int, int]]:
-    """(first entry, end, their count) of each of COUNTED_OPs (n,)."""
+    """Iterate over (first entry, end, count) of each of COUNTED_OPs (n,)."""
     ends = ops["first_entry"] + ops["more_entries"] + 1
     counts = format.numbers_of(ops["kind_and_count"])
     return zip(ops["first_entry"].tolist(), ends.tolist(), counts.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Requests: carries out commands of clients and answers questions of administration that came in envelopes."""
+"""Requests: execute commands of clients and answer questions of administration that arrived in envelopes."""
 import json
 import traceback
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Carries out commands for one owner, and answers questions."""
+    """Execution of clients' commands and of administrative questions for one owner."""
 
     def __init__(self, owner: AdministeredOwner, discovery: Discovery):
         self._owner, self._discovery = owner, discovery
@@ -31,14 +31,14 @@ class Requests:
         return f"<Requests sessions={len(self._owner.sessions)} parked={len(self._owner.parked)}>"
 
     def answer_questions(self, worker: int, rows: Rows, data: memoryview) -> None:
-        """Answer questions of administration: rows (n,) QUESTION_ROW, and their JSON."""
+        """Answer administrative questions: rows (n,) QUESTION_ROW, and their JSON in `data`."""
         at = 0
         for number, size in rows.tolist():
             self._owner.outbox(worker).answer(number, queries.answer(self._owner, bytes(data[at:at + size])))
             at += size
 
     def carry_out_commands(self, worker: int, rows: Rows, data: memoryview) -> None:
-        """Carry out commands, and apply events of connections: rows (n,) COMMAND_ROW, and their bytes."""
+        """Execute commands, and apply events of connections: rows (n,) COMMAND_ROW, and their bytes in `data`."""
         owner, at = self._owner, 0
         for row in rows:
             size = int(row["size"])
@@ -61,7 +61,7 @@ class Requests:
             self.sign_of_life()
 
     def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
-        """Carry out a command, or apply an event of a connection; `kind` is one of envelope.COMMAND and so on."""
+        """Execute one command, or apply one event of a connection.  kind: envelope.COMMAND or a kind of event."""
         owner = self._owner
         if kind == envelope.COMMAND:
             self.carry_out(session, api.BaseCommand.FromString(data))
@@ -89,7 +89,7 @@ class Requests:
             raise ValueError(f"a command of kind {kind}")
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
-        """Carry out a client's command, or answer with an error.  probed: see `OwnerContext.carry_out`."""
+        """Execute a client's command, or answer it with an error.  probed: see `OwnerContext.carry_out`."""
         owner = self._owner
         try:
             commands.carry_out(owner, session, command, probed=probed)
@@ -109,7 +109,7 @@ class Requests:
             self._failed(session)
 
     def end_sessions(self, worker: int) -> None:
-        """End all sessions of a worker whose process ended."""
+        """End all sessions of a worker whose process has ended."""
         owner = self._owner
         for key in [key for key in owner.sessions if key[0] == worker]:
             session = owner.sessions[key]
@@ -124,13 +124,13 @@ class Requests:
         self._discovery.worker_gone(worker)
 
     def _failed(self, session: Session) -> None:
-        """End the connection of a client whose command failed in an unforeseen way.  Other clients go on.
+        """End the connection of a client whose command failed unexpectedly.  Other clients are not affected.
 
         Commands refuse before they change anything.  A topic or subscription that was created before the failure is
-        complete and stays.  A producer or consumer may be in some tables only, so `abandon` looks in all.
+        complete and stays.  A producer or consumer may be in some tables only, so `abandon` searches all of them.
 
-        A failure in a commit, or over many clients' SENDs or acknowledgements, ends the process instead: how much was
-        carried out is unknown then, while a successor that starts from the files has everything that was answered.
+        A failure in a commit, or over many clients' SENDs or acknowledgements, ends the process instead.  It is then
+        unknown how much was applied, but a new process that starts from the files has everything that was answered.
         """
         log.error(f"a command failed, and its connection is ended: {traceback.format_exc()}", code="G291",
                   client=session.address.removeprefix("/"))

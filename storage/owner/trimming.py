@@ -1,4 +1,4 @@
-"""Trimming: deletes ledgers that no subscription needs, and has idle partitions give back unused disk space."""
+"""Trimming: delete ledgers that no subscription needs, and free unused disk space of idle partitions."""
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -17,31 +17,31 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 if TYPE_CHECKING:
     from geminga.storage.ledgers.ledger import Ledger
 
-IDLE_MS = 1_000             # a partition that was not written to for so long is idle
+IDLE_MS = 1_000             # a partition without writes for this time is idle
 _UNUSED_MIN = 1 << 20       # bytes allocated ahead that a ledger must have for sealing it to be worthwhile
 
 
 class Trimming(Watcher):
-    """Deletes ledgers of one owner's partitions."""
+    """The deletion of ledgers of one owner's partitions."""
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, space: DiskSpace,
                  discovery: Discovery, views: CompactedViews):
         self._owner, self._partitions, self._durability, self._space = owner, partitions, durability, space
         self._discovery, self._views = discovery, views
-        self.recent: set[Partition] = set()       # partitions written to since they were last idle
-        self._taken: list[Ledger] = []            # taken out of their chains, with files that are still to be deleted
+        self.recent: set[Partition] = set()       # partitions written to since they were last found idle
+        self._taken: list[Ledger] = []            # removed from their chains; files are not yet deleted
 
     def __repr__(self) -> str:
         return f"<Trimming recent={len(self.recent)} taken={len(self._taken)}>"
 
     def release(self, partition: Partition) -> None:
-        """Forget the partition, which is unloaded or deleted.  The journal is synced."""
+        """Drop the state of a partition that is unloaded or deleted, after the journal was synced."""
         self.recent.discard(partition)
         self._owner.to_trim.pop(partition, None)
-        self.unlink_taken()      # a later command of the pass may open the partition again, with all files of ledgers
+        self.unlink_taken()      # a later command of the pass may reopen the partition, and would find the files
 
     def decide(self) -> None:
-        """Take ledgers that nobody needs out of their chains, and note for the journal that they are deleted."""
+        """Remove ledgers that no subscription needs from their chains, and add ops that delete them to the journal."""
         owner = self._owner
         for partition in owner.to_trim:
             if not self._discovery.holds(partition, owner.now_ms):
@@ -51,7 +51,7 @@ class Trimming(Watcher):
             owner.answer_needs_sync()
 
     def unlink_taken(self) -> None:
-        """Delete the files of ledgers that were taken; the journal says by now that they are deleted."""
+        """Delete the files of ledgers that `decide` removed from their chains, after the journal was synced."""
         taken, self._taken = self._taken, []
         for ledger in taken:
             ledger.unlink()
@@ -60,14 +60,14 @@ class Trimming(Watcher):
             self._space.look()
 
     def trim(self) -> None:
-        """Delete ledgers that nobody needs at once, not with the pass: a night's answer has the bytes given back."""
+        """Delete unneeded ledgers now instead of at the end of the pass, because an answer reports the freed bytes."""
         self.decide()
         if self._taken:
             self._durability.commit_and_sync()
             self.unlink_taken()
 
     def truncate(self, partition: Partition) -> None:
-        """Delete all entries of a partition on which everything is acknowledged, whatever retention says.
+        """Delete all entries of a partition on which everything is acknowledged, regardless of retention.
 
         Raises StorageFull.
         """
@@ -77,14 +77,16 @@ class Trimming(Watcher):
         self._take(partition, len(partition.ledgers))
 
     def _take(self, partition: Partition, at_most: int) -> None:
-        """Take up to so many ledgers that are acknowledged out of the partition's chain."""
+        """Remove at most `at_most` acknowledged ledgers from the partition's chain; `unlink_taken` deletes their
+        files.
+        """
         for ledger in partition.take_acknowledged_ledgers(at_most):
             self._taken.append(ledger)
             self._owner.note(partition, journal_ops.ledger_deleted(partition.partition_id, ledger.ledger_id))
-            self._owner.wake(partition)      # readers that had too much of it may get more
+            self._owner.wake(partition)      # readers that had too much of it outstanding may continue
 
     def tick(self, now_ms: int) -> None:
-        """Trim partitions whose discovery has ended, and seal open ledgers that give back much space."""
+        """Trim partitions whose discovery has ended, and seal open ledgers if that frees much space."""
         for partition in self._discovery.tick(now_ms):
             if self._owner.by_name.get(partition.name) is partition:
                 self._owner.wake_trimming(partition)
@@ -102,10 +104,13 @@ class Trimming(Watcher):
                 self.recent.discard(partition)
 
     def _give_unused_back(self) -> None:
-        """Seal open ledgers that were allocated far ahead, until there is room.  Their partitions get small ones."""
+        """Seal open ledgers with much unused allocated space, until disk space is no longer scarce.
+
+        Their partitions continue in small ledgers.
+        """
         for partition in list(self.recent):
             if partition.open_ledger.unused >= _UNUSED_MIN:
-                with contextlib.suppress(StorageFull):      # tried again with the next tick
+                with contextlib.suppress(StorageFull):      # the next tick tries again
                     self._partitions.roll(partition, is_idle=True)
                 self._space.look()
                 if not self._space.is_scarce:
