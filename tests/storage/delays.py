@@ -16,7 +16,7 @@ T = api.BaseCommand.Type
 
 
 class Life:
-    """An owner with consumers that take all messages.  All times are milliseconds since the beginning.
+    """An owner with consumers that take all messages. All times are milliseconds since the beginning.
 
         life = Life(rigs())
         consumer = life.consumer()
@@ -27,7 +27,7 @@ class Life:
 
     def __init__(self, rig: Rig):
         self.positions = {}                    # name -> position
-        self.names = {}                        # ... and back
+        self.names = {}                        # position -> name
         self.move(rig)
 
     def move(self, rig: Rig) -> None:

@@ -332,7 +332,7 @@ def test_changed_tells_once_what_others_have_committed(opened):
 
 @pytest.fixture
 def version_1(tmp_path):
-    """The catalogue of a data folder that a broker of format version 1 wrote."""
+    """Return the path of a catalogue that a broker of format version 1 wrote."""
     with tarfile.open(Path(__file__).parent / "formats" / "version-1.tar.xz") as found:
         found.extractall(tmp_path)
     for path in list(tmp_path.rglob("catalogue.sqlite*")):      # and its write-ahead log: the process was killed

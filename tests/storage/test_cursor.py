@@ -127,7 +127,7 @@ class CursorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def runs_of_a_part(self, data):
-        """Runs of unacknowledged entries are as long as possible, and lie within the range that was asked for."""
+        """Check that runs of unacknowledged entries are as long as possible, and lie within the range asked for."""
         ledger = self.draw_ledger(data)
         first = data.draw(st.integers(0, ledger.last_entry))
         end = data.draw(st.integers(first, min(ledger.entries, first + 100)))
@@ -150,9 +150,9 @@ class CursorMachine(RuleBasedStateMachine):
 
     @invariant()
     def its_position_is_just_before_the_first_hole(self):
-        """The mark-delete position is before the first hole or behind the last entry.
+        """Check that the mark-delete position is just before the first hole, or at the last entry if there is none.
 
-        At a border of ledgers, and around an empty ledger, it may be on either side.
+        Where a ledger ends, and around an empty ledger, the position may be on either side.
         """
         position, missing = self.cursor.mark_delete, self.first_missing()
         ledger = next(ledger for ledger in self.ledgers if ledger.ledger_id == position[0])

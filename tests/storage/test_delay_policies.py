@@ -322,7 +322,9 @@ def test_f186_topics_that_keep_nothing_know_no_delays(rig):
 
 @pytest.mark.slow
 def test_f196_a_fixed_delay_needs_no_index(rig):
-    """Messages with a fixed delay need no bitmaps, no rows and no files: the index only has the limit."""
+    """Messages with a fixed delay need no bitmaps, rows or files. The delayed index only has its limit, the first
+    position that is not indexed.
+    """
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SubType.Shared)
     fixed(rig, HOUR_MS)
     rig.run(rig.flow(consumer, 1 << 20))
@@ -360,7 +362,7 @@ def test_f183_what_is_to_be_delivered_later_than_the_maximum_is_refused_alone(ri
 
 
 def test_f183_answers_come_in_the_order_of_what_was_sent(rig):
-    """Clients expect the answers in the order of their messages, refusals included."""
+    """Receipts and refusals come in the order of the messages, as clients expect."""
     producer, other = rig.producer(TOPIC), rig.producer(TOPIC, connection=2)
     most(rig, 10_000)
     section = rig.sends(

@@ -354,7 +354,7 @@ def test_who_is_told_why_is_told_the_new_time(rig):
 
 @pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
 def test_a_single_consumer_has_what_is_given_another_time(rig, kind):
-    """Rescheduling does not affect an Exclusive subscription, which ignores delivery times."""
+    """Rescheduling does not affect Exclusive and Failover subscriptions, which ignore delivery times."""
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
     [position] = rig.run(rig.sends(at(producer, b"a", 9_000))).positions
     assert reschedule(rig, position, FAR_MS) is True

@@ -136,7 +136,9 @@ def test_memory_does_not_depend_on_how_many_wait(rigs):
 
 
 def test_what_ascends_needs_no_files(rigs):
-    """Ascending times need no files, over crashes too, until a message comes that is due earlier."""
+    """Messages whose delivery times ascend need no index files, over crashes too, until a message comes that is due
+    earlier.
+    """
     life = Life(rigs(roll_over_entries=100))
     consumer = life.consumer()
     times = {f"{n}": 100_000 + 500 * n for n in range(400)}

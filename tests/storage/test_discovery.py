@@ -51,7 +51,9 @@ def first_of(rig, **fields):
 
 
 def test_a_subscription_of_who_discovers_the_topic_begins_at_its_beginning(rig):
-    """The lookup tells the owner, before it is answered.  The client may subscribe on another connection."""
+    """A subscription by a client that discovers the topic begins at the first message, also on another connection.
+    The lookup tells the owner before the client gets its answer.
+    """
     rig.run(discovers())
     answers = published(rig).run(looks_up())
     assert answers.replies == [(DISCOVERER, envelope.WRITE, 0, 0, None)]

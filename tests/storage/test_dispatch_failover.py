@@ -16,7 +16,7 @@ MANY = 1_000
 
 @pytest.fixture
 def partitions(rigs):
-    """partitions(n): (rig, name of the n-th of three partitions)."""
+    """Return partitions(n), which returns (rig, name of the n-th of three partitions)."""
     rig = rigs()
     rig.owner.catalogue.topics.create(rig.topic("p"), 3)
     return lambda number: (rig, f"persistent://public/default/p-partition-{number}")

@@ -265,7 +265,9 @@ def test_a_key_that_comes_back_to_who_has_it_need_not_wait(moved):
 
 
 def hashes_told(rig):
-    """The draining hashes in statistics: [of the subscription, and of each consumer]."""
+    """Return from the statistics (counts of draining hashes, draining hashes). The counts are those of the
+    subscription and of each consumer, the hashes those of each consumer.
+    """
     [told] = rig.shown("stats", "persistent://public/default/a", earliest=False, publishers=False,
                        consumers=True)["subscriptions"].values()
     names = "drainingHashesCount", "drainingHashesClearedTotal", "drainingHashesUnackedMessages"

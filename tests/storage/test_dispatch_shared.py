@@ -185,7 +185,9 @@ def test_a_power_cut_may_cost_counts_and_nothing_else(rigs, tmp_path, monkeypatc
 
 
 def test_a_full_disk_costs_no_counts(rig, rigs, monkeypatch):
-    """Counts of redeliveries are in memory and in the journal, whose files are allocated."""
+    """A full disk loses no redelivery counts: they are in memory and in the journal, whose files are allocated in
+    advance.
+    """
     producer, consumer = rig.producer("a"), rig.consumer("a", **SHARED)
     positions = rig.publish(producer, b"1", b"2")
     rig.receive(consumer)

@@ -150,7 +150,9 @@ def test_a_namespace_has_so_many_topics_and_partitions(rigs):
 
 @both
 def test_messages_larger_than_the_topic_takes_are_refused_one_by_one(rigs, topic):
-    """A message of exactly the bound is taken; chunks of a large message count by themselves."""
+    """A message of exactly the maximum size is accepted. A larger one is refused, and the producer's later messages
+    are accepted.
+    """
     rig = rigs()
     producer = rig.producer(topic)
     set_policy(rig, "maxMessageSize", len(entry_of(b"x" * 100, sequence_id=1)), topic)
@@ -214,7 +216,9 @@ def test_topics_are_made_where_the_namespace_says_so_though_the_broker_does_not(
 
 
 def test_subscriptions_are_not_made_where_that_is_off(rigs):
-    """Readers may subscribe nevertheless: their subscriptions are not stored."""
+    """Where automatic creation of subscriptions is off, a new subscription is refused. Readers may subscribe,
+    because their subscriptions are not stored.
+    """
     rig = rigs()
     rig.producer(TOPIC)
     set_policy(rig, "autoSubscriptionCreation", {"allowAutoSubscriptionCreation": False}, TOPIC)

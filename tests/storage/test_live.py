@@ -61,7 +61,9 @@ def test_stored_and_live_topics_may_meet_in_one_pass(rig):
 
 
 def test_acknowledgements_are_answered_and_change_nothing(rig):
-    """Clients wait for the answer to an acknowledgement that asks for one."""
+    """Acknowledgements on a non-persistent topic change nothing, but are answered if they ask for it, because
+    clients wait for that.
+    """
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SubType.Shared)
     rig.run(rig.flow(consumer, 10))
     rig.run(rig.sends((producer, b"a")))

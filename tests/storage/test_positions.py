@@ -13,8 +13,8 @@ DAY_MS = 24 * 3600 * 1000
 
 @pytest.fixture
 def topic(rig):
-    """(positions of six entries, producer, consumer), in three ledgers, a day between the first three entries and the
-    others, one of them a batch.
+    """Return (positions of six entries, producer, consumer). The entries are in three ledgers, with a day between
+    the first three and the others, and one is a batch.
     """
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     positions = rig.publish(producer, b"0", b"1", b"2")

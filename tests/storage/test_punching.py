@@ -127,8 +127,8 @@ def test_a_ledger_goes_on_growing_around_its_holes(rigs):
 
 @pytest.mark.slow
 def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger(rigs):
-    """Everything around it is given back, blocks of the index included.  It is delivered in time, and the folder
-    verifies.
+    """All blocks around a lone delayed message are given back, those of the index included. The message is delivered
+    in time, and the folder verifies.
     """
     rig = rigs()
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)

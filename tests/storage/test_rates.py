@@ -258,7 +258,7 @@ def test_another_rate_holds_at_once_and_none_lets_everything_go(rig):
 
 
 def test_a_policy_of_something_else_changes_nothing(rig):
-    """Setting another policy every second does not fill the bucket."""
+    """Setting another policy every second does not give a rate more tokens."""
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
     one = Flood(rig, producer)
@@ -395,7 +395,7 @@ def given(answers, consumer):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
 def test_consumers_get_no_more_than_the_rate_and_no_less(rig, kind):
-    """In the end consumers have all entries, in order."""
+    """Consumers get entries at the dispatch rate, and in the end all of them in order."""
     backlog(rig, "a", 1_300)
     stored = [position for position, _ in rig.everything("a")]
     consumer = rig.consumer("a", subType=kind)
