@@ -1,24 +1,24 @@
-"""Every byte that this broker writes to disk, but for the catalogue's tables (catalogue/layout.py).
+"""The layout of every file that this broker writes, except the catalogue's tables (catalogue/layout.py).
 
     <data>/lock                             held by the supervisor that serves this folder
     <data>/format                           FOLDER_VERSION in digits, of the newest program that has served the folder
                                             (data_folder.py)
     <data>/catalogue.sqlite                 see catalogue.py
-    <data>/backup/                          links of a backup in progress (backup.py)
+    <data>/backup/                          hard links of a backup in progress (backup.py)
     <data>/stacks                           stacks of all processes, text, written on SIGUSR1
                                             (supervisor/processes/stacks.py)
     <data>/journal/<owner>/<n>.journal      SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops,
                                             entries
-    <data>/partitions/<id>/<ledger>.ledger  LEDGER_HEADER, then entries as they came, without gaps
+    <data>/partitions/<id>/<ledger>.ledger  LEDGER_HEADER, then entries as published, without gaps
     <data>/partitions/<id>/<ledger>.index   INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n.  Blocks of
                                             a sealed index are zeros where all entries are discarded
-                                            (index_repair.py).  *.new: an index that is being written anew
+                                            (index_repair.py).  *.new: an index that is being rewritten
     <data>/partitions/<id>/state            all other durable data of the partition, as of a checkpoint, in two
                                             copies: STATE_HEADER, then CURSOR_ROWs, PART_ROWs, ARRAY_ROWs,
                                             SEQUENCE_ROWs, and the arrays' bytes
     <data>/partitions/<id>/compacted/<n>/   the n-th compacted view: its manifest `view` (compacted_ledgers.py), and for
-                                            each ledger with entries left <ledger>.ledger and .index as above, with a
-                                            COMPACTED_ROW per entry that is left, ascending.  *.new: a view in progress
+                                            each ledger with kept entries <ledger>.ledger and .index as above, with a
+                                            COMPACTED_ROW per kept entry, ascending.  *.new: a view in progress
     <data>/partitions/<id>/delayed/         the delayed index (index.py); can be rebuilt from ledgers' indexes:
         <start>-<width>.window              WINDOW_BLOCKs, each with its WINDOW_ROWs: times in [start, start + width) ms
         schedule                            as of the last save: SCHEDULE_HEADER, WINDOW_FILE_ROWs, WAITING_ROWs, the
@@ -30,7 +30,7 @@ written. A row of zeros has no valid checksum. An entry carries its producer's C
 carries a copy of that, and a checksum over the row and its place, so that a row copied to another place, or pointing
 at other bytes, fails.
 
-To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and write down here
+To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and document here
 what each version added.
     Version 1: the first.
     Version 2:
@@ -38,18 +38,18 @@ what each version added.
         .redeliveries, .deaths); state_v1.py reads the old files
       - INDEX_HEADER has a checksum, and counts at least some entries of an open ledger
       - SEGMENT_HEADER has a checksum; records have a checksum of their tables, and say which record was synced before
-      - an op ACKNOWLEDGED is about a run of entries; sequence ids of producers; every entry has a checksum
+      - an op ACKNOWLEDGED covers a run of entries; sequence ids of producers; every entry has a checksum
     Later, still version 2:
       - PARTITION_DELETED; version 4 of the catalogue keeps programs away that do not know it
       - compacted views; a program that does not know them does not read them
       - `delayed`; a program that does not know it finds the same times in the indexes
-      - rows given back; a program that does not know them repairs them, and reports discarded entries as lost
+      - freed rows; a program that does not know them repairs them, and reports discarded entries as lost
 
-FOLDER_VERSION is about the whole folder and keeps older programs away from it.  Raise it whenever a released program
-must not write to a folder of this program: because of a VERSION here, in catalogue.py or in compacted_ledgers.py, or
-because of a new file.  Then put a folder of the new version into tests/storage/formats (make.py), and write down here
+FOLDER_VERSION is the version of the whole folder, and keeps older programs away from it.  Raise it whenever a released
+program must not write to a folder of this program: because of a VERSION here, in layout.py or in compacted_ledgers.py,
+or because of a new file.  Then put a folder of the new version into tests/storage/formats (make.py), and document here
 what it added.
-    Version 1: the first numbered one.  Folders without a number are older, and are taken over.
+    Version 1: the first one.  Folders without a number are older, and are upgraded.
 """
 import struct
 from pathlib import Path
@@ -68,8 +68,8 @@ SCHEDULE_MAGIC = b"GEMSCHED"
 RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the last byte of WINDOW_MAGIC is a version
 
 OPEN, SEALED = 1, 2
-# The first bytes of an entry whose space was given back.  Whole entries begin with a magic number, or with the size of
-# their metadata.
+# The first bytes of an entry whose space was freed.  Any other entry begins with a magic number, or with the size of
+# its metadata.
 NO_ENTRY = bytes(4)
 
 LEDGER_HEADER = np.dtype([
@@ -82,7 +82,7 @@ INDEX_HEADER = np.dtype([
     ("ledger_id", "<u8"), ("partition_id", "<u8"),
     ("first_message", "<u8"),        # messages of the partition before this ledger
     ("created_ms", "<i8"),
-    ("entries", "<u4"),              # of an open ledger at least; the journal has the rest
+    ("entries", "<u4"),              # in an open ledger a lower bound; the journal has the rest
     ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
     ("size", "<u8"),                 # offset behind the last counted entry
 ])
@@ -90,25 +90,25 @@ INDEX_HEADER = np.dtype([
 INDEX_ROW = np.dtype([
     ("offset", "<u8"),               # of the entry in the ledger's file
     ("publish_time", "<i8"),         # ms, the producer's clock
-    ("broker_time", "<i8"),          # ms, ours
+    ("broker_time", "<i8"),          # ms, the broker's clock
     ("deliver_at", "<i8"),           # ms; 0: at once
     ("message_index", "<u8"),        # messages of the partition before this entry
     ("size", "<u4"),
     ("messages", "<u4"),
     ("key_hash", "<u4"),
     ("flags", "<u4"),                # proto/sends.py
-    ("crc32c", "<u4"),               # the entry's own
-    ("checksum", "<u4"),             # of this row and its place
+    ("crc32c", "<u4"),               # checksum of the entry's content
+    ("checksum", "<u4"),             # over this row and its place
 ])
 
 COMPACTED_ROW = np.dtype([           # an INDEX_ROW with the entry's id in place of the key hash
     ("offset", "<u8"), ("publish_time", "<i8"), ("broker_time", "<i8"), ("deliver_at", "<i8"), ("message_index", "<u8"),
     ("size", "<u4"), ("messages", "<u4"),
     ("entry_id", "<u4"),             # unchanged
-    ("flags", "<u4"),                # and IS_CUT
+    ("flags", "<u4"),                # as in INDEX_ROW, and IS_CUT
     ("crc32c", "<u4"), ("checksum", "<u4"),
 ])
-IS_CUT = 32                          # a batch that lost messages; words follow it: a bit per message, 1 = there
+IS_CUT = 32                          # a batch that lost messages; words follow it: a bit per message, 1 = kept
 
 STATE_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
@@ -133,14 +133,14 @@ CURSOR_ROW = np.dtype([
 
 PART_ROW = np.dtype([                # batches that are acknowledged in part
     ("subscription_id", "<u8"), ("ledger_id", "<u8"), ("entry_id", "<u8"),
-    ("number", "<u8"),               # of the word among the entry's
+    ("number", "<u8"),               # index of the word among the words of the entry
     ("word", "<u8"),                 # a bit per message, 1 = not acknowledged
 ])
 
 ARRAY_ROW = np.dtype([
     ("subscription_id", "<u8"), ("ledger_id", "<u8"),
     ("kind", "<u4"), ("unused", "<u4"),
-    ("first", "<u8"),                # items before it that are 0
+    ("first", "<u8"),                # number of omitted items before it, which are 0
     ("size", "<u8"),                 # bytes
 ])
 SEQUENCE_ROW = np.dtype([            # progress of producers, for deduplication
@@ -153,7 +153,7 @@ SEQUENCE_ROW = np.dtype([            # progress of producers, for deduplication
 
 ACKS = 1                   # a bit per entry, 1 = acknowledged, beyond the mark-delete position
 REDELIVERIES = 2           # u2 per entry: redelivery count
-DEATHS = 3                 # u2 per entry: consumers whose connection ended while they held it
+DEATHS = 3                 # u2 per entry: number of consumers that disconnected while they held it
 
 WINDOW_BLOCK = np.dtype([
     ("magic", "<u4"), ("count", "<u4"),
@@ -161,7 +161,7 @@ WINDOW_BLOCK = np.dtype([
     ("unused", "<u4"),
 ])
 WINDOW_ROW = np.dtype([
-    ("after_ms", "<u4"),             # delivery time, from the window's start
+    ("after_ms", "<u4"),             # delivery time minus the window's start
     ("entry_id", "<u4"), ("ledger_id", "<u8"),
 ])
 SCHEDULE_HEADER = np.dtype([
@@ -176,7 +176,7 @@ SCHEDULE_HEADER = np.dtype([
     ("files", "<u4"), ("bitmaps", "<u4"),      # rows of each
 ])
 WINDOW_FILE_ROW = np.dtype([("start", "<i8"), ("width", "<i8"), ("size", "<u8"), ("rows", "<u8")])
-WAITING_ROW = np.dtype([("ledger_id", "<u8"), ("first", "<u8"), ("size", "<u8")])  # first: zero bytes left out
+WAITING_ROW = np.dtype([("ledger_id", "<u8"), ("first", "<u8"), ("size", "<u8")])  # first: number of omitted zero bytes
 AMENDMENT_ROW = np.dtype([
     ("ledger_id", "<u8"), ("entry_id", "<u8"),
     ("deliver_at", "<i8"),           # ms; -1: never
@@ -186,7 +186,7 @@ AMENDMENT_ROW = np.dtype([
 
 SEGMENT_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
-    ("is_retired", "<u4"),           # 1: everything in it is in its place, and synced
+    ("is_retired", "<u4"),           # 1: all its records were applied and synced
     ("sequence", "<u8"),             # never used twice
     ("first_record", "<u8"),         # number of its first record
     ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
@@ -197,7 +197,7 @@ RECORD_HEADER = np.dtype([
     ("magic", "<u4"),
     ("checksum", "<u4"),             # CRC32-C over the header behind this field and the whole record
     ("segment", "<u8"),              # sequence of its segment; tells records of an earlier use of the file apart
-    ("number", "<u8"),               # one more than the record before
+    ("number", "<u8"),               # one more than that of the previous record
     ("size", "<u8"),                 # bytes behind the header
     ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"),
     # CRC32-C over the header behind `checksum`, with 0 here, and over the tables; version 1: 0
@@ -236,15 +236,15 @@ KIND, NUMBER = 0xFF, 8     # of a field that holds kind and number: mask of the 
 LEDGER_OPENED = 1          # its entries come after this op
 LEDGER_DELETED = 2
 MARK_DELETE = 3            # the subscription's mark-delete position is this
-ACKNOWLEDGED = 4           # beyond that position: this entry, and so many more behind it
-CURSOR_RESET = 5           # the subscription begins anew behind this position, with all entries beyond unacknowledged
+ACKNOWLEDGED = 4           # beyond that position: first_entry, and more_entries behind it
+CURSOR_RESET = 5           # the subscription restarts behind this position, with nothing acknowledged beyond it
 SUBSCRIPTION_DELETED = 6
 PART_ACKNOWLEDGED = 7      # 64 bits of a batch's messages, 1 = not acknowledged; word 0 has the first 64 messages
-REDELIVERED = 8            # the redelivery count of this entry, and of so many more behind it
-DIED = 9                   # ... and the count of consumers whose connection ended; entry -1: all counts become 0
-TOTAL = 10                 # messages that the subscription needs no more, for a reason (an index of cursor.REASONS)
-PRODUCED = 11              # sequence id of the last message that the producer stored whole
-CHUNKED = 12               # a message in chunks: the next chunk, and the checksum of the first; next 0: it is finished
+REDELIVERED = 8            # the redelivery count of first_entry, and of more_entries behind it
+DIED = 9                   # the count of consumers that disconnected while they held it; entry -1: all become 0
+TOTAL = 10                 # messages that the subscription no longer needs, by reason (an index of cursor.REASONS)
+PRODUCED = 11              # sequence id of the producer's last completely stored message
+CHUNKED = 12               # a chunked message: its next chunk (0: it is complete), and the checksum of the first
 SEQUENCES_FORGOTTEN = 13   # of all producers
 PARTITION_DELETED = 14     # its id is never used again
 DELAYED = 15               # the partition has a delayed index from now on
@@ -262,7 +262,7 @@ MARK_DELETE_OP = np.dtype([
 ACKNOWLEDGED_OP = np.dtype([
     ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
     ("first_entry", "<i8"),
-    ("more_entries", "<i8"),         # 0: the first one alone
+    ("more_entries", "<i8"),         # 0: only first_entry
 ])
 CURSOR_RESET_OP = np.dtype([
     ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("entry_id", "<i8"),
@@ -333,27 +333,27 @@ def state_path(folder: Path) -> Path:
 
 
 def delayed_folder(folder: Path) -> Path:
-    """Return the folder of a partition's delayed index."""
+    """Return the folder of a partition's delayed index; `folder` is the partition's folder."""
     return folder / "delayed"
 
 
 def amended_path(folder: Path) -> Path:
-    """Return the file with operators' changes of delayed messages."""
+    """Return the path of the file with delayed messages that operators cancelled or moved."""
     return delayed_folder(folder) / "amended"
 
 
 def linked_folder(data_dir: Path) -> Path:
-    """Return the folder in which a backup in progress has second names of files, by partition."""
+    """Return the folder in which a backup in progress keeps hard links to files, by partition."""
     return data_dir / "backup" / "linked"
 
 
 def compacted_folder(folder: Path) -> Path:
-    """Return the folder of a partition's compacted views."""
+    """Return the folder of a partition's compacted views; `folder` is the partition's folder."""
     return folder / "compacted"
 
 
 def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
-    """Return the bytes of a header with these fields and the current version."""
+    """Return the bytes of a header with the given fields and the current format version."""
     out = np.zeros(1, dtype)
     out["version"] = VERSION
     for name, value in fields.items():
@@ -363,22 +363,25 @@ def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
 
 def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int,
                   checksum: int = 0, tables: int = 0) -> bytes:
-    """Return the bytes of a RECORD_HEADER.  One is made for every pass, so numpy would be too slow."""
+    """Return the bytes of a RECORD_HEADER.
+
+    Every pass makes one, so it is packed with struct: numpy would be too slow.
+    """
     return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops, tables, synced)
 
 
 def checked_header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
-    """Return the bytes of a header with a checksum of itself."""
+    """Return the bytes of a header with the given fields, the current format version, and the header's checksum."""
     return header(dtype, **fields, checksum=crc32c(header(dtype, **fields)))
 
 
 def numbers_of(kinds: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the numbers (n,) in fields (n,) of ops that hold kind and number."""
+    """Return the numbers (n,) int64 in fields (n,) uint32 of ops that hold kind and number."""
     return kinds.astype(np.int64) >> NUMBER
 
 
 def is_whole(head: Rows) -> bool:
-    """Whether the checksum of such a header (shape (1,)) is right."""
+    """Whether the header, shape (1,), matches its own checksum."""
     bare = head.copy()
     bare["checksum"] = 0
     return crc32c(bare.tobytes()) == int(head["checksum"][0])
@@ -386,11 +389,11 @@ def is_whole(head: Rows) -> bool:
 
 def row_checksums(rows: Rows, ledger_ids: NDArray[np.uint64] | int,
                   entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return `checksum` for INDEX_ROW rows (n,), in which it is 0, in these places: the high word of a multilinear
-    hash.
+    """Return the field `checksum` (n,) uint32 for INDEX_ROWs (n,) at the given ledger and entry ids.
 
-    Each factor is odd, so that a change of any one bit changes the sum. A look-up or a call for each row would cost
-    ten times as much as these few multiplications.
+    The rows must have 0 in that field.  The checksum is the high half of a multilinear hash.  Each factor is odd, so
+    that a change of any one bit changes the sum.  A look-up or a call for each row would cost ten times as much as
+    these few multiplications.
     """
     return _checksums(as_words(np.ascontiguousarray(rows)), ledger_ids, entry_ids)
 
@@ -404,7 +407,7 @@ def _checksums(words: NDArray[np.uint64], ledger_ids: NDArray[np.uint64] | int,
 
 def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, broker_time: int, deliver_at: int,
               message_index: int, size: int, messages: int, key_hash: int, flags: int, crc32c: int) -> bytes:
-    """Return the bytes of one INDEX_ROW in that place."""
+    """Return the bytes of one INDEX_ROW with its checksum for this ledger and entry id."""
     a, b, c, d, e, f, g, h = _WORDS
     total = (offset * a + publish_time * b + broker_time * c + deliver_at * d + message_index * e
              + (size | messages << 32) * f + (key_hash | flags << 32) * g + crc32c * h
@@ -414,7 +417,10 @@ def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, 
 
 
 def is_valid(rows: Rows, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
-    """Which of a ledger's rows (n,), beginning with entry `first`, are whole and in their place."""
+    """Return for each row (n,) of a ledger's index whether its checksum matches content and place, as booleans (n,).
+
+    first: entry id of the first row.
+    """
     bare = as_words(np.ascontiguousarray(rows)).copy()
     bare[:, 7] &= np.uint64(0xFFFFFFFF)      # checksum
     found = _checksums(bare, ledger_id, np.arange(first, first + len(rows), dtype=np.uint64))
@@ -423,6 +429,6 @@ def is_valid(rows: Rows, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
 
 
 def valid_rows(rows: Rows, ledger_id: int) -> int:
-    """Return how many rows, from the first on, are valid."""
+    """Return the number of valid rows before the first invalid one."""
     valid = is_valid(rows, ledger_id)
     return len(rows) if valid.all() else int((~valid).argmax())
