@@ -82,7 +82,7 @@ print(json.dumps(found))
 
 
 def at_once(count, script, *arguments):
-    """Return what `count` processes print that run the script, begun at the same moment."""
+    """Start `count` processes that run the script at the same moment. Return what each has printed."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                for _ in range(count)]
@@ -119,8 +119,8 @@ def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
 
 
 def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened, tmp_path):
-    """A restored older catalogue gives out no id or name twice. It does not know those given out after the copy was
-    made, but counters are never behind the clock.
+    """A restored older catalogue gives out no id or producer name that was given out after the copy was made,
+    because counters are never behind the clock.
     """
     begun = time.time()
     first = opened(lambda: begun)
@@ -174,7 +174,7 @@ def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monke
 
 
 def test_ids_of_deleted_things_are_not_used_again(opened):
-    """Files on disk are named by ids, so the id of a deleted subscription must not return."""
+    """The id of a deleted subscription is never given to another one, because files on disk are named by ids."""
     found = opened()
     partition_id = found.partitions.create(TOPIC)
     first = found.subscriptions.create(partition_id, "a")

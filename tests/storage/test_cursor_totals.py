@@ -1,7 +1,7 @@
-"""Totals add up: messages published = acknowledged + expired + skipped + evicted + backlog.
+"""Totals of a subscription add up: messages published = acknowledged + expired + skipped + evicted + backlog.
 
-This holds at every moment and after every crash, in messages, whatever parts of batches were acknowledged in whatever
-order.  Counts of redeliveries and deaths are exact after a power cut too.
+This holds at every moment and after every crash, counted in messages, whichever parts of batches were acknowledged.
+Counts of redeliveries and deaths are exact after a power cut too.
 """
 import pytest
 from hypothesis import settings

@@ -187,7 +187,9 @@ def fill_segment(rig):
 
 
 def test_what_was_not_stored_when_it_was_killed_is_stored_when_it_comes_again(rigs, monkeypatch):
-    """Sequence ids of entries that a kill lost are not known after the restart."""
+    """A message whose entry was lost in a kill is stored when it is sent again, because its sequence id was lost
+    too.
+    """
     rig = rigs(**CROWDED)
     producer = rig.producer("a", producer_name="p")
     send(rig, producer, 1)

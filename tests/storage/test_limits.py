@@ -216,8 +216,8 @@ def test_topics_are_made_where_the_namespace_says_so_though_the_broker_does_not(
 
 
 def test_subscriptions_are_not_made_where_that_is_off(rigs):
-    """Where automatic creation of subscriptions is off, a new subscription is refused. Readers may subscribe,
-    because their subscriptions are not stored.
+    """A new subscription is refused where automatic creation is off. Readers may subscribe, because their
+    subscriptions are not stored.
     """
     rig = rigs()
     rig.producer(TOPIC)
