@@ -28,7 +28,7 @@ _Head: TypeAlias = tuple[tuple[str, ...], int, int]      # identity of the messa
 
 
 class _Ledger:
-    """Rows of the chunks in one ledger, or in one ledger of a view."""
+    """Index rows of the chunks in one ledger, or in a view's part of one ledger, with the open file."""
 
     def __init__(self, path: Path, rows: Rows, entry_ids: NDArray[np.int64]):
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -40,7 +40,10 @@ class _Ledger:
         return f"<_Ledger {self.path} chunks={len(self.ids)}>"
 
     def head(self, at: int) -> _Head:
-        """Return the head of one chunk; ((), -1, 0) if its metadata cannot be read."""
+        """Return (identity of the message, chunk id, payload size) of one chunk.
+
+        The answer is ((), -1, 0) if its metadata cannot be read.
+        """
         known = self.heads[at]
         if known is None:
             offset, size = int(self.rows["offset"][at]), int(self.rows["size"][at])
@@ -58,7 +61,7 @@ class _Ledger:
         return known
 
     def payload(self, at: int) -> memoryview:
-        """Return the payload of a chunk, as it is stored.  Raises Damaged."""
+        """Return the stored payload of a chunk.  Raises Damaged."""
         entry = os.pread(self.fd, int(self.rows["size"][at]), int(self.rows["offset"][at]))
         if crc32c(memoryview(entry)[CHECKSUM_END:]) != self.rows["crc32c"][at]:
             raise Damaged(f"the checksum of its chunk {self.path}, entry {self.ids[at]}, is wrong")
@@ -66,7 +69,7 @@ class _Ledger:
 
 
 class Chunks:
-    """Joins the messages whose last chunk lies in a stretch."""
+    """Joiner of chunked messages whose last chunk lies in a stretch."""
 
     def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage):
         self._stretch, self._report = stretch, report
@@ -120,7 +123,7 @@ class Chunks:
                 | {"payload_size": size, "batch_index": None, "chunks": indexes}]
 
     def _before(self, entry_id: int) -> Iterator[tuple[_Ledger, int]]:
-        """Iterate backwards over chunks that lie before an entry of the stretch's ledger."""
+        """Yield the (ledger, index) of chunks before an entry of the stretch's ledger, backwards."""
         number = 0
         while number < len(self._ledgers) or self._open_next():
             there = self._ledgers[number]
@@ -136,7 +139,7 @@ class Chunks:
         return opened is not None
 
     def _open_backwards(self) -> Iterator[_Ledger]:
-        """Iterate over ledgers with chunks, the stretch's own ledger first, then earlier ones.
+        """Yield ledgers with chunks: the stretch's own ledger first, then earlier ones, backwards.
 
         Entries before the horizon of a view may exist in the view only.
         """
@@ -168,5 +171,5 @@ class Chunks:
 
 
 def _whose(metadata: api.MessageMetadata) -> tuple[str, ...]:
-    """Return the values that all chunks of a message have in common."""
+    """Return the identity of a chunked message, which all its chunks have: producer name and UUID."""
     return metadata.producer_name, metadata.uuid

@@ -41,7 +41,7 @@ _UNFINISHED_MS = 24 * 3_600_000      # a chunked message without its last chunk 
 
 
 class CannotCompact(Exception):
-    """This partition cannot be compacted; others can.  The text gives the reason."""
+    """Error: this partition cannot be compacted, while others can.  The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Source:
 class Job:
     """The compaction of one partition, made by `prepare`.
 
-    Processes on other hosts can use it if they see the data folder.
+    Processes on other hosts can carry it out if they see the data folder.
     """
 
     data_dir: Path
@@ -81,7 +81,10 @@ class Job:
 
     @property
     def target(self) -> Path:
-        """The folder to write to.  Its name has a token: children of a killed job may go on writing for a moment."""
+        """The folder of the unfinished view.
+
+        Its name has a token, because children of a killed job may go on writing for a moment.
+        """
         return compacted_ledgers.unfinished(self.folder, f"{self.view + 1}.{self.token}")
 
     @property
@@ -101,7 +104,7 @@ class Job:
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
             first_ledger: int = 0) -> Job:
-    """Return the compaction of a partition up to `horizon`.  Raises CannotCompact."""
+    """Return the job that compacts a partition up to `horizon`.  Raises CannotCompact."""
     folder = format.partition_folder(data_dir, partition_id)
     try:
         held = compacted_ledgers.open_view(folder, view) if view else None
@@ -129,7 +132,7 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
 
 def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None,
             view_entries: int, end: int, behind: Position) -> Source | None:
-    """Return the source of one ledger, None if it has no entries to read.
+    """Return the part of one ledger that a compaction reads, None if it has no entries to read.
 
     of_view, part: the ledger in the view in force.  end: -1 for all entries.  behind: horizon of the view in force.
     """
@@ -166,7 +169,9 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
 
 
 def stretches(job: Job) -> list[tuple[Stretch, int]]:
-    """Return the stretches that the first pass reads, in order, each with its approximate number of messages."""
+    """Return the stretches that the first pass of a compaction reads, in order, each with its approximate message
+    count.
+    """
     read = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
     share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in read))
     return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in read]
@@ -174,7 +179,7 @@ def stretches(job: Job) -> list[tuple[Stretch, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A block of entries of one ledger, in the mapped file."""
+    """A block of entries of one ledger, in its mapped file."""
 
     rows: Rows                       # (n,) INDEX_ROW or COMPACTED_ROW
     ids: NDArray[np.int64]
@@ -183,7 +188,7 @@ class Entries:
 
 
 def entries(job: Job, source: Source) -> Iterator[Entries]:
-    """Iterate over blocks of all entries of a source.  Entries whose row is lost are left out."""
+    """Yield all entries of a compaction's source in blocks.  Entries whose index row is lost are left out."""
     if job.view:
         held = compacted_ledgers.open_view(job.folder, job.view)
         assert held is not None
@@ -213,7 +218,11 @@ def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, is_of_view: bo
 # -- chunked messages
 
 def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
-    """Return ({place of a message's last chunk: places of its others}, places of chunks whose last may still come)."""
+    """Return the chunked messages of a compaction's sources.
+
+    They are ({place of a last chunk: places of the message's other chunks}, places of chunks of messages still
+    unfinished).
+    """
     whole: dict[int, list[int]] = {}
     begun: dict[tuple[str, str], tuple[int, list[int]]] = {}      # (producer, uuid): (ms of the newest chunk, places)
     now_ms = 0                       # by the broker's times in the entries
@@ -258,7 +267,7 @@ def _place(number: int, source: Source, message: int) -> int:
 # -- the folder of the view
 
 def begin(job: Job) -> None:
-    """Make an empty folder for the view, and remove the partition's unfinished views.  Raises CannotCompact."""
+    """Make an empty folder for the job's view, and remove the partition's unfinished views.  Raises CannotCompact."""
     try:
         for path in job.target.parent.glob(f"*{compacted_ledgers.UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
@@ -268,7 +277,7 @@ def begin(job: Job) -> None:
 
 
 def discard(job: Job) -> None:
-    """Remove the view, whether it is complete or not, unless it was adopted."""
+    """Remove the job's view, complete or not, unless it was adopted."""
     for path in (job.target, compacted_ledgers.unfinished(job.folder, job.view + 1)):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -280,7 +289,7 @@ def remove(job: Job, ledger_id: int) -> None:
 
 
 def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict[str, Any]) -> None:
-    """Complete a view whose ledgers are all written.  The view then waits to be adopted.  Raises CannotCompact."""
+    """Complete a view whose ledgers are all written, so that it can be adopted.  Raises CannotCompact."""
     try:
         compacted_ledgers.finish(job.target, compacted_ledgers.Manifest(
             job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
@@ -290,7 +299,7 @@ def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict[str, Any])
 
 
 def reason(error: Exception, path: Path | None = None) -> str:
-    """Return an error as a reason for CannotCompact.  path: the file it is about, if the error names none."""
+    """Return the text of CannotCompact for an error.  path: the file in question, for an error that names none."""
     if isinstance(error, FileNotFoundError):
         return f"it was deleted meanwhile ({error.filename} is gone)"
     if not isinstance(error, OSError):

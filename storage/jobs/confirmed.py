@@ -76,7 +76,7 @@ def _complete(pattern: str) -> str:
 
 
 def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
-    """Return the names under which a topic is stored."""
+    """Return the names under which a topic is stored: of its partitions, or its own.  Raises LookupError."""
     count = catalogue.topics.partition_count(topic)
     if count is None and not catalogue.topics.exists(topic):
         raise LookupError(f"there is no topic {topic}")
@@ -89,8 +89,8 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
               view: int = 0, size_max: int = SIZE_MAX) -> list[Stretch]:
     """Return the stretches of a partition, in order, from behind one position up to and including another.
 
-    view: number of a view; entries up to its horizon come from the view, all others from the ledgers. A stretch has at
-    most size_max bytes, or one entry. Ledgers that are deleted meanwhile are left out.
+    view: number of a compacted view; entries up to its horizon come from the view, all others from the ledgers. A
+    stretch has at most size_max bytes, or one entry. Ledgers that are deleted meanwhile are left out.
 
     Raises CorruptFile, and FileNotFoundError if the view does not exist.
     """
@@ -115,7 +115,7 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
 
 
 def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
-    """Return the position of the last confirmed entry, NOWHERE if there is none.  Raises CorruptFile."""
+    """Return the position of a partition's last confirmed entry, NOWHERE without entries.  Raises CorruptFile."""
     folder = format.partition_folder(Path(data_dir), partition_id)
     for ledger_id in reversed(ledger_headers.ledger_ids(folder)):
         try:
@@ -128,7 +128,7 @@ def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
 
 
 def current_view(data_dir: Path | str, partition_id: int) -> int:
-    """Return the number of the partition's view in force, 0 if there is none."""
+    """Return the number of the partition's compacted view in force, 0 if there is none."""
     return next(reversed(compacted_ledgers.numbers(format.partition_folder(Path(data_dir), partition_id))), 0)
 
 
@@ -145,7 +145,7 @@ def _of_view(view: CompactedLedgers, behind: Position, up_to: Position | None, s
 
 
 def _within(ledger_id: int, entries: int, behind: Position, up_to: Position | None) -> tuple[int, int]:
-    """Return (first, end) of a ledger's entries behind one position and up to another."""
+    """Return (first, end) of a ledger's entries behind one position and up to and including another."""
     first = behind[1] + 1 if ledger_id == behind[0] else 0 if ledger_id > behind[0] else entries
     if up_to is None or ledger_id < up_to[0]:
         return first, entries
@@ -153,7 +153,7 @@ def _within(ledger_id: int, entries: int, behind: Position, up_to: Position | No
 
 
 def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> Iterator[tuple[int, int]]:
-    """Iterate over (first, end) of pieces of rows first .. end - 1.
+    """Yield (first, end) of pieces of the index rows first .. end - 1.
 
     The entries of a piece have at most size_max bytes, or the piece is one entry.
     """
@@ -166,7 +166,7 @@ def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> 
 
 
 def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> Rows:
-    """Return the rows (n,) INDEX_ROW of a ledger's confirmed entries, mapped and not checked.
+    """Return the index rows (n,) INDEX_ROW of a ledger's confirmed entries, mapped and not checked.
 
     Rows of zeros follow if the index is too short. Raises FileNotFoundError, and CorruptFile for a newer format
     version.
@@ -194,7 +194,7 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> Rows:
 
 def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int,
                end: int) -> tuple[Rows, NDArray[np.bool_], list[str]]:
-    """Return (rows of entries first .. end - 1, which of them are lost, lines of damage).
+    """Return (index rows of a ledger's entries first .. end - 1, which of them are lost, lines of damage).
 
     Damaged rows are repaired in memory where that is possible.
     """

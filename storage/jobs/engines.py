@@ -42,16 +42,16 @@ Tell = Callable[[str, int, int], None]      # stage, messages done, messages of 
 
 
 class NoSpark(Exception):
-    """Spark cannot be used.  The text says what is missing."""
+    """Error: Spark cannot be used.  The text says what is missing."""
 
 
 class NotInstalled(NoSpark):
-    """Spark is not installed on this host."""
+    """Error: Spark is not installed on this host."""
 
 
 @dataclass(slots=True)
 class Done:
-    """Result of one job."""
+    """Result of one compaction job."""
 
     written: list[Written] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -60,7 +60,10 @@ class Done:
 
 
 class LocalEngine:
-    """Compaction in this process.  The keys of one partition are in memory, briefly each up to three times."""
+    """Compaction in this process.
+
+    The keys of one partition at a time are in memory, each briefly up to three times.
+    """
 
     name = "this process"
 
@@ -71,7 +74,7 @@ class LocalEngine:
         """Do nothing: this engine holds no resources."""
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
-        """Iterate over jobs as they end.  Views are written, but not finished."""
+        """Yield each job with its result as it ends.  Views are written, but not finished."""
         total, before = sum(job.messages for job in jobs), 0
         for job in jobs:
             done, started = Done(), time.monotonic()
@@ -89,7 +92,7 @@ class LocalEngine:
 
     @staticmethod
     def _newest(job: Job, done: Done, tell: Callable[[int], None]) -> NDArray[np.int64]:
-        """Return places of the newest messages of all keys, and of keyless messages that stay."""
+        """Return the places of the newest message of each key, and of keyless messages that are kept."""
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
             for scan in key_scan.scan_keys(job, stretch):
@@ -117,8 +120,8 @@ def _merged(known: pa.Table | None, fresh: list[pa.RecordBatch]) -> pa.Table:
 class Spark:
     """Compaction by Spark, with any master; local[*] is this host.
 
-    Other hosts need the data folder under the same path, and geminga installed. memory: of Spark's own process; each
-    of its Python workers, one for a core, takes some 200 MiB more.
+    Other hosts need the data folder under the same path, and geminga installed. memory: of Spark's own process; each of
+    its Python workers, one for a core, takes some 200 MiB more.
     """
 
     def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session: Any = None):
@@ -140,7 +143,7 @@ class Spark:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
-        """Compact all jobs together, then iterate over them.  Views are written, but not finished."""
+        """Compact all jobs together, then yield each with its result.  Views are written, but not finished."""
         from pyspark.errors import PySparkException
 
         started, results = time.monotonic(), [Done() for _ in jobs]
@@ -174,7 +177,11 @@ class Spark:
 
     def _run(self, jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum, written: _Sum,
              notes: _Sum) -> list[tuple[Any, ...]]:
-        """Return [(number of the job, fields of its part or None, keys, tombstones, lines of damage)]."""
+        """Run both passes of the jobs in Spark.
+
+        Returns [(number of the job, fields of its part or None, keys, tombstones, lines of damage)], one for each
+        ledger.
+        """
         from pyspark.sql import functions
 
         if not bundles:
@@ -216,7 +223,7 @@ def _tell_read(tell: Tell, before: int, total: int, looked: int) -> None:
 
 
 def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
-    """Group small stretches into bundles, one bundle for a task."""
+    """Group small stretches into bundles, of which each is one Spark task."""
     bundles: list[list[tuple[int, Stretch]]] = []
     size = _BUNDLE_MESSAGES
     for number, stretch, messages in stretches:
@@ -230,7 +237,7 @@ def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, 
 
 def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum,
             notes: _Sum) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that runs the first pass for the bundles of a task."""
+    """Return the function that runs the first pass of a compaction for the bundles of a Spark task."""
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         failed = set()
         for bundle in (bundle for batch in batches for bundle in batch.column(0).to_pylist()):
@@ -256,7 +263,7 @@ def _keys(number: int, keys: pa.StringArray, places: NDArray[np.int64]) -> pa.Re
 
 
 def _names(places: NDArray[np.int64]) -> pa.StringArray:
-    """Return a unique key for each keyless message.  The byte FF begins no text, so no message has such a key."""
+    """Return a unique key for each keyless message.  It begins with the byte FF, as no text and so no real key does."""
     text = np.full((len(places), 9), 0xFF, np.uint8)
     text[:, 1:] = places.astype(">i8").view(np.uint8).reshape(-1, 8)
     offsets = np.arange(len(places) + 1, dtype=np.int32) * 9
@@ -264,7 +271,7 @@ def _names(places: NDArray[np.int64]) -> pa.StringArray:
 
 
 def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[tuple[Any, ...], pa.Table], pa.Table]:
-    """Return the function that runs the second pass for one ledger."""
+    """Return the function that runs the second pass of a compaction for one ledger in Spark."""
     firsts = [job.first_ledger for job in jobs]
 
     def write(key: tuple[Any, ...], rows: pa.Table) -> pa.Table:
@@ -299,7 +306,7 @@ def _lists() -> Any:
 
 @contextlib.contextmanager
 def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]:
-    """Report progress regularly while the context is open."""
+    """Report the progress of Spark's passes regularly while the context is open."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -369,7 +376,7 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 
 
 def check_java() -> None:
-    """Look for a Java runtime that Spark can use.  Raises NoSpark."""
+    """Check that there is a Java runtime that Spark can use.  Raises NoSpark."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install default-jre-headless"

@@ -24,12 +24,12 @@ Wanted = Callable[[Rows], NDArray[np.bool_]]       # index rows (n,) -> (n,) whi
 
 
 class ViewReplaced(Exception):
-    """The view to be read is gone, because a newer one has replaced it."""
+    """Error: the compacted view to be read is gone, because a newer one has replaced it."""
 
 
 @dataclass(slots=True)
 class Block:
-    """Entries that are read together: their bytes, and the place of each."""
+    """Entries that are read together: their bytes, and where each begins and ends."""
 
     rows: Rows                          # (n,) INDEX_ROW or COMPACTED_ROW
     entry_ids: NDArray[np.int64]
@@ -41,12 +41,12 @@ class Block:
         return self.data[self.begins[at]:self.ends[at]].tobytes()
 
     def chosen(self, some: NDArray[np.intp]) -> "Block":
-        """Return a block with some of the entries; both have the same `data`."""
+        """Return a block with some of the entries, which shares `data` with this one."""
         return Block(self.rows[some], self.entry_ids[some], self.data, self.begins[some], self.ends[some])
 
 
 class BlockReader:
-    """The open file of one stretch's ledger.  Damaged entries are reported and left out."""
+    """Reader of one stretch, with the open file of its ledger.  Damaged entries are reported and left out."""
 
     def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage):
         self.stretch, self._report = stretch, report
@@ -63,13 +63,13 @@ class BlockReader:
             os.close(self._fd)
 
     def report(self, entry_id: int, text: str) -> None:
-        """Report an entry that is left out."""
+        """Report that an entry is left out, and why."""
         self._report(f"{self._path}: entry {self.stretch.ledger_id}:{entry_id} is left out: {text}")
 
     def blocks(self, wanted: Wanted | None) -> Iterator[Block]:
-        """Iterate over blocks of whole entries.  A block's bytes are overwritten when the next one is read.
+        """Yield the stretch's undamaged entries in blocks.  The next block overwrites the bytes of the one before.
 
-        Nothing is returned for a ledger that is deleted before it is opened.  Raises ViewReplaced, OSError.
+        Nothing is yielded for a ledger that is deleted before it is opened.  Raises ViewReplaced, OSError.
         """
         stretch = self.stretch
         try:
@@ -107,7 +107,7 @@ class BlockReader:
         return ledger.rows[start:stop], ledger.kept[start:stop]
 
     def _load(self, rows: Rows, entry_ids: NDArray[np.int64]) -> Block:
-        """Return a block with those entries that exist and are whole."""
+        """Read some entries into a block, without those that are damaged or whose disk space was given back."""
         offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
         start, size = int(offsets[0]), int(offsets[-1] + sizes[-1] - offsets[0])
         if size + PAD > len(self._memory):
@@ -132,7 +132,7 @@ class BlockReader:
 
 
 def _together(rows: Rows) -> Iterator[tuple[int, int]]:
-    """Iterate over (first, end) of rows whose entries make one block."""
+    """Yield (first, end) of index rows whose entries are read as one block."""
     offsets = rows["offset"].astype(np.int64)
     ends = offsets + rows["size"]
     borders = np.flatnonzero((offsets[1:] - ends[:-1] > _GAP_MAX) | (offsets[1:] < ends[:-1])) + 1
@@ -145,7 +145,7 @@ def _together(rows: Rows) -> Iterator[tuple[int, int]]:
 
 
 def _read_at(fd: int, into: memoryview, offset: int) -> int:
-    """Read into a buffer, and return the number of bytes read."""
+    """Read from a file's offset into a buffer.  Returns the number of bytes read, fewer at the end of the file."""
     done = 0
     while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done)):
         done += count

@@ -36,7 +36,7 @@ _DAMAGE_MAX = 100                    # lines of damage of a stretch
 
 @dataclass(frozen=True, slots=True)
 class KeyScan:
-    """Keys and places of some messages."""
+    """The keys and places of some messages, found by the first pass of a compaction."""
 
     keys: pa.StringArray
     places: NDArray[np.int64]        # of the messages with these keys
@@ -46,7 +46,7 @@ class KeyScan:
 
 
 def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
-    """Iterate over keys and places of the messages of a stretch.  Raises CannotCompact."""
+    """Yield the keys and places of a stretch's messages, some messages at a time.  Raises CannotCompact."""
     number = next(at for at, source in enumerate(job.sources, job.first_ledger)
                   if source.ledger_id == stretch.ledger_id)
     source, damage, flags, counter = job.source(number), [], None, itertools.count(1)
@@ -91,7 +91,7 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
 
 
 def _flags(job: Job, stretch: Stretch) -> Rows:
-    """Return (n,) `flags` and `messages` of the ledger's index, by entry id."""
+    """Return the `flags` and `messages` (n,) of the index rows of a stretch's ledger, by entry id."""
     flags = np.zeros(stretch.end, [("flags", "<u4"), ("messages", "<u4")])
     for some in entries(job, job.sources[[source.ledger_id for source in job.sources].index(stretch.ledger_id)]):
         is_there = some.ids < stretch.end
@@ -101,9 +101,10 @@ def _flags(job: Job, stretch: Stretch) -> Rows:
 
 
 def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return places of chunks to keep besides last chunks: of kept messages, and of messages not complete yet.
+    """Return the places of chunks that a compaction keeps, besides the last chunks.
 
-    places: of the newest messages of all keys.
+    They are the other chunks of kept messages, and all chunks of unfinished messages. places: of the newest message of
+    each key.
     """
     numbers = places[places & IS_TOMBSTONE == 0] >> MESSAGE_BIT << MESSAGE_BIT
     lasts = np.fromiter(job.chunks, np.int64, len(job.chunks))      # no bit below MESSAGE_BIT is set in them
@@ -112,7 +113,7 @@ def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Iterate over (number of the ledger in the run, its places)."""
+    """Yield (number of a ledger in the run, its places) for places of messages in any order."""
     places = np.sort(places)
     starts = np.flatnonzero(np.diff(places >> LEDGER_BIT, prepend=-1))
     for some in np.split(places, starts[1:]) if len(places) else ():

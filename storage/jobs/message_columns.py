@@ -60,17 +60,20 @@ _PAIR = Field("key", 1, is_bytes=True), Field("value", 2, is_bytes=True)      # 
 
 
 def outer_fields(names: Collection[str]) -> tuple[Field, ...]:
-    """Return the fields to read of MessageMetadata for these columns."""
+    """Return the fields of MessageMetadata to read for these columns."""
     return tuple(field for name, field in _OUTER.items() if name in names) + _OUTER_ALWAYS
 
 
 def single_fields(names: Collection[str]) -> tuple[Field, ...]:
-    """Return the fields to read of SingleMessageMetadata for these columns."""
+    """Return the fields of SingleMessageMetadata to read for these columns."""
     return tuple(field for name, field in _SINGLE.items() if name in names) + _SINGLE_ALWAYS
 
 
 def read_properties(data: NDArray[np.uint8], columns: Columns) -> None:
-    """Read the spans of keys and values of properties.  Messages with unreadable properties become odd."""
+    """Find where the keys and values of message properties begin and end in `data`.
+
+    Messages with unreadable properties are marked as odd, to be read one by one.
+    """
     if _PROPERTIES not in columns.repeated:
         return
     messages, begins, ends = columns.repeated[_PROPERTIES]
@@ -85,7 +88,7 @@ def read_properties(data: NDArray[np.uint8], columns: Columns) -> None:
 
 @dataclass(slots=True)
 class Messages:
-    """Messages as places in buffers."""
+    """Messages of a block, given by where their metadata and payloads lie in buffers."""
 
     block: Block
     entry: NDArray[np.intp]             # place of each message's entry in the block; ascending
@@ -149,7 +152,7 @@ def column(name: str, messages: Messages, stretch: Stretch) -> pa.Array:
 
 
 def listed(name: str, messages: list[Message]) -> pa.Array:
-    """Return one column of SCHEMA for messages that were read one by one."""
+    """Return one column of SCHEMA for messages that the protobuf library has read one by one."""
     field, values = SCHEMA.field(name), [message[name] for message in messages]
     if field.type == arrays.TIME:
         return arrays.times(np.array(values, np.int64), is_optional=field.name in ("event_time", "deliver_at"))
@@ -164,7 +167,7 @@ def listed(name: str, messages: list[Message]) -> pa.Array:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    """Return an array of bytes as text, without a check."""
+    """Return an Arrow array of bytes as strings, without checking that they are UTF-8."""
     return pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
 
 

@@ -31,12 +31,12 @@ Engine: TypeAlias = LocalEngine | Spark
 
 
 class AlreadyRunning(Exception):
-    """Another run holds the lock in the data folder's `nightly` folder."""
+    """Error: another nightly run holds the lock in the data folder's `nightly` folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A partition to compact if it has new messages."""
+    """A partition to compact if it has new messages, with its options."""
 
     partition_id: int
     topic: str
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Plan of a run for one partition."""
+    """The plan of a nightly run for one partition."""
 
     target: Target
     is_due: bool
@@ -63,7 +63,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """Result of a run for one partition."""
+    """The result of a nightly run for one partition."""
 
     partition_id: int
     topic: str
@@ -86,7 +86,7 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run over all its partitions."""
+    """The progress of a nightly run over all its partitions."""
 
     stage: str                       # "reading", then "writing"
     done: int                        # messages of this stage
@@ -97,7 +97,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Result of a whole run."""
+    """The result of a whole nightly run."""
 
     started_ms: int
     seconds: float
@@ -113,7 +113,7 @@ _TOGETHER = 200                      # partitions that are compacted together: e
 # -- the plan
 
 def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
-    """Return the plan for each target."""
+    """Return what a nightly run would do with each partition."""
     return [_plan(data_dir, target) for target in targets]
 
 
@@ -136,7 +136,7 @@ def _plan(data_dir: Path, target: Target) -> Planned:
 
 
 def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
-    """Return (entries, messages, bytes) behind one position and up to another."""
+    """Return (entries, messages, bytes) of a partition behind one position and up to another."""
     entries = messages = size = 0
     if horizon <= behind:
         return 0, 0, 0
@@ -160,7 +160,7 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
 
 def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | None = None,
         progress: TellProgress | None = None) -> Night:
-    """Compact all partitions that are due.  The caller closes the engine.
+    """Compact all partitions that the plan calls due.  The caller closes the engine.
 
     An unforeseen error ends the run; the result has the error and the partitions done before.  Raises AlreadyRunning.
     """
@@ -195,7 +195,7 @@ def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Engine | None 
 
 def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine,
              tell: Tell) -> list[PartitionReport]:
-    """Compact partitions together.  Each partition's lock keeps other jobs from compacting it meanwhile."""
+    """Compact partitions together.  Each partition's lock keeps other jobs from compacting the partition meanwhile."""
     with contextlib.ExitStack() as taken:
         reports, ready, jobs, ledgers = [], [], {}, 0
         for target in targets:
@@ -234,7 +234,7 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
 
 
 def _finished(job: Job, done: Done, target: Target, planned: Planned, adopt: Adopt) -> PartitionReport:
-    """Finish the view of a job and have it adopted, or discard it.  Return the report."""
+    """Finish a job's view and have it adopted, or discard it.  Returns the partition's report."""
     parts = [written.part for written in done.written if written.part is not None]
     size = sum(part.size for part in parts)
     bytes_in = planned.size + planned.view_size
@@ -272,7 +272,7 @@ def _folder(data_dir: Path) -> Path:
 
 
 class _Teller:
-    """Reports the progress of a run: totals over its rounds, the rate, and the time that is left."""
+    """Reporter of a run's progress: totals over its rounds, the rate, and the remaining time."""
 
     def __init__(self, progress: TellProgress | None, total: int):
         self._progress, self._total = progress, total

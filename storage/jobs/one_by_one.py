@@ -16,11 +16,11 @@ _START = MAGIC.to_bytes(2, "big")
 
 
 class Damaged(Exception):
-    """The entry cannot be read.  The text gives the reason."""
+    """Error: the entry cannot be read.  The text gives the reason."""
 
 
 def split(entry: bytes) -> tuple[api.MessageMetadata, memoryview]:
-    """Return the metadata of an entry, and its payload as it is stored.  Raises Damaged."""
+    """Return an entry's metadata, and its stored payload.  Raises Damaged."""
     at = CHECKSUM_END if entry[:2] == _START else 0      # ledgers of format version 1 have some without a checksum
     if len(entry) < at + 4 or (behind := at + 4 + SIZE.unpack_from(entry, at)[0]) > len(entry):
         raise Damaged("its metadata are longer than it")
@@ -39,7 +39,7 @@ def is_chunk(metadata: api.MessageMetadata) -> bool:
 
 
 def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[Message]:
-    """Iterate over the messages of an entry, each with the columns of `message`, and its batch_index.
+    """Yield the messages of an entry, each with the columns of `message` and its batch_index.
 
     Raises Damaged.
     """
@@ -63,13 +63,13 @@ def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[Mess
 
 
 def check(metadata: api.MessageMetadata, stored: memoryview) -> None:
-    """Read all messages and keep none.  Raises Damaged."""
+    """Check that all messages of an entry can be read, and keep none.  Raises Damaged."""
     for _ in messages(metadata, stored):
         pass
 
 
 def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryview:
-    """Return the decompressed payload.  Raises Damaged."""
+    """Return the decompressed payload of an entry.  Raises Damaged."""
     try:
         return memoryview(decompress(metadata.compression, stored, metadata.uncompressed_size))
     except CannotDecompress as error:
@@ -78,7 +78,7 @@ def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryv
 
 def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMessageMetadata,
             payload: bytes | memoryview) -> Message:
-    """Return the columns of one message.
+    """Return {column: value} of one message.
 
     own: the metadata of the message. outer: the metadata of its entry.
     """
@@ -99,5 +99,5 @@ def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMes
 
 
 def _raw(text: str | bytes) -> bytes:
-    """Return a string as bytes.  The library returns strings that are not UTF-8 as bytes already."""
+    """Return a string of protobuf as bytes.  The library returns strings that are not UTF-8 as bytes already."""
     return text if isinstance(text, bytes) else text.encode()

@@ -43,14 +43,14 @@ _Places: TypeAlias = NDArray[np.int64]
 
 def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: ReportDamage, *,
             wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
-    """Iterate over the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
+    """Yield the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
 
-    message_index ascends within messages of one kind (single, in batches, in chunks), and not beyond that.
+    message_index ascends within messages of one kind (single, in batches, in chunks), but not across kinds.
 
     report_damage: called with a line for each damage; reading goes on.  wanted: given index rows (n,), INDEX_ROW or
     COMPACTED_ROW, returns which of them to read.  payload_size of a single message is the size that its metadata
-    claim, unless `payload` is asked for too.  A ledger that is deleted before it is opened has no messages; later it
-    is read to its end.
+    claims, unless `payload` is asked for too.  A ledger that is deleted before it is opened has no messages; one that
+    is deleted later is read to its end.
 
     Raises ViewReplaced, and OSError if the disk fails.
     """
@@ -62,7 +62,7 @@ def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], re
 
 
 class _Reader:
-    """One reading of a stretch."""
+    """One reading of a stretch as Arrow batches."""
 
     def __init__(self, data_dir: Path, stretch: Stretch, columns: tuple[str, ...], report: ReportDamage):
         self.stretch, self.columns = stretch, columns
@@ -83,7 +83,9 @@ class _Reader:
             yield from self._batches(block)
 
     def _batches(self, block: Block) -> Iterator[pa.RecordBatch]:
-        """Iterate over the messages of a block: single ones, then batches, then entries that are read one by one."""
+        """Yield the messages of a block: of single entries, then of batches, then of entries that are read one by
+        one.
+        """
         if not len(block.rows):
             return
         words = words_at_each_byte(block.data)
@@ -116,7 +118,7 @@ class _Reader:
 
     def _plain(self, block: Block, outer: Columns, some: NDArray[np.intp],
                payloads: _Places) -> Iterator[pa.RecordBatch]:
-        """Iterate over the messages of entries that are no batches, or encrypted ones."""
+        """Yield the messages of entries that are not batches, or that are encrypted."""
         begins, ends, data = payloads[some], block.ends[some], block.data
         sizes = ends - begins
         if "compression" in outer.numbers:
@@ -142,7 +144,10 @@ class _Reader:
     def _undo(self, block: Block, some: NDArray[np.intp], begins: _Places, ends: _Places, codecs: NDArray[np.uint64],
               is_compressed: NDArray[np.bool_],
               sizes: NDArray[np.integer]) -> tuple[NDArray[np.uint8], _Places, _Places, NDArray[np.bool_]]:
-        """Return (data with decompressed payloads at its end, begins, ends, which payloads cannot be decompressed)."""
+        """Decompress payloads of a block's entries.
+
+        Returns (data with decompressed payloads at its end, begins, ends, which payloads cannot be decompressed).
+        """
         chosen, failed, raw = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data)
         pieces: list[bytes | memoryview] = []
         if not len(chosen):
@@ -161,7 +166,7 @@ class _Reader:
 
     def _unpack(self, block: Block, outer: Columns, some: NDArray[np.intp],
                 payloads: _Places) -> Generator[pa.RecordBatch, None, NDArray[np.intp]]:
-        """Unpack the messages of batches.  Return the batches that must go through the protobuf library."""
+        """Yield the messages of batches.  Returns the batches that the protobuf library has to read."""
         begins, ends, data = payloads[some], block.ends[some], block.data
         if "compression" in outer.numbers:
             codecs = outer.numbers["compression"][some]
@@ -190,7 +195,10 @@ class _Reader:
         return np.concatenate(left)
 
     def _one_by_one(self, block: Block, some: list[int]) -> Iterator[pa.RecordBatch]:
-        """Read unusual entries and chunks with the protobuf library.  some: their places in the block."""
+        """Yield the messages of unusual entries and of chunks, read with the protobuf library.
+
+        some: their places in the block.
+        """
         ready: list[Message] = []
         size = 0
         for at in sorted(some):
@@ -246,7 +254,7 @@ def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64]) 
 
 
 def _within(some: NDArray[np.intp], sizes: NDArray[np.int64]) -> Iterator[NDArray[np.intp]]:
-    """Iterate over groups of at most UNPACKED_MAX bytes; a larger item is a group of its own."""
+    """Yield groups of items with at most UNPACKED_MAX bytes; a larger item is a group of its own."""
     ends = np.cumsum(sizes)
     first, before = 0, 0
     while first < len(some):
@@ -256,7 +264,7 @@ def _within(some: NDArray[np.intp], sizes: NDArray[np.int64]) -> Iterator[NDArra
 
 
 def _slices(batch: NDArray[np.int64], kept: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
-    """Iterate over groups of about MESSAGES_MAX messages; no group ends within a batch."""
+    """Yield groups of about MESSAGES_MAX messages; no group ends within a batch."""
     left = np.flatnonzero(kept)
     first = 0
     while first < len(left):

@@ -28,11 +28,14 @@ _TOGETHER_SIZE = 8 << 20         # bytes of batches that are unpacked together; 
 
 
 class Unreadable(Exception):
-    """The entry is not a batch with so many messages.  The text gives the reason."""
+    """Error: the entry is not a batch with the expected number of messages.  The text gives the reason."""
 
 
 def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unreadable]:
-    """Return the entries of batches, rewritten with the messages (n,) that are kept."""
+    """Return batch entries rewritten without removed messages, or the error of an entry that cannot be read.
+
+    kept: for each entry, which of its messages (n,) are kept.
+    """
     rewritten: list[bytes | Unreadable] = []
     some: list[_Batch | Unreadable] = []
     size = 0
@@ -70,7 +73,7 @@ def _open(entry: bytes, kept: NDArray[np.bool_]) -> _Batch:
 
 
 def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
-    """Rewrite batches.  The places of messages are found for all of them together, where possible."""
+    """Rewrite batches, whose messages are located for all of them together where possible."""
     opened = [one for one in some if isinstance(one, _Batch)]
     if not opened:
         return [one for one in some if isinstance(one, Unreadable)]
@@ -100,7 +103,10 @@ def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
 
 
 def _rewritten(one: _Batch, bounds: Sequence[int]) -> bytes:
-    """Return a rewritten entry.  bounds (n + 1): where its messages begin, and where the last ends."""
+    """Return a batch as an entry without its removed messages.
+
+    bounds: (n + 1) where the batch's messages begin, and where the last ends.
+    """
     edges = np.flatnonzero(one.kept[1:] != one.kept[:-1]) + 1
     fresh, is_kept = bytearray(), bool(one.kept[0])
     for first, stop in pairwise((0, *edges.tolist(), len(one.kept))):
@@ -112,7 +118,7 @@ def _rewritten(one: _Batch, bounds: Sequence[int]) -> bytes:
 
 
 def words_of(kept: NDArray[np.bool_]) -> bytes:
-    """Return the words of an ack set: a bit for each message, 1 if it is there."""
+    """Return the ack-set words of a batch as bytes: a bit for each message, 1 if the message is kept."""
     return np.packbits(kept, bitorder="little").tobytes().ljust(8 * -(-len(kept) // 64), b"\0")
 
 
@@ -139,7 +145,7 @@ def boundaries(body: bytes, count: int) -> Sequence[int]:
 
 
 def with_uncompressed_size(head: bytes, size: int) -> bytes:
-    """Return the bytes of MessageMetadata with another uncompressed_size, if it has one."""
+    """Return the bytes of MessageMetadata with another value of uncompressed_size, if it has that field."""
     pieces: list[bytes] = []
     copied = at = 0
     while at < len(head):

@@ -61,17 +61,17 @@ _log = logging.getLogger("geminga.source")
 
 
 class BadOption(ValueError):
-    """An option has an invalid value.  The text names the option."""
+    """Error: an option of the data source has an invalid value.  The text names the option."""
 
 
 def register(spark: SparkSession) -> None:
-    """Make spark.read.format("geminga") available."""
+    """Register the data source with Spark, as the format `geminga` of spark.read."""
     spark.dataSource.register(GemingaSource)
 
 
 @dataclass(slots=True)
 class Options:
-    """Parsed options of a reader."""
+    """Parsed options of the data source."""
 
     data_dir: Path
     topics: list[str] | re.Pattern[str]
@@ -86,7 +86,7 @@ class Options:
 
 
 def parse(options: MutableMapping[str, str]) -> Options:
-    """Parse options of a reader.  Raises BadOption."""
+    """Return the parsed options of the data source.  Raises BadOption."""
     for name in options:
         if name.lower() not in _OPTIONS:
             raise BadOption(f"option {name} is unknown; there are {', '.join(_OPTIONS)}")
@@ -148,7 +148,7 @@ def _time(given: dict[str, str], name: str, default: int) -> int:
 
 
 def _milliseconds(time: datetime.datetime) -> int:
-    """Return milliseconds since 1970, rounded up.  A time without a zone is UTC."""
+    """Return a time as milliseconds since 1970, rounded up.  A time without a zone is UTC."""
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
     return -((datetime.datetime.fromtimestamp(0, datetime.UTC) - zoned) // datetime.timedelta(milliseconds=1))
 
@@ -163,7 +163,7 @@ def _position(given: dict[str, str], name: str) -> Position | None:
 
 
 class GemingaSource(datasource.DataSource):
-    """The data source as Spark sees it.  The module's docstring lists its options."""
+    """Spark's data source `geminga`.  The module's docstring lists its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -199,7 +199,7 @@ def _values(options: Options) -> Values | None:
 
 @dataclass
 class Task(datasource.InputPartition):
-    """A stretch of a topic."""
+    """A stretch of a topic, which one Spark task reads."""
 
     stretch: Stretch
     topic: TopicName
@@ -207,7 +207,7 @@ class Task(datasource.InputPartition):
 
 @dataclass
 class _Reading:
-    """The parameters that all tasks of a query share."""
+    """The parameters that all tasks of a Spark query share."""
 
     options: Options
     columns: list[str]
@@ -216,7 +216,7 @@ class _Reading:
     keys: list[set[str]] = field(default_factory=list)                    # a message's key must be in each set
 
     def batches(self, task: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Iterate over the rows of a task."""
+        """Yield the rows of a task as Arrow batches."""
         if not isinstance(task, Task):      # Spark makes up a partition if there are no tasks
             return
         schema = _arrow_schema(self.columns, self.values)
@@ -262,7 +262,7 @@ class _Reading:
         return wanted
 
     def tasks(self, behind: dict[int, Position], up_to: dict[int, Position] | None = None) -> list[Task]:
-        """Return the stretches to read.
+        """Return the tasks of a query, one for each stretch.
 
         behind, up_to: positions by partition id.  Partitions that are missing in up_to are not read.
         """
@@ -281,7 +281,7 @@ class _Reading:
 
 
 class Reader(datasource.DataSourceReader):
-    """A reader of all messages up to now."""
+    """Reader of all messages that are confirmed when a query begins."""
 
     def __init__(self, options: Options, schema: StructType):
         self._reading = _reading(options, schema)
@@ -297,7 +297,7 @@ class Reader(datasource.DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """A reader that applies a query's own filters."""
+    """Reader that applies the query's own filters, with the option `pushdown`."""
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:
         for one in filters:
@@ -305,7 +305,7 @@ class FilteringReader(Reader):
                 yield one
 
     def _push(self, one: datasource.Filter) -> bool:
-        """Whether this reader applies the filter itself, so that Spark need not."""
+        """Note a filter that this reader can apply itself.  Returns False if Spark must apply it."""
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         name = attribute[0] if len(attribute) == 1 else ""
         if name == "key" and isinstance(one, datasource.EqualTo | datasource.In):
@@ -321,7 +321,7 @@ class FilteringReader(Reader):
 
 
 def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
-    """Return the range that a filter demands of a column of the index, None if it demands something else."""
+    """Return the range (first, last) that a filter demands of a column of the index, None if it is no such filter."""
     if name not in _OF_INDEX:
         return None
     value: Any = getattr(one, "value", None)
@@ -346,7 +346,9 @@ def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
 
 
 class StreamReader(datasource.DataSourceStreamReader):
-    """Reader of a stream.  Offsets are the last confirmed position of each partition: {id: "ledger:entry"}."""
+    """Reader for streaming queries.  Offsets are the last confirmed position of each partition: {id:
+    "ledger:entry"}.
+    """
 
     def __init__(self, options: Options, schema: StructType):
         if options.is_compacted:
@@ -380,7 +382,9 @@ def _offsets(offsets: dict[str, str]) -> dict[int, Position]:
 
 
 def _reading(options: Options, schema: StructType) -> _Reading:
-    """Return the parameters of the tasks.  Raises BadOption if the schema is not a part of the available one."""
+    """Return the parameters that a query's tasks share.  Raises BadOption if the schema has a column that is not
+    available.
+    """
     values = _values(options)
     known = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))
     for one in schema.fields:

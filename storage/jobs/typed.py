@@ -33,12 +33,12 @@ Parsed: TypeAlias = dict[str, Any]      # a definition as fastavro has parsed it
 
 
 class NoSchema(ValueError):
-    """The topics have no common schema by which values could be typed."""
+    """Error: the topics have no common schema by which values could be typed."""
 
 
 @dataclass
 class Values:
-    """The schemas of some topics, which share their newest version."""
+    """The schemas of some topics whose newest version is the same."""
 
     kind: int                                        # api.Schema.Json or Avro
     newest: Parsed
@@ -53,7 +53,10 @@ class Values:
         return self.shape()[0]
 
     def of(self, batch: pa.RecordBatch, topic: str, report: ReportDamage) -> pa.Array:
-        """Return the value of each row.  The batch must have payload, schema_version, is_encrypted and null_value."""
+        """Return the values of an Arrow batch's payloads as an Arrow array.
+
+        The batch must have the columns payload, schema_version, is_encrypted and null_value.
+        """
         (kind, fit), versions = self.shape(), self.versions.get(topic, {})
         columns = (batch[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
         values = [None if hidden or null else self._read(payload, versions.get(version), fit, report)
@@ -77,7 +80,7 @@ class Values:
 
 
 def _fitting(value: Any, kind: pa.StructType, report: ReportDamage) -> Any:
-    """Return the value, None if Arrow's type cannot hold it."""
+    """Return a payload's value, or None if Arrow's type cannot hold it."""
     try:
         pa.array([value], kind)
     except _NOT_FITTING as error:
@@ -87,7 +90,7 @@ def _fitting(value: Any, kind: pa.StructType, report: ReportDamage) -> Any:
 
 
 def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
-    """Return the schemas of these partitions.  Raises NoSchema."""
+    """Return the schemas of these partitions' topics, by which values can be typed.  Raises NoSchema."""
     catalogue = confirmed.open_catalogue(data_dir)
     try:
         topics = list(dict.fromkeys(name.base for _, name in partitions))
@@ -128,9 +131,9 @@ def _parsed(data: bytes, topic: TopicName) -> Parsed:
 # -- types
 
 def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
-    """Return (Arrow type, function that converts a value to it).
+    """Return (Arrow type of an Avro schema, function that converts a value to it).
 
-    named: definitions seen so far, by name.  inside: names of the records around it; a recursive one is JSON text.
+    named: definitions seen so far, by name.  inside: names of the enclosing records; a recursive one is JSON text.
     """
     if isinstance(schema, list):
         rest = [one for one in schema if one not in ("null", {"type": "null"})]

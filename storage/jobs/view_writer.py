@@ -1,4 +1,4 @@
-"""Second pass of a compaction: write the part of the view that one ledger has."""
+"""Second pass of a compaction: write a view's part of one ledger."""
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ from geminga.storage.ledgers.compacted_ledgers import Part, PartWriter
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Result of the second pass for one ledger."""
+    """Result of a compaction's second pass for one ledger."""
 
     part: Part | None                # None: nothing is left of the ledger
     keys: int = 0                    # whose newest message lies in the ledger
@@ -40,10 +40,10 @@ class Written:
 def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
     """Write the view's part of one ledger, synced.
 
-    number: of the ledger in the run.  places: (n,) of the newest messages of keys, and of keyless messages that are
+    number: of the ledger in the run.  places: (n,) of the newest message of each key, and of keyless messages that are
     kept, in any order.
 
-    Raises CannotCompact, and removes the files of this ledger then.
+    Raises CannotCompact, after removing the files of this ledger.
     """
     source = job.source(number)
     damage: list[str] = []
@@ -69,7 +69,10 @@ def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
 
 def _copy(writer: PartWriter, some: Entries, source: Source, kept: NDArray[np.int64], of_whole: NDArray[np.int64],
           damage: list[str]) -> None:
-    """Copy entries with kept messages.  An entry with a message in `of_whole` keeps all its messages."""
+    """Copy the entries with kept messages into the view, and rewrite batches that lose messages.
+
+    kept: the numbers of kept messages in the ledger.  of_whole: the numbers of messages whose entries stay whole.
+    """
     if not len(some.rows):
         return
     firsts = some.rows["message_index"].astype(np.int64) - source.first_message
@@ -107,7 +110,7 @@ def _copy(writer: PartWriter, some: Entries, source: Source, kept: NDArray[np.in
 
 def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]
             ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return (entry, message within the entry) for each kept message that lies in these entries; ascending."""
+    """Return (entry, message within the entry) for each kept message that lies in a block's entries, ascending."""
     here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
     rows_of = np.searchsorted(firsts, here, side="right") - 1
     indexes = here - firsts[rows_of]
@@ -116,9 +119,9 @@ def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArra
 
 
 def _left(some: Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (messages left, bytes of words behind the entry) for each row.
+    """Return (messages that an entry still has, bytes of its ack-set words) for each row of a block.
 
-    An entry that an earlier compaction has cut has fewer messages left than `messages` says.
+    An entry that an earlier compaction has cut has fewer messages than its column `messages` says.
     """
     there, behind = rows["messages"].astype(np.int64), np.zeros(len(rows), np.int64)
     for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist() if some.is_of_view else ():
@@ -130,9 +133,9 @@ def _left(some: Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64], is_whole: NDArray[np.bool_],
             fresh: dict[int, tuple[bytes, bytes]]) -> list[bytes | memoryview]:
-    """Return the bytes of entries as pieces to write.
+    """Return the bytes of a view's entries as pieces to write.
 
-    Unchanged neighbours are one piece; `fresh` has rewritten entries with their words.
+    Unchanged neighbours are one piece; `fresh` has rewritten entries with their ack-set words.
     """
     is_run = np.zeros(len(begins), bool)          # begins where the entry before ends, both unchanged
     is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])

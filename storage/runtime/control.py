@@ -25,7 +25,7 @@ from geminga.storage.runtime.log import Rule, log
 
 
 class Control:
-    """One end of the socket pair.  Reading never blocks."""
+    """One end of the socket pair between the supervisor and a child process.  Reading never blocks."""
 
     def __init__(self, end: socket.socket):
         self._socket = end
@@ -38,7 +38,7 @@ class Control:
         return f"<Control kept={len(self._kept)} is_open={self.is_open}>"
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, to be polled."""
+        """Return the socket's file descriptor, for polling."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Control:
             self.is_open = False
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have arrived.  `is_open` is false when the other end is closed.
+        """Return the messages that have arrived.  `is_open` is False once the other end is closed.
 
         A ping is answered here, because a process calls this function from its main loop.
         """
@@ -63,11 +63,13 @@ class Control:
 
     @property
     def has_kept(self) -> bool:
-        """Whether messages wait for `receive` that are out of the socket, so that polling it does not show them."""
+        """Whether messages for `receive` were read from the socket already, so that polling the socket does not show
+        them.
+        """
         return bool(self._kept)
 
     def answer(self) -> None:
-        """Answer a ping during a long task.  Other messages wait for `receive`."""
+        """Answer pings during a long task.  Other messages are kept for `receive`."""
         try:
             while chunk := self._socket.recv(65536):
                 self._rest += chunk
@@ -87,12 +89,14 @@ class Control:
 
 
 def packed(what: Any) -> str:
-    """Return options packed for a message to a forked process."""
+    """Return options as a string, for a message to a forked process."""
     return pickle.dumps(what).hex()
 
 
 def unpacked(text: str) -> Any:
-    """Return the options that `packed` has packed.  Only a process of the broker may have written the text."""
+    """Return options from a string that `packed` has made.  Only a process of the broker may have written the
+    string.
+    """
     return pickle.loads(bytes.fromhex(text))
 
 

@@ -57,7 +57,7 @@ class Counters:
     """The counters of one process: its row of the shared table, which only this process writes."""
 
     def __init__(self, table: NDArray[np.int64], number: int):
-        """Take row `number` of the table (processes, columns)."""
+        """Use row `number` of the shared table (processes, columns)."""
         self._table, self._row = table, table[number]
         self._cells = memoryview(self._row)      # numpy takes three times as long to add to one number
         self._columns = {name: number for number, name in enumerate(NAMES)}
@@ -67,15 +67,15 @@ class Counters:
         return f"<Counters pid={self._cells[self._columns['pid']]} starts={self._cells[self._columns['starts']]}>"
 
     def add(self, name: str, count: int = 1) -> None:
-        """Add to one of NAMES."""
+        """Add to a counter, which is one of NAMES."""
         self._cells[self._columns[name]] += count
 
     def set(self, name: str, value: int) -> None:
-        """Set one of NAMES."""
+        """Set a counter, which is one of NAMES."""
         self._cells[self._columns[name]] = value
 
     def process_began(self, pid: int, *, is_wanted: bool) -> None:
-        """Record a new process in the row, with the times of the last three (CLOCK_BOOTTIME).
+        """Record the start of a process in its row, which keeps the times of the last three (CLOCK_BOOTTIME).
 
         is_wanted: its predecessor ended to make room for it, so the start does not count as a restart.
         """
@@ -89,24 +89,24 @@ class Counters:
         self.set("started_1_ms", round(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000))
 
     def observe(self, name: str, seconds: float, count: int = 1) -> None:
-        """Add `count` values of so many seconds to a histogram."""
+        """Add `count` values of `seconds` to a histogram."""
         at, cells = self._histograms[name], self._cells
         cells[at + bisect.bisect_left(BOUNDS_S, seconds)] += count
         cells[at + _BUCKETS] += int(seconds * 1e6) * count
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Measure the context into a histogram, unless it fails."""
+        """Add the duration of the context to a histogram, unless it raises."""
         began = time.perf_counter()
         yield
         self.observe(name, time.perf_counter() - began)
 
     def total(self, name: str) -> int:
-        """Return the sum over all processes."""
+        """Return a counter's sum over all processes."""
         return int(self._table[:, self._columns[name]].sum())
 
     def read(self) -> dict[str, int]:
-        """Return all counters of this process by name, without the histograms."""
+        """Return {name: value} of all counters of this process, without the histograms."""
         return dict(zip(NAMES, self._row[:len(NAMES)].tolist(), strict=True))
 
     def histogram(self, name: str) -> tuple[list[int], float]:
@@ -116,12 +116,15 @@ class Counters:
 
 
 def make_counters(processes: int) -> list[Counters]:
-    """Return a row for each of so many processes, shared by all that are forked later."""
+    """Return the counters of `processes` processes, in memory that processes forked later share."""
     shared = mmap.mmap(-1, max(1, processes) * _WIDTH * 8)
     table = np.frombuffer(shared, np.int64).reshape(processes, _WIDTH)
     return [Counters(table, number) for number in range(processes)]
 
 
 def authentication_counter(method: str, result: str) -> str:
-    """Return the name of the counter of one of RESULTS; methods that are not in METHODS count as "other"."""
+    """Return the name of the counter for an authentication method and one of RESULTS.
+
+    Methods that are not in METHODS count as "other".
+    """
     return f"{method if method in METHODS else 'other'}_{result}"

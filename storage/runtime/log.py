@@ -44,14 +44,14 @@ _TOO_LARGE = errno.EMSGSIZE, errno.ENOBUFS          # for a datagram
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Level and format of the log."""
+    """The level and format of the log."""
 
     level: str = "info"                       # error, warning, info or debug: what is less important is left out
     format: str = "text"                      # "text" or "json"; where the journal is listening it gets fields
 
 
 class Rule(NamedTuple):
-    """A level for a while, for all lines or for those of one topic or client."""
+    """A temporary log level, for all lines or for the lines of one topic or client."""
 
     level: int
     until: float              # monotonic time, the same in all processes of a host
@@ -59,25 +59,25 @@ class Rule(NamedTuple):
     client: str = ""
 
     def matches(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the rule is about a line with these fields."""
+        """Whether the rule applies to a log line with these fields."""
         return (not self.topic or _is_of_topic(str(fields.get("topic", "")), self.topic)) and (
             not self.client or self.client in _addresses(str(fields.get("client", ""))))
 
 
 def _is_of_topic(name: str, wanted: str) -> bool:
-    """Whether the name is that topic or a partition of it."""
+    """Whether the name is that of topic `wanted` or of one of its partitions."""
     if name == wanted:
         return True
     return name.startswith(wanted) and re.fullmatch(r"-partition-\d+", name[len(wanted):]) is not None
 
 
 def _addresses(client: str) -> tuple[str, str]:
-    """Return HOST:PORT, and HOST."""
+    """Return the two forms in which a rule may name a client: HOST:PORT, and HOST."""
     return client, client.rpartition(":")[0].strip("[]")
 
 
 class Log:
-    """The log of one process.  Its methods never wait and never raise."""
+    """The log of one process.  Its methods never block and never raise."""
 
     def __init__(self) -> None:
         self.level = self._configured = INFO      # the most detailed level that any rule or the configuration asks for
@@ -92,7 +92,7 @@ class Log:
         return f"<Log level={NAMES[self.level]} rules={len(self._rules)} lost={self._lost}>"
 
     def begin(self, options: LogOptions) -> None:
-        """Begin to write as options and this process's stderr demand.  Children forked later do the same."""
+        """Begin to write as the options and this process's stderr demand.  Children forked later inherit this."""
         self._has_begun, self._configured = True, LEVELS[options.level]
         if isinstance(self._write, _Stream | _Journal):
             self._write.close()
@@ -108,22 +108,22 @@ class Log:
         self._always |= fields
 
     def follow(self, rules: Iterable[Rule]) -> None:
-        """Set the rules in force."""
+        """Set the rules that change log levels."""
         self._rules = tuple(rules)
         self.level = max([self._configured, *(rule.level for rule in self._rules)])
 
     def rules(self) -> list[Rule]:
-        """Return the rules whose time is not over."""
+        """Return the log rules that have not expired."""
         self._expire()
         return list(self._rules)
 
     @property
     def configured(self) -> int:
-        """The level of the configuration, which holds for lines that no rule is about."""
+        """The configured level, which holds for lines to which no rule applies."""
         return self._configured
 
     def error(self, text: str, *, code: str, **fields: Any) -> None:
-        """Log a loss, or something that is not served."""
+        """Log a loss, or a failure to serve something."""
         self._tell(ERROR, text, code, fields)
 
     def warning(self, text: str, *, code: str, **fields: Any) -> None:
@@ -142,7 +142,7 @@ class Log:
             self._tell(DEBUG, text, "", fields)
 
     def _tell(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
-        """Write a line, unless rules or limits leave it out."""
+        """Write a log line, unless rules or limits suppress it."""
         if self._rules:
             self._expire()
             levels = [rule.level for rule in self._rules if rule.matches(fields)]
@@ -164,7 +164,10 @@ class Log:
             self._lost += 1
 
     def _left_out(self, level: int, kind: str) -> int | None:
-        """Return how many lines of a kind were left out before this one, None if this one is left out too."""
+        """Count a log line against the limit of its kind.
+
+        Returns how many lines of the kind were suppressed before this one, None if this one is suppressed too.
+        """
         now = time.monotonic()
         if len(self._episodes) > _EVENTS_MAX:
             self._episodes.clear()
@@ -195,7 +198,7 @@ def _word(value: Any) -> str:
 
 
 def _take_over_logging() -> None:
-    """Send lines of libraries to this log."""
+    """Send log lines of libraries, from Python's `logging`, to this log."""
     import logging
 
     class Bridge(logging.Handler):
@@ -208,7 +211,7 @@ def _take_over_logging() -> None:
 # -- where lines go
 
 def is_journal(fd: int) -> bool:
-    """Whether journald reads from this descriptor."""
+    """Whether journald reads from this file descriptor."""
     try:
         device, inode = map(int, os.environ.get("JOURNAL_STREAM", "").split(":"))
         stderr = os.fstat(fd)
@@ -218,12 +221,14 @@ def is_journal(fd: int) -> bool:
 
 
 def _print(level: int, text: str, code: str, fields: dict[str, Any]) -> None:
-    """Write a line for a process that has not called `begin`, such as a command or a test."""
+    """Write a log line for a process that has not called `begin`, such as a command or a test."""
     print(_as_text(level, text, code, fields), file=sys.stderr, flush=True)
 
 
 def _as_text(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
-    """Return a line of text.  Control characters are replaced, so text of clients cannot pass for another line."""
+    """Return a log line as text.  Control characters are replaced, so that text from clients cannot forge another
+    line.
+    """
     return f"geminga: {text.translate(_CONTROL)}"
 
 
@@ -234,7 +239,7 @@ def _as_json(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
 
 
 class _Stream:
-    """Writes lines to stderr, and never waits for its reader."""
+    """Writer of log lines to stderr, which never blocks on a slow reader."""
 
     def __init__(self, render: Callable[[int, str, str, dict[str, Any]], str]):
         self._render, self._fd = render, 2
@@ -262,7 +267,7 @@ class _Stream:
 
 
 class _Journal:
-    """Writes in journald's protocol: a datagram of KEY=value lines, or a memory file if that is too large."""
+    """Writer in journald's protocol: a datagram of KEY=value lines, or a memory file if that is too large."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -284,7 +289,9 @@ class _Journal:
             self._send_file(data)
 
     def _send_file(self, data: bytes) -> None:
-        """Send a sealed memory file with the datagram, as journald asks for one that is too large."""
+        """Send the datagram's content in a sealed memory file, which journald demands for a datagram that is too
+        large.
+        """
         fd = os.memfd_create("geminga-log", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
             os.write(fd, data)

@@ -8,7 +8,7 @@ from geminga.proto.names import REMEMBERED_MAX
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
-    """Return the ZeroMQ endpoint of the owner with this serial number.
+    """Return the ZeroMQ endpoint of the owner process with this serial number.
 
     Each process has a serial number of its own, so nothing connects to the endpoint of a process that has ended.
     """
@@ -16,7 +16,7 @@ def socket_path(run_dir: Path, serial: int) -> str:
 
 
 def owner_of(partition: str, owners: int) -> int:
-    """Return the index, below `owners`, of the owner process that has a partition.
+    """Return the index, below `owners`, of the owner process that a partition belongs to.
 
     Rendezvous hashing: every process computes the same answer without asking, and few partitions move when `owners`
     changes.

@@ -12,13 +12,13 @@ Socket: TypeAlias = zmq.Socket[bytes]
 
 
 def has_come(socket: Socket) -> bool:
-    """Whether there is an envelope to receive.  Asking costs less than an exception."""
+    """Whether the socket has an envelope to receive.  This check is cheaper than an exception."""
     events: Any = socket.get(_EVENTS)
     return bool(events & _READABLE)
 
 
 def receive(socket: Socket) -> list[zmq.Frame]:
-    """Return the frames of the next envelope."""
+    """Return the frames of the next envelope from the socket."""
     frames = [socket.recv(_NOBLOCK, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))

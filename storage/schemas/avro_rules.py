@@ -26,7 +26,7 @@ _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "sy
 
 @functools.lru_cache(maxsize=4)      # a key and a value of two versions, each of which is needed several times in a row
 def parse(text: str) -> Schema:
-    """Parse a definition.  Raises ValueError with the reason."""
+    """Parse an Avro schema definition.  Raises ValueError with the reason."""
     try:
         definition = json.loads(text, parse_constant=_no_constant)
         _check_depth(definition)
@@ -54,7 +54,10 @@ def _check_depth(definition: Any) -> None:
 
 
 def _check_names(schema: Schema, seen: set[str]) -> None:
-    """Check names by Java's rule, which the library lacks: letters of any language, digits, _; any namespace."""
+    """Check the names in an Avro schema by Java's rule: letters of any language, digits and _, in any namespace.
+
+    The avro library lacks this rule.
+    """
     if isinstance(schema, NamedSchema):
         if schema.fullname in seen:
             return
@@ -86,7 +89,7 @@ def _inner(schema: Schema) -> list[Schema]:
 # -- what a definition means
 
 def meaning(schema: Schema) -> str:
-    """Return a text that is equal for definitions that differ only in formatting, documentation and aliases."""
+    """Return a string that is equal for Avro schemas that differ only in formatting, documentation and aliases."""
     return json.dumps(_meaning(schema, set()), sort_keys=True)
 
 
@@ -113,7 +116,7 @@ def _field_meaning(field: avro.schema.Field, seen: set[str]) -> Any:
 # -- reading
 
 def obstacle(reader: Schema, writer: Schema) -> str:
-    """Return why the reader cannot read everything that the writer can write, "" if it can."""
+    """Return why the reader's Avro schema cannot read everything that the writer's can write, "" if it can."""
     try:
         return _Reading(reader).obstacle(reader, writer)
     except ValueError as error:
@@ -121,7 +124,7 @@ def obstacle(reader: Schema, writer: Schema) -> str:
 
 
 class _Reading:
-    """One comparison of two definitions, with the pairs compared so far."""
+    """Comparison of a reader's with a writer's Avro schema, which remembers the pairs of records compared so far."""
 
     def __init__(self, reader: Schema):
         # (reader, writer) -> obstacle; of those that are being compared: none
@@ -152,7 +155,7 @@ class _Reading:
             raise ValueError("too large to be compared")
 
     def _name(self, writer: NamedSchema) -> str:
-        """Return the name by which the reader knows a type."""
+        """Return the name that a writer's type has in the reader's schema, where it may be an alias."""
         full: str = writer.fullname
         return self._names.get(full, full)
 
@@ -184,7 +187,8 @@ class _Reading:
     def _branch(self, union: UnionSchema, writer: Schema) -> Schema | None:
         """Return the branch of the reader's union that reads a type of the writer, None if none does.
 
-        Tried in order: the same type (and name), a record of the same shape, a type that can read another one.
+        Branches are tried in this order: the same type (and name), a record of the same shape, a type that can read
+        another one.
         """
         written, alike = _kind(writer), None
         if id(union) not in self._branches:
@@ -237,7 +241,7 @@ def _kind(schema: Schema) -> str:
 
 
 def _fits(schema: Schema, value: Any) -> bool:
-    """Whether a JSON value is a valid default for the type; for a union, for its first type."""
+    """Whether a JSON value is a valid default for an Avro type; for a union, for its first type."""
     match schema:
         case EnumSchema():
             return value in schema.symbols

@@ -26,7 +26,10 @@ _TYPE_NAMES: dict[int, str] = {number: name for name, number in F.Type.items()}
 
 
 def parse(text: bytes) -> Descriptor:
-    """Return the root message of a descriptor set in which everything is defined.  Raises ValueError."""
+    """Return the root message's descriptor from a Protobuf schema definition.
+
+    The definition must have every file that it depends on.  Raises ValueError.
+    """
     try:
         descriptor = json.loads(text)
         data = base64.b64decode(descriptor["fileDescriptorSet"], validate=True)
@@ -43,7 +46,7 @@ def parse(text: bytes) -> Descriptor:
 
 
 def obstacle(reader: Descriptor, writer: Descriptor) -> str:
-    """Return why the reader cannot read the writer's messages, "" if it can."""
+    """Return why the reader's Protobuf descriptor cannot read the writer's messages, "" if it can."""
     todo, seen, steps = [(reader, writer, reader.name)], {(reader.full_name, writer.full_name)}, 0
     while todo:
         mine, theirs, at = todo.pop()

@@ -67,7 +67,7 @@ _JSON_TYPES = ("object", "string", "integer", "number", "boolean", "array", "nul
 
 
 class Definition(NamedTuple):
-    """A definition of a schema, with its type as a number of Schema.Type."""
+    """The definition of a schema, with its type (a number of Schema.Type) and its properties."""
 
     kind: int
     data: bytes
@@ -75,13 +75,13 @@ class Definition(NamedTuple):
 
     @property
     def said(self) -> tuple[bytes, list[str]]:
-        """Return the bytes, and the types of key and value, which together identify the definition."""
+        """The bytes, and the types of key and value, which together identify the definition."""
         parts = ("key", "value") if self.kind == T.KeyValue else ()
         return self.data, [self.properties.get(f"{part}.schema.type", "") for part in parts]
 
 
 class Version(NamedTuple):
-    """A stored definition."""
+    """One stored schema version of a topic."""
 
     version: int
     definition: Definition
@@ -89,7 +89,7 @@ class Version(NamedTuple):
 
 
 class InvalidSchema(Refusal):
-    """A definition is not valid."""
+    """Refusal of a schema whose definition is not valid."""
 
     def __init__(self, text: str):
         super().__init__(api.IncompatibleSchema, text)
@@ -112,12 +112,12 @@ def incompatible(text: str) -> Refusal:
 # -- what is there
 
 def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
-    """Return the version numbers of a topic, ascending, without versions before a deletion."""
+    """Return the schema version numbers of a topic, ascending, without versions before a deletion."""
     return [version for version, kind, _ in catalogue.schemas.versions(topic.base) if kind is not None]
 
 
 def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> Version | None:
-    """Return this version, or the newest one; None if there is none."""
+    """Return a schema version of a topic, the newest one by default; None if there is none."""
     if version is None:
         version = next(reversed(versions(catalogue, topic)), -1)
     kept = catalogue.schemas.get(topic.base, version)
@@ -130,7 +130,7 @@ def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> 
 
 
 def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
-    """Return the version of a definition if it can be found without parsing, else None."""
+    """Return the schema version of a definition if it can be found without parsing, else None."""
     if definition.kind in _AVRO:
         return catalogue.schemas.version_of(topic.base, definition.kind, definition.data)
     return _with_hash(catalogue, topic, definition.kind, _hash(definition))
@@ -147,7 +147,7 @@ def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: byte
 
 
 def _hash(definition: Definition) -> bytes:
-    """Return a hash that is equal for definitions of equal meaning.  Raises InvalidSchema."""
+    """Return a hash that is equal for schema definitions of equal meaning.  Raises InvalidSchema."""
     said: str | tuple[bytes, list[str]] = definition.said
     if definition.kind in _AVRO and not isinstance(parsed := _parsed(definition), str):
         from geminga.storage.schemas import avro_rules
@@ -156,12 +156,17 @@ def _hash(definition: Definition) -> bytes:
 
 
 def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
-    """Return the version with the same meaning, None if there is none.  Raises InvalidSchema."""
+    """Return a topic's schema version with the same meaning as the definition, None if there is none.
+
+    Raises InvalidSchema.
+    """
     return _same(catalogue, topic, definition)[0]
 
 
 def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tuple[int | None, bytes]:
-    """Return (version with the same meaning or None, hash of the meaning or NOT_HASHED).  Raises InvalidSchema."""
+    """Return (schema version with the same meaning or None, hash of the meaning or NOT_HASHED).  Raises
+    InvalidSchema.
+    """
     version = known(catalogue, topic, definition)
     if version is not None:
         return version, NOT_HASHED
@@ -173,9 +178,9 @@ def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tup
 
 def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies,
              counters: Counters) -> int:
-    """Return the version of a valid definition, added in the open transaction if it is new and compatible.
+    """Return the schema version of a valid definition.
 
-    Raises Refusal, StorageFull.
+    A new, compatible definition is added in the open transaction. Raises Refusal, StorageFull.
     """
     began = time.perf_counter()
     while True:
@@ -201,7 +206,7 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
 
 
 def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
-    """Check that a producer may bring the definition.  Raises Refusal."""
+    """Check that a producer may add the definition: that it is compatible with earlier versions.  Raises Refusal."""
     numbers = versions(catalogue, topic)
     numbers = numbers if strategy.endswith(_TRANSITIVE) else numbers[-1:]
     _compare(catalogue, topic, definition, strategy, numbers, counters)
@@ -209,7 +214,7 @@ def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strate
 
 def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str,
                    counters: Counters) -> None:
-    """Check that a consumer with the definition may read a topic with a schema.  Raises Refusal."""
+    """Check that a consumer with this schema definition may read a topic that has a schema.  Raises Refusal."""
     numbers = versions(catalogue, topic)
     if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
         _compare(catalogue, topic, definition, BACKWARD, numbers[-1:], counters)
@@ -245,7 +250,7 @@ def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, 
 
 
 def obstacle(new: Definition, old: Definition, strategy: str) -> str:
-    """Return why two definitions of one type are not compatible, "" if they are.
+    """Return why two schema definitions of one type are not compatible, "" if they are.
 
     As in Apache Pulsar, definitions of type PROTOBUF are not compared.
     """
@@ -281,9 +286,9 @@ def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
 
 
 def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, strategy: str) -> str:
-    """Return why two definitions are not compatible in the directions of the strategy.
+    """Return why two schema definitions are not compatible in the directions of the strategy, "" if they are.
 
-    obstacle: returns why its first argument cannot read what was written with its second.
+    obstacle: returns why its first argument cannot read messages written with its second.
     """
     text = obstacle(after, before) if strategy in (BACKWARD, FULL) else ""
     if not text and strategy in (FORWARD, FULL) and (text := obstacle(before, after)):
@@ -321,7 +326,7 @@ class _Subscription(Protocol):
 
 
 class Topic(Protocol):
-    """A topic, persistent or not, as far as its schema depends on it."""
+    """The properties of a topic, persistent or not, that schema admission needs."""
 
     @property
     def name(self) -> TopicName: ...
@@ -340,9 +345,9 @@ class Topic(Protocol):
 
 
 def admit_producer(owner: _Owner, topic: Topic, schema: api.Schema | None) -> bytes:
-    """Return the schema version for a producer, in the bytes of the protocol; b"" for a producer without a schema.
+    """Return the schema version for a producer, in the protocol's bytes; b"" for a producer without a schema.
 
-    Raises Refusal, StorageFull.
+    The producer's schema is added if it is new and compatible. Raises Refusal, StorageFull.
     """
     if schema is not None:
         return version_bytes(register(owner.catalogue, topic.name, from_wire(schema), topic.policies, owner.counters))
@@ -351,14 +356,14 @@ def admit_producer(owner: _Owner, topic: Topic, schema: api.Schema | None) -> by
 
 
 def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) -> None:
-    """Check that a producer may come without a schema.  Raises Refusal."""
+    """Check that a producer without a schema may publish to the topic.  Raises Refusal."""
     if policies.schema_enforced and versions(catalogue, topic):
         raise incompatible("Producers cannot connect or send message without a schema to topics with a schema "
                            "when SchemaValidationEnforced is enabled")
 
 
 def admit_consumer(owner: _Owner, topic: Topic, schema: api.Schema) -> None:
-    """Check a consumer's schema, and add it if the topic is empty and has none.  Raises Refusal, StorageFull."""
+    """Check a consumer's schema, and add it if the topic is empty and has no schema.  Raises Refusal, StorageFull."""
     if schema.type == T.AutoConsume:
         return
     definition = from_wire(schema)
@@ -385,7 +390,7 @@ def version_bytes(version: int) -> bytes:
 # -- definitions
 
 def check_size(definition: Definition) -> None:
-    """Check the size of a definition.  Raises InvalidSchema."""
+    """Check the size of a schema definition with its properties.  Raises InvalidSchema."""
     try:
         size = len(definition.data) + sum(len(text.encode()) for one in definition.properties.items() for text in one)
     except UnicodeEncodeError:
@@ -395,7 +400,7 @@ def check_size(definition: Definition) -> None:
 
 
 def validate(definition: Definition) -> None:
-    """Check a definition.  Raises InvalidSchema."""
+    """Check that a schema definition is valid for its type.  Raises InvalidSchema."""
     check_size(definition)
     kind, size = definition.kind, len(definition.data)
     if kind >= T.AutoConsume:
@@ -440,7 +445,7 @@ def _json_schema_id(data: bytes) -> str | None:
 
 
 def _native_root(definition: Definition) -> "Descriptor":
-    """Return the descriptor of the root message.  Raises InvalidSchema."""
+    """Return the root message's descriptor of a PROTOBUF_NATIVE definition.  Raises InvalidSchema."""
     from geminga.storage.schemas import protobuf_rules
     try:
         return protobuf_rules.parse(definition.data)
@@ -473,7 +478,7 @@ def _part(definition: Definition, name: str, data: bytes) -> Definition:
 
 
 def kind_of(name: str) -> int:
-    """Return the type's number for its name; BYTES means no schema.  Raises InvalidSchema."""
+    """Return the number of a schema type by its name; BYTES means no schema.  Raises InvalidSchema."""
     name = {"BYTES": "NONE", "AUTO": "AUTO_CONSUME", "AUTO_PUBLISH": "AUTO_CONSUME"}.get(name, name)
     if name not in TYPES:
         raise InvalidSchema(f"No schema type {name[:80]!r}: one of {', '.join(TYPES)}")
@@ -481,5 +486,5 @@ def kind_of(name: str) -> int:
 
 
 def joined(key: bytes, value: bytes) -> bytes:
-    """Return the definition of a KEY_VALUE schema, made of those of key and value."""
+    """Return the definition of a KEY_VALUE schema, made of the definitions of its key and value."""
     return b"".join(struct.pack(">i", len(part)) + part for part in (key, value))
