@@ -4,11 +4,11 @@
     main.py           the `geminga` command
     processes/        the supervisor process and its children
     configuration/    files, environment and command line -> options
-    host/             what the host gives
-    tasks/            the night, backups, imports, debug bundles
-    pulsar_client/    a small client of the binary protocol
+    host/             memory, limits and settings of the host
+    tasks/            the nightly job, backups, imports, debug bundles
+    pulsar_client/    a small client of Pulsar's protocols
     admin/            HTTP: administration, lookup, metrics, health
-    cli/              the commands of `geminga admin` and their like
+    cli/              `geminga admin` and the other commands
 
 Imports: workers, storage, proto.  Start with `processes/serve.py`.
 """

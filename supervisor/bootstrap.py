@@ -219,8 +219,7 @@ def has_java():
 
 
 def install_java(is_needed):
-    """Install a Java runtime from the distribution if the user is root; otherwise print the command that installs
-    it.
+    """Install a Java runtime from the distribution if the user is root; otherwise print the command for it.
 
     Raises SetUpError if is_needed and there is no Java runtime in the end.
     """

@@ -1,4 +1,4 @@
-"""The geminga command."""
+"""The `geminga` command."""
 import importlib
 import os
 import sys
@@ -52,7 +52,7 @@ class _Command(click.Group):
 
 
 def main(arguments: list[str] | None = None) -> int | str | None:
-    """Run the command; return a value for sys.exit (2: bad configuration or arguments)."""
+    """Run the `geminga` command; return a value for sys.exit (2: bad configuration or arguments)."""
     umask = os.umask(0o077)      # files that a command makes are its user's alone, with any umask
     try:
         file = os.environ.get("PULSAR_CLIENT_CONF")

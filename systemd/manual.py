@@ -117,7 +117,7 @@ def options(context: click.Context) -> list[str]:
 
 
 def prose(text: str | None) -> list[str]:
-    """Paragraphs as roff. A paragraph that begins with \\b keeps its lines, as in click."""
+    """Return a text's paragraphs as roff. A paragraph that begins with \\b keeps its lines, as in click."""
     lines = []
     stripped = "\n".join(line.strip(" ") for line in (text or "").strip(" \n").splitlines())
     for paragraph in re.split(r"\n\s*\n", stripped):
@@ -129,8 +129,9 @@ def prose(text: str | None) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text escaped for roff: no escapes or requests, hyphens that can be copied, lines that may break after
-    `|`.
+    """Return a text escaped for roff: no escapes or requests, and hyphens that can be copied.
+
+    Lines may break after `|`.
     """
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq").replace("|", "|\\:")
     return "\\&" + text if text.startswith((".", "'")) else text

@@ -335,8 +335,9 @@ def write_changelog(root: Path, name: str, version: str) -> None:
 
 
 def normalise_mode(path: Path) -> None:
-    """Set a file's mode independent of umask and wheels: only root writes, and only scripts and folders are
-    executable.
+    """Set a file's mode independent of umask and wheels.
+
+    Only root may write, and only scripts and folders are executable.
     """
     if path.is_symlink():
         return

@@ -26,8 +26,8 @@ PULSARS = {ours: theirs for theirs, (ours, _) in properties.TRANSLATED.items()}
 DEMANDS = {properties._is_on: "any value but `false`", properties._is_off: "`false`", properties._is_said: "any value",
            properties._is_bound: "a number above 0", properties._is_foreign: "a class that is not Pulsar's"}
 SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-UNITS = {"": "", "MB": ", MiB"}      # of policies, where the text is not the unit's own name
-NO_BOUND = (1 << 31) - 1             # as a largest value it says no more than that the key is a number
+UNITS = {"": "", "MB": ", MiB"}      # unit of a policy's value -> text, where that is not the unit's own name
+NO_BOUND = (1 << 31) - 1             # a largest value that stands for no bound
 
 
 def main() -> None:
@@ -36,8 +36,9 @@ def main() -> None:
 
 
 def rewritten(text: str) -> str:
-    """Return a page with its generated parts replaced by new ones.  Raises KeyError for a part that nothing
-    generates.
+    """Return a page with its generated parts replaced by new ones.
+
+    Raises KeyError for a part that nothing generates.
     """
     def make(match: re.Match[str]) -> str:
         return f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}"
@@ -59,8 +60,9 @@ def keys() -> str:
 
 
 def explained() -> dict[str, tuple[str, str]]:
-    """Return {key: (its line such as `port = 6650`, the comment above that line)} in the order of the example
-    configuration.
+    """Return {key: (its line, the comment above that line)} in the order of the example configuration.
+
+    A line is such as `port = 6650`.
     """
     found, section, comment = {}, "", []
     for line in EXAMPLE.read_text().splitlines():

@@ -2,7 +2,7 @@
 
     app.py             the process: routes, errors, the server
     policy_routes.py   paths and methods of policies
-    requests/          every request before its route: its parts, who asks, what that role may do
+    requests/          parts of requests, authentication, authorization, audit log
     resources/         topics, namespaces, policies, schemas, clusters ...: created, changed, deleted
     monitoring/        health, alarms, stats, /metrics, status
 

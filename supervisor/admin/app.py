@@ -63,9 +63,9 @@ _STATUSES = {
     api.UnknownError: 500,
 }
 _BODY_MAX = 1 << 20
-_LINE_MAX = 64 << 10         # of a request's first line and of each header: fits the longest name, percent-encoded
-_SILENT_SECONDS = 30         # from a connection to its first request
-_KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
+_LINE_MAX = 64 << 10         # limit of a request's first line and of each header: fits the longest percent-encoded name
+_SILENT_SECONDS = 30         # limit between a connection and its first request
+_KEEP_ALIVE_SECONDS = 75     # limit between an answer and the next request
 _QUIET_SECONDS, _WHY_MAX = 60, 200
 # Lower priority than workers and owners: a scrape of many topics must not take a core from messages.
 _NICENESS = 5
@@ -118,9 +118,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:
-    """Return the reason why the server has no route for the request: a wrong method, a path of Pulsar 1, or an
-    unknown path.
-    """
+    """Return the reason why no route serves the request: a wrong method, a path of Pulsar 1, or an unknown path."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.method} is not for this path; {', '.join(sorted(error.allowed_methods))} is"
     if request.path.startswith(_OLD[0]) and not request.path.startswith(_OLD[1:]):
@@ -210,7 +208,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
         counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator) -> None:
-    """Serve HTTP as the admin process until told to stop."""
+    """Serve HTTP as the admin process until the supervisor tells it to stop."""
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)

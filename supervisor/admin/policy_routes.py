@@ -25,7 +25,7 @@ class Route(NamedTuple):
 
     path: str
     method: str = "POST"                     # sets the policy
-    status: int = 204                        # of the answer to that method
+    status: int = 204                        # status of the answer to that method
     query: str = ""                          # a parameter that has the value; "": the body has it
     unset: Any = NO_BODY                     # answer of GET where nothing is set: a value, or a Nothing
     nullable: bool = False                   # setting null, or sending no body, removes the policy
@@ -33,7 +33,7 @@ class Route(NamedTuple):
     refusal: str = ""                        # text for numbers that are too small; "": the general one
     kind: str = ""                           # value of backlogQuotaType, for policies that share a path
     member: str = ""                         # name in a namespace's object of policies; "a/b": member b of object a
-    by_cluster: bool = False                 # that member is an object with a value for each cluster
+    by_cluster: bool = False                 # whether `member` is an object with a value for each cluster
     implied: Any = None                      # the only value that can be set: there is no body
     remove: str = ""                         # the path of DELETE, where it differs
     is_raw: bool = False                     # the value is a text without quotes, in questions and answers

@@ -12,7 +12,7 @@ from geminga.supervisor.cli.nightly import die_with
 from geminga.supervisor.pulsar_client import credentials
 
 DONE, FAILED, WRONG_USAGE = range(3)      # exit statuses
-_SECONDS = 24 * 3600                      # for a backup that the broker makes
+_SECONDS = 24 * 3600                      # limit for a backup that the broker makes
 
 
 @click.command(epilog="Exit status: 0 the backup is made; 1 it is not, and nothing is left of it; 2 wrong usage; "

@@ -14,8 +14,8 @@ import click
 
 from geminga.supervisor.cli import installed
 
-_RELOAD_SECONDS = 120.0      # for a reload; processes may have to be started again for it
-_SILENT_SECONDS = 10.0       # between two lines of a broker that is being drained, or until its end
+_RELOAD_SECONDS = 120.0      # limit for a reload, which may restart processes
+_SILENT_SECONDS = 10.0       # limit between two answers during a drain, or until the broker's end
 _FILE = click.option("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
 _DATA_DIR = click.option("--data-dir", metavar="DIR", help="the data folder")
 _OF = click.option("--data-dir", metavar="DIR",

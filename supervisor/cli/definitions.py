@@ -8,7 +8,7 @@ import click
 from geminga.supervisor.pulsar_client import credentials
 from geminga.supervisor.pulsar_client.rest import WRONG_USAGE, Broker
 
-_SECONDS = 600      # for an answer of the broker
+_SECONDS = 600      # limit for an answer of the broker
 _PATH = "/ops/v1/definitions"
 _url = click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True)
 

@@ -19,7 +19,7 @@ from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_
 if TYPE_CHECKING:
     from geminga.supervisor.tasks import moving
 
-_TOLD_S = 2          # between two lines of progress
+_TOLD_S = 2          # time between two lines of progress
 _EPILOG = ("The command can be repeated, also after an interruption: messages that are there are not copied again.  "
            "Exit status: 0 all is copied; 1 not all, with a line for each topic; 2 wrong usage; 3 not reachable.")
 _subscriptions = click.option("--subscription", "-s", "subscriptions", multiple=True, metavar="NAME",
@@ -32,8 +32,9 @@ def _of_side(variable: Any, side: str) -> str | None:
 
 
 def _other_side(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options for the other cluster's address and credentials.  side: "from" or
-    "to".
+    """Return a decorator that adds the options for the other cluster's address and credentials.
+
+    side: "from" or "to".
     """
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(f"--{side}", "url_there", required=True, metavar="URL",

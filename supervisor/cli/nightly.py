@@ -19,7 +19,7 @@ from geminga.supervisor.configuration import units
 
 DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
 _PR_SET_PDEATHSIG = 1
-_LINE_SECONDS = 10           # between two lines of progress without a terminal
+_LINE_SECONDS = 10           # time between two lines of progress without a terminal
 _ROWS_MAX = 50               # topics in a printed report; --json has all
 
 

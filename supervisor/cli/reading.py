@@ -9,8 +9,8 @@ from geminga.proto import names
 from geminga.storage.jobs import one_by_one
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Entry
 
-# Bytes of a decompressed message, and of all chunks that wait for others: the largest size that a broker can be
-# configured to take.
+# Limit in bytes for a decompressed message, and for all chunks whose messages are incomplete.  No broker can be
+# configured to take more.
 _MESSAGE_MAX = 256 << 20
 _CHUNK = "it is a chunk of a message whose other chunks are not all there"
 

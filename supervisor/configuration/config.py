@@ -80,7 +80,7 @@ class NightlyOptions:
     cores: int = 0                                # of this host that Spark may use; 0: all
     memory_bytes: int = 640 << 20                 # of Spark's own process; a Python worker takes some 200 MiB more
     niceness: int = 10                            # 0 to 19; the disk's priority is always the lowest
-    retain_keyless: bool = False                  # whether messages without a key are kept
+    retain_keyless: bool = False                  # whether compaction keeps messages without a key
     check_interval_s: int = 60                    # between two checks which partitions exceed their threshold
 
 
@@ -146,7 +146,7 @@ CREDENTIALS = "/run/credentials/geminga.service"      # systemd's folder, for co
 
 def load(config_path: Path | str | None, environ: Mapping[str, str],
          overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """Load the configuration from all sources.  Returns (the configuration, notes for the log).
+    """Load the configuration from all sources, and return it with notes for the log.
 
     overrides: values of the command line by key ("http_port", "network.port"), None for options that are not given.
     Raises ConfigError, which names the first key that is wrong.
@@ -245,7 +245,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
 
 
 def value_of(name: str, setting: Setting) -> Any:
-    """Read a setting as the key's type, within the key's range.  Raises ConfigError."""
+    """Convert a setting to its key's type, and check the key's range.  Raises ConfigError."""
     try:
         value = READERS[KEYS[name].type](setting.value)
     except ValueError as error:
@@ -404,8 +404,9 @@ def _compose(values: Mapping[str, Any]) -> Config:
 
 
 def core_count(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use, at least 1: its affinity, or a control group's quota if
-    less.
+    """Return the number of cores that this process may use, at least 1.
+
+    This is the number of cores in its affinity, or a control group's quota if that is less.
     """
     # A quota of one and a half cores is worth two processes.
     limits = [-(-quota // period) for quota, period in _quotas(root)]
@@ -413,7 +414,10 @@ def core_count(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> list[tuple[int, int]]:
-    """Return (quota, period) in µs of each control group of this process that has a limit."""
+    """Return the CPU quotas of this process's control groups, as (quota, period) in µs.
+
+    Groups without a limit are left out.
+    """
     groups = root / "sys/fs/cgroup"
     limits = [host.words(level / "cpu.max") for level in host.control_groups(root)]
     # Control groups of version 1, where -1 is no limit.

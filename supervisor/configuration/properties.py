@@ -112,7 +112,7 @@ INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestam
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used.  The text is one line that names the key."""
+    """An error: the configuration cannot be used.  The text is one line that names the key."""
 
     exit_status = 2
 
@@ -126,7 +126,10 @@ class Setting(NamedTuple):
 
 
 def parse(text: str, path: str) -> dict[str, Setting]:
-    """Read a Java properties file.  The last of several values for one name counts, as in Java."""
+    """Parse a Java properties file, and return {name: setting}.
+
+    Of several values for one name the last counts, as in Java.
+    """
     settings = {}
     for number, line in _logical_lines(text):
         name, value = _split(line)
@@ -135,7 +138,7 @@ def parse(text: str, path: str) -> dict[str, Setting]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Read settings as Pulsar's container images do: PULSAR_PREFIX_maxMessageSize=1048576."""
+    """Return settings from variables such as PULSAR_PREFIX_maxMessageSize=1048576, as Pulsar's container images do."""
     return {
         name.removeprefix(ENVIRONMENT_PREFIX): Setting(environ[name].strip(), name)
         for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)
@@ -143,7 +146,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
-    """Translate Pulsar's settings.  Returns (settings under Geminga's keys, notes for the log).
+    """Translate Pulsar's settings, and return (settings under Geminga's keys, notes for the log).
 
     Raises ConfigError for a name that Pulsar does not have, and for a demand in REFUSED.
     """
@@ -208,14 +211,15 @@ def _scaled(factor: int) -> Callable[[str], int]:
 
 
 def _bounded(factor: int) -> Callable[[str], int]:
-    """Return a converter that multiplies a number by the factor, but keeps 0 and negative numbers, which mean "no
-    bound".
+    """Return a converter that multiplies a number by the factor.
+
+    The converter keeps 0 and negative numbers, which mean "no bound".
     """
     return lambda text: number * factor if (number := _whole(text)) > 0 else number
 
 
 def _percent(text: str) -> int:
-    """Read a fraction such as 0.16 as a percentage."""
+    """Convert a fraction such as 0.16 to a percentage."""
     try:
         return round(float(text) * 100)
     except (ValueError, OverflowError):
@@ -366,8 +370,9 @@ def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> 
 
 
 def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Translate backlogQuotaDefaultLimitGB, the older name of the quota in bytes, which Pulsar prefers if it is
-    above 0.
+    """Translate backlogQuotaDefaultLimitGB, the older name of the backlog quota in bytes.
+
+    Pulsar prefers the older name if its value is above 0.
     """
     setting = said.get("backlogQuotaDefaultLimitGB")
     size = _converted(setting, _whole) if setting else None

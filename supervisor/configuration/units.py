@@ -1,6 +1,4 @@
-"""Parsing of times and sizes as pulsar-admin reads them (90, 10m, 7d, -1; 4096, 10M, 2G), and of moments; printing
-of moments.
-"""
+"""Times, sizes and moments as text: parsing as pulsar-admin does (90, 10m, 7d, -1; 4096, 10M, 2G), and printing."""
 import re
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}

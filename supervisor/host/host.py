@@ -1,6 +1,6 @@
 """Memory and limits of the host, or of the control groups of this process.
 
-Functions take `root`, the folder with /proc and /sys; tests have their own.
+The argument `root` of functions is the folder that holds /proc and /sys; tests pass their own.
 """
 from pathlib import Path
 from typing import NamedTuple

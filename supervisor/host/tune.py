@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, Protocol
 from geminga.supervisor import bootstrap
 from geminga.supervisor.host import host
 
-_LEDGERS = 8_192                         # that an owner keeps open if it may
-_PART = 12                               # descriptors per open ledger: three, of a quarter of all
+_LEDGERS = 8_192                         # ledgers that an owner keeps open if its limits allow it
+_PART = 12                               # descriptors per open ledger: it takes three, and ledgers get a quarter of all
 _DESCRIPTORS, _DESCRIPTORS_MIN = _LEDGERS * _PART, 4_096
-_MAPPINGS = 2 * _LEDGERS                 # an owner's ledgers, and as many again for libraries
+_MAPPINGS = 2 * _LEDGERS                 # one for each ledger of an owner, and as many again for libraries
 _BACKLOG = 1_024                         # connections that are not accepted yet, as listening.py asks for
 _PROCESS_BYTES = 64 << 20
-_THREADS = 16                            # in a process: ZeroMQ, uvloop, checkpoints, schemas
+_THREADS = 16                            # threads in a process: ZeroMQ, uvloop, checkpoints, schemas
 _DIRTY_BYTES = 1 << 30
 _UNSYNCHRONISED = 0x40                   # STA_UNSYNC of adjtimex(2)
 _SLOW_CLOCKS = "hpet", "acpi_pm", "jiffies", "refined-jiffies"

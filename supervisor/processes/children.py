@@ -25,7 +25,7 @@ STARTING, READY, STOPPING, GONE = "STARTING", "READY", "STOPPING", "GONE"
 TRANSITIONS = {STARTING: {READY, STOPPING, GONE}, READY: {STOPPING, GONE}, STOPPING: {GONE}, GONE: {STARTING}}
 
 EXIT_CANNOT_BOOT = 3           # a restart would not help, so the supervisor stops
-RESTART_MIN_SECONDS = 1.0      # after the end of a child that lived shorter than this
+RESTART_MIN_SECONDS = 1.0      # delay before a restart of a child that lived shorter than this
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,13 +54,14 @@ class Child:
     state: str = GONE
     process: Process | None = field(default=None, repr=False)
     serial: int = 0
-    started: float = 0.0                              # monotonic; of a child that is GONE: when it may start
-    progress: str = ""                                # of an owner's recovery: "12 of 40 entries"
+    # monotonic time of the start; of a child that is GONE, when it may start
+    started: float = 0.0
+    progress: str = ""                                # progress of an owner's recovery: "12 of 40 entries"
     killed_for: str = ""                              # why the supervisor killed it
     leaves_for: str = ""                              # why it was told to end
     is_asked: bool = False                            # new options were sent, and not confirmed yet
     is_drained: bool = False
-    core: int | None = None                           # to which the process is pinned
+    core: int | None = None                           # core to which the process is pinned
 
     def become(self, state: str) -> None:
         """Change the child's state.  Only changes in TRANSITIONS are allowed."""
@@ -124,8 +125,9 @@ def start(child: Child, serial: int, supervisor_only: list[Closable]) -> None:
 
 
 def _settle(parent: int, child: Child) -> None:
-    """Prepare a newly forked child: it dies with the supervisor, gets its name, and ignores signals meant for the
-    supervisor.
+    """Prepare a newly forked child: its end with the supervisor, its name, its memory allocator and its signals.
+
+    Signals that stop or reload the broker are left to the supervisor.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -143,8 +145,7 @@ def _settle(parent: int, child: Child) -> None:
 
 
 def spread(children: list[Child], is_wanted: bool) -> None:
-    """Assign the cores that this process may use to workers and owners in turn, and move running processes to
-    theirs.
+    """Assign the cores that this process may use to workers and owners in turn, and move running processes.
 
     Without `is_wanted` all children may use all cores.
     """

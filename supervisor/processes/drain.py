@@ -8,7 +8,7 @@ from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import log
 from geminga.supervisor.processes.supervision import Supervision
 
-DRAIN_LOOK_SECONDS = 0.1      # between two counts of outstanding messages
+DRAIN_LOOK_SECONDS = 0.1      # time between two counts of outstanding messages
 _SECONDS_MAX = 24 * 3600
 
 
@@ -17,8 +17,8 @@ class Drain:
 
     def __init__(self, supervisor: Supervision):
         self._supervisor = supervisor
-        self._by: float | None = None             # the time of the stop, whatever is outstanding
-        self._callers: list[Control] = []         # told how many messages are outstanding
+        self._by: float | None = None             # monotonic; the broker stops then, whatever is outstanding
+        self._callers: list[Control] = []         # connections that are told how many messages are outstanding
 
     def __repr__(self) -> str:
         return f"<Drain is_under_way={self.is_under_way} callers={len(self._callers)}>"

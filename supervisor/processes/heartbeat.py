@@ -11,19 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-LOOK_SECONDS = 1.0             # between two checks of all children
-ASK_SECONDS = 2.0              # between an answer and the next question
+LOOK_SECONDS = 1.0             # time between two checks of all children
+ASK_SECONDS = 2.0              # time between an answer and the next question
 STILL_SECONDS = 5.0            # with ASK_SECONDS and LOOK_SECONDS a child is replaced within 8 s
 BUSY_SECONDS = 30.0
 STARTING_SECONDS = 120.0       # a start has long steps, with answers between them
-_COUNTED_SECONDS = 1.5         # at most, for one check; more is a pause of the host or of the supervisor
-_SHOWN_SECONDS = 3.0           # without an answer, after which an operator is told
+_COUNTED_SECONDS = 1.5         # most that one check counts; more is a pause of the host or of the supervisor
+_SHOWN_SECONDS = 3.0           # an operator is told after this time without an answer
 
 
 class State(NamedTuple):
     """The combined state of all threads of a process."""
 
-    letter: str        # of the first thread found in: T stopped, t traced, D uninterruptible, R running, S asleep
+    # The first of these that a thread has: T stopped, t traced, D uninterruptible, R running, S asleep.
+    letter: str
     switches: int      # context switches of all threads
 
 
@@ -71,8 +72,7 @@ class Heartbeat:
         self._seen = None
 
     def check(self, seconds: float, patience: float, state: Callable[[int], State] = state_of) -> str:
-        """Add `seconds` since the last check to the times without an answer, and return what to do: "ask", "kill" or
-        "".
+        """Count `seconds` since the last check, and return what to do with the process: "ask", "kill" or "".
 
         `patience` is the number of seconds that the process may be busy without an answer.
         """

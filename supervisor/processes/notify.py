@@ -32,7 +32,7 @@ class Notify:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         is_ours = self._socket is not None and usec.isdigit() and pid in ("", str(os.getpid()))
-        # between two WATCHDOG=1 at most; 0: no watchdog
+        # the longest time between two WATCHDOG=1; 0: no watchdog
         self.watchdog_seconds = int(usec) / 1e6 if is_ours else 0.0
         self._status = ""
         self._fed = self._extended = float("-inf")

@@ -91,7 +91,7 @@ class Reload:
     def __init__(self, supervisor: Supervision, load: Callable[[], tuple[Config, list[str]]]):
         self._supervisor, self._load = supervisor, load
         self._is_due = False
-        self._callers: list[Control] = []              # told how the reload ended
+        self._callers: list[Control] = []              # connections that are told how the reload ended
         # groups of roles still to be told; None: no reload is under way
         self._roles: list[tuple[str, ...]] | None = None
         self._changes: list[Change] = []
@@ -105,8 +105,9 @@ class Reload:
         self._is_due = True
 
     def asked(self, caller: Control, is_asked: Any) -> None:
-        """Record an operator's request for a reload; the caller is told the result.  Raises ValueError for any value
-        but true.
+        """Record an operator's request for a reload; the caller is told the result.
+
+        Raises ValueError for any value but true.
         """
         if is_asked is not True:
             raise ValueError(is_asked)
@@ -114,11 +115,10 @@ class Reload:
         self._callers.append(caller)
 
     def answered(self, child: Child, refused: str) -> None:
-        """Record a child's answer to new options: "" if it applies them, "again" if it ends for a successor, else an
-        error.
+        """Record a child's answer to new options.
 
-        A child that cannot apply the options is killed.  It counts as asked until its end; its successor starts with
-        them.
+        refused: "" if the child applies the options, "again" if it ends for a successor, else an error.  A child that
+        cannot apply the options is killed.  It counts as asked until its end; its successor starts with them.
         """
         if not refused:
             child.is_asked = False

@@ -58,7 +58,7 @@ from geminga.workers.identity.options import Unusable
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners, inside_path
 
-STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of a stop until a child is killed
+STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # a stop kills children that take longer to end
 
 
 class Supervisor:
@@ -276,9 +276,7 @@ class Supervisor:
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
 
     def _select_timeout(self) -> float:
-        """Return the seconds until the supervisor has to act without an event: a check, a restart, or a step of a
-        drain or stop.
-        """
+        """Return the seconds until the supervisor's next timed step: a check, a restart, or part of a drain or stop."""
         if self.is_stopping:
             return 0.05
         if self.is_draining:
@@ -311,9 +309,9 @@ class Supervisor:
                 self._selector.unregister(child.control)
 
     def _tell_all(self, message: dict) -> None:
-        """Send the message to all children.
+        """Send a message to all children.
 
-        The supervisor applies log rules to itself too, so that children which are forked later inherit them.
+        Rules of log levels are applied in the supervisor too, so that children which are forked later inherit them.
         """
         if "log" in message:
             log.follow(Rule(*rule) for rule in message["log"])
@@ -322,8 +320,9 @@ class Supervisor:
                 child.control.send(**message)
 
     def _check_heartbeats(self) -> None:
-        """Ask every child for a heartbeat, kill a child that hangs, and feed systemd's watchdog while all children
-        answer.
+        """Ask every child for a heartbeat, and kill a child that hangs.
+
+        Feed systemd's watchdog while all children answer.
         """
         passed = time.monotonic() - self._last_check
         if passed < LOOK_SECONDS or self.is_stopping:

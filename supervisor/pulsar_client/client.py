@@ -22,8 +22,8 @@ from geminga.supervisor.pulsar_client import reasons
 
 T = api.BaseCommand.Type
 _PERMITS = 5_000
-_CONNECT_S = 10             # until the handshake is done
-_SILENCE_S = 60             # without a frame, after which a wait for an answer ends
+_CONNECT_S = 10             # limit for a connection and its handshake
+_SILENCE_S = 60             # a wait for an answer ends after this time without a frame
 _FRAME_MAX = 1 << 30        # bytes; a peer that announces more is not a broker
 _OTHERS = b"HTTP", b"\x15\x03"      # first bytes of an HTTP server, and of one that expects TLS
 _PROTOCOL = "Pulsar's protocol"
@@ -82,11 +82,11 @@ class BrokerConnection(asyncio.Protocol):
         self._came: deque[tuple[api.BaseCommand, bytes]] = deque()      # (command, entry) of received frames
         self._held = 0                                       # bytes of entries in `_came`
         self._is_paused = False
-        self._waiter: asyncio.Future[None] | None = None     # of `receive`, until something has come
+        self._waiter: asyncio.Future[None] | None = None     # what `receive` waits for: the next frame
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._end = ""                                       # why the connection ended, "" while it is open
-        self._heard = False                                  # whether any command of the protocol came
+        self._heard = False                                  # whether the peer has sent any command of the protocol
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
 
     def __repr__(self) -> str:
@@ -190,8 +190,9 @@ class BrokerConnection(asyncio.Protocol):
 
     async def producer(self, topic: str, name: str = "",
                        schema: api.Schema | None = None) -> api.CommandProducerSuccess:
-        """Create the connection's only producer on a topic, with a generated name unless `name` is given.  Raises
-        ClientError.
+        """Create the connection's only producer on a topic, with a generated name unless `name` is given.
+
+        Raises ClientError.
         """
         request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
         if name:
@@ -297,8 +298,9 @@ class BrokerConnection(asyncio.Protocol):
                 return
 
     async def read(self, topic: str, first: tuple[int, int] | None = None) -> list[bytes]:
-        """Return the payloads of a topic's entries from `first`, or the beginning, to the end; a batch is one
-        payload.
+        """Return the payloads of a topic's entries from `first`, or the beginning, to the end.
+
+        A batch is one payload.
         """
         consumer = await self.subscribe(topic, first=first)
         last = await self.last(consumer)
@@ -307,9 +309,7 @@ class BrokerConnection(asyncio.Protocol):
     # -- topics and schemas
 
     async def partitions(self, topic: str) -> int | None:
-        """Return the topic's number of partitions: 0 for a topic without partitions, None if the broker knows no
-        such topic.
-        """
+        """Return the topic's number of partitions: 0 if it is not partitioned, None if the broker does not know it."""
         request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(),
                                                       metadata_auto_creation_enabled=False)
         command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)

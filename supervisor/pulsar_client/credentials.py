@@ -24,7 +24,7 @@ import click
 class Credentials(NamedTuple):
     """Credentials for both protocols, and how to check the broker's certificate."""
 
-    method: str = ""             # of the binary protocol; "": nothing
+    method: str = ""             # authentication method of the binary protocol; "": none
     data: str = ""
     certificate: str = ""        # PEM file, shown by TLS
     key: str = ""                # PEM file of its private key
@@ -100,8 +100,9 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parameters() -> list[click.Option]:
-    """Return the options of credentials, such as --auth-plugin, for a command that is made without a decorated
-    function.
+    """Return the options of credentials, such as --auth-plugin, as click objects.
+
+    They are for commands that are made without a decorated function.
     """
     return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
 

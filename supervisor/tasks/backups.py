@@ -37,8 +37,7 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> BackupReport:
 
 
 def _put_in_place(data_dir: Path) -> None:
-    """Recover the data folder as a start of the broker would: entries that are only in journals go into their
-    ledgers.
+    """Recover the data folder as a start of the broker would: entries in journals go into their ledgers.
 
     Raises CorruptFile, CatalogueError.
     """

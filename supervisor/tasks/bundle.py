@@ -29,7 +29,7 @@ from geminga.supervisor.tasks.job_socket import REPORT
 from geminga.workers.identity.options import Secret
 
 _HTTP_SECONDS, _ALL_HTTP_SECONDS, _COMMAND_SECONDS, _FOLDER_SECONDS = 3.0, 10.0, 4.0, 3.0
-_TOPICS_MAX = 10             # with stats, the busiest ones
+_TOPICS_MAX = 10             # number of topics with stats, the busiest ones
 _FOLDERS_MAX = 50            # folders of partitions, the largest ones
 _LOG_LINES = 5_000
 _OF_PROCESSES = ("status", "limits", "io", "stat", "sched", "schedstat", "wchan", "smaps_rollup", "cgroup",

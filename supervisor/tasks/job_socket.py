@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import io
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
-_PATIENCE_SECONDS = 60       # until a broker or an owner that is being started again must answer
+_PATIENCE_SECONDS = 60       # limit for an answer of a broker or owner that is being restarted
 _AGAIN_SECONDS = 0.2
 _BEGAN_MAX = 1_000           # partitions in one line
 
@@ -167,6 +167,7 @@ class BrokerSocket:
 
     def _say(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send one line to the broker and return its answer, over a new connection if the broker was restarted.
+
         Raises Gone.
         """
         while self.is_served():

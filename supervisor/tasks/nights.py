@@ -33,11 +33,11 @@ Tell = Callable[[str, int, int], None]      # (activity, number done, number in 
 # -- partitions to compact
 
 def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> list[Target]:
-    """Return the partitions that a nightly job considers: those of the named topics, or of topics that match the
-    pattern.
+    """Return the partitions that a nightly job considers.
 
-    Without names and pattern, these are all partitions with a compaction threshold or a compacted view. Raises
-    LookupError, Refusal, re.error, CatalogueError.
+    These are the partitions of the named topics, and of topics that match the pattern. Without names and pattern, these
+    are all partitions with a compaction threshold or a compacted view. Raises LookupError, Refusal, re.error,
+    CatalogueError.
     """
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
@@ -72,8 +72,7 @@ def planned(config: Config, partitions: list[Target]) -> list[Planned]:
 # -- engines
 
 class Engines:
-    """The choice of the engine for each compaction: this process, or one Spark that is started when it is first
-    needed.
+    """The choice of the engine for each compaction: this process, or Spark, which is started when first needed.
 
     With engine = "auto" the nightly job uses Spark where it is installed, and a compaction on demand only for large
     topics.
@@ -165,9 +164,7 @@ def compact(broker: BrokerSocket, config: Config, plan: list[Planned],
 
 
 def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
-    """Have owners enforce retention in every partition, and remove folders of deleted partitions.  Return the
-    report.
-    """
+    """Have owners enforce retention in every partition and remove folders of deleted ones; return the report."""
     began, rows, errors = time.monotonic(), [], []
     catalogue = confirmed.open_catalogue(config.data_dir)
     topics = [name for _, name in catalogue.partitions.all()]

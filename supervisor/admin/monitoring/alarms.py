@@ -32,12 +32,13 @@ from geminga.supervisor.tasks.job_socket import REPORT, last_report
 from geminga.workers.identity.certificates import Tls, warning
 
 _LOOK_SECONDS = 1.0
-# smaller changes are a time daemon's corrections, at most this part of the time that passed
+# The clock has jumped if it changed by more than these seconds plus this part of the time that passed.  A time daemon
+# corrects it by less.
 _JUMP_SECONDS, _SLEW = 2.0, 0.1
-_JUMPED_SECONDS = 3600.0             # duration of the alarm after a jump
+_JUMPED_SECONDS = 3600.0             # the alarm ends after this time without a jump
 _MEMORY_REST = 0.05                  # part of the memory that must be free again before the alarm ends
-_LATE_SECONDS = 2 * 24 * 3600.0      # since the last night that succeeded
-_STARTS_SECONDS = 600.0              # in which three starts of a process raise the alarm
+_LATE_SECONDS = 2 * 24 * 3600.0      # time without a nightly job that succeeded, after which the alarm is raised
+_STARTS_SECONDS = 600.0              # three starts of a process within this time raise the alarm
 # files that are never replaced while a broker serves
 _STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"
 _TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # exists while the timer is enabled
@@ -294,7 +295,7 @@ def _moment(seconds: float) -> str:
 
 
 def _changed(path: Path) -> float:
-    """Return when the file was last changed, as Unix time; 0 if it does not exist."""
+    """Return the time of a file's last change, as Unix time; 0 if the file does not exist."""
     try:
         return path.lstat().st_mtime
     except OSError:

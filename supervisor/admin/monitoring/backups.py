@@ -15,7 +15,10 @@ routes = web.RouteTableDef()
 
 @routes.post("/ops/v1/backup")
 async def make(request: web.Request) -> web.Response:
-    """Make a backup: {"folder": absolute path on the broker's host, "keep": number}, and answer with its report."""
+    """Make a backup, and answer with its report.
+
+    The body is {"folder": absolute path on the broker's host, "keep": number}.
+    """
     asked = await body_of(request)
     if not (isinstance(asked, dict) and isinstance(folder := asked.get("folder"), str)
                 and os.path.isabs(folder) and _is_path(folder)):
@@ -81,6 +84,6 @@ def _refuse_elsewhere(request: web.Request, folder: str) -> None:
 
 
 def _is_on_this_host(request: web.Request) -> bool:
-    """Whether the caller is on this host: then both ends of the connection have the same address."""
+    """Whether the caller is on the broker's host: both ends of the connection have the same address."""
     peer, own = (request.get_extra_info(name) for name in ("peername", "sockname"))
     return bool(peer) and peer[0] == own[0]

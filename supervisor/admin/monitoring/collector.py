@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from geminga.workers.identity.certificates import Tls
 
 _QUANTILES = 0.0, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0
-_QUANTILE_SECONDS = 60       # of the values that quantiles describe
+_QUANTILE_SECONDS = 60       # length of the period that quantiles describe
 Counts = NDArray[np.int64]
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
@@ -70,7 +70,7 @@ class Collector:
         self._host_name = urlsplit(url("pulsar", address, 0)).hostname
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics but those of topics and subscriptions."""
+        """Yield all metrics except those of topics and subscriptions."""
         rows = {f"{role}-{index}": (role, counters.read()) for (role, index), counters in self._counters.items()}
 
         def total(name: str) -> int:
@@ -259,8 +259,9 @@ class Collector:
         yield jumps
 
     def _nightly(self) -> Iterator[Metric]:
-        """Yield the number of running and waiting compactions, and the results of the last nightly job if there was
-        one.
+        """Yield the number of running and waiting compactions, and the results of the last nightly job.
+
+        The results are left out if there was no nightly job.
         """
         under_way = GaugeMetricFamily("geminga_compactions", "Partitions being compacted, and waiting for compaction",
                                       labels=["state"])

@@ -20,7 +20,7 @@ INSIDE = web.AppKey("inside", Path)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 _TOPIC_VERSIONS = "V1", "V2"
-_PASSED, _FAILED = 1, 2      # of the counter `health`: result of the last round trip; 0: there was none
+_PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round trip's result; 0: there was none
 
 
 @routes.get("/status.html")

@@ -1,8 +1,8 @@
 """Prometheus text of topics, subscriptions, consumers, producers and compactions.
 
-There may be many thousands of series, so their lines are put together from columns, a family at a time, and without
+There may be many thousands of series, so their lines are put together from columns, a metric at a time, and without
 prometheus_client. Topics beyond `metrics.topics_max` are summed by namespace under the same names, without the label
-`topic`. So the sum over all series of a name does not depend on that bound.
+`topic`. So the sum over all series of a name does not depend on that limit.
 """
 import re
 import time
@@ -25,7 +25,7 @@ from geminga.supervisor.admin.monitoring.topic_families import (
 from geminga.supervisor.admin.resources.compaction import Record
 
 _LABEL = re.compile(r"([{,])(?=cluster=|namespace=|topic=)")
-_COLUMNS = TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS      # of the tables of an owner
+_COLUMNS = TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS      # of an owner's four tables
 
 
 class Series:
@@ -36,7 +36,7 @@ class Series:
 
     def __init__(self, cluster: str, measured: list[Measured]):
         self.cluster, self._now_ms, self._last_name = cluster, time.time() * 1000, ""
-        self._namespaces: list[str] = []               # labels: of each owner's namespaces, one owner behind the other
+        self._namespaces: list[str] = []               # labels of all owners' namespaces, owner by owner
         self._topics: list[str] = []
         self._subscriptions: list[str] = []
         self._loaded: dict[str, int] = {}              # namespace's labels -> its open topics, at all owners
@@ -108,9 +108,7 @@ class Series:
                 yield "".join([f"{name}{labels}{values[at]}\n" for labels, values in series.items()])
 
     def _family(self, family: Family, labels: list[str], columns: Columns, others: Columns) -> str:
-        """Return the lines of a metric: one for each topic with its own series, and sums by namespace of all other
-        topics.
-        """
+        """Return the lines of a metric: one for each topic with its own series, and sums by namespace for the rest."""
         name, head = family.name, ""
         if name != self._last_name:
             head = _head(name, family.text, family.type)
@@ -143,7 +141,7 @@ class Series:
     def compactions(self, records: list[Record], most: int) -> Iterator[str]:
         """Yield the text of each metric of compactions.
 
-        The first `most` records have series of their own. All others are summed by namespace.
+        The first `most` records have series of their own. All further records are summed by namespace.
         """
         labels = [f'{{cluster="{_escaped(self.cluster)}",namespace="{_escaped(namespace_of(record.topic))}"'
                   for record in records]

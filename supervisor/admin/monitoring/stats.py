@@ -130,7 +130,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
 
 
 def together(partitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the statistics of all partitions into those of one topic.
+    """Merge the statistics of all partitions into one TopicStats.
 
     Rates and counters are summed, and averages are computed again.
     """

@@ -1,7 +1,6 @@
-"""Metrics of topics, subscriptions and compactions: names, help texts, and the columns of numbers that give their
-values.
+"""Metrics of topics, subscriptions and compactions: names, help texts, and the columns that give their values.
 
-Names and labels are Pulsar's, except those that begin with `geminga_`. Owners deliver the columns
+Names and labels are Pulsar's, except those that begin with `geminga_`. Owners deliver the columns of numbers
 (storage/statistics/columns.py); series.py writes the lines.
 """
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 
 from geminga.supervisor.admin.resources.compaction import Record
 
-Columns = dict[str, NDArray[Any]]                    # by name: one number for each topic or subscription
-Values = Callable[[Columns, float], NDArray[Any]]      # of columns and the time in ms
+Columns = dict[str, NDArray[Any]]                    # column name -> one number for each topic or subscription
+Values = Callable[[Columns, float], NDArray[Any]]      # function of (columns, time in ms)
 
 
 class Family(NamedTuple):
@@ -24,7 +23,7 @@ class Family(NamedTuple):
     """
 
     name: str
-    text: str                     # of the HELP line; empty for all but the first family of a name
+    text: str                     # text of the HELP line; empty for all but the first family of a name
     values: str | Values          # a column, or what is computed of columns
     type: str = "gauge"
     sums: bool = True             # whether topics without series of their own are summed up; else they have none

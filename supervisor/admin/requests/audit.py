@@ -4,9 +4,10 @@
      "request": "DELETE /admin/v2/persistent/acme/eu/orders?force=true", "status": 204}
 
 `proxy` is the proxy's role, `reason` the text of a refusal, `body` the rights that were set. The file is in the data
-folder. A file that has become large is renamed to audit.log.1, and older ones to audit.log.2 and so on. The number of
-refusals is bounded, so that repeated ones do not push out the changes of others. The next line then has their number as
-`left_out`.
+folder. A large file is renamed to audit.log.1, and older files to audit.log.2 and so on.
+
+Refusals are rate-limited, so that repeated ones do not push out the changes of other callers. The first line after
+refusals over the limit has their number as `left_out`.
 """
 import contextlib
 import json
@@ -99,9 +100,9 @@ async def close(app: web.Application) -> None:
 
 @web.middleware
 async def record(request: web.Request, handler) -> web.StreamResponse:
-    """Write the request into the audit log if it changed something or was refused.
+    """Middleware that writes a request into the audit log if it changed something or was refused.
 
-    This middleware is the outermost, so it sees the final answer.
+    It is the outermost middleware, so it sees the final answer.
     """
     answer = await handler(request)
     if request.method in _LOOKS or (400 <= answer.status < 500 and answer.status not in _REFUSED):

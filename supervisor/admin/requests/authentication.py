@@ -114,7 +114,7 @@ _PROVIDERS = {"token": "AuthenticationProviderToken", "basic": "AuthenticationPr
 
 
 def families(cluster: str, total: Callable[[str], int]) -> Iterator[Metric]:
-    """Return metrics of authentication under Pulsar's names.  total: sums a counter over all processes."""
+    """Yield metrics of authentication under Pulsar's names.  total: function that sums a counter over all processes."""
     labels = ["cluster", "provider_name", "auth_method"]
     right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that were authenticated",
         labels=labels)

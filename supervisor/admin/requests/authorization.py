@@ -28,7 +28,7 @@ from geminga.workers.identity.authorization import (
 
 AUTHORIZATION = web.AppKey("authorization", Authorization)
 routes = web.RouteTableDef()
-_SEEN_SECONDS = 10             # that workers may take to apply changed rights
+_SEEN_SECONDS = 10             # limit for workers to apply changed rights
 _AGAIN_SECONDS = 0.005
 
 
@@ -37,7 +37,7 @@ _AGAIN_SECONDS = 0.005
 class Demand(NamedTuple):
     of: str           # the part of the path with the resource: "topic", "namespace", "tenant"; "" for the broker
     action: str       # the right that is needed
-    status: int       # of the answer to roles without that right
+    status: int       # status of the answer to roles without that right
     is_hiding: bool = False      # whether a missing tenant gives the same answer, instead of 404
 
 
@@ -312,7 +312,7 @@ def demand_of(method: str, path: str) -> Demand | None:
 
 
 def refuse_others_than_administrators(request: web.Request, tenant: str) -> None:
-    """Refuse a request whose body names the tenant, unless its role administrates that tenant.
+    """Refuse a request about a tenant that its body names, unless the role is an administrator of that tenant.
 
     Raises 401, or 404 if the tenant does not exist.
     """

@@ -151,7 +151,7 @@ def is_set(request: web.Request, name: str) -> bool:
 
 
 def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) - 1) -> int:
-    """Return a text as a whole number from 0 to `last`.  what: its name in the error.  Raises 400."""
+    """Return a text as a whole number from 0 to `last`.  what: name of the number in an error.  Raises 400."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
         raise web.HTTPBadRequest(text=f"{what} is a whole number of 0 to {last}")
     return int(text)
@@ -219,16 +219,17 @@ async def ask_each(request: web.Request, topics: Iterable[TopicName], about: Ask
 
 
 async def ask_parts(request: web.Request, about: Asking[Answer]) -> list[Answer]:
-    """Ask about the request's topic, or about each of its partitions, and return the answers in order.  Raises
-    Refusal.
+    """Ask about the request's topic, or about each of its partitions, and return the answers in order.
+
+    Raises Refusal.
     """
     return await ask_each(request, parts_of(request), about)
 
 
 async def ask_single(request: web.Request, refused: str, about: Asking[Answer]) -> Answer:
-    """Ask about the request's topic, which must be a topic without partitions or one partition, and return the
-    answer.
+    """Ask the owner about the request's topic, and return the answer.
 
-    Raises Refusal; for a partitioned topic 405 with the text `refused`, or 404 if that is empty.
+    The topic must be a topic without partitions, or one partition. Raises Refusal; for a partitioned topic 405 with the
+    text `refused`, or 404 if that is empty.
     """
     return await request.app[OWNERS].ask(about(single_of(request, refused)))

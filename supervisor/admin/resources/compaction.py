@@ -74,8 +74,8 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
 _BATCH = 100                 # partitions for one job
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000
-_AGAIN_SECONDS = 5           # between attempts to create the socket
-_FAILED_SECONDS = 3_600      # after a failure, during which the partition's threshold does not begin another compaction
+_AGAIN_SECONDS = 5           # time between attempts to create the socket
+_FAILED_SECONDS = 3_600      # time after a failure in which the partition's threshold begins no compaction
 _RUNNING, _SUCCESS, _ERROR, _NOT_RUN = "RUNNING", "SUCCESS", "ERROR", "NOT_RUN"
 
 
@@ -84,7 +84,7 @@ class Record:
     """Results of a partition's compactions since the admin process began."""
 
     topic: str
-    error: str = ""              # of the last compaction; empty if it succeeded
+    error: str = ""              # error of the last compaction; empty if it succeeded
     ended: float = 0.0
     succeeded: int = 0
     failed: int = 0
@@ -94,8 +94,8 @@ class Record:
     bytes_in: int = 0
     bytes_out: int = 0
     entries_out: int = 0
-    bytes_read: int = 0          # by all compactions that succeeded
-    seconds_sum: float = 0.0     # of all compactions that succeeded
+    bytes_read: int = 0          # bytes read by all compactions that succeeded
+    seconds_sum: float = 0.0     # duration of all compactions that succeeded
     # number of compactions in each bucket of LATENCIES_MS
     durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))
 
@@ -163,9 +163,7 @@ class Compactions:
         return _SUCCESS if has_view else _NOT_RUN, ""
 
     def record(self, partition_id: int) -> Record | None:
-        """Return the compaction results of a partition, None if no compaction of it has ended since this process
-        began.
-        """
+        """Return the results of a partition's compactions, None if none has ended since the admin process began."""
         return self._records.get(partition_id)
 
     def is_under_way(self, partition_id: int) -> bool:
@@ -213,8 +211,9 @@ class Compactions:
                 self._has_waiting.clear()
 
     async def _run_job(self, partition_ids: Iterable[int]) -> int:
-        """Run a compaction job for these partitions, and return its exit status.  The job ends when this process
-        ends.
+        """Run a compaction job for these partitions, and return its exit status.
+
+        The job is killed when this process ends.
         """
         command = [
             sys.executable,
@@ -390,8 +389,9 @@ async def status(request: web.Request) -> web.Response:
 
 @routes.put(TOPIC + "/compaction")
 async def compact(request: web.Request) -> web.Response:
-    """Queue the topic, or all its partitions, for compaction.  Partitions already queued or being compacted are left
-    out.
+    """Queue the topic, or all its partitions, for compaction.
+
+    Partitions already queued or being compacted are left out. Answers 409 if all of them are.
     """
     _refuse_live(request)
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):

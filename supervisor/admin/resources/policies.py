@@ -129,10 +129,9 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
 
 
 def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
-    """Return a namespace's policies as Pulsar's JSON object.  Some policies that are not set appear with their
-    default.
+    """Return a namespace's policies as Pulsar's JSON object.
 
-    kept: {policy: value that is set}.
+    Some policies that are not set appear with their default. kept: {policy: value that is set}.
     """
     shown: dict[str, Any] = {}
     for policy_name, routes_of in ROUTES.items():

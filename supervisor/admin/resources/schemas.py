@@ -1,4 +1,7 @@
-"""Schemas of topics: show, add, compare, delete.  A topic need not exist to have a schema."""
+"""Schemas of topics: show, add, compare, delete.
+
+A topic need not exist to have a schema.
+"""
 import json
 from dataclasses import replace
 from typing import Any

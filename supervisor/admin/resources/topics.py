@@ -294,8 +294,9 @@ async def delete_property(request: web.Request) -> web.Response:
 @routes.get("/lookup/v2/topic" + PATH)
 @routes.get("/lookup/v2/destination" + PATH)
 async def lookup(request: web.Request) -> web.Response:
-    """Answer with the addresses at which the topic is served.  Every URL is a string, as the C++ client refuses
-    null.
+    """Answer with the addresses at which the topic is served.
+
+    Every URL is a string, as the C++ client refuses null.
     """
     topics = request.app[TOPICS]
     listener: str = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName") or ""

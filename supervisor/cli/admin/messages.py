@@ -68,8 +68,9 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(message: dict[str, Any]) -> str:
-    """Return a message as text for people: names and values, then the payload, in hexadecimal if it is not
-    printable.
+    """Return a message as text for people: names and values, then the payload.
+
+    A payload that is not printable is shown in hexadecimal.
     """
     named = {name: value for name, value in message.items() if name not in ("payload", "properties")}
     lines = [plain(f"{name:<12} {value}") for name, value in named.items()]

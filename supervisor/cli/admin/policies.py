@@ -60,10 +60,9 @@ def _three(level: str, stem: str, kinds: list[Row]) -> list[Verb]:
 
 def _settable(level: str, policy: Policy,
               route: Route) -> tuple[list[Option], str, Callable[[dict[str, Any]], Any] | None]:
-    """Return the options with which a policy is set, an example, and a function that makes the JSON body of their
-    values.
+    """Return the options with which a policy is set, an example, and a function that makes the JSON body.
 
-    The function is None if the request has no body.
+    The function takes the values of the options. It is None if the request has no body.
     """
     options: list[Option] = []
     example: list[str] = []

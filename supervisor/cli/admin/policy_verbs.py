@@ -20,9 +20,9 @@ class ValueOption(NamedTuple):
     flags: str                # its names: "--time -t"; of a switch with two sides: "--enable -e / --disable -d"
     unit: str = ""            # people write "seconds", "minutes" or "ms" as `10m`, `3h`, and "bytes" or "MB" as `10M`
     required: bool = False
-    sent: Any = None          # where the option is not given; None: the JSON lacks the value
+    sent: Any = None          # value sent if the option is not given; None: the JSON lacks the value
     unless: str = ""          # an option that makes a required switch unnecessary, and turns it on
-    topic_flags: str = ""     # where the names differ for topics
+    topic_flags: str = ""     # names for topics if they differ
 
 
 class PolicyVerb(NamedTuple):
@@ -33,8 +33,8 @@ class PolicyVerb(NamedTuple):
 
     verb: str
     options: dict[str, ValueOption]
-    topic_verb: str = ""      # where the stem differs for topics
-    get: str = ""             # after get- for namespaces, where it differs
+    topic_verb: str = ""      # stem for topics if it differs
+    get: str = ""             # stem of the verb get- for namespaces if it differs
 
 
 VERBS: dict[str, PolicyVerb] = {
