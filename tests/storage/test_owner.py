@@ -1,4 +1,4 @@
-"""What an owner promises to those who publish, and to the disk: one pass, one sync, and no answer before it."""
+"""Promises of an owner to publishers and to the disk: one sync for a pass, and no answer before it."""
 import errno
 import os
 

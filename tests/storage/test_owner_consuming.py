@@ -1,4 +1,4 @@
-"""What an owner promises to those who consume: what they get, in which order, how much at a time, and what comes
+"""Promises of an owner to consumers: which messages they get, in which order, how many at a time, and which come
 again.
 """
 import pytest

@@ -1,8 +1,8 @@
-"""Whatever interrupts an owner: what was receipted is there, what was acknowledged stays so, and nothing else is
-lost either.
+"""Random histories of an owner that is killed, stopped or loses power: nothing answered is lost, and nothing else
+changes.
 
-A machine publishes, acknowledges and consumes at random, and its owner is killed, stopped, and its power cut,
-between passes and within them.  The model is a list of what was receipted, and sets of what was acknowledged.
+A machine publishes, acknowledges and consumes at random, and ends its owner between passes and within them.  The model
+is a list of messages with receipts, and sets of acknowledged ones.
 """
 import contextlib
 import itertools

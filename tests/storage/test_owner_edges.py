@@ -1,4 +1,4 @@
-"""What an owner does at the edges of what it checks: one small topic for each."""
+"""Checks of an owner at the edges of their conditions: one small topic for each."""
 import pytest
 
 from geminga.proto import names

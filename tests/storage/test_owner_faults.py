@@ -1,6 +1,4 @@
-"""Kills and power cuts at chosen moments: what the machine of test_owner_crashes.py has found or could find, at its
-smallest.
-"""
+"""Kills and power cuts at chosen moments: the smallest cases of faults that test_owner_crashes.py can find."""
 import itertools
 import os
 import threading

@@ -1,6 +1,4 @@
-"""What an owner keeps and for how long: ledgers roll over, and give their space back when nobody needs them any
-more.
-"""
+"""Life of ledgers: they roll over, and their space is freed when no subscription needs them."""
 import pytest
 
 from geminga.storage.owner.owner_pass import TICK_MS

@@ -1,4 +1,4 @@
-"""What the simulation found, each as small as it can be: crashes between two calls of the disk, and disks that fail."""
+"""Smallest cases of faults that the simulation found: crashes between two calls of the disk, and failing disks."""
 import random
 
 import pytest
