@@ -10,8 +10,7 @@ _TAKE_OFF = [_LAST_BYTE[_BY_TOP[top]] << 8 & 0xFFFFFFFF | _BY_TOP[top] for top i
 
 
 def wrong_bit(size: int, difference: int) -> int | None:
-    """Return the number of the single wrong bit in `size` bytes, counted from 0; None if no bit or several bits are
-    wrong.
+    """Return the number of the single wrong bit in `size` bytes, counted from 0; None unless exactly one is wrong.
 
     difference: the CRC32-C of the bytes, XOR the CRC32-C that they should have.
 

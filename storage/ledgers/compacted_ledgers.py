@@ -99,8 +99,7 @@ def decode(data: bytes, path: Path) -> Manifest:
 
 
 class CompactedLedger:
-    """One ledger of a compacted view, with the interface of a Ledger (readable.py), from which some entries are
-    missing.
+    """One ledger of a compacted view: some entries are missing, but its interface is that of a Ledger (readable.py).
 
     Callers ask only for entries whose ids are in `kept`.  Files are read when they are first needed; `close` releases
     the memory until they are needed again.
@@ -110,8 +109,9 @@ class CompactedLedger:
     has_lost = False
 
     def __init__(self, folder: Path, view: int, part: Part, damage: list[str] | None = None):
-        """Make the ledger without reading its files.  view: the view's number.  damage: a list that receives lines
-        about damage.
+        """Make the ledger without reading its files.
+
+        view: the view's number.  damage: a list that receives lines about damage.
         """
         self._folder, self.view, self.ledger_id = folder, view, part.ledger_id
         self.entries, self._count = part.entries, part.kept
@@ -276,9 +276,7 @@ class CompactedLedgers:
         return ledger.ledger_id, min(max(entry_id - 1, -1), ledger.last_entry)
 
     def missing(self) -> str:
-        """Return a text naming the first file that is missing or too short; "" if all files are complete.  Raises
-        OSError.
-        """
+        """Return a text that names the first missing or too short file; "" if all are complete.  Raises OSError."""
         for part in self.manifest.parts:
             rows_size = part.kept * format.COMPACTED_ROW.itemsize
             for path, size in ((format.index_path(self.folder, part.ledger_id), rows_size),
@@ -298,9 +296,7 @@ def _ledger_id(ledger: CompactedLedger) -> int:
 
 
 def is_valid(rows: Rows, ledger_id: int) -> NDArray[np.bool_]:
-    """Return for each row (n,) of a ledger's index, counted from the first, whether its checksum matches content and
-    place.
-    """
+    """Return for each of the first rows (n,) of a ledger's index whether its checksum matches content and place."""
     if len(rows) <= _BLOCK:
         return format.is_valid(rows, ledger_id)
     starts = range(0, len(rows), _BLOCK)

@@ -185,9 +185,7 @@ class Journal:
         raise NotDurable(f"{self._segment.path}: {error.strerror}; {what}") from error
 
     def check(self) -> None:
-        """Raise NotDurable if the current segment's file was removed or replaced: a crash would then lose its
-        records.
-        """
+        """Raise NotDurable if the current segment's file was removed or replaced: a crash would lose its records."""
         try:
             is_there = self._segment.path.stat().st_ino == os.fstat(self._segment.fd).st_ino
         except FileNotFoundError:
@@ -196,9 +194,7 @@ class Journal:
             raise NotDurable(f"{self._segment.path}: it was removed or replaced")
 
     def mark_dirty(self, changed: Changed) -> None:
-        """Include an object in the checkpoint of the current segment, because its files lack changes that it has in
-        memory.
-        """
+        """Include an object in the checkpoint of the current segment, because its files lack changes made in memory."""
         self._dirty.add(changed)
 
     def _roll(self) -> None:

@@ -36,9 +36,7 @@ def mark_delete(partition_id: int, subscription_id: int, position: Position) -> 
 
 
 def acknowledged(partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64]) -> Rows:
-    """Return ACKNOWLEDGED_OPs (m,) for entries (n,), ascending, beyond the mark-delete position: one op for each
-    run.
-    """
+    """Return ACKNOWLEDGED_OPs (m,), one for each run of entries (n,), ascending, beyond the mark-delete position."""
     starts = np.flatnonzero(np.diff(entries, prepend=entries[0] - 2) != 1)
     ops = np.zeros(len(starts), format.ACKNOWLEDGED_OP)
     ops["kind"] = format.ACKNOWLEDGED

@@ -265,8 +265,7 @@ def _lost(at: int, first: int, last: int) -> str:
 
 
 def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[StoredRecord | None, int, bool]:
-    """Read the record at an offset and return (the record, the offset behind it, whether entries and header are
-    undamaged).
+    """Read the record at an offset; return (the record, the offset behind it, whether all of it is undamaged).
 
     The record is None if there is none at the offset, or if its tables are damaged.
     """

@@ -241,8 +241,9 @@ class Ledger:
     # -- writing
 
     def has_room(self, count: int, size: int) -> bool:
-        """Whether the allocated files have room for `count` more entries of `size` bytes in total.  Raises
-        StorageFull.
+        """Whether the allocated files have room for `count` more entries of `size` bytes in total.
+
+        Raises StorageFull.
         """
         try:
             self._open()

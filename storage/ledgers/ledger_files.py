@@ -40,16 +40,12 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
 
 
 def write_ledger_header(ledger: Ledger) -> None:
-    """Write the header of the ledger's data file; `Ledger.write_header` writes the header of the index.  Raises
-    OSError.
-    """
+    """Write the header of the ledger's data file, not that of the index.  Raises OSError."""
     ledger.write([ledger_headers.ledger_header(ledger.ledger_id, ledger.partition_id)], 0)
 
 
 def take_bounds(ledger: Ledger, rows: Rows) -> None:
-    """Set entries, size, first_message and created_ms of a ledger from its INDEX_ROWs (n,), because its header is
-    damaged.
-    """
+    """Set entries, size, first_message and created_ms of a ledger with a damaged header from its INDEX_ROWs (n,)."""
     bounds = index_repair.bounds_of(rows, ledger.ledger_id)
     ledger.is_header_lost = bounds is None
     ledger.entries, ledger.size = (bounds.entries, bounds.size) if bounds else (0, format.HEADER_SIZE)

@@ -101,9 +101,7 @@ def ledger_ids(folder: Path) -> list[int]:
 
 
 def remove_unmade(folder: Path) -> None:
-    """Remove files that a killed process left behind: ledgers without header or entries, and copies of an index
-    (*.new).
-    """
+    """Remove files that a killed process left: ledgers without header or entries, and copies of an index (*.new)."""
     for path in folder.glob("*.new"):
         if path.stem.isdigit():
             path.unlink()

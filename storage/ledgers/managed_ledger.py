@@ -78,9 +78,7 @@ class ManagedLedger:
         return found[0] if found and found[0].ledger_id == ledger_id else None
 
     def has(self, position: Position) -> bool:
-        """Whether a cursor may be at this position: on an existing entry, or at -1 before the first entry of a
-        ledger.
-        """
+        """Whether a cursor may be at this position: on an existing entry, or at -1 before a ledger's first entry."""
         found = self.find(position[0])
         return found is not None and -1 <= position[1] < found.entries
 
@@ -104,8 +102,7 @@ class ManagedLedger:
         return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
 
     def mark_delete_before(self, position: Position, view: CompactedLedgers | None = None) -> Position:
-        """Return the mark-delete position of a cursor whose next entry is the first existing one at or after
-        `position`.
+        """Return the mark-delete position of a cursor whose next entry is the first existing one from `position` on.
 
         view: the compacted view that the cursor reads up to the view's horizon.
         """
@@ -120,8 +117,7 @@ class ManagedLedger:
         return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
 
     def mark_delete_before_time(self, publish_time_ms: int, view: CompactedLedgers | None = None) -> Position:
-        """Return the mark-delete position of a cursor whose next entry is the first one published at or after a
-        time.
+        """Return the mark-delete position of a cursor whose next entry is the first published at a time or later.
 
         view: the compacted view that the cursor reads up to the view's horizon.
         """

@@ -32,9 +32,7 @@ class ReadableLedger(Protocol):
         """Whether entries are lost that subscriptions have not skipped yet."""
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a field of format.INDEX_ROW for each entry, by entry id; values behind the last entry are
-        arbitrary.
-        """
+        """Return a field of format.INDEX_ROW for each entry, by entry id; values behind the last one are arbitrary."""
 
 
 class StoredLedger(ReadableLedger, Protocol):

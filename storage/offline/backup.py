@@ -392,8 +392,9 @@ class _Making:
             item.crc32c = sum_up(item, _chunks(file, item))
 
     def _clone(self, source: Path, target: Path) -> bool:
-        """Try to make `target` share the blocks of `source` (a reflink).  Return False if the file system does not
-        support it.
+        """Try to make `target` share the blocks of `source` (a reflink).
+
+        Return False if the file system does not support reflinks.
         """
         if self._clones:
             with open(source, "rb") as file, open(target, "wb") as copy:
@@ -405,9 +406,7 @@ class _Making:
         return self._clones
 
     def _remove_others(self, wanted: set[str]) -> None:
-        """Remove every file under the backup's folder whose relative path is not in `wanted`, and folders that
-        become empty.
-        """
+        """Remove all files of the backup whose relative paths are not in `wanted`, and folders that become empty."""
         for above, _, names in os.walk(self._made, topdown=False):
             for name in names:
                 path = Path(above, name)
@@ -435,8 +434,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
-    """Return the items of a ledger's index and data file, cut to the first `entries` entries, which end at `size`
-    bytes.
+    """Return the items of a ledger's index and data file.
+
+    The items end behind the first `entries` entries, at `size` bytes of the data file.
     """
     return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
             Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]

@@ -156,9 +156,7 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
 
 
 def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
-    """Yield lines for one ledger of a compacted view: a summary, and the entries first .. end - 1 that compaction
-    kept.
-    """
+    """Yield lines for one ledger of a compacted view: a summary, and its kept entries among first .. end - 1."""
     manifest = compacted_ledgers.decode(
         (folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST
     )

@@ -21,8 +21,7 @@ class CannotRestore(Exception):
 
 
 def restore(source: Path, data_dir: Path) -> Manifest:
-    """Restore the backup in `source` into data_dir, which must be empty or missing, and return the backup's
-    manifest.
+    """Restore the backup in `source` into data_dir, which must be empty or missing.  Return the backup's manifest.
 
     Raises CannotRestore, OSError, after emptying the folder again.
     """

@@ -106,9 +106,7 @@ def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Find
 
 
 def _in_order(rows: Rows, part: Part) -> NDArray[np.bool_]:
-    """Return for each row whether it is behind the previous row and refers to an entry that exists, as booleans
-    (n,).
-    """
+    """Return for each row, as booleans (n,), whether it is behind the previous row and refers to an existing entry."""
     ids, ends = rows["entry_id"].astype(np.int64), rows["offset"] + rows["size"]
     found: NDArray[np.bool_] = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
     found[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])

@@ -251,8 +251,7 @@ class _Reader:
         self._memory = np.empty(0, np.uint8)
 
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """Read `size` bytes at an offset of the file, and return a view (size + checksums.BEHIND,) uint8 of the
-        buffer.
+        """Read `size` bytes at an offset of the file; return a view (size + checksums.BEHIND,) uint8 of the buffer.
 
         The bytes behind `size` are arbitrary. The next read overwrites the view.
 

@@ -116,8 +116,7 @@ def _missing(one: CheckedPartition) -> tuple[list[Finding], bool]:
 
 
 def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
-    """Yield findings for damaged entries of a ledger: first entries that a subscription still needs, then all
-    others.
+    """Yield findings for damaged entries of a ledger, beginning with entries that a subscription still needs.
 
     cursors: by names of subscriptions.  Without any subscription every entry counts as needed.
     """
@@ -144,8 +143,7 @@ def _losses(report: LedgerCheck, cursors: dict[str, Cursor], subscriptions: int)
 
 
 def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
-    """Yield findings for ledgers that do not begin where the previous one ends, and for a last ledger that is
-    sealed.
+    """Yield findings for ledgers that do not begin where the previous one ends, and for a sealed last ledger.
 
     Gaps before ledger `done`, which all subscriptions have acknowledged, are not reported: a power cut may undo the
     deletion of some ledgers.

@@ -148,9 +148,7 @@ class Dispatching(Watcher):
             self._timers.put(topic, due_ms)
 
     def _dispatch_subscription(self, subscription: Subscription, dispatcher: Dispatcher, *, has_rates: bool) -> None:
-        """Deliver entries to a subscription's consumers, from its compacted view until the view's horizon is
-        reached.
-        """
+        """Deliver entries to a subscription's consumers, from its compacted view up to the view's horizon."""
         topic, view, began = subscription.partition, subscription.view, subscription.read
         if view is not None and began > view.horizon:      # the subscription has read all of the view
             view = None
@@ -162,10 +160,10 @@ class Dispatching(Watcher):
             acknowledge.skip_compacted(self._owner, subscription, began)
 
     def _tell_caught_up(self, topic: Partition) -> None:
-        """Notify consumers of a closed topic that have acknowledged everything: the topic has ended, or has
-        migrated.
+        """Notify consumers of a closed topic that have acknowledged everything.
 
-        Consumers of a migrated topic are closed, so that they reconnect to the other cluster.
+        If the topic is terminated, they are told of its end.  If it has migrated, they are closed, and reconnect to the
+        other cluster.
         """
         moved = []
         for subscription in topic.attached:

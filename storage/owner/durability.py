@@ -33,9 +33,7 @@ class Durability:
             self._unsynced_since_ms = min(self._unsynced_since_ms, now_ms)
 
     def due_ms(self) -> int | None:
-        """Return the time at which appended ops must be synced even if no answer depends on them; None if all are
-        synced.
-        """
+        """Return the time at which appended ops must be synced even if no answer needs it; None if all are synced."""
         if self._unsynced_since_ms is None:
             return None
         options = self._owner.options
@@ -97,10 +95,10 @@ class Durability:
                     time.sleep(_NO_ROOM_SECONDS)
 
     def checkpoint(self, changed: set[Changed]) -> None:
-        """Write and sync the files of changed objects, such as a partition and its ledger; free reserved space if
-        needed.
+        """Write and sync the files of changed objects, such as a partition and its ledger.
 
-        Raises StorageFull.  Raises NotDurable for other errors, because the kernel drops data that it failed to write.
+        If the disk is full, reserved space is freed.  Raises StorageFull.  Raises NotDurable for other errors, because
+        the kernel drops data that it failed to write.
         """
         checkpoint = collect_checkpoint(changed)
         while True:

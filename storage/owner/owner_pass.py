@@ -91,9 +91,7 @@ class Pass:
         self._trimming.decide()
 
     def sync(self) -> None:
-        """Make decisions durable as far as an answer of this pass depends on them; then change files that contradict
-        them.
-        """
+        """Make decisions durable if an answer of this pass depends on them; then delete files that contradict them."""
         self._durability.commit()
         for action in self._decisions.take_actions():
             action()

@@ -241,10 +241,10 @@ class PartitionTable(Watcher):
         self._note_opened(partition)
 
     def _note_opened(self, partition: Partition) -> None:
-        """Add an op for the open ledger to the journal: a start after a crash keeps only ledgers that the journal
-        names.
+        """Add an op for the open ledger to the journal.
 
-        The ledger's files are part of the next checkpoint, before the segment with the op is reused.
+        A start after a crash keeps only ledgers that the journal names.  The ledger's files are part of the next
+        checkpoint, before the segment with the op is reused.
         """
         opened = partition.open_ledger
         self._owner.note(partition, journal_ops.ledger_opened(
@@ -270,7 +270,7 @@ class PartitionTable(Watcher):
     # -- expiry
 
     def tick(self, now_ms: int) -> None:
-        """Evict sequence ids of absent producers, and delete subscriptions of readers that do not return after a
+        """Evict sequence ids of absent producers, and delete subscriptions of readers that did not return after a
         seek.
         """
         self._forget_producers(now_ms)
@@ -283,9 +283,7 @@ class PartitionTable(Watcher):
                 subscription.partition.remove_subscription(subscription)
 
     def _forget_producers(self, now_ms: int) -> None:
-        """Evict sequence ids of producers that were inactive too long, or exceed the maximum; connected producers
-        stay.
-        """
+        """Evict sequence ids of producers that were inactive too long, or are too many; connected producers stay."""
         options = self._owner.options
         bounds = now_ms, options.deduplication_inactivity_s * 1000, options.deduplication_names_max
         for partition in self.by_name.values():

@@ -109,10 +109,9 @@ class Publishing(TopicWatcher):
         self._answer(planned)
 
     def _make_room(self, demand: Demand) -> None:
-        """Assign the demand its partition's open ledger, with room for its entries; roll the ledger if it is full or
-        too old.
+        """Assign to the demand its partition's open ledger, with room for its entries.
 
-        Raises StorageFull.
+        A ledger that is full or too old is rolled first.  Raises StorageFull.
         """
         partition, count, size = demand.partition, demand.count, demand.size
         ledger, options = partition.open_ledger, self._owner.options
@@ -148,9 +147,7 @@ class Publishing(TopicWatcher):
             owner.journal.mark_dirty(partition)
 
     def _follow_up(self, planned: Plan) -> None:
-        """Update everything that depends on newly written entries: checkpoint, delayed index, dispatch, trimming,
-        quota.
-        """
+        """Update all that depends on newly written entries: checkpoint, delayed index, dispatch, trimming, quota."""
         owner, has_quotas = self._owner, self._quotas.is_possible
         for group in planned.groups:
             partition = group.partition
@@ -175,9 +172,7 @@ class Publishing(TopicWatcher):
         return disabled
 
     def _begin_schedules(self, planned: Plan) -> None:
-        """Give each partition that gets its first delayed entry a delayed index, and add an op for it to the
-        journal.
-        """
+        """Give each partition that gets its first delayed entry a delayed index, and journal an op for it."""
         for group in planned.groups:
             partition = group.partition
             if partition.schedule is None and (publish_plan.deliver_at(planned, group) > self._owner.now_ms).any():
@@ -214,9 +209,7 @@ class Publishing(TopicWatcher):
     # -- refusals
 
     def refuse_sends(self, worker: int, rows: Rows, code: api.ServerError.ValueType, text: str) -> None:
-        """Answer rows (n,) SEND_ROW of the plan in progress with an error, in the order of arrival among all
-        answers.
-        """
+        """Answer rows (n,) SEND_ROW of the plan in progress with an error, in the order in which SENDs arrived."""
         self._send_errors.setdefault(worker, []).extend([
             (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])

@@ -133,8 +133,7 @@ class Recovery:
         return files, snapshots
 
     def is_durable(self) -> None:
-        """Delete the files of ledgers that replayed records deleted, including files left by an interrupted
-        deletion.
+        """Delete the files of ledgers that replayed records deleted, and files of interrupted deletions.
 
         Call this only when no start needs these records again, or when they are synced.
         """
@@ -160,8 +159,9 @@ class Recovery:
             self._opened[partition.partition_id] = partition
 
     def delete(self, partition_id: int) -> StateFile:
-        """Drop a deleted partition's state and ledgers; return its state file, with which the caller removes the
-        folder.
+        """Drop a deleted partition's state and ledgers.
+
+        Return its state file, with which the caller removes the folder.
         """
         self._states.pop(partition_id, None)
         self._opened.pop(partition_id, None)

@@ -77,7 +77,7 @@ class Trimming(Watcher):
         self._take(partition, len(partition.ledgers))
 
     def _take(self, partition: Partition, at_most: int) -> None:
-        """Remove at most `at_most` acknowledged ledgers from the partition's chain; `unlink_taken` deletes their
+        """Remove at most `at_most` acknowledged ledgers from the partition's chain, for later deletion of their
         files.
         """
         for ledger in partition.take_acknowledged_ledgers(at_most):
