@@ -110,7 +110,7 @@ def _forget(owner: AdministeredOwner, partition: Partition, unused_ms: int) -> i
 def leftovers(owner: AdministeredOwner, question: RemoveLeftovers) -> Leftovers:
     """Remove some folders of deleted partitions, left by a deletion that a crash interrupted.
 
-    These are folders whose ids the catalogue does not have. A partition that is being created has a higher id than all
+    Such a folder has an id that the catalogue does not have. A partition that is being created has a higher id than all
     in the catalogue, so its folder is not touched.
     """
     newest = owner.catalogue.partitions.newest_id()

@@ -1,10 +1,11 @@
 """Questions of administration to an owner, each a dataclass that names the type of its answer.
 
 The admin process makes a question and sends it to the owner of its topic; `queries.py` finds the function that answers
-it. On the wire a question is a JSON object: "ask" has its name, "topic" its topic, everything else its other fields.
+it. On the wire a question is a JSON object: "ask" has its name, "topic" its topic, and each other field has its own
+name.
 
-A question about a subscription that does not exist is refused, unless it is asked `everywhere`: then it goes to all
-partitions of a topic or namespace, and those without the subscription ignore it.
+A question about a subscription that does not exist is refused. If it is asked `everywhere`, it goes to all partitions
+of a topic or namespace, and partitions without the subscription ignore it.
 """
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar, get_args

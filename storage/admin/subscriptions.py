@@ -1,4 +1,6 @@
-"""Answers to questions about subscriptions: create and delete them, their properties, and why one stands still."""
+"""Answers to questions about subscriptions: create and delete them, their properties, and why one is not delivered
+more.
+"""
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api

@@ -1,7 +1,7 @@
-"""JSON to dataclasses and back, held to their annotations.
+"""JSON to dataclasses and back, checked against their annotations.
 
-A question and its answer cross two processes as JSON. Both sides name the same dataclasses, and this file is the one
-place that compares what came with what they declare.
+A question and its answer cross two processes as JSON. Both sides use the same dataclasses, and only this module
+compares the received JSON with their annotations.
 """
 import dataclasses
 import json

@@ -1,7 +1,7 @@
-"""One process's connection to the catalogue's SQLite file, and its transactions.
+"""The connection of one process to the catalogue's SQLite file, and its transactions.
 
-The first write begins a transaction, and `commit` or `undo` ends it. Writers of different processes take turns.
-Reads outside a transaction see what is committed.
+The first write begins a transaction, and `commit` or `undo` ends it. Writers of different processes take turns. Reads
+outside a transaction see the last commit.
 """
 import sqlite3
 import time

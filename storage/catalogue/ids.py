@@ -1,9 +1,10 @@
 """Counters in the catalogue, and ids that are given out once and never again.
 
 Ids of partitions and subscriptions come from SQLite (AUTOINCREMENT). Ledger ids come from a counter, from which each
-owner takes a block at a time; the number in generated producer names comes from another. Both counters are never
-behind the clock: after an older copy of the data folder was restored, ids given out since the copy was made are not
-given out again. Entry ids are safe as well, as `mark_restored` closes the ledgers of such a copy.
+owner takes a block at a time; the number in generated producer names comes from another. Both counters are at least as
+high as a number made of the clock's time. So after an older copy of the data folder was restored, ids given out since
+the copy was made are not given out again. Entry ids are not given out twice either, as `mark_restored` closes the
+ledgers of a restored copy.
 """
 from collections.abc import Callable, Iterator
 

@@ -1,8 +1,8 @@
 """The policies in force for a topic or partition.
 
 A topic's policy is stronger than its namespace's, which is stronger than the broker's default (StorageOptions). The
-catalogue has what was set, by the policy's name, as clients send it (stored_policies.py). Owners and workers use
-`Policies`. The policies that can be set are declared in policy_table.py.
+catalogue has each policy that was set, by its name, in the form in which clients send it (stored_policies.py). Owners
+and workers use `Policies`. The policies that can be set are declared in policy_table.py.
 """
 from dataclasses import dataclass, replace
 from functools import lru_cache

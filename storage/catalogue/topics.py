@@ -1,4 +1,4 @@
-"""Topics as users name them; `partitions.py` has what is stored for them."""
+"""Topics by the names that users give them; `partitions.py` has their stored partitions."""
 import sqlite3
 
 from geminga.proto import names

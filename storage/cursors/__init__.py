@@ -1,4 +1,4 @@
-"""Positions: what a subscription has acknowledged, what is pending at consumers, what producers have sent.
+"""Positions: entries that a subscription has acknowledged, entries pending at consumers, sequence ids of producers.
 
     cursor.py               the mark-delete position and individually acknowledged entries
     batch_acks.py           batches that are acknowledged in part

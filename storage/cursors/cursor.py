@@ -256,7 +256,7 @@ class Cursor:
         return count
 
     def backlog_messages(self, ledgers: list[Ledger]) -> int:
-        """Return the number of unacknowledged messages in these ledgers."""
+        """Return the number of unacknowledged messages in some ledgers."""
         return sum(self.unacknowledged_messages(ledger, 0, ledger.entries) for ledger in ledgers)
 
     def acknowledged_beyond(self, ledger: ReadableLedger) -> int:
@@ -268,7 +268,7 @@ class Cursor:
         return _bits_before(bitmap, ledger.entries) - _bits_before(bitmap, first)
 
     def backlog(self, ledgers: list[Ledger]) -> int:
-        """Return the number of unacknowledged entries in these ledgers."""
+        """Return the number of unacknowledged entries in some ledgers."""
         count = 0
         for ledger in ledgers:
             if ledger.ledger_id > self.mark_delete[0]:

@@ -21,7 +21,7 @@ class EntryCounts:
         return f"<EntryCounts {({ledger_id: np.count_nonzero(counts) for ledger_id, counts in self.arrays.items()})}>"
 
     def add(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Count one more event for each of these entries (n,), ascending, of a ledger; return their counts (n,)."""
+        """Count one more event for some entries (n,) of a ledger, ascending; return their new counts (n,)."""
         counts = self._grown(ledger_id, int(entries[-1]) + 1)
         counts[entries] += counts[entries] < _MAX
         return counts[entries]
@@ -31,7 +31,7 @@ class EntryCounts:
         self._grown(ledger_id, end)[first:end] = count
 
     def of(self, ledger_id: int, entries: Entries) -> NDArray[np.uint16] | None:
-        """Return the counts (n,) of these entries of a ledger; None when all are 0."""
+        """Return the counts (n,) of some entries of a ledger; None when all are 0."""
         counts = self.arrays.get(ledger_id)
         if counts is None or len(counts) <= entries[0]:
             return None

@@ -125,7 +125,7 @@ class PendingAcks:
         return taken
 
     def take_back_some(self, slot: int, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Mark those of a ledger's entries that a consumer has to be redelivered; return them."""
+        """Mark the entries that a consumer has, among `entries` of a ledger, to be redelivered; return them."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return entries[:0]

@@ -122,7 +122,7 @@ def read(folder: Path, partition_id: int) -> State:
 
 
 def why_wrong(copy: bytes, partition_id: int) -> str:
-    """Return why these bytes are not a whole copy of the partition's state, "" if they are."""
+    """Return why a copy of the partition's state is not whole, "" if it is."""
     if len(copy) < format.HEADER_SIZE:
         return f"it has {len(copy)} bytes"
     head = np.frombuffer(copy, format.STATE_HEADER, 1)

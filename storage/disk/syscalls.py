@@ -22,7 +22,7 @@ def sync_all(folder: Path) -> None:
 
 
 def punch(descriptor: int, begin: int, end: int, path: Path) -> None:
-    """Free the disk blocks of these bytes of a file; they read as zeros then.  Raises OSError."""
+    """Free the disk blocks of a range of bytes of a file, which then read as zeros.  Raises OSError."""
     if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
         raise _error(path)
 

@@ -131,9 +131,9 @@ class BacklogQuotas(Watcher):
                 self.published(partition)
 
     def _evict(self, partition: Partition, subscription: Subscription, size: int | None, came_ms: int) -> None:
-        """Evict a subscription's oldest entries among those published, and due, by `came_ms`.
+        """Evict a subscription's oldest entries, as far as they were published, and due, by `came_ms`.
 
-        size: how many bytes to evict; None evicts all of these entries.
+        size: how many bytes to evict; None evicts every such entry.
         """
         for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
             entries = _due_by(subscription.cursor, partition, ledger, _came_until(ledger, came_ms), came_ms)

@@ -1,7 +1,8 @@
 """The scan of closed partitions, for policies that act without clients: time to live, retention, eviction by age.
 
 An owner opens a partition when a client uses it. After a start, and when policies or options were changed, the scan
-opens the others that have such a policy, a few each second. From then on the policies' own watchers look at them.
+opens closed partitions that have such a policy, a few each second. From then on the policies' own watchers look at
+these partitions.
 """
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,8 @@
-"""SENDs that a publish rate holds back, in memory, for each topic in the order in which they came.
+"""SENDs that a publish rate holds back in memory, for each topic in the order of arrival.
 
-While entries of a connection are held back, they have no receipt, and the connection is not read until half of them
-are published. So a client fills no more memory than with what it had on its way, and nothing is refused or lost.
+Held-back entries have no receipt yet, and their connection is not read until half of its held-back entries are
+published. So a client fills no more memory than with its entries that were already under way, and nothing is refused or
+lost.
 """
 from collections import deque
 from dataclasses import dataclass, field

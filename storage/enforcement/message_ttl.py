@@ -1,8 +1,8 @@
 """Message time to live: entries expire `message_ttl_s` after they were published, or after their delivery time.
 
-An expired entry is acknowledged for every subscription that has not acknowledged it. A watch counts the old entries of
-each ledger, from the first on: those that were published that long ago. They have expired, except delayed ones whose
-delivery time is not that long ago. Entries that still wait for their delivery time are not looked at.
+An expired entry is acknowledged for every subscription that has not acknowledged it. In each ledger the entries at the
+beginning, published longer ago than the time to live, are counted as old. Old entries have expired, unless they were
+delayed and their delivery time is more recent. Entries that still wait for their delivery time are not looked at.
 """
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 """The publish gate: causes that close a partition to producers, and producers that wait until it opens again.
 
-When a cause has a barrier, the partition's producers are closed, and what they sent and got no answer to is dropped.
-Their clients keep it, come back, and send it again when they are let in.
+When a cause has a barrier, the partition's producers are closed, and their unanswered SENDs are dropped. The clients
+keep the messages, reconnect, and send them again once they are let in.
 """
 from dataclasses import dataclass
 from typing import Protocol

@@ -205,7 +205,7 @@ class RateLimiter(TopicWatcher):
         return out
 
     def _hold_back(self, worker: int, rows: Rows, data: memoryview, out: Sends) -> NDArray[np.bool_] | None:
-        """Hold back those of the rows (n,) SEND_ROW that exceed a rate.
+        """Hold back the rows, among (n,) SEND_ROW, that exceed a rate.
 
         Returns which rows (n,) are held back, None when all may pass.  When the owner holds back more than _HELD_MAX
         bytes, all held-back entries of the topic are added to `out` instead.

@@ -1,8 +1,8 @@
 """Retention: how long, and up to what size, acknowledged entries are kept (`retention_s`, `retention_bytes`).
 
 Ledgers are deleted whole, the oldest first. A ledger that all subscriptions have acknowledged is deleted when its
-newest entry is too old, or when the partition without it still has the size asked for. The first ledger that must stay
-keeps those behind it.
+newest entry is too old, or when the partition without it still has the retained size. Deletion stops at the first
+ledger that must be kept.
 """
 import contextlib
 

@@ -1,7 +1,7 @@
 """Log lines about throttling: one when a rate begins to throttle a topic or subscription, one when throttling ends.
 
 Throttling has ended when nothing was throttled for QUIET_MS, not whenever the rate has tokens again. In each period
-only the first LINES_MAX beginnings are logged; at its end one line has the number of the others.
+only the first LINES_MAX beginnings are logged; one line at its end counts the beginnings without a line.
 """
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Find partitions, the confirmed entries of their ledgers, and their views, as stretches to read.
+"""Partitions, the confirmed entries of their ledgers, and their views, as stretches to read.
 
 Only files are read, with or without a running broker. An entry is confirmed when its row is in the index, because the
-journal has it by then. The header of an open ledger counts at least some of its entries; the rows behind those are
-checked.
+journal has it by then. The header of an open ledger may count too few entries; further rows are checked one by one.
 """
 import re
 from collections.abc import Iterable, Iterator

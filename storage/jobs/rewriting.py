@@ -1,8 +1,8 @@
 """Rewrite batches from which some messages are removed.
 
-Each removed message leaves a placeholder, empty and marked `compacted_out`, so that the others keep their batch
-indexes and ids. Everything else stays as the producer made it: the messages byte for byte, the codec, and the metadata
-but for the uncompressed size.
+Each removed message leaves a placeholder, empty and marked `compacted_out`, so that kept messages keep their batch
+indexes and ids. Everything else stays as the producer made it: the kept messages byte for byte, the codec, and the
+metadata but for the uncompressed size.
 """
 import struct
 from array import array

@@ -1,10 +1,10 @@
 """Counters of all processes: one block of shared memory, made by the supervisor before it forks.
 
-Each process has a row, each counter a column. Only the process itself writes its row, so nothing is locked. A
-restarted process goes on counting where its predecessor ended.
+Each process has a row, each counter a column. Only the process itself writes its row, so nothing is locked. A restarted
+process continues the counts of its predecessor.
 
-A histogram is a range of columns: for each of BOUNDS_S the number of values between the bound before and this one,
-then the number of values above all bounds, then the sum.
+A histogram is a range of columns: for each of BOUNDS_S the number of values between the bound before and this one, then
+the number of values above all bounds, then the sum.
 """
 import bisect
 import contextlib
@@ -75,7 +75,8 @@ class Counters:
         self._cells[self._columns[name]] = value
 
     def process_began(self, pid: int, *, is_wanted: bool) -> None:
-        """Record the start of a process in its row, which keeps the times of the last three (CLOCK_BOOTTIME).
+        """Record the start of a process in its row, which keeps the times of the last three unplanned starts
+        (CLOCK_BOOTTIME).
 
         is_wanted: its predecessor ended to make room for it, so the start does not count as a restart.
         """

@@ -5,11 +5,12 @@
     else                        geminga: text
 
 A line at warning or error has a code from log_codes.py, which names a page of the runbook. Fields that the text does
-not mention are appended to it. A line that cannot be written at once is lost, and the next line says how many were.
-Lines of one code or event are limited; further ones are counted, and the next line says how many were left out.
+not mention are appended to it. A line that cannot be written at once is lost, and the next line says how many were
+lost. Lines of one code or event are limited; lines above the limit are counted, and a later line says how many were
+left out.
 
-Operators set rules at run time, which change the level for a while, for all lines or those of one topic or client.
-Every process has the same rules and forgets them when their time is over.
+Operators set rules at run time. A rule changes the level for a while, for all lines or for the lines of one topic or
+client. Every process has the same rules and forgets them when their time is over.
 """
 import array
 import contextlib
@@ -104,7 +105,7 @@ class Log:
         _take_over_logging()
 
     def bind(self, **fields: Any) -> None:
-        """Add these fields to every line of this process."""
+        """Add fields to every later line of this process."""
         self._always |= fields
 
     def follow(self, rules: Iterable[Rule]) -> None:

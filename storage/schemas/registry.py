@@ -1,7 +1,7 @@
 """Schemas of topics: their versions, and which versions are compatible.
 
 The catalogue has the versions of a topic under its base name, in order. A client that brings a known definition gets
-its version. A new definition is added if it is compatible with those before it, as the topic's policies demand.
+its version. A new definition is added if it is compatible with earlier ones, as the topic's policies demand.
 Definitions are stored byte for byte. Types AVRO, JSON and PROTOBUF have Avro definitions; old clients send JSON Schema
 for JSON. avro_rules.py compares AVRO and JSON, protobuf_rules.py compares PROTOBUF_NATIVE.
 

@@ -1,8 +1,9 @@
-"""Counters of topics, subscriptions and clients, and the columns of the rows in which owners give them away.
+"""Counters of topics, subscriptions and clients, and the columns of the rows in which owners report them.
 
 Counters are plain numbers of the objects themselves, or derived: `Partition.next_message` counts published messages,
-`Cursor.totals` the settled ones, and a consumer was delivered the permits that it granted less those that are left.
-Counters begin when the topic is opened. Rates are averages over the last complete window (`stats_window_s`).
+`Cursor.totals` the settled ones. The messages delivered to a consumer are the permits that it granted less the permits
+that remain. Counters begin when the topic is opened. Rates are averages over the last complete window
+(`stats_window_s`).
 """
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -177,7 +177,7 @@ class Statistics(TopicWatcher):
                 self._count_producers(handles[which], index[which], partition)
 
     def _count_producers(self, handles: NDArray[Any], rows: Rows, partition: Partition) -> None:
-        """Count a partition's index rows (n,) for the producers with these handles (n,)."""
+        """Count a partition's index rows (n,) for their producers.  handles: (n,) of the rows' producers."""
         distinct, inverse = np.unique(handles, return_inverse=True)
         are_chunks = (rows["flags"] & IS_CHUNK) != 0
         partition.chunks_in += int(are_chunks.sum())

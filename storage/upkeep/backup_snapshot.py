@@ -1,13 +1,13 @@
-"""An owner's part in a backup: a cut, the state of all its partitions between two passes.
+"""The part of an owner in a backup: a cut, which is the state of all its partitions between two passes.
 
     begin()      From now on ledgers and views that are new get a second name, a hard link, in the backup's folder.
     (The backup itself links the files that were there before.)
     cut()        Write down, for each partition that was open since begin(): its ledgers, where the last of them ends,
                  its view, and the state that a checkpoint would write.
 
-A partition that was not open meanwhile is as its files say. Bytes behind the written end of a ledger do not count, and
-a file that is deleted has its second name by then. So an owner stands still only while it writes the cut, and for one
-sync.
+For a partition that was not open meanwhile, the backup uses the files. Bytes behind the recorded end of a ledger do not
+count, and a file that is deleted has its second name by then. So an owner stands still only while it writes the cut,
+and for one sync.
 """
 import contextlib
 import json
@@ -39,7 +39,7 @@ class Recovered(Protocol):
 
 
 class BackupSnapshots:
-    """The part of one owner in backups, of which one at a time is taken."""
+    """The part of one owner in backups.  Only one backup is taken at a time."""
 
     def __init__(self, owner: OwnerContext, recovery: Recovered | None):
         self._owner, self._recovery = owner, recovery

@@ -1,13 +1,13 @@
-"""Room on the disk: below the low watermark publishing is refused until the high one is reached; all else goes on.
+"""Disk space: below the low watermark publishing is refused until the high one is reached; all else continues.
 
     free bytes    0 .......................... disk_refuse_below_bytes ........... disk_accept_above_bytes ........
-                  publishing is refused        publishing stays as it was          publishing goes on
+                  publishing is refused        publishing stays as it was          publishing is allowed
 
 Ledgers are allocated ahead of publishing, by at most a part of the bytes that are free above disk_accept_above_bytes.
-Below that mark they grow by as much as they need, and ledgers with much unused room are sealed, which gives it back.
+Below that mark they grow by as much as they need, and ledgers with much unused room are sealed, which frees that room.
 
 States of partitions and the catalogue also take room. For them there is a reserve, a file that is given up piece by
-piece when other programs have filled the disk, and allocated again when publishing goes on.
+piece when other programs have filled the disk. It is allocated again when publishing is allowed again.
 """
 import os
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Hole punching: disk space of entries that every subscription has acknowledged, in ledgers that are still needed.
+"""Hole punching: freeing disk blocks of entries that every subscription has acknowledged, in ledgers still needed.
 
-Before the bytes of an entry go, the journal has, synced, that the entry is discarded (Partition.discarded), so after a
-start it is not delivered. A worker that still has the entry to deliver recognizes a hole by the entry's first bytes:
-no entry begins with format.NO_ENTRY.
+Before the bytes of an entry are freed, the journal has, synced, that the entry is discarded (Partition.discarded), so
+after a start it is not delivered. A worker that still has the entry to deliver recognizes a hole by the entry's first
+bytes: no entry begins with format.NO_ENTRY.
 
-A sealed ledger also gives back those blocks of its index all of whose entries are gone. ledgers/index_repair.py says
-how such rows are read.
+In a sealed ledger, blocks of the index are freed too if all their entries are gone. ledgers/index_repair.py says how
+the rows in such blocks are read.
 """
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Memory that is nearly used up: producers are stopped until some is free again, everything else goes on.
+"""Shortage of memory: publishing is refused until enough memory is free again, everything else continues.
 
 The admin process measures memory (supervisor/admin/monitoring/alarms.py), and sets a counter that all processes share.
 Owners look at the counter with each tick.

@@ -1,8 +1,8 @@
 """Files that are removed or replaced while the broker uses them.
 
-An owner goes on with the files that it has open, so nothing shows until it ends, and then their bytes are lost. So it
-checks that the files of open partitions still have their names, some files each second. It reports each missing file
-once, as damage.
+An owner continues to use the files that it has open. So a missing file shows only when the owner ends, and its bytes
+are lost then. Therefore the owner checks that the files of open partitions still have their names, some files each
+second. It reports each missing file once, as damage.
 """
 import os
 from collections.abc import Callable, Iterator
