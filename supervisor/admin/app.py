@@ -112,7 +112,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except Exception:
         log.error(f"{request.method} {request.path}: {traceback.format_exc()}", code="G290")
         answer = 500, "An error of the broker's own; its log has the details"
-    # Other requests commit before they wait, so what is open in the transaction is of this one.
+    # Every request commits before it waits, so uncommitted changes are those of this request.
     request.app[TOPICS].catalogue.undo()
     return _reason(*answer, headers)
 

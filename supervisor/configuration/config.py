@@ -406,7 +406,7 @@ def _compose(values: Mapping[str, Any]) -> Config:
 def core_count(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    This is the number of cores in its affinity, or a control group's quota if that is less.
+    The number of cores in the process's affinity is bounded by the CPU quotas of its control groups.
     """
     # A quota of one and a half cores is worth two processes.
     limits = [-(-quota // period) for quota, period in _quotas(root)]

@@ -90,7 +90,7 @@ def _needed(config: Demand, root: Path, limits: tuple[int, int]) -> Iterator[Hos
 def at_start(config: Demand) -> list[HostCheck]:
     """Return the failed checks of the host that `serve` warns of at its start.
 
-    These are the checks that matter and whose settings a service can read.
+    Only checks that matter are returned, and whose settings a service can read.
     """
     needed = _needed(config, Path("/"), resource.getrlimit(resource.RLIMIT_NOFILE))
     return [check for check in needed if check.matters and not check.is_fine]

@@ -44,7 +44,7 @@ class Process:
 class Child:
     """A worker, owner or admin process by its index, and the state of the process that runs for it now.
 
-    There is a process in every state but GONE.
+    A process exists in every state but GONE.
     """
 
     role: str                                         # worker, owner or admin

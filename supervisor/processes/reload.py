@@ -92,7 +92,7 @@ class Reload:
         self._supervisor, self._load = supervisor, load
         self._is_due = False
         self._callers: list[Control] = []              # connections that are told how the reload ended
-        # groups of roles still to be told; None: no reload is under way
+        # groups of roles that have not got the new options yet; None: no reload is under way
         self._roles: list[tuple[str, ...]] | None = None
         self._changes: list[Change] = []
         self.refused = ""                              # why the last reload was refused
@@ -118,7 +118,8 @@ class Reload:
         """Record a child's answer to new options.
 
         refused: "" if the child applies the options, "again" if it ends for a successor, else an error.  A child that
-        cannot apply the options is killed.  It counts as asked until its end; its successor starts with them.
+        cannot apply the options is killed, and counts as asked until its end.  Its successor starts with the new
+        options.
         """
         if not refused:
             child.is_asked = False
@@ -164,8 +165,8 @@ class Reload:
             log.warning(note, code="G331")
         for change in changes:
             log.warning(str(change), code="G333") if change.needs else log.info(str(change))
-        # With a larger maximum owners come first, with a smaller one workers.  Otherwise an owner would get messages
-        # that are too large for it.
+        # A larger maximum size of messages reaches owners first, a smaller one workers.  Otherwise an owner would get
+        # messages that are too large for it.
         self._roles, self._changes = [("owner",), ("worker", "admin")], changes
         if config.worker.max_message_size < supervisor.config.worker.max_message_size:
             self._roles.reverse()

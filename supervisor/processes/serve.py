@@ -86,7 +86,7 @@ class Supervisor:
         self.notify = Notify(os.environ)
         self._last_check = self.began
         self._reload, self._drain = Reload(self, load), Drain(self)
-        # Half of the watchdog's time: one hung child is replaced before systemd would restart all processes for it.
+        # At most half of the watchdog's time, so that a hung child is replaced before systemd restarts the broker.
         self._busy_seconds = min(BUSY_SECONDS, self.notify.watchdog_seconds / 2 or BUSY_SECONDS)
 
     def __repr__(self) -> str:

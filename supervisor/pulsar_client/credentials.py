@@ -102,7 +102,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 def parameters() -> list[click.Option]:
     """Return the options of credentials, such as --auth-plugin, as click objects.
 
-    They are for commands that are made without a decorated function.
+    Commands that are made without a decorated function use these objects.
     """
     return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
 

@@ -35,8 +35,8 @@ Tell = Callable[[str, int, int], None]      # (activity, number done, number in 
 def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> list[Target]:
     """Return the partitions that a nightly job considers.
 
-    These are the partitions of the named topics, and of topics that match the pattern. Without names and pattern, these
-    are all partitions with a compaction threshold or a compacted view. Raises LookupError, Refusal, re.error,
+    Named topics and topics that match the pattern are considered with all their partitions. Without names and pattern,
+    all partitions with a compaction threshold or a compacted view are. Raises LookupError, Refusal, re.error,
     CatalogueError.
     """
     catalogue = confirmed.open_catalogue(config.data_dir)

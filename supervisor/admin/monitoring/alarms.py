@@ -69,7 +69,7 @@ ALARMS = {
     "sync": "G111",
     "processes": "G206",
 }
-# logged as errors; the others, as warnings, can wait for the morning
+# Alarms that are logged as errors.  All further alarms are warnings, which can wait for the morning.
 _COSTLY = "memory", "damage", "sync", "processes"
 Rows = dict[tuple[str, int], dict[str, int]]
 

@@ -15,7 +15,7 @@ class BrokerMetric(NamedTuple):
     is_gauge: bool = False
 
 
-# By counter.
+# Counter -> metric of Pulsar's.
 BROKER = {
     "messages_in": BrokerMetric("pulsar_broker_in_messages", "Messages published"),
     "lookups": BrokerMetric("pulsar_broker_lookup_answers", "Lookups answered"),
@@ -35,7 +35,7 @@ BROKER = {
     "schemas_incompatible": BrokerMetric(
         "pulsar_schema_incompatible", "Schemas refused as incompatible with the versions before them"),
 }
-# By counter: gauges of connections, which have the labels `broker` and `metric` as well.
+# Counter -> (name, HELP text) of a gauge of connections, which also has the labels `broker` and `metric`.
 CONNECTIONS = {
     "handshakes": ("pulsar_connection_create_success_count", "Connections whose CONNECT was accepted"),
     "handshakes_refused": ("pulsar_connection_create_fail_count", "Connections whose CONNECT was refused"),
@@ -43,7 +43,7 @@ CONNECTIONS = {
     "connections_closed": ("pulsar_connection_closed_total_count", "Connections closed since the start"),
 }
 HEALTH = {0: -1, 1: 1, 2: 0}      # the counter's value -> Pulsar's
-# By counter: Geminga's own, for each process.
+# Counter -> HELP text of a metric of Geminga's, which has a value for each process.
 OWN = {
     "entries_dropped": "Entries of non-persistent topics dropped because a subscription had no permits for them",
     "deliveries_dropped": "Entries of non-persistent topics dropped because a client read too slowly",
@@ -67,7 +67,7 @@ OWN = {
     "sends_refused": "SENDs that the worker refused",
     "commands_refused": "Commands refused because a right is missing",
 }
-# By counter of owners: the reason for which subscriptions lost entries.
+# Counter of owners -> the reason why its entries were acknowledged for subscriptions.
 EXPIRED = {"entries_expired": "ttl", "entries_evicted": "backlog_quota"}
 OWNER_GAUGES = {
     "publishing_refused": "1 while publishing is refused because there is no room on the disk",
@@ -75,7 +75,7 @@ OWNER_GAUGES = {
     "is_waiting": "1 while the disk keeps the owner from starting",
 }
 WORKER_GAUGES = {"in_flight_bytes": "Bytes of entries sent to owners that these have not taken in"}
-# By histogram: Pulsar's name, and the HELP text.
+# Histogram -> (Pulsar's name of the summary, HELP text).
 SUMMARIES = {
     "publish": ("pulsar_broker_publish_latency",
                 "Milliseconds from an entry's arrival at its owner until it is on disk"),
@@ -87,7 +87,7 @@ SUMMARIES = {
     "schema_delete": ("pulsar_schema_del_ops_latency",
                       "Milliseconds to delete a schema, without the sync of the catalogue"),
 }
-# By histogram: the role of the processes that have it, and the HELP text.
+# Histogram -> (role of the processes that have it, HELP text).
 HISTOGRAMS = {
     "publish": ("owner", "Seconds from an entry's arrival at its owner until it is on disk"),
     "sync": ("owner", "Seconds of a sync of the journal"),
@@ -120,7 +120,7 @@ LOAD_QUANTILES = {"time_median_ms": 0.5, "time_75percentile_ms": 0.75, "time_95p
                   "time_99_percentile_ms": 0.99, "time_99_9_percentile_ms": 0.999, "time_99_99_percentile_ms": 0.9999}
 
 Report = dict[str, Any]      # of a night
-# The last night: name behind geminga_nightly_ -> (HELP text, value).
+# Metrics of the last nightly job: name behind geminga_nightly_ -> (HELP text, function of its report).
 NIGHT: dict[str, tuple[str, Callable[[Report], float]]] = {
     "last_success_timestamp_seconds": ("Time when a night last succeeded, in seconds since 1970; 0 if none has",
                                        lambda night: night["last_success_ms"] / 1000),

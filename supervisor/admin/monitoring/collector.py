@@ -52,7 +52,7 @@ class Collector:
         """Collect from shared counters.  counters: (role, index) of a process -> its counters."""
         self._counters = counters
         self.measured: list[Measured | None] = []      # statistics of each owner, None if it did not answer
-        # By histogram: (monotonic seconds, counts, sum in seconds) of the last scrapes.
+        # Histogram -> (monotonic seconds, counts, sum in seconds) of each of the last scrapes.
         self._seen: dict[str, deque[tuple[float, Counts, float]]] = {name: deque() for name in SUMMARIES}
         self._links = Links()
         self.certificates: Tls | None = None
@@ -223,7 +223,10 @@ class Collector:
         return family
 
     def _loads(self, failed: int) -> Iterator[Metric]:
-        """Yield gauges of the time to open topics: Pulsar has these quantiles as gauges beside the summary."""
+        """Yield gauges of the times of opening a topic: quantiles, mean and rate in the last minute, and failures.
+
+        Pulsar has these gauges beside the summary of the same times.
+        """
         seconds, counts, spent = self.lately("load")
         values = dict(zip(LOAD_QUANTILES, quantiles_ms(counts, LOAD_QUANTILES.values()), strict=True))
         many = int(counts.sum())

@@ -187,7 +187,7 @@ SUBSCRIPTION_FAMILIES = [
            "Unacknowledged messages: those published since the subscription was created, less acknowledged, expired, "
            "skipped and evicted ones", "backlog_messages"),
 ]
-# Of one consumer or producer, in the order of the values that owners give.
+# Gauges of a consumer or producer -> HELP text, in the order of the values that owners send.
 CONSUMER_GAUGES = {
     "msg_rate_out": "Messages delivered to the consumer per second",
     "msg_throughput_out": "Bytes delivered to the consumer per second",

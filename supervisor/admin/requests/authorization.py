@@ -160,7 +160,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (NAMESPACE, "POST", (f"{_N}/permissions/subscription/{{subscription}}", f"{_N}/resourcegroup/{{group}}")),
     (NAMESPACE, "DELETE", (f"{_N}/permissions/{{subscription}}/{{role}}", f"{_N}/resourcegroup")),
     (NAMESPACE, "GET", (f"{_BUNDLE}/topicHashPositions",)),
-    # the body names the tenant, whose administrators may
+    # The body names the tenant.  The route itself lets only that tenant's administrators pass.
     (None, "POST", tuple(f"/admin/v2/namespaces/{what}PermissionsOnTopics" for what in ("grant", "revoke"))),
     (SUPER, "PUT", (f"{_N}/unload", f"{_BUNDLE}/unload", f"{_BUNDLE}/split")),
     (
@@ -256,7 +256,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (PRODUCES, "POST", (f"{_SCHEMAS}/schema",)),
     (TENANT, "POST", (f"{_SCHEMAS}/compatibility",)),
     (TENANT, "DELETE", (f"{_SCHEMAS}/schema",)),
-    # Our own
+    # Geminga's own routes
     (CONSUMES, "POST", ("/ops/v1/release" + _OPS + "/{subscription}",)),
     (LOOKS_UP, "GET", ("/ops/v1/why" + _OPS + "/{subscription}",)),
     (CONSUMES, "GET", ("/ops/v1/delayed" + _OPS,)),

@@ -80,7 +80,7 @@ def topic_of(request: web.Request) -> TopicName:
 def schema_topic_of(request: web.Request) -> TopicName:
     """Return the topic in a path that does not say persistent or non-persistent.
 
-    This is the persistent topic, unless only the non-persistent one has schemas.
+    The non-persistent topic is returned only if it has schemas and the persistent one has none.
     """
     kept, live = (
         names.parse(

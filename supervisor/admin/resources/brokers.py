@@ -20,8 +20,7 @@ from geminga.workers.identity.options import Secret
 routes = web.RouteTableDef()
 _CONFIGURATION = "/admin/v2/brokers/configuration"
 TEXTS = "/broker"         # scope in the catalogue: changed settings by Pulsar's names, as the texts that were sent
-# Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole
-# broker.
+# Keys whose changes apply at once, because they are read at each use: defaults of policies, and rates of the broker.
 _LIVE = (
     {f"storage.{part.key}" for policy in TABLE.values() for part in policy.parts if part.key}
     | {"storage.key_shared_enabled"}

@@ -271,7 +271,11 @@ class Compactions:
         self._running.pop(report["partition_id"], None)
 
     async def _watch(self) -> None:
-        """Ask owners at intervals which partitions have passed their compaction thresholds, and queue these."""
+        """Ask owners at intervals which partitions have passed their compaction thresholds, and queue the
+        partitions.
+
+        A partition whose last compaction failed lately is left out.
+        """
         while True:
             self._has_changed.clear()
             with contextlib.suppress(TimeoutError):

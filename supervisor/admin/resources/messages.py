@@ -40,7 +40,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 routes = web.RouteTableDef()
 _METADATA = 6                     # offset in an entry: behind its magic number and checksum
 _TEXT_MAX = 1_000                 # characters of a header: clients refuse longer ones
-# headers of one name, and characters of a header with a wrapped key; arbitrary, far more than usual
+# limits for repeated headers, and for the length of a header with an encrypted key: far more than usual
 _SEVERAL_MAX, _KEY_MAX = 20, 4_000
 # Metadata fields that are numbers or texts -> headers; unset fields have none.
 _FIELDS: dict[Any, str] = {

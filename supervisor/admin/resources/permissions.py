@@ -109,7 +109,7 @@ def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
 @routes.get(_NAMESPACE)
 @routes.get(TOPIC + "/permissions")
 async def shown(request: web.Request) -> web.Response:
-    """Answer with the permissions on a namespace or topic; those on a topic include its namespace's."""
+    """Answer with the permissions on a namespace or topic; a topic's permissions include its namespace's."""
     scope, catalogue = _scope(request), catalogue_of(request)
     by_role: dict[str, list[str]] = {}
     for one in dict.fromkeys([namespace_of(request), scope]):

@@ -315,7 +315,7 @@ _UNHEARD = "fixedDeliveryDelayInMillis", "timePartitionGranularityInMillis"     
 async def downgrade_check(request: web.Request) -> web.Response:
     """Answer with every place that sets a delayed-delivery option which an older program would ignore.
 
-    There is a row for each such namespace and topic, and one for the broker's configuration.
+    Each such namespace and topic has a row; so has the broker's configuration if it sets one.
     """
     topics = request.app[TOPICS]
     delays = topics.catalogue.policies.everywhere("delayedDelivery")

@@ -28,7 +28,7 @@ from geminga.workers.directory.schemas import SchemaThread, Work
 routes = web.RouteTableDef()
 THREAD = web.AppKey("thread", SchemaThread)
 _PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
-# types with a definition, as parts of KEY_VALUE; those of others are empty
+# types that have a definition as a part of KEY_VALUE; the definition of any other type is empty
 _SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)
 
 

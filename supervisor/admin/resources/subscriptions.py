@@ -188,7 +188,7 @@ def _name(request: web.Request) -> str:
 
 
 async def _ask_any(request: web.Request, about: Asking[Answer]) -> list[Answer]:
-    """Ask the owners of all partitions, and return the answers of those with the subscription.
+    """Ask the owners of all partitions about a subscription; return the answers for partitions that have it.
 
     Raises Refusal when no partition has it.
     """

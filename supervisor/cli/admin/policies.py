@@ -62,7 +62,7 @@ def _settable(level: str, policy: Policy,
               route: Route) -> tuple[list[Option], str, Callable[[dict[str, Any]], Any] | None]:
     """Return the options with which a policy is set, an example, and a function that makes the JSON body.
 
-    The function takes the values of the options. It is None if the request has no body.
+    The function takes the values of the options. None stands for it if the request has no body.
     """
     options: list[Option] = []
     example: list[str] = []
