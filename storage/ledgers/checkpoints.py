@@ -28,8 +28,9 @@ class Changed(Protocol):
     """An object with changes that are not yet in its own files: a ledger, a partition, a recovery."""
 
     def checkpoint(self) -> tuple[Iterable[Path], Sequence[Snapshot]]:
-        """Return (files to sync, snapshots to write), which bring all changes of this object to disk.  Raises
-        OSError.
+        """Return (files to sync, snapshots to write), which bring all changes of this object to disk.
+
+        Raises OSError.
         """
 
 

@@ -142,13 +142,13 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
         for entry_id in range(max(first, 0), min(count, len(rows), end)):
             place = {"entry": f"{ledger_id}:{entry_id}"}
             if not written[entry_id] and given_back[entry_id]:
-                yield place | {"checksum": "its row was given back: it is there for nobody any more"}
+                yield place | {"checksum": "its row was given back: the entry is discarded"}
             elif not written[entry_id]:
                 yield place | {"damaged": "the index has no row of it"}
             elif not valid[entry_id]:
                 yield place | {"damaged": "its row in the index"}
             elif given_back[entry_id]:
-                yield place | _of_row(rows[entry_id]) | {"checksum": "not looked at: it is there for nobody any more"}
+                yield place | _of_row(rows[entry_id]) | {"checksum": "not checked: the entry is discarded"}
             else:
                 yield place | _of_row(rows[entry_id]) | entries.read(rows[entry_id], payload)
     if len(rows) < min(count, end):
@@ -270,7 +270,7 @@ def _entry(data: bytes, row: np.void, payload: bool) -> Line:
         return {
             "damaged": "its checksum is wrong"
             if any(data)
-            else "zeros: it was given back since the last checkpoint, or lost"
+            else "zeros: its space was freed since the last checkpoint, or it is lost"
         }
     else:
         line["checksum"] = "whole"

@@ -35,7 +35,7 @@ class Finding:
 def unreadable(path: Path, error: OSError) -> Finding:
     """Return the finding for a file that the operating system fails to read."""
     return Finding(Path(error.filename or path), 0, 0, f"cannot be read: {error.strerror}",
-                   "what it holds was not looked at", Severity.UNREADABLE)
+                   "its content was not checked", Severity.UNREADABLE)
 
 
 def corrupt(error: CorruptFile, path: Path, consequence: str) -> Finding:

@@ -212,7 +212,7 @@ class _Walk:
                         number * half,
                         half,
                         f"copy {number + 1} of the partition's state is damaged: {why}",
-                        "so is the other: what its subscriptions have acknowledged is lost, and the topic refused"
+                        "so is the other copy: what its subscriptions have acknowledged is lost, and the topic refused"
                         if is_lost
                         else "the other is used",
                         Severity.LOSS if is_lost else Severity.HARMLESS,

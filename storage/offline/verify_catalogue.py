@@ -83,9 +83,9 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
         return names
     for text, in db.execute("PRAGMA integrity_check"):
         if text != "ok":
-            tell(text, "what SQLite finds through that is wrong", Severity.LOSS)
+            tell(text, "queries that use it return wrong results", Severity.LOSS)
     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
-        tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names",
+        tell(f"a row of {table} refers to a row of {parent} that is not there", "the object that it names is not found",
              Severity.LOSS)
     sums = dict(db.execute("SELECT name, value FROM sums")) if version > 2 else {}
     for table in sums.keys() & checksums.COLUMNS.keys() if version > 2 else ():

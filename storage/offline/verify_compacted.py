@@ -87,7 +87,7 @@ def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Find
     for first, end in runs(np.flatnonzero(~whole)):
         yield Finding(index, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
                       f"rows {first} to {end - 1} are damaged" if end - first > 1 else f"row {first} is damaged",
-                      f"what they are about is {_MISSING}", Severity.LOSS, end - first)
+                      f"their entries are {_MISSING}", Severity.LOSS, end - first)
     rows, ids = rows[whole], rows["entry_id"][whole]
     for at in _wrong(data, rows):
         yield Finding(

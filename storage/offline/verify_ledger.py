@@ -137,7 +137,7 @@ def _find_rows(task: Task, report: LedgerCheck) -> None:
                     0,
                     format.HEADER_SIZE,
                     "the index's header is damaged",
-                    f"it is made anew from its rows, with {found.entries} entries",
+                    f"it is rebuilt from its rows, with {found.entries} entries",
                     Severity.HARMLESS,
                 )
             )
@@ -180,8 +180,8 @@ def _mend(report: LedgerCheck) -> None:
         gone = int(((lost >= first) & (lost < end)).sum())
         report.findings.append(Finding(
             found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
-            f"what the index says of {entries(found, first, end)} is damaged",
-            f"{gone} entries are lost with it" if gone else "it is made anew from what lies around",
+            f"the index data of {entries(found, first, end)} is damaged",
+            f"{gone} entries are lost with it" if gone else "it is rebuilt from neighbouring rows and entries",
             Severity.LOSS if gone else Severity.HARMLESS, gone))
 
 
@@ -306,7 +306,7 @@ class _Order:
         found = self._report.ledger
         for first, end in runs(which):
             self._findings.append(Finding(found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
-                                          f"{entries(found, first, end)} {what}", "the index was written so", severity))
+                                          f"{entries(found, first, end)} {what}", "the row was written wrong", severity))
 
     def finish(self) -> None:
         found = self._report.ledger

@@ -74,7 +74,7 @@ def check(one: CheckedPartition) -> list[Finding]:
         if number not in one.state.cursors:
             findings.append(Finding(
                 format.state_path(one.folder), 0, 0, f"subscription {name} has no position",
-                "it is made anew when it is asked for, as its creation was never answered", Severity.NOTE))
+                "the next SUBSCRIBE creates it again, as its creation was never answered", Severity.NOTE))
     for name, cursor in cursors.items():
         findings += _positions(one.folder, name, cursor, ledgers, one.view.horizon)
         # Damage explains wrong totals; only without any are totals worth a finding of their own.
@@ -163,7 +163,7 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
     if ledgers and ledgers[-1].is_sealed:
         last = ledgers[-1]
         yield Finding(last.index_path, 0, format.HEADER_SIZE, f"ledger {last.ledger_id} is sealed, and none follows it",
-                      "if there was anything in that, it is lost", Severity.HARMLESS)
+                      "entries of a following ledger, if there was one, are lost", Severity.HARMLESS)
 
 
 def _positions(folder: Path, name: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def _totals(folder: Path, name: str, cursor: Cursor, state: State, ledgers: list
     if missing:
         yield Finding(
             format.state_path(folder), 0, 0,
-            f"of the {published} messages since subscription {name} began {settled} are dealt with "
-            f"and {backlog} to come",
-            f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
+            f"of the {published} messages since subscription {name} began {settled} are acknowledged or dropped, "
+            f"and {backlog} are in the backlog",
+            f"{missing} messages are missing" if missing > 0 else "its totals are wrong",
             Severity.LOSS if missing > 0 else Severity.HARMLESS)

@@ -270,9 +270,7 @@ class PartitionTable(Watcher):
     # -- expiry
 
     def tick(self, now_ms: int) -> None:
-        """Evict sequence ids of absent producers, and delete subscriptions of readers that did not return after a
-        seek.
-        """
+        """Evict sequence ids of absent producers, and delete subscriptions of readers that stay away after a seek."""
         self._forget_producers(now_ms)
         readers = self._owner.expected_readers
         for subscription, since_ms in list(readers.items()):

@@ -77,8 +77,9 @@ class Trimming(Watcher):
         self._take(partition, len(partition.ledgers))
 
     def _take(self, partition: Partition, at_most: int) -> None:
-        """Remove at most `at_most` acknowledged ledgers from the partition's chain, for later deletion of their
-        files.
+        """Remove at most `at_most` acknowledged ledgers from the partition's chain.
+
+        Their files are deleted when the journal has the ops.
         """
         for ledger in partition.take_acknowledged_ledgers(at_most):
             self._taken.append(ledger)

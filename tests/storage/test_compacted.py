@@ -771,7 +771,7 @@ def flip_words(topic):
 
 
 FLIPS = {
-    flip_row: "row 1 is damaged; what they are about is missing",
+    flip_row: "row 1 is damaged; their entries are missing",
     flip_entry: "is damaged; consumers that read compacted see the checksum fail",
     flip_words: "which messages entry",
 }
