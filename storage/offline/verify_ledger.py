@@ -306,7 +306,8 @@ class _Order:
         found = self._report.ledger
         for first, end in runs(which):
             self._findings.append(Finding(found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
-                                          f"{entries(found, first, end)} {what}", "the row was written wrong", severity))
+                                          f"{entries(found, first, end)} {what}", "its row was written with this error",
+                                          severity))
 
     def finish(self) -> None:
         found = self._report.ledger

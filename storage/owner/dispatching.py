@@ -206,7 +206,7 @@ class Dispatching(Watcher):
         outbox.entry_list(consumer, partition.partition_id, ledger_id, listed, b"".join(words), ledger.view)
 
     def _tell_end(self, subscription: Subscription) -> None:
-        """Send each consumer once that its topic is terminated and all messages are acknowledged."""
+        """Notify each consumer once that its topic is terminated and all messages are acknowledged."""
         for consumer in subscription.consumers:
             if not consumer.is_told_end and consumer.protocol_version >= _END_OF_TOPIC_SINCE:
                 consumer.is_told_end = True
@@ -214,7 +214,7 @@ class Dispatching(Watcher):
                     consumer.connection, responses.reached_end_of_topic(consumer.consumer_id))
 
     def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
-        """Send a consumer of a Failover subscription whether it is the active one."""
+        """Notify a consumer of a Failover subscription whether it is the active one."""
         if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
             self._owner.outbox(consumer.worker).reply(
                 consumer.connection, responses.active_consumer_change(consumer.consumer_id, is_active))

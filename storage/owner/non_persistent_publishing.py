@@ -76,7 +76,9 @@ class NonPersistentPublishing:
         owner.counters.add("bytes_in", size)
 
     def _above_connection_bound(self, rows: Rows, is_transient: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which rows (n,) are dropped, because their connection has too many such messages in flight."""
+        """Return which rows (n,) are dropped because their connection has too many non-persistent messages in
+        flight.
+        """
         is_above, most = np.zeros(len(rows), bool), self._owner.options.max_live_messages_per_connection
         for connection in np.unique(rows["connection"][is_transient]).tolist() if most else ():
             is_above[np.flatnonzero(is_transient & (rows["connection"] == connection))[most:]] = True

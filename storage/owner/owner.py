@@ -133,7 +133,9 @@ class Owner(Decisions):
 
     @property
     def sign_of_life(self) -> Callable[[], None]:
-        """A function that is called between commands, because one pass may execute many."""
+        """A function that answers the supervisor's pings; it is called between commands, because a pass may execute
+        many.
+        """
         return self._requests.sign_of_life
 
     @sign_of_life.setter

@@ -91,7 +91,11 @@ class Pass:
         self._trimming.decide()
 
     def sync(self) -> None:
-        """Make decisions durable if an answer of this pass depends on them; then delete files that contradict them."""
+        """Make decisions durable if an answer of this pass depends on them; then change files, such as holes in
+        ledgers.
+
+        Ledgers that trimming removed from their chains are deleted here.
+        """
         self._durability.commit()
         for action in self._decisions.take_actions():
             action()

@@ -179,7 +179,7 @@ def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
 
 
 def _receive(passes: Pass, router: zmq_frames.Socket, bytes_max: int) -> None:
-    """Pass arrived envelopes to the pass, at least one, until a bound on their number, bytes or time is reached."""
+    """Hand arrived envelopes to the pass, at least one, until a bound on their number, bytes or time is reached."""
     size, until = 0, time.monotonic() + _RECEIVE_SECONDS
     for _ in range(_ENVELOPES_MAX):
         identity, *parts = zmq_frames.receive(router)
