@@ -139,7 +139,7 @@ def cancel(owner: AdministeredOwner, question: Cancel) -> bool | None:
         partition.discarded.acknowledge(ledger, entries)
         owner.note_many(partition, journal_ops.acknowledged(
             partition.partition_id, partition.discarded.subscription_id, ledger_id, entries))
-        # After a kill between the two steps the entry falls due, and nobody gets it. In the other order it would
+        # After a kill between the two steps the entry falls due, and no consumer gets it. In the other order it would
         # never fall due, and stay in all backlogs for ever.
         owner.commit()
         _amend(owner, partition, question.position, None)

@@ -20,7 +20,7 @@ class ProducerFigures:
     client_version: str            # likewise
     supports_partial: bool         # whether its client may produce to some partitions only
     connected_ms: int
-    metadata: dict[str, str]       # notes of its client
+    metadata: dict[str, str]       # properties that its client gave
     message_rate: float
     byte_rate: float
     chunk_rate: float
@@ -43,7 +43,7 @@ class ConsumerFigures:
     """Statistics of one connected consumer."""
 
     name: str
-    address: str                   # as of a producer
+    address: str                   # of its client, as in ProducerFigures
     client_version: str
     connected_ms: int
     metadata: dict[str, str]
@@ -63,7 +63,7 @@ class ConsumerFigures:
     consumed_ms: int
     flow_ms: int                   # when it last granted permits
     draining: list[DrainingHash] | None              # None unless the subscription is Key_Shared
-    ranges: list[tuple[int, int]] | None             # of hashes, first and last; likewise
+    ranges: list[tuple[int, int]] | None             # (first, last) key hashes; None unless it is Key_Shared
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SubscriptionFigures:
     expired: int                   # messages
     backlog: int                   # entries
     backlog_bytes: int
-    delayed: int                   # entries that wait for their time
+    delayed: int                   # entries that wait for their delivery time
     delayed_memory: int            # bytes of the delayed index in memory, if entries of it wait for this subscription
     to_redeliver: int              # entries
     unacknowledged: int            # messages at consumers
@@ -104,7 +104,7 @@ class SubscriptionFigures:
     hashes_cleared: int
     is_sticky: bool | None         # whether consumers choose their hashes; None unless Key_Shared with consumers
     active_consumer: str | None    # of Exclusive and Failover
-    throttled: list[int]           # how often a rate held it up, in the order of columns.THROTTLED
+    throttled: list[int]           # how often each rate throttled it, in the order of columns.THROTTLED
     properties: dict[str, str]
     messages: dict[str, int] | None      # account of all messages since its beginning; None for non-persistent topics
     consumers: list[ConsumerFigures]
@@ -137,8 +137,8 @@ class TopicFigures:
     quota_bytes: int               # -1: none
     quota_age_s: int               # -1: none
     backlog_age_s: int             # age of the oldest unacknowledged entry; -1 without a backlog
-    slowest: str | None            # the durable subscription with that entry
-    publish_limited: int           # how often a publish rate throttled it
+    slowest: str | None            # the durable subscription with the oldest unacknowledged entry
+    publish_limited: int           # how often a publish rate throttled the topic
     delayed_memory: int
     deduplicates: bool
     topic_epoch: int | None

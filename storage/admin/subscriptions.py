@@ -1,6 +1,4 @@
-"""Answers to questions about subscriptions: create and delete them, their properties, and why one is not delivered
-more.
-"""
+"""Answers to questions about subscriptions: create and delete them, their properties, and why one stands still."""
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api

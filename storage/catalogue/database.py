@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from geminga.storage.catalogue.checksums import with_row
 from geminga.storage.errors import NotDurable, StorageFull
 
-_BUSY_TIMEOUT_S = 30         # a writer waits so long for its turn
+_BUSY_TIMEOUT_S = 30         # for which a writer waits for its turn
 Values: TypeAlias = tuple[Any, ...]
 
 

@@ -39,7 +39,7 @@ created_ms INTEGER NOT NULL,
                       properties TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, version));
 """
 _SUMS = "CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
-_SINCE = {4: ("properties", "schemas")}      # {version: tables that it added to those with a checksum}
+_SINCE = {4: ("properties", "schemas")}      # {version: tables that have a checksum since this version}
 
 
 def version_of(database: Database) -> int:

@@ -30,7 +30,7 @@ MIGRATION = "/migration"                # scope of the migration of this cluster
 MIGRATED = "migrated"                   # in that scope, and of a namespace: it takes part in the migration
 DISPATCH_RATE_OF = "dispatchRate/"      # with a subscription's name behind it: a topic's policy for that subscription
 BYTES_QUOTA, AGE_QUOTA = "backlogQuota/destination_storage", "backlogQuota/message_age"
-DispatchRate = tuple[int, int, int, bool]      # messages, bytes, in so many seconds, relative to what is published
+DispatchRate = tuple[int, int, int, bool]      # messages, bytes, period in s, whether relative to the publish rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class Policies:
     """The policies in force for one partition."""
 
     # Retention and backlog; sizes in bytes
-    retention_s: int = 0               # acknowledged ledgers are kept so long; NO_LIMIT: without a bound
-    retention_bytes: int = 0           # ... as long as the partition is not larger; 0 in either: none are kept
+    retention_s: int = 0               # how long acknowledged ledgers are kept; NO_LIMIT: without a bound
+    retention_bytes: int = 0           # ... while the partition is not larger; 0 in either: none are kept
     message_ttl_s: int = 0             # after this time unacknowledged messages expire; 0: never
     quota_bytes: int = NO_LIMIT        # of the slowest durable subscription's backlog
-    quota_bytes_action: str = HOLD     # taken when the backlog is that large
+    quota_bytes_action: str = HOLD     # taken when the backlog reaches this size
     quota_age_s: int = NO_LIMIT        # of the backlog's oldest message
-    quota_age_action: str = HOLD       # taken when that message is so old
+    quota_age_action: str = HOLD       # taken when the oldest message reaches this age
     deduplication: bool = False
     compaction_threshold: int = 0      # bytes published since a compaction that cause the next; 0: only on demand
 
     # Delayed delivery
     delayed_delivery: bool = True      # Shared and Key_Shared consumers get messages at their delivery time
     delay_tick_ms: int = 1_000         # precision of delivery times
-    delay_window_ms: int = 300_000     # the delayed index has a file for each such stretch of time
+    delay_window_ms: int = 300_000     # length of the delayed index's windows, each of which has a file
     delay_max_ms: int = 0              # messages with a longer delay are refused; 0: none
     delay_fixed_ms: int = 0            # delay of every message, whatever its producer asks for; 0: the producer's
 
@@ -67,14 +67,14 @@ class Policies:
 
     # Creation and deletion
     delete_inactive_topics: bool = False
-    inactive_topic_s: int = 60         # unused for so long, a topic is deleted
+    inactive_topic_s: int = 60         # a topic is deleted after this unused time
     inactive_topic_mode: str = DELETE_MODES[0]       # if it has no subscriptions, or none with a backlog
     auto_create_topics: bool = True    # topics are created at their first use
     auto_topic_type: str = ""          # partitioned or not, where a namespace says so
-    auto_create_partitions: int = 0    # of such a topic; 0: it is not partitioned
+    auto_create_partitions: int = 0    # partitions of a topic created at its first use; 0: it is not partitioned
     auto_create_subscriptions: bool = True           # subscriptions are created at their first use
     subscription_types: tuple[str, ...] = SUBSCRIPTION_TYPES     # that consumers may ask for
-    subscription_expiration_s: int = 0               # unused for so long, a subscription is deleted; 0: none is
+    subscription_expiration_s: int = 0               # a subscription is deleted after this unused time; 0: never
 
     # Encryption and schemas
     encryption_required: bool = False                # producers have to encrypt
@@ -88,7 +88,7 @@ class Policies:
     dispatch_messages: int = 0         # in a period, for all subscriptions together
     dispatch_bytes: int = 0
     dispatch_period_s: int = 1         # fewer than one count as one
-    dispatch_relative: bool = False    # the rate is added to what is published
+    dispatch_relative: bool = False    # the rate is added to the publish rate
     subscription_dispatch_messages: int = 0          # ... for each subscription
     subscription_dispatch_bytes: int = 0
     subscription_dispatch_period_s: int = 1
@@ -97,7 +97,7 @@ class Policies:
     subscribe_period_s: int = 30
     dispatch_rates_of: tuple[tuple[str, DispatchRate], ...] = ()     # subscriptions with a rate of their own, by name
 
-    # The cluster to which clients are sent: its addresses without and with TLS; (): they stay
+    # The cluster to which clients are sent: its addresses without and with TLS; (): clients stay
     migrated_to: tuple[str, str] | tuple[()] = ()
 
     @property

@@ -50,7 +50,7 @@ class Part(NamedTuple):
     means: dict[Any, Any] | None = None      # stored value -> the field
     key: str = ""                            # of StorageOptions, in the field's unit: the default
     default: Any = None                      # stored where an object lacks the value; None: nothing is stored
-    otherwise: Any = None                    # shown as being in force where nothing is set and there is no key
+    otherwise: Any = None                    # shown as the value in force where none is set and there is no key
     blank: Any = _NO_VALUE                   # a value that leaves the next weaker level in force
     least: int | None = None                 # smaller numbers are out of range, ...
     most: int | None = None                  # ... and larger ones than this
@@ -63,7 +63,7 @@ class Policy(NamedTuple):
     doc: str                                 # one line
     parts: tuple[Part, ...]
     levels: tuple[str, ...] = (NAMESPACE, TOPIC)
-    where: str = ""                          # the file that puts it into effect; "": it is stored without effect, ...
+    where: str = ""                          # the file that enforces it; "": it is stored without effect, ...
     why: str = ""                            # ... for this reason
     check: Callable[[Any], None] | None = None       # checks and completes the value to be stored; raises Invalid
 
@@ -221,7 +221,7 @@ def _offload(kept: dict[str, Any]) -> None:
 
 # -- the table
 
-PARTITIONS_MAX = 16_384      # of one topic; arbitrary, and more than one host needs
+PARTITIONS_MAX = 16_384      # partitions of one topic; arbitrary, and more than one host needs
 SUBSCRIPTION_TYPES = ("Exclusive", "Failover", "Key_Shared", "Shared")
 DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
 STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL",

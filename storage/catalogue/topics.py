@@ -84,7 +84,7 @@ class Topics:
             done = self._database.write(
                 "INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
         except sqlite3.IntegrityError:
-            if not was_open:      # no commit follows a refusal: the open transaction would keep others from writing
+            if not was_open:      # no commit follows a refusal, and the open transaction would block other writers
                 self._database.undo()
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist") from None
         if done.rowcount:

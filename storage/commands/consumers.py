@@ -85,7 +85,7 @@ def _find_or_create_subscription(
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
     if subscription is None:
         return new_subscription(owner, topic, request)
-    is_free = not subscription.consumers and subscription not in owner.expected_readers      # a seek before is stronger
+    is_free = not subscription.consumers and subscription not in owner.expected_readers      # a seek takes precedence
     if isinstance(topic, Partition) and request.start_message_rollback_duration_sec and is_free:
         reset_subscription(owner, subscription, rolled_back(owner, topic, request))
     return subscription
@@ -98,7 +98,7 @@ def _configure_subscription(
     topic = subscription.partition
     topic.now_ms = owner.now_ms
     is_first = topic.is_persistent and not subscription.consumers
-    if is_first or (topic.is_persistent and deaths_max):      # a later consumer cannot switch quarantine off for others
+    if is_first or (topic.is_persistent and deaths_max):      # a later consumer cannot switch quarantine off
         subscription.deaths_max = deaths_max
     if request.subscription_properties and not subscription.properties:
         set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})

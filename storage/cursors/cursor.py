@@ -33,7 +33,7 @@ from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 NOBODY = 0                     # subscription id of the cursor that marks discarded entries
 ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message needs no delivery any more
 _STRETCH = 1 << 15             # entries of a ledger with holes that are examined at once
-_FEW_RUNS = 8                  # of a stretch, beyond which an array is made
+_FEW_RUNS = 8                  # with more runs than this, a stretch comes as an array
 REASONS = "acknowledged", "expired", "skipped", "evicted"
 
 
@@ -50,7 +50,7 @@ class Cursor:
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}    # ledger id -> bits, as far as any is set
         self.parts: batch_acks.Parts = {}
         self.redeliveries, self.deaths = EntryCounts(), EntryCounts()
-        # messages of the partition published before those that the totals count
+        # messages of the partition published before the first one that the totals count
         self.since = since
         self.totals = [0] * len(REASONS)                   # messages
 

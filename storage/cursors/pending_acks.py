@@ -146,7 +146,7 @@ class PendingAcks:
                 continue
             at, left, is_first = held.lowest, min(limit, held.to_redeliver), True
             limit -= left
-            # piece by piece: there may be a million, and callers take few
+            # piece by piece: a million entries may wait, and callers take few
             while left > 0 and at < len(held.slots):
                 entries = np.flatnonzero(held.slots[at:at + _PIECE] == TO_REDELIVER)[:left] + at
                 if len(entries) and is_first:

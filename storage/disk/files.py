@@ -33,7 +33,7 @@ def allocate(path: Path, size: int, before: int | None = None) -> None:
         try:
             if before < size:
                 os.posix_fallocate(fd, before, size - before)
-        except OSError as error:      # a part may be allocated by now; nobody has used what lies behind the old end
+        except OSError as error:      # a part may be allocated by now; bytes behind the old end are unused
             os.ftruncate(fd, length)
             if not is_there:
                 path.unlink()
@@ -64,7 +64,7 @@ def write_anew(path: Path, data: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         fresh.replace(path)
     except OSError:
-        fresh.unlink(missing_ok=True)      # its blocks are of use to others when the disk is full
+        fresh.unlink(missing_ok=True)      # frees its blocks, as the disk may be full
         raise
 
 

@@ -22,7 +22,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
 
-_SPARE = 64          # eviction makes room for this part of the limit, so that not every publish evicts
+_SPARE = 64          # eviction frees this part of the limit more than needed, so that not every publish evicts
 _AGAIN_MS = 1_000    # between two attempts to evict entries that cannot be evicted yet
 _TEXT = "Cannot create producer on topic with backlog quota exceeded"
 _BARRIERS = {HOLD: Barrier(api.ProducerBlockedQuotaExceededError, _TEXT, is_waited_for=True),
@@ -37,7 +37,7 @@ class _Count:
     ledger_id: int = -1       # the open ledger then, ...
     ledger_size: int = 0      # ... and its size
     resets: int = 0           # Partition.cursor_resets then
-    next_ms: int = 0          # when the next attempt to evict entries is worth it
+    next_ms: int = 0          # no entries can be evicted before this time
 
 
 class BacklogQuotas(Watcher):
@@ -116,7 +116,7 @@ class BacklogQuotas(Watcher):
             if excess > 0:
                 self._evict(partition, subscription, excess + policies.quota_bytes // _SPARE, now_ms)
         self._count(partition)
-        if count.size > policies.quota_bytes:      # delayed entries stay, which are not due yet
+        if count.size > policies.quota_bytes:      # delayed entries are not evicted before they are due
             count.next_ms = now_ms + _AGAIN_MS
 
     def tick(self, now_ms: int) -> None:

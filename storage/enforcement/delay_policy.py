@@ -27,11 +27,11 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Sends
 from geminga.storage.topics.watcher import Watcher
 
-AHEAD_MS = 5 * 60 * 1000      # that a producer's clock may be ahead of the broker's, with a maximum, ...
+AHEAD_MS = 5 * 60 * 1000      # how far a producer's clock may be ahead of the broker's, with a maximum, ...
 FIXED_AHEAD_MS = 1_000        # ... and with a fixed delay
-_BACK_MS = 60 * 1000          # by so much the broker's clock may be set back, and delivery times still ascend
+_BACK_MS = 60 * 1000          # how far the broker's clock may be set back while delivery times still ascend
 _ANY_MS = 1 << 62             # stands for no maximum
-_TIME_BITS = 44               # of the largest delivery time in ms: now and DELAY_MS_MAX
+_TIME_BITS = 44               # bits of the largest delivery time in ms, which is DELAY_MS_MAX from now
 
 
 class DelayPolicy(Watcher):

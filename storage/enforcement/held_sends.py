@@ -21,7 +21,7 @@ Piece = tuple[int, Rows, memoryview]      # (worker, rows (n,) SEND_ROW, their e
 class HeldTopic:
     """Entries of one topic that a publish rate holds back, in order."""
 
-    since_ms: int                         # when the first of an unbroken series was held back
+    since_ms: int                         # since when entries of the topic have been held back without a break
     pieces: deque[Piece] = field(default_factory=deque)
 
     def entries(self) -> int:
@@ -30,8 +30,8 @@ class HeldTopic:
 
 @dataclass(slots=True)
 class _Connection:
-    entries: int = 0                      # that are held back
-    enough: int = -1                      # at so many the connection is read again; -1: it is read now
+    entries: int = 0                      # its entries that are held back
+    enough: int = -1                      # reading resumes at this number of entries; -1: not paused
 
 
 class HeldSends:

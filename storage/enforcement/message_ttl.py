@@ -25,9 +25,9 @@ _LOOK_AHEAD = 8_192     # index rows looked at together
 class _Watch:
     """The progress of expiry in one partition with a time to live."""
 
-    next_ms: int = 0                       # no entry expires before, unless a cursor was reset
+    next_ms: int = 0                       # no entry expires before this time, unless a cursor was reset
     resets: int = -1                       # Partition.cursor_resets at the last look
-    old: dict[int, int] = field(default_factory=dict)     # ledger's id -> its entries, from the first on, that are old
+    old: dict[int, int] = field(default_factory=dict)     # ledger id -> how many entries at its beginning are old
 
 
 class MessageTtl(Watcher):
@@ -63,8 +63,8 @@ class MessageTtl(Watcher):
 
     def _expire(self, partition: Partition, watch: _Watch, now_ms: int) -> None:
         ttl_ms = partition.policies.message_ttl_s * 1000
-        came_ms = now_ms - ttl_ms          # entries published, and due, by then have expired
-        # When the entry that expires next was published, or is due: the next look is a time to live after that.
+        came_ms = now_ms - ttl_ms          # entries published, and due, by this time have expired
+        # When the entry that expires next was published, or falls due: it expires a time to live later.
         soonest_ms = now_ms
         subscriptions = list(partition.subscriptions.values())
         first = min((one.cursor.mark_delete for one in subscriptions), default=partition.last_confirmed)

@@ -14,7 +14,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.watcher import Watcher
 
-_WAIT_MS = 10_000       # that a producer waits at most: clients wait longer for an answer
+_WAIT_MS = 10_000       # for which a producer waits at most; clients wait longer for an answer
 _LOOK_MS = 100          # between two looks at the producers that wait for one partition
 
 
@@ -24,7 +24,7 @@ class Barrier:
 
     code: api.ServerError.ValueType
     text: str
-    is_waited_for: bool    # producers that were there before get no error at once, but wait for the barrier's end
+    is_waited_for: bool    # producers that reconnect get no error at once, but wait until the barrier is gone
 
     @property
     def refusal(self) -> Refusal:
@@ -47,7 +47,7 @@ class _Waiting:
     """PRODUCER commands that wait for one partition."""
 
     looked_ms: int
-    commands: dict[tuple[Session, int], tuple[api.BaseCommand, int]]     # by session and producer: since when too
+    commands: dict[tuple[Session, int], tuple[api.BaseCommand, int]]     # by session and producer id; and since when
 
 
 class PublishGate(Watcher):

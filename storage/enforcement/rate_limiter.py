@@ -39,9 +39,9 @@ from geminga.storage.topics.rate_limits import (
 from geminga.storage.topics.subscription import Batch, Producer, Subscription, Topic
 from geminga.storage.topics.watcher import TopicWatcher
 
-# Bytes that an owner holds back. Above it, all that is held back of a topic is published, and overdraws its rate.
+# Bytes that an owner holds back. Above it, all held-back entries of a topic are published, and overdraw its rate.
 _HELD_MAX = 64 << 20
-_BACKLOG_MIN = 1_000        # entries that a subscription may be behind and still count as one without a backlog
+_BACKLOG_MIN = 1_000        # a subscription with at most so large a backlog counts as one without a backlog
 
 
 class RateLimiter(TopicWatcher):
@@ -420,7 +420,7 @@ def due_ms(topic: Topic) -> int:
     return min((one.limited.until_ms for one in topic.attached if one.limited is not None), default=NEVER_MS)
 
 
-# -- causes, as operators are told them
+# -- causes of throttling, as operators see them
 
 def causes(owner: OwnerContext, subscription: Subscription) -> list[dict[str, Any]]:
     """Return which rates throttle the subscription's consumers now, as JSON."""

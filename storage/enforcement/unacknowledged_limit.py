@@ -14,7 +14,7 @@ class UnacknowledgedLimit(Watcher):
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self._is_reached = False      # and not yet down to half
+        self._is_reached = False      # since the bound was reached, until the count is down to half of it
 
     def __repr__(self) -> str:
         return f"<UnacknowledgedLimit {'reached' if self._is_reached else 'not reached'}>"

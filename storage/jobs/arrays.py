@@ -8,7 +8,7 @@ from geminga.proto.rows import words_at_each_byte
 _INLINE_MAX = 12                        # bytes that a view has in itself
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 _FIRST = _MASKS[[0, 1, 2, 3, *[4] * (_INLINE_MAX - 3)]]      # by size: mask of the first four bytes
-_REST = _MASKS[[*[0] * 5, *range(1, 9)]]                     # by size: mask of the bytes behind these
+_REST = _MASKS[[*[0] * 5, *range(1, 9)]]                     # by size: mask of the bytes behind the first four
 TIME = pa.timestamp("us", "UTC")
 _TIMES = -62_135_596_800_000, 253_402_300_799_999      # ms: of the years 1 to 9999, as Python and SQL have them
 

@@ -52,8 +52,8 @@ class Source:
     first_message: int               # messages of the partition before it
     view_entries: int                # entries below this id come from the view in force; 0: none
     end: int                         # id behind the last entry up to the horizon
-    messages: int                    # in these entries, about
-    size: int                        # bytes of these entries
+    messages: int                    # approximate number of messages to read
+    size: int                        # bytes of the entries to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Job:
     token: str                       # differs from every other job's
     first_ledger: int = 0            # number of the first source in the run
     cancelled: dict[int, list[int]] = field(default_factory=dict)      # ledger id -> cancelled delayed entries
-    chunks: dict[int, list[int]] = field(default_factory=dict)         # place of the last chunk -> places of the others
+    chunks: dict[int, list[int]] = field(default_factory=dict)         # place of last chunk -> places of earlier ones
     unfinished: tuple[int, ...] = ()                                   # places of chunks whose last may still come
 
     @property

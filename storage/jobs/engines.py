@@ -32,7 +32,7 @@ from geminga.storage.ledgers.compacted_ledgers import Part
 
 READING, WRITING = "reading", "writing"
 _MERGE_MIN = 2_000_000           # keys read until they are merged into the newest places known so far
-_BUNDLE_MESSAGES = 500_000       # of small stretches that one task of Spark reads
+_BUNDLE_MESSAGES = 500_000       # messages of the small stretches that one Spark task reads
 _PARTS_PER_CORE = 4              # parts into which Spark divides keys
 _LOOK_S = 0.25                   # between two looks at Spark's progress
 _JAVA_MIN = 17

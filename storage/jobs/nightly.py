@@ -49,7 +49,7 @@ class Planned:
 
     target: Target
     is_due: bool
-    why: str                         # for people: what is new, or why nothing is done
+    why: str                         # text for operators: the number of new messages, or why nothing is done
     view: int = 0                    # number of the view in force; 0: none
     horizon: Position | None = None  # of the new view: the last confirmed entry
     entries: int = 0                 # new ones, behind the horizon of the view in force
@@ -107,7 +107,7 @@ class Night:
 
 
 TellProgress = Callable[[Progress], None]
-_TOGETHER = 200                      # partitions that are compacted together: each holds a descriptor
+_TOGETHER = 200                      # partitions that are compacted together: each takes a file descriptor
 
 
 # -- the plan

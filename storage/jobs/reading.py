@@ -36,7 +36,7 @@ from geminga.storage.jobs.message_columns import SCHEMA, Messages, read_properti
 from geminga.storage.jobs.one_by_one import Damaged, Message
 
 UNPACKED_MAX = 16 << 20             # bytes of batches that are decompressed at a time; a larger batch is alone
-MESSAGES_MAX = 32 << 10             # in an Arrow batch, roughly: arrays of so many fit into a processor's cache
+MESSAGES_MAX = 32 << 10             # messages of an Arrow batch, roughly: its arrays fit into a processor's cache
 
 _Places: TypeAlias = NDArray[np.int64]
 

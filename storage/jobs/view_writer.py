@@ -32,7 +32,7 @@ class Written:
     """Result of a compaction's second pass for one ledger."""
 
     part: Part | None                # None: nothing is left of the ledger
-    keys: int = 0                    # whose newest message lies in the ledger
+    keys: int = 0                    # keys whose newest message lies in the ledger
     tombstones: int = 0              # of these
     damage: tuple[str, ...] = ()
 
@@ -137,7 +137,7 @@ def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64]
 
     Unchanged neighbours are one piece; `fresh` has rewritten entries with their ack-set words.
     """
-    is_run = np.zeros(len(begins), bool)          # begins where the entry before ends, both unchanged
+    is_run = np.zeros(len(begins), bool)          # it begins where the entry before ends, and both are unchanged
     is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
     starts = np.flatnonzero(~is_run)
     stops = np.append(starts[1:], len(begins))

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7           # as syslog numbers them: more is less important
+ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7           # syslog's numbers: a higher one is less important
 LEVELS = {"error": ERROR, "warning": WARNING, "info": INFO, "debug": DEBUG}
 NAMES = {level: name for name, level in LEVELS.items()}
 JOURNAL = "/run/systemd/journal/socket"
-_PERIOD_SECONDS = 60.0                              # lines of one kind are counted for so long, and then anew
+_PERIOD_SECONDS = 60.0                              # the period in which lines of one kind are counted
 _WARNINGS_MAX, _EVENTS_MAX = 30, 1_000              # lines of one code, or of one event, in a period; arbitrary
 _LINE_MAX = 32 << 10                                # characters of a line that are kept
 _CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
@@ -47,7 +47,7 @@ _TOO_LARGE = errno.EMSGSIZE, errno.ENOBUFS          # for a datagram
 class LogOptions:
     """The level and format of the log."""
 
-    level: str = "info"                       # error, warning, info or debug: what is less important is left out
+    level: str = "info"                       # error, warning, info or debug: less important lines are left out
     format: str = "text"                      # "text" or "json"; where the journal is listening it gets fields
 
 

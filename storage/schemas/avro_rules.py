@@ -12,9 +12,9 @@ from typing import Any
 import avro.schema
 from avro.schema import ArraySchema, EnumSchema, FixedSchema, MapSchema, NamedSchema, RecordSchema, Schema, UnionSchema
 
-# levels of nesting; arbitrary, more than anybody uses: the library's errors repeat every level
+# levels of nesting; arbitrary, more than real schemas have: the library's errors repeat every level
 DEPTH_MAX = 100
-# comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
+# steps of one comparison; arbitrary: comparing unions of thousands of types, each with each, would take minutes
 STEPS_MAX = 100_000
 # Type of the writer -> other types that read its values.
 _PROMOTED = {"int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",),
@@ -24,7 +24,7 @@ _RANGES = {"int": 1 << 31, "long": 1 << 63}
 _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")
 
 
-@functools.lru_cache(maxsize=4)      # a key and a value of two versions, each of which is needed several times in a row
+@functools.lru_cache(maxsize=4)      # key and value of two versions, each needed several times in a row
 def parse(text: str) -> Schema:
     """Parse an Avro schema definition.  Raises ValueError with the reason."""
     try:
@@ -127,7 +127,7 @@ class _Reading:
     """Comparison of a reader's with a writer's Avro schema, which remembers the pairs of records compared so far."""
 
     def __init__(self, reader: Schema):
-        # (reader, writer) -> obstacle; of those that are being compared: none
+        # (reader, writer) -> obstacle; "" while the pair is being compared
         self._records: dict[tuple[int, int], str] = {}
         self._branches: dict[int, dict[tuple[str, str], Schema]] = {}      # of each union: branches by type and name
         self._steps = 0

@@ -10,7 +10,7 @@ import json
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-# fields that are compared for one question; arbitrary: messages of thousands, each with each, would take minutes
+# fields of one comparison; arbitrary: comparing thousands of messages, each with each, would take minutes
 STEPS_MAX = 100_000
 F = descriptor_pb2.FieldDescriptorProto
 # Type of the writer's field -> other types that read each of its values unchanged.

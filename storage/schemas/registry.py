@@ -27,7 +27,7 @@ if TYPE_CHECKING:      # imported when the first definition of its kind is parse
     from avro.schema import Schema
     from google.protobuf.descriptor import Descriptor
 
-# bytes of a definition; arbitrary, more than anybody uses: comparing one takes a second
+# bytes of a definition; arbitrary, more than real ones have: comparing one this large takes a second
 SIZE_MAX = 256 << 10
 ALL_SIZE_MAX = 16 << 20       # bytes of all versions of a topic: a new one may have to be compared with each
 BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
@@ -36,7 +36,7 @@ _TRANSITIVE = "_TRANSITIVE"
 NOT_HASHED = b""
 _SHOWN_MAX = 500              # characters of an obstacle in an error
 T = api.Schema.Type
-# As they are called over HTTP and in properties, by number.
+# Names of schema types over HTTP and in properties, by their numbers.
 TYPES = (
     "NONE",
     "STRING",
@@ -109,7 +109,7 @@ def incompatible(text: str) -> Refusal:
     return Refusal(api.IncompatibleSchema, text[:_SHOWN_MAX])      # names in it may be as long as definitions
 
 
-# -- what is there
+# -- stored versions
 
 def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
     """Return the schema version numbers of a topic, ascending, without versions before a deletion."""
@@ -174,7 +174,7 @@ def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tup
     return _with_hash(catalogue, topic, definition.kind, hashed), hashed
 
 
-# -- what is added, and who may read
+# -- adding versions, and checking producers and consumers
 
 def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies,
              counters: Counters) -> int:
@@ -296,7 +296,7 @@ def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, str
     return text
 
 
-# -- who comes to a topic
+# -- admitting clients to a topic
 
 class _Owner(Protocol):
     @property
@@ -453,7 +453,7 @@ def _native_root(definition: Definition) -> "Descriptor":
         raise InvalidSchema(f"deserialize ProtobufNative Schema failed: {error}") from None
 
 
-# -- a key's and a value's, in one
+# -- definitions of KEY_VALUE
 
 def parts(definition: Definition) -> tuple[Definition, Definition]:
     """Return the definitions of key and value of a KEY_VALUE definition.  Raises InvalidSchema."""

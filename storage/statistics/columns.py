@@ -42,8 +42,8 @@ class Distribution:
 
     sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZES) + 1))
     size_sum: int = 0
-    latencies: list[int] = field(default_factory=lambda: [0] * BUCKETS)            # from their receipt on
-    journal_latencies: list[int] = field(default_factory=lambda: [0] * BUCKETS)    # from the journal's write on
+    latencies: list[int] = field(default_factory=lambda: [0] * BUCKETS)            # by the time since the entries came
+    journal_latencies: list[int] = field(default_factory=lambda: [0] * BUCKETS)    # by the time of the journal's write
     latency_sum_us: int = 0
     journal_sum_us: int = 0
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from geminga.proto.names import TopicName
 
 SUBSCRIPTIONS_EACH = 10      # rows of subscriptions for each topic with a row of its own, on average
-_SLICE_SECONDS = 0.005       # of making rows again, in one pass
+_SLICE_SECONDS = 0.005       # spent in one pass on computing rows again
 
 
 class _Table:
@@ -97,14 +97,14 @@ class Statistics(TopicWatcher):
 
     def __init__(self, owner: OwnerContext, window_s: int):
         self._owner = owner
-        self._waiting: dict[Topic, None] = {}               # changed since the current measurement began
-        self._stale: dict[Topic, None] = {}                 # whose rows the current measurement has yet to make
+        self._waiting: dict[Topic, None] = {}               # topics changed since the current measurement began
+        self._stale: dict[Topic, None] = {}                 # topics whose rows this measurement has yet to compute
         self._begin(window_s)
-        self._second = owner.now_ms // 1000                 # for which the last windows ended
+        self._second = owner.now_ms // 1000                 # the second for which windows ended last
         self._known: dict[Topic, _Known] = {}               # topics with rows in the tables
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
         self._namespaces: dict[str, int] = {}               # -> their numbers
-        self._shown: set[Topic] = set()                     # had rows of their own in the last answer
+        self._shown: set[Topic] = set()                     # topics that had rows of their own in the last answer
 
     def __repr__(self) -> str:
         return f"<Statistics topics={len(self._known)} stale={len(self._stale)} waiting={len(self._waiting)}>"
@@ -290,7 +290,7 @@ class Statistics(TopicWatcher):
             for topic in list(itertools.islice(self._stale, 20)):
                 del self._stale[topic]
                 if self._is_open(topic):
-                    # A damaged topic is reported where it is used; others have to be measured all the same.
+                    # A damaged topic is reported where it is used; the measurement goes on without it.
                     with contextlib.suppress(CorruptFile, OSError):
                         self._make_row(topic)
 

@@ -43,7 +43,7 @@ class BackupSnapshots:
 
     def __init__(self, owner: OwnerContext, recovery: Recovered | None):
         self._owner, self._recovery = owner, recovery
-        self._folder: Path | None = None          # of second names; None: no backup is between begin() and cut()
+        self._folder: Path | None = None          # for links to new files; None: no backup is between begin() and cut()
         self._released: dict[int, Row] = {}       # partitions that were open since begin(), and are not any more
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class BackupSnapshots:
             data = state_file.encode(partition_id, state)
             yield partition_id, ({"id": partition_id, "state": len(data)}, data)
 
-    # -- from begin() to cut(): the owner tells of its partitions
+    # -- called by the owner from begin() to cut()
 
     def opened(self, partition: Partition) -> None:
         """Drop the state kept for a partition that is open again: the cut takes its state from memory."""

@@ -11,8 +11,8 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.topics.partition import Partition
 
-_LOOKED_UP_MS = 10_000          # at most, from a lookup to the subscription that follows: mostly a few milliseconds
-_HELD_BYTES_MAX = 1 << 30       # that a young topic keeps; arbitrary, so that a flood does not fill the disk
+_LOOKED_UP_MS = 10_000          # from a lookup to the client's subscription at most; mostly a few milliseconds
+_HELD_BYTES_MAX = 1 << 30       # bytes that a young topic keeps; arbitrary, so that a flood does not fill the disk
 
 Connection = tuple[int, int]    # worker, and the connection's number there
 

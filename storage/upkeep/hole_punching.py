@@ -32,8 +32,8 @@ _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
 _BEFORE = 256           # discarded entries that are looked at again, because they share a block with the next
 _HOLES_MAX = 1_000      # holes of a partition in a tick, which take some 10 ms
 _INDEXES_MAX = 32       # indexes looked at in a tick
-_ANEW_MAX = 2           # indexes written anew in a tick, each of which costs an fsync
-_DATA_MAX = 10_000      # stretches of data between holes that are looked for in a ledger
+_ANEW_MAX = 2           # indexes written anew in a tick; each costs an fsync
+_DATA_MAX = 10_000      # ranges of data between holes that are searched for in a ledger
 _NEVER = (1 << 63) - 1  # an offset behind every file
 _ROWS = _BLOCK // format.INDEX_ROW.itemsize
 
