@@ -10,7 +10,7 @@ class PolicyEnforcer(Protocol):
     """An enforcer of one policy, expiry or retention, on open partitions."""
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """Apply the policy to an open partition at once."""
+        """Apply expiry or retention to an open partition at once."""
 
 
 class ClosedScan(Protocol):
@@ -21,7 +21,7 @@ class ClosedScan(Protocol):
 
 
 class DelayedIndexes(Protocol):
-    """The delayed indexes of open partitions."""
+    """The delayed indexes of an owner's open partitions."""
 
     def complete(self, partition: Partition, now_ms: int) -> None:
         """Scan the partition's ledgers until its delayed index covers every entry."""

@@ -52,11 +52,11 @@ class Catalogue:
         return f"<Catalogue {self.path}>"
 
     def close(self) -> None:
-        """Close the connection; an open transaction is undone."""
+        """Close the connection to the catalogue, and undo an open transaction."""
         self.database.close()
 
     def version(self) -> tuple[int, int]:
-        """Return a pair that changes whenever another process commits or this one writes."""
+        """Return a pair that changes whenever another process commits to the catalogue, or this one writes to it."""
         return self.database.version()
 
     def changed(self) -> bool:

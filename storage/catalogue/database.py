@@ -31,7 +31,7 @@ class Database:
         return f"<Database {self.path}>"
 
     def close(self) -> None:
-        """Close the connection; an open transaction is undone."""
+        """Close the connection to the SQLite file, and undo an open transaction."""
         self.connection.close()
 
     def version(self) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class Database:
             raise StorageFull(f"{self.path}: {error}") from error
 
     def insert(self, statement: str, values: Values) -> int:
-        """Insert a row and return its id.  Raises StorageFull, NotDurable."""
+        """Insert a row into a table, and return the row's id.  Raises StorageFull, NotDurable."""
         row_id = self.write(statement, values).lastrowid
         assert row_id is not None
         return row_id
@@ -93,7 +93,7 @@ class Database:
             raise StorageFull(f"{self.path}: {error}") from error
 
     def column(self, statement: str, values: Values = ()) -> list[Any]:
-        """Return the first column of a query.  Raises StorageFull."""
+        """Return the first column of a query's rows.  Raises StorageFull."""
         return [row[0] for row in self.read(statement, values)]
 
     def value(self, statement: str, values: Values = ()) -> Any:

@@ -80,7 +80,7 @@ def upgrade(database: Database) -> None:
 
 
 def _add_checksums(database: Database, tables: Iterable[str]) -> None:
-    """Give each of the tables its row in `sums`, and the triggers that keep it up to date."""
+    """Give each of the tables a row in table `sums`, and triggers that keep this checksum up to date."""
     for table in tables:
         database.write("INSERT INTO sums VALUES (?, ?)", (table, checksums.sum_of(database.connection, table)))
         for trigger in checksums.triggers(table):

@@ -42,7 +42,7 @@ class Subscriptions:
             "WHERE partition_id = ? AND policies.name = 'replicated'", (partition_id,)))
 
     def set_replicated(self, subscription_id: int, is_replicated: bool) -> None:
-        """Mark a subscription as replicated, or take the mark away.  Raises StorageFull, NotDurable."""
+        """Mark a subscription as replicated, or remove the mark.  Raises StorageFull, NotDurable."""
         self._policies.set(scope_of(subscription_id), "replicated", is_replicated or None)
 
 
@@ -53,7 +53,7 @@ class Partitions:
         self._database, self._topics, self._subscriptions = database, topics, subscriptions
 
     def find(self, name: TopicName) -> tuple[int, int | None] | None:
-        """Return (id, topic epoch) of the partition of that name, None if nothing has been stored under it."""
+        """Return (id, topic epoch) of the partition of that name, None if it has never been stored."""
         row: tuple[int, int | None] | None = self._database.connection.execute(
             "SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
         return row
@@ -67,7 +67,7 @@ class Partitions:
         return self._database.column("SELECT name FROM partitions")
 
     def count(self) -> int:
-        """Return how many partitions there are.  Raises StorageFull."""
+        """Return the number of stored partitions.  Raises StorageFull."""
         return self._database.integer("SELECT count(*) FROM partitions") or 0
 
     def newest_id(self) -> int:

@@ -136,7 +136,7 @@ class Policies:
 
     @property
     def has_quota(self) -> bool:
-        """Whether the backlog has a bound of size or age."""
+        """Whether a backlog quota limits the size or the age of the backlog."""
         return self.quota_bytes >= 0 or self.quota_age_s > 0
 
 

@@ -248,7 +248,10 @@ def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
 
 
 def _dispatch_parts(stem: str, of: str) -> tuple[Part, ...]:
-    """Return the parts of a dispatch rate, whose fields begin with `stem` and whose keys end with `of`."""
+    """Return the parts of a dispatch rate policy.
+
+    stem: prefix of the fields of `Policies`.  of: suffix of the option names that have the defaults.
+    """
     return (Part("dispatchThrottlingRateInMsg", INTEGER, field=f"{stem}_messages", key=f"dispatch_messages_per_{of}",
                  default=0),
             Part("dispatchThrottlingRateInByte", LONG, field=f"{stem}_bytes", key=f"dispatch_bytes_per_{of}",

@@ -77,7 +77,7 @@ def one_of(*choices: str) -> Type:
 
 
 def some_of(*choices: str) -> Type:
-    """Return the type of a list of some of the choices, which is kept sorted and without repetitions."""
+    """Return the type of a list of some of the choices, stored sorted and without repetitions."""
     def read_choices(value: Any) -> list[str]:
         if not isinstance(value, list) or not all(isinstance(one, str) and one in choices for one in value):
             raise ValueError(f"expected a list of {', '.join(choices)}")

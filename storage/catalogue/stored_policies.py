@@ -76,7 +76,7 @@ class ChangedOptions:
         self._policies = policies
 
     def set(self, name: str, value: Any) -> None:
-        """Change an option, a field of StorageOptions; None takes back the change.  Raises StorageFull, NotDurable."""
+        """Change an option, a field of StorageOptions; None undoes the change.  Raises StorageFull, NotDurable."""
         self._policies.set(_OPTIONS, name, value)
 
     def applied_to(self, configured: StorageOptions) -> StorageOptions:

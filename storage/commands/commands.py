@@ -175,7 +175,7 @@ def _tell_closed(owner: OwnerContext, session: Session, object_id: int, handle: 
 
 
 def expel_all(owner: OwnerContext, topic: Topic) -> None:
-    """Close all producers and consumers of the topic, and remove subscriptions that are not durable.
+    """Close all producers and consumers of a topic, and remove its subscriptions that are not durable.
 
     Clients look the topic up again.
     """

@@ -272,7 +272,7 @@ def close_consumer(owner: OwnerContext, session: Session, command: api.BaseComma
 
 
 def report_damaged(owner: OwnerContext, session: Session, ack: api.CommandAck) -> None:
-    """Log and count entries that a client could not read and has discarded: they may be damaged on disk."""
+    """Log and count entries that a client discarded as unreadable, because they may be damaged on disk."""
     consumer = session.consumers.get(ack.consumer_id)
     if consumer is None:
         return
@@ -292,7 +292,7 @@ def report_damaged(owner: OwnerContext, session: Session, ack: api.CommandAck) -
 
 
 def consumer_of(session: Session, consumer_id: int) -> Consumer:
-    """Return the session's consumer of that id.  Raises Refusal."""
+    """Return the session's consumer with an id.  Raises Refusal if there is none."""
     if consumer_id not in session.consumers:
         raise Refusal(api.MetadataError, "Consumer not topic")
     return session.consumers[consumer_id]

@@ -74,12 +74,14 @@ def withdraw(owner: OwnerContext, session: Session, kind: int, object_id: int) -
 
 
 def log_client(session: Session | None, what: str, topic: Topic, **fields: str) -> None:
-    """Log at level debug what a client, or the broker, did to one of the topic's producers or consumers."""
+    """Log at level debug that a producer or consumer of the topic was created or closed, by its client or by the
+    broker.
+    """
     client = session.address.removeprefix("/") if session is not None else ""
     log.debug(what, topic=topic.name, **fields, client=client)
 
 
 def log_consumer(session: Session | None, what: str, consumer: Consumer) -> None:
-    """Log at level debug what a client, or the broker, did to the consumer."""
+    """Log at level debug that a consumer was created or closed, by its client or by the broker."""
     subscription = consumer.subscription
     log_client(session, what, subscription.partition, subscription=subscription.name, consumer=consumer.name)

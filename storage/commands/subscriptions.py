@@ -74,7 +74,7 @@ def _refuse_one_too_many(topic: Topic) -> None:
 
 def create_subscription(owner: OwnerContext, partition: Partition, name: str, position: Position,
                         properties: dict[str, str] | None = None) -> Subscription:
-    """Create a durable subscription whose mark-delete position is `position`.  Raises Refusal, StorageFull."""
+    """Create a durable subscription with this mark-delete position.  Raises Refusal, StorageFull."""
     _refuse_one_too_many(partition)
     # A cursor may need a ledger that cannot be opened.  Failing later would leave a row in the catalogue.
     cursor = partition.new_cursor(0, position, is_durable=True)
@@ -163,7 +163,10 @@ def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
 
 
 def position_of(identity: api.MessageIdData) -> Position:
-    """Return the position that a message id names.  Ids are unsigned on the wire, and -1 stands for the first entry."""
+    """Return the position that a message id names, as signed numbers: ids are unsigned on the wire.
+
+    Entry id -1 stands for the first entry.
+    """
     ledger_id, entry_id = (
         value - (1 << 64) if value >> 63 else value for value in (identity.ledgerId, identity.entryId))
     return ledger_id, entry_id

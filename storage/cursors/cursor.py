@@ -149,7 +149,7 @@ class Cursor:
                 del self.parts[ledger_id]
 
     def forget_acknowledged_parts(self) -> None:
-        """Drop the bits of all batches that are acknowledged as a whole by now."""
+        """Drop the bits of all partly acknowledged batches that have since been acknowledged as a whole."""
         for ledger_id, entries in list(self.parts.items()):
             self.forget_parts(
                 ledger_id, [entry_id for entry_id in entries if self.is_acknowledged(ledger_id, entry_id)]

@@ -46,7 +46,7 @@ class EntryCounts:
         return {ledger_id: entries for ledger_id, entries in reached.items() if len(entries)}
 
     def forget(self, ledger_id: int) -> None:
-        """Drop the counts of a deleted ledger."""
+        """Drop the counts of a deleted ledger's entries."""
         self.arrays.pop(ledger_id, None)
 
     def clear(self) -> None:

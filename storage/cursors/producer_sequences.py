@@ -124,7 +124,7 @@ class Sequences:
         self.by_producer.move_to_end(producer)
 
     def leave(self, producer: bytes, now_ms: int) -> None:
-        """Count a producer that disconnects as active until now."""
+        """Count a producer that disconnects as active up to now."""
         if producer in self.by_producer:
             self.learn(producer, self.by_producer[producer], now_ms)
 

@@ -33,7 +33,7 @@ _ATTEMPTS = 10      # to remove a folder
 
 @dataclass(slots=True)
 class State:
-    """The durable state of one partition besides its entries."""
+    """The durable state of one partition without its entries: cursors, and sequence ids of producers."""
 
     cursors: dict[int, Cursor] = field(default_factory=dict)      # by subscription id, and NOBODY
     sequences: Sequences = field(default_factory=Sequences)
@@ -104,7 +104,10 @@ def _arrays(cursor: Cursor) -> dict[int, dict[int, NDArray[Any]]]:
 
 
 def read(folder: Path, partition_id: int) -> State:
-    """Read the state of a partition; an empty one if there is no file.  Raises CorruptFile when no copy is whole."""
+    """Return the state of a partition, an empty one if there is no state file.
+
+    Raises CorruptFile when no copy in the file is whole.
+    """
     path = format.state_path(folder)
     try:
         raw = path.read_bytes()
@@ -178,7 +181,7 @@ class StateFile:
         return Snapshot(self, self._taken, encode(self.partition_id, state))
 
     def write(self, number: int, data: bytes) -> None:
-        """Replace the file, synced, unless a newer snapshot was written.  The caller syncs the folder.
+        """Replace the state file, synced, unless a newer snapshot was written.  The caller syncs the folder.
 
         Raises OSError.
         """

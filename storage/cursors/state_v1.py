@@ -117,7 +117,7 @@ def _read(path: Path) -> bytes:
 
 
 def remove(folder: Path) -> None:
-    """Remove the files of version 1, once the state file that replaces them is written.  Raises OSError."""
+    """Remove the files of format version 1, once the state file that replaces them is written.  Raises OSError."""
     if is_there(folder):
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:

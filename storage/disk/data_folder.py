@@ -78,12 +78,12 @@ def claim(data_dir: Path) -> None:
 
 
 def begin(data_dir: Path) -> None:
-    """Mark the folder as unfinished, so that no program uses it as a data folder.  Raises OSError."""
+    """Mark the data folder as unfinished, so that no program uses it.  Raises OSError."""
     _write(data_dir, _UNFINISHED)
 
 
 def complete(data_dir: Path) -> None:
-    """Mark an unfinished folder as a data folder.  Raises OSError."""
+    """Remove the mark of an unfinished data folder, so that programs may use it.  Raises OSError."""
     _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
 
 

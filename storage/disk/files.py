@@ -17,10 +17,10 @@ def open_max() -> int:
 
 
 def allocate(path: Path, size: int, before: int | None = None) -> None:
-    """Make the file at least `size` bytes long, with disk blocks for all that is new.
+    """Make the file at least `size` bytes long, with disk blocks for all new bytes.
 
-    before: the number of bytes that have blocks, if not all have; holes among them stay.
-    Raises StorageFull, and leaves the file as it was.
+    before: the number of bytes that have blocks already, if not all have; holes among them stay. Raises StorageFull,
+    and leaves the file as it was.
     """
     is_there = path.exists()
     try:

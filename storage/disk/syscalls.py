@@ -12,7 +12,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def sync_all(folder: Path) -> None:
-    """Sync the folder's whole file system, thousands of files with one call.  Raises OSError."""
+    """Sync the whole file system that has the folder: thousands of files with one call.  Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(fd):

@@ -62,7 +62,7 @@ class BacklogQuotas(Watcher):
             self._counts[partition] = _Count()
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition that the owner gives up."""
+        """Forget the quota of a partition that the owner gives up."""
         self._counts.pop(partition, None)
 
     # -- publishing

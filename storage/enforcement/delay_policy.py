@@ -45,7 +45,7 @@ class DelayPolicy(Watcher):
         return f"<DelayPolicy of {len(self.watched)} partitions>"
 
     def watch(self, partition: Partition) -> None:
-        """Apply the partition's policies, which may have changed."""
+        """Apply the delay policy of a partition that was opened, or whose policies have changed."""
         policies, before = partition.policies, self.watched.pop(partition, 0)
         if policies.delayed_delivery and (policies.delay_fixed_ms or policies.delay_max_ms):
             self.watched[partition] = policies.delay_fixed_ms
@@ -53,7 +53,7 @@ class DelayPolicy(Watcher):
             partition.last_fixed_ms = 0
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition that the owner gives up."""
+        """Forget the delay policy of a partition that the owner gives up."""
         self.watched.pop(partition, None)
 
     def enforce(self, sends: Sends) -> Sends:

@@ -37,7 +37,7 @@ class InactiveTopics(Watcher):
             self.release(partition)
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition that the owner gives up."""
+        """Stop watching a partition that the owner gives up for inactivity."""
         self._watched.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
@@ -65,7 +65,7 @@ class InactiveTopics(Watcher):
         return unused
 
     def _is_used(self, partition: Partition, now_ms: int) -> bool:
-        """Whether the topic is used, or has to be kept for another reason."""
+        """Whether the partition's topic is used by clients, or must be kept for another reason."""
         policies, producers = partition.policies, partition.producers
         if producers.live or producers.waiting or partition.attached or self._owner.discovery.holds(partition, now_ms):
             return True

@@ -47,7 +47,7 @@ class MessageTtl(Watcher):
             self._watches[partition] = _Watch()
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition that the owner gives up."""
+        """Forget the time to live of a partition that the owner gives up."""
         self._watches.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:

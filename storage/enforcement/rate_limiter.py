@@ -268,7 +268,7 @@ class RateLimiter(TopicWatcher):
         return topic if is_limited else None
 
     def _limits(self, topic: Topic) -> list[Limit]:
-        """Return the limits of publishing to a topic."""
+        """Return the limits of publishing to a topic: its own, and the broker-wide one."""
         limits = topic.rate_limits
         own = limits.publish if limits is not None else None
         return [limit for limit in (own, self._publish) if limit is not None]
@@ -293,7 +293,7 @@ class RateLimiter(TopicWatcher):
 
     @staticmethod
     def _charge(limits: Iterable[Limit], rows: Rows) -> None:
-        """Take the tokens of rows (n,) SEND_ROW from the limits."""
+        """Charge rows (n,) SEND_ROW to the limits: take a token for each message and byte."""
         for limit in limits if len(rows) else ():
             limit.take(int(rows["messages"].sum(dtype=np.int64)), int(rows["size"].sum(dtype=np.int64)))
 

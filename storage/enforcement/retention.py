@@ -35,7 +35,7 @@ class Retention(Watcher):
         self._owner.wake_trimming(partition)
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition that the owner gives up."""
+        """Forget the retention of a partition that the owner gives up."""
         self._next_ms.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:

@@ -18,7 +18,7 @@ Throttled = Topic | Subscription      # a topic's producers, or a subscription's
 
 @dataclass(slots=True)
 class _Episode:
-    """Throttling of one topic or subscription, from its beginning to its end."""
+    """One episode of throttling of a topic or subscription, from its beginning to its end."""
 
     began_ms: int
     last_ms: int              # when it happened last

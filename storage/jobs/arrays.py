@@ -43,7 +43,7 @@ def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np
 
 
 def times(milliseconds: NDArray[np.int64], *, is_optional: bool = False) -> pa.Array:
-    """Return timestamps from milliseconds since 1970.  is_optional: 0 means null.
+    """Return an Arrow array of timestamps from milliseconds since 1970.  is_optional: 0 means null.
 
     Times outside the years 1 to 9999 become the first or last moment of these years.
     """

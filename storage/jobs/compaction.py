@@ -96,7 +96,7 @@ class Job:
         return sum(source.size for source in self.sources)
 
     def source(self, number: int) -> Source:
-        """Return the source of a ledger, by the ledger's number in the run."""
+        """Return the source that a ledger is, by the ledger's number in the run."""
         return self.sources[number - self.first_ledger]
 
 

@@ -29,7 +29,7 @@ _BLOCK = 8 << 10                               # rows looked at together
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Entries first .. end - 1 of one ledger, the unit that one task reads."""
+    """A stretch: entries first .. end - 1 of one ledger, which one task reads."""
 
     partition_id: int
     ledger_id: int

@@ -326,7 +326,7 @@ def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]
 
 
 def _start(scratch: Path, master: str, memory: str) -> Any:
-    """Return a new SparkSession.  Raises NoSpark."""
+    """Start Spark, and return a new SparkSession.  Raises NoSpark."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")

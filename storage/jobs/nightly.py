@@ -294,5 +294,5 @@ class _Teller:
         return f"<_Teller {self._stage!r} {self._before} of {self._total} messages before this round>"
 
     def next_round(self, messages: int) -> None:
-        """Count the messages of a round of partitions as done."""
+        """Count the messages of a finished round of partitions as done."""
         self._before += messages

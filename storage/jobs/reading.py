@@ -245,7 +245,7 @@ class _Reader:
 # -- groups of entries or messages
 
 def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-    """Split batches into groups of at most UNPACKED_MAX decompressed bytes.  stored: bytes of each payload."""
+    """Split batch entries into groups of at most UNPACKED_MAX decompressed bytes.  stored: bytes of each payload."""
     sizes = stored[some]
     if "compression" in outer.numbers:
         is_compressed = outer.numbers["compression"][some] != api.NONE

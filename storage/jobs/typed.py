@@ -45,7 +45,7 @@ class Values:
     versions: dict[str, dict[bytes, Parsed]]         # topic -> schema_version of messages -> definition
 
     def shape(self) -> tuple[pa.StructType, Fit]:
-        """Return (Arrow type of values, function that converts a parsed value to it)."""
+        """Return (Arrow type of the topics' values, function that converts a parsed value to it)."""
         return _shape(self.newest, self.kind == api.Schema.Avro, {}, ())
 
     @property

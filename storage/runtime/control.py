@@ -42,11 +42,11 @@ class Control:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the socket pair."""
         self._socket.close()
 
     def send(self, **message: Any) -> None:
-        """Send one message, unless the other process has ended."""
+        """Send one message to the process at the other end, unless it has ended."""
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:      # the supervisor notices by itself that a child has ended, and a child ends with it
@@ -101,6 +101,6 @@ def unpacked(text: str) -> Any:
 
 
 def control_pair() -> tuple[Control, Control]:
-    """Return the two ends of a new connection, for the supervisor and for a child that is forked next."""
+    """Return both ends of a new control connection, one for the supervisor and one for a child that is forked next."""
     ours, theirs = socket.socketpair()
     return Control(ours), Control(theirs)

@@ -111,7 +111,10 @@ class Counters:
         return dict(zip(NAMES, self._row[:len(NAMES)].tolist(), strict=True))
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """Return (number of values for each of BOUNDS_S and above them, sum in seconds)."""
+        """Return a histogram: (number of values in each bucket, sum of all values in seconds).
+
+        The buckets are those between BOUNDS_S, and the one above all bounds.
+        """
         at = self._histograms[name]
         return self._row[at:at + _BUCKETS].tolist(), int(self._row[at + _BUCKETS]) / 1e6
 

@@ -26,7 +26,7 @@ def receive(socket: Socket) -> list[zmq.Frame]:
 
 
 def send(socket: Socket, frames: Sequence[bytes | memoryview]) -> None:
-    """Send the frames of one envelope, one at least."""
+    """Send the frames of one envelope, which are one or more."""
     for frame in frames[:-1]:
         socket.send(frame, _MORE)
     socket.send(frames[-1])

@@ -377,7 +377,7 @@ def admit_consumer(owner: _Owner, topic: Topic, schema: api.Schema) -> None:
 
 
 def _is_unused(topic: Topic) -> bool:
-    """Whether the topic has no messages, no producers, and no consumers that a schema would concern."""
+    """Whether the topic has no messages, no producers, and only consumers that take any schema."""
     is_empty = not any(ledger.entries for ledger in topic.ledgers) if topic.is_persistent else not topic.entries_in
     return is_empty and not topic.producers.live and all(
         consumer.takes_any_schema for subscription in topic.attached for consumer in subscription.consumers)
@@ -425,7 +425,7 @@ def validate(definition: Definition) -> None:
 
 
 def _parsed(definition: Definition) -> "Schema | str":
-    """Return the parsed Avro definition, or the id of a JSON Schema.  Raises InvalidSchema."""
+    """Return the parsed Avro schema of a definition, or the id of a JSON Schema.  Raises InvalidSchema."""
     from geminga.storage.schemas import avro_rules
     try:
         return avro_rules.parse(definition.data.decode())
@@ -456,7 +456,7 @@ def _native_root(definition: Definition) -> "Descriptor":
 # -- definitions of KEY_VALUE
 
 def parts(definition: Definition) -> tuple[Definition, Definition]:
-    """Return the definitions of key and value of a KEY_VALUE definition.  Raises InvalidSchema."""
+    """Return the key's and the value's definition in a KEY_VALUE definition.  Raises InvalidSchema."""
     pieces, rest = [], definition.data
     for _ in range(2):
         size = struct.unpack_from(">i", rest)[0] if len(rest) >= 4 else len(rest)

@@ -229,7 +229,7 @@ class Statistics(TopicWatcher):
         return open_topics.get(topic.name) is topic
 
     def release(self, topic: AnyTopic) -> None:
-        """Forget a topic that was closed."""
+        """Forget the rows and windows of a topic that was closed."""
         assert isinstance(topic, Topic), topic
         for noted in (self._owner.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
             noted.pop(topic, None)
@@ -406,7 +406,7 @@ def pack(head: dict[str, Any], tables: list[NDArray[np.float64]]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[NDArray[np.float64]]]:
-    """Return (head, tables) of the bytes from `pack`."""
+    """Return (head, tables) of statistics from the bytes that `pack` has made."""
     at = data.index(b"\n") + 1
     head: dict[str, Any] = json.loads(data[len(RAW):at])
     tables: list[NDArray[np.float64]] = []

@@ -26,7 +26,7 @@ class _Owner(OwnerContext, Protocol):
 
 
 class CompactedViews(Watcher):
-    """The compacted views that one owner's partitions and subscriptions use."""
+    """The compacted views in use by one owner's partitions and subscriptions."""
 
     def __init__(self, owner: _Owner):
         self._owner = owner
@@ -69,7 +69,7 @@ class CompactedViews(Watcher):
             del self._watched[partition]
 
     def _forget(self, view: CompactedLedgers) -> None:
-        """Have workers unmap the files of a view."""
+        """Tell workers to unmap the files of a compacted view."""
         for worker in {worker for worker, _ in self._owner.sessions}:
             for part in view.manifest.parts:
                 self._owner.outbox(worker).forget(part.ledger_id, view.number)

@@ -173,7 +173,7 @@ class DelayedScheduler(Watcher):
                 snapshot.remove_files()
 
     def _wait(self) -> None:
-        """Wait for the end of the save in progress, if any."""
+        """Wait for the end of the save of delayed indexes in progress, if any."""
         if self._saving is not None:
             with contextlib.suppress(OSError):
                 self._saving[0].result()

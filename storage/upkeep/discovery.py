@@ -34,14 +34,14 @@ class Discovery:
         self._discoverers.setdefault(namespace, set()).add(connection)
 
     def ended(self, connection: Connection) -> None:
-        """Forget a connection that was closed."""
+        """Forget a closed connection, which may have asked for topic lists."""
         for namespace in [namespace for namespace, who in self._discoverers.items() if connection in who]:
             self._discoverers[namespace].discard(connection)
             if not self._discoverers[namespace]:
                 del self._discoverers[namespace]
 
     def worker_gone(self, worker: int) -> None:
-        """Forget all connections of a worker that ended."""
+        """Forget all connections of a worker process that ended."""
         for connection in {one for who in self._discoverers.values() for one in who if one[0] == worker}:
             self.ended(connection)
 

@@ -46,7 +46,7 @@ class DiskSpace:
         return f"<DiskSpace free={self._free} full={self.is_full} reserve={self._held}>"
 
     def configure(self, options: StorageOptions) -> None:
-        """Apply the options' watermarks and reserve."""
+        """Apply the watermarks and the size of the reserve that options set."""
         disk = os.statvfs(self._folder)
         size = disk.f_blocks * disk.f_frsize
         self._refuse_below = min(options.disk_refuse_below_bytes, size // _REFUSE_PART)
@@ -101,7 +101,7 @@ class DiskSpace:
         return self._free < self._accept_above
 
     def check(self) -> None:
-        """Raise StorageFull if publishing is refused."""
+        """Raise StorageFull if publishing is refused for lack of disk space."""
         if self.is_full:
             raise StorageFull(_BARRIER.text)
 

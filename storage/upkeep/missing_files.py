@@ -67,7 +67,7 @@ class MissingFiles(Watcher):
 
 
 class WatchedFiles:
-    """Files that no process may remove or replace while the data folder is served."""
+    """Check of files that no process may remove or replace while the data folder is served."""
 
     def __init__(self, paths: list[Path], tell: Callable[[str], None]):
         """Remember the inodes of the files.
