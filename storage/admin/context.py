@@ -40,8 +40,9 @@ class Backups(Protocol):
         """Begin to hard-link the files of new ledgers and views into the backup's folder."""
 
     def cut(self) -> tuple[str, float]:
-        """Write the state of all partitions into a file of the backup's folder.  Returns its name and the seconds
-        taken.
+        """Write the state of all partitions into a file of the backup's folder.
+
+        Returns its name and the seconds taken.
 
         Raises Refusal, OSError.
         """

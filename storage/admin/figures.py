@@ -29,9 +29,7 @@ class ProducerFigures:
 
 @dataclass(frozen=True)
 class DrainingHash:
-    """A key hash that has moved to another consumer while its former consumer still has unacknowledged entries of
-    it.
-    """
+    """A key hash that has moved to another consumer, while the former one has unacknowledged entries of it."""
 
     hash: int
     entries: int

@@ -71,8 +71,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Terminate(TopicQuestion[Position], name="terminate"):
-    """A request to terminate a topic, so that it never takes messages again.  The answer is the position of its last
-    entry.
+    """A request to terminate a topic, so that it never takes messages again.
+
+    The answer is the position of its last entry.
     """
 
 
@@ -244,9 +245,7 @@ class Expire(TopicQuestion[int | None], Place, name="expire"):
 
 @dataclass(frozen=True)
 class Backlog:
-    """The backlog of a subscription: unacknowledged entries and messages, with the first and the last of these
-    entries.
-    """
+    """The backlog of a subscription: entries and messages not acknowledged, and its first and last entry."""
 
     entries: int
     messages: int
@@ -334,8 +333,7 @@ class GetEntry(TopicQuestion[StoredEntry], name="entry"):
 
 @dataclass(frozen=True, kw_only=True)
 class Examine(TopicQuestion[StoredEntry | None], name="examine"):
-    """A question for a topic's n-th entry, counted from 1, from the first one forwards or from the last one
-    backwards.
+    """A question for a topic's n-th entry, counted from 1, from the first one on or from the last one back.
 
     If there are fewer entries, the answer is the last one in that direction; None if there is none.
     """
@@ -454,10 +452,9 @@ class Reclaimed:
 
 @dataclass(frozen=True)
 class Enforce(TopicQuestion[Reclaimed | None], name="enforce"):
-    """A request to apply retention and expiry to a partition, forget inactive producers, and remove unfinished
-    views.
+    """A request to apply retention and expiry to a partition, and to clean up producers and views.
 
-    The answer is None if nothing changed.
+    Inactive producers are forgotten, and unfinished views are removed. The answer is None if nothing changed.
     """
 
 

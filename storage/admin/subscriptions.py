@@ -74,9 +74,7 @@ def properties(owner: AdministeredOwner, question: Properties) -> dict[str, str]
 
 
 def replicated(owner: AdministeredOwner, question: Replicated) -> dict[str, bool]:
-    """Return {topic: whether the subscription is marked as replicated}, after setting the mark if the question has
-    one.
-    """
+    """Return {topic: whether the subscription is marked as replicated}, after setting the mark if one is given."""
     subscription = subscription_of(stored(owner, question.topic), question.subscription)
     if question.replicated is not None:
         subscriptions.set_replicated(owner, subscription, question.replicated)

@@ -76,9 +76,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
 
 
 def _compaction(view: CompactedLedgers | None) -> CompactionFigures:
-    """Return statistics of the compaction that made the view in force; the owner does not know of failed
-    compactions.
-    """
+    """Return statistics of the compaction that made the view in force, without failed compactions."""
     if view is None:
         return CompactionFigures(0, 0, 0)
     report = view.manifest.report

@@ -28,9 +28,7 @@ class CatalogueError(Exception):
 
 
 class Catalogue:
-    """The connection of one process to the catalogue: its tables, and the transaction in which all of them are
-    written.
-    """
+    """The connection of one process to the catalogue: its tables, and one transaction for all of them."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, *, is_read_only: bool = False):
         self.path = path

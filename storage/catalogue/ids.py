@@ -65,8 +65,9 @@ class Ids:
         return next(self._ledger_ids)
 
     def mark_restored(self) -> None:
-        """Record that the data folder is a restored copy, whose ledgers must not grow.  Raises StorageFull,
-        NotDurable.
+        """Record that the data folder is a restored copy, whose ledgers must not grow.
+
+        Raises StorageFull, NotDurable.
 
         The broker from which the copy was made may have gone on, and given out entry ids that the copy does not know.
         """
@@ -74,9 +75,7 @@ class Ids:
         self._counters.raise_to("put back", last)
 
     def last_closed_ledger(self) -> int:
-        """Return the highest ledger id that a restored copy may have, 0 without one; ledgers up to that id must not
-        grow.
-        """
+        """Return the highest ledger id of a restored copy, 0 without one; ledgers up to that id must not grow."""
         return self._counters.value("put back")
 
     def producer_name(self) -> str:

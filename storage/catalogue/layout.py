@@ -48,8 +48,9 @@ def version_of(database: Database) -> int:
 
 
 def create(database: Database) -> None:
-    """Create all tables of this program's version, in a transaction that stays open.  Raises StorageFull,
-    NotDurable.
+    """Create all tables of this program's version, in a transaction that stays open.
+
+    Raises StorageFull, NotDurable.
     """
     database.connection.execute("PRAGMA journal_mode = WAL")
     for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS).split(";"):

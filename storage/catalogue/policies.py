@@ -205,9 +205,7 @@ def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, coun
 
 
 def clash(stored: dict[str, Any]) -> bool:
-    """Whether the policies {name: value} of one scope contradict each other: a backlog quota must be below
-    retention.
-    """
+    """Whether policies {name: value} of one scope contradict each other: a backlog quota must be below retention."""
     retention = stored.get("retention", {"retentionSizeInMB": 0, "retentionTimeInMinutes": 0})
     bounds = ((BYTES_QUOTA, "limitSize", retention["retentionSizeInMB"] * MIB),
               (AGE_QUOTA, "limitTime", retention["retentionTimeInMinutes"] * 60))

@@ -80,9 +80,7 @@ class ChangedOptions:
         self._policies.set(_OPTIONS, name, value)
 
     def applied_to(self, configured: StorageOptions) -> StorageOptions:
-        """Return the configured options with the changes applied; option names that this program does not know are
-        ignored.
-        """
+        """Return the configured options with the changes applied; unknown option names are ignored."""
         known = {field.name for field in fields(StorageOptions)}
         changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                    for name, value in self._policies.of(_OPTIONS).items() if name in known}

@@ -15,17 +15,17 @@ class StoredSchemas:
         self._database = database
 
     def versions(self, topic: TopicName) -> list[tuple[int, int | None, bytes]]:
-        """Return (version, type, hash) of each schema version of a topic, in order; after a deletion the first has
-        type None.
+        """Return (version, type, hash) of each schema version of a topic, in order.
 
-        Raises StorageFull.
+        After a deletion the first version has type None. Raises StorageFull.
         """
         return self._database.read(
             "SELECT version, type, hash FROM schemas WHERE topic = ? ORDER BY version", (str(topic),))
 
     def version_of(self, topic: TopicName, kind: int, definition: bytes) -> int | None:
-        """Return the schema version with exactly this type and definition, None if there is none.  Raises
-        StorageFull.
+        """Return the schema version with exactly this type and definition, None if there is none.
+
+        Raises StorageFull.
         """
         return self._database.integer(
             "SELECT version FROM schemas WHERE topic = ? AND type = ? AND length(data) = ? AND data = ?",
@@ -69,13 +69,15 @@ class StoredSchemas:
         return version
 
     def forget(self, topic: TopicName) -> None:
-        """Delete all schema versions of a topic, so that the next version gets number 0.  Raises StorageFull,
-        NotDurable.
+        """Delete all schema versions of a topic, so that the next version gets number 0.
+
+        Raises StorageFull, NotDurable.
         """
         self._database.write("DELETE FROM schemas WHERE topic = ?", (str(topic),))
 
     def forget_between(self, first: str, last: str) -> None:
-        """Delete all schema versions of topics whose names sort between two strings.  Raises StorageFull,
-        NotDurable.
+        """Delete all schema versions of topics whose names sort between two strings.
+
+        Raises StorageFull, NotDurable.
         """
         self._database.write("DELETE FROM schemas WHERE topic > ? AND topic < ?", (first, last))

@@ -12,9 +12,7 @@ from geminga.storage.catalogue.stored_schemas import StoredSchemas
 
 
 class Topics:
-    """Topics in the catalogue by their base names, with their number of partitions, 0 for a topic that is not
-    partitioned.
-    """
+    """Topics in the catalogue by base name, with their number of partitions, 0 for one that is not partitioned."""
 
     def __init__(self, database: Database, policies: StoredPolicies, schemas: StoredSchemas, counters: Counters):
         self._database, self._policies, self._schemas, self._counters = database, policies, schemas, counters

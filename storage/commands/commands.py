@@ -143,8 +143,7 @@ def resume(owner: OwnerContext, session: Session, *, is_alive: bool) -> None:
 
 
 def expel(owner: OwnerContext, session: Session, object_id: int, handle: int, *, is_producer: bool) -> None:
-    """Close the session's producer or consumer, or withdraw its parked command, because its client lost a
-    permission.
+    """Close the session's producer or consumer, or withdraw its parked command, as its client lost a permission.
 
     object_id: the id that the client chose.  handle: the owner's number; 0: the worker does not know it yet.  The
     worker is answered in any case.

@@ -133,9 +133,7 @@ def _new_consumer(
 
 
 def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
-    """Return the ranges of key hashes, (first, last), that a sticky consumer or a reader asks for; None for all
-    hashes.
-    """
+    """Return the ranges of key hashes, (first, last), that a sticky consumer or a reader asks for; None for all."""
     shared = request.keySharedMeta
     if request.subType == SubType.Exclusive:
         is_sticky = bool(shared.hashRanges) and names.parse(request.topic).is_persistent
@@ -312,9 +310,7 @@ def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand)
 
 
 def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
-    """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or all that the consumer holds if none is
-    named.
-    """
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver the named entries, or else all that the consumer holds."""
     request = command.redeliverUnacknowledgedMessages
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None or not consumer.subscription.partition.is_persistent:
@@ -343,9 +339,7 @@ def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -
 
 
 def held_messages(consumer: Consumer) -> int:
-    """Return how many messages were delivered to the consumer, and are neither acknowledged nor negatively
-    acknowledged.
-    """
+    """Return how many messages the consumer holds: delivered, and neither acknowledged nor given back."""
     subscription = consumer.subscription
     return sum(int(subscription.messages(_ledger(subscription, ledger_id), entries).sum())
                for ledger_id, entries in _dispatcher(subscription).held_by(consumer))

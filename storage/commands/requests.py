@@ -74,9 +74,7 @@ def withdraw(owner: OwnerContext, session: Session, kind: int, object_id: int) -
 
 
 def log_client(session: Session | None, what: str, topic: Topic, **fields: str) -> None:
-    """Log at level debug that a producer or consumer of the topic was created or closed, by its client or by the
-    broker.
-    """
+    """Log at level debug that a client, or the broker, created or closed a producer or consumer of the topic."""
     client = session.address.removeprefix("/") if session is not None else ""
     log.debug(what, topic=topic.name, **fields, client=client)
 

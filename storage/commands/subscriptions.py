@@ -141,8 +141,9 @@ def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
 
 
 def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
-    """Close the subscription's consumers.  Their clients subscribe again, and unacknowledged entries are
-    redelivered.
+    """Close the subscription's consumers.
+
+    Their clients subscribe again, and unacknowledged entries are redelivered.
     """
     for consumer in list(subscription.consumers):
         session = owner.sessions.get((consumer.worker, consumer.connection))

@@ -91,10 +91,10 @@ class Cursor:
         return new
 
     def acknowledge_part(self, ledger: ReadableLedger, entry_id: int, messages: int, left: int) -> int:
-        """Acknowledge the messages of a batch whose bits in `left` are 0; return the bits that remain, 1 =
-        unacknowledged.
+        """Acknowledge the messages of a batch whose bits in `left` are 0; return the bits of unacknowledged ones.
 
-        left: bits of this batch's messages only.  The caller acknowledges the whole entry when 0 is returned.
+        left: bits of this batch's messages only, 1 = not acknowledged.  The caller acknowledges the whole entry when 0
+        is returned.
         """
         before = self.parts.get(ledger.ledger_id, {}).get(entry_id)
         remains = left if before is None else before & left

@@ -31,8 +31,9 @@ class _Held:
 
 
 class PendingAcks:
-    """Pending entries of one subscription, each with the slot of its consumer.  Consumers have numbers 1 ..
-    SLOTS_MAX.
+    """Pending entries of one subscription, each with the slot of its consumer.
+
+    Consumers have numbers 1 .. SLOTS_MAX.
     """
 
     def __init__(self) -> None:
@@ -136,8 +137,9 @@ class PendingAcks:
         return mine
 
     def entries_to_redeliver(self, limit: int | None = None) -> Iterator[tuple[int, Entries]]:
-        """Yield (ledger id, entries) to be redelivered, in order, at most `limit` entries.  Long runs come as
-        ranges.
+        """Yield (ledger id, entries) to be redelivered, in order, at most `limit` entries.
+
+        Long runs come as ranges.
         """
         limit = self.to_redeliver if limit is None else limit
         for ledger_id in sorted(self._ledgers) if min(limit, self.to_redeliver) > 0 else ():

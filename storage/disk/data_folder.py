@@ -29,8 +29,9 @@ def make(data_dir: Path) -> None:
 
 
 def look(data_dir: Path) -> None:
-    """Check that this user could make the data folder, or write to it and its content; change nothing.  Raises
-    OSError.
+    """Check that this user could make the data folder, or write to it and its content; change nothing.
+
+    Raises OSError.
     """
     place = data_dir.absolute()
     while not _is_there(place):

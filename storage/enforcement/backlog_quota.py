@@ -68,9 +68,7 @@ class BacklogQuotas(Watcher):
     # -- publishing
 
     def barrier(self, partition: Partition) -> Barrier | None:
-        """Return the barrier of an exceeded quota whose action is to hold producers or to refuse them, None without
-        one.
-        """
+        """Return the barrier of an exceeded quota whose action is to hold or refuse producers, None without one."""
         policies = partition.policies
         if partition not in self._counts:
             return None
@@ -103,9 +101,7 @@ class BacklogQuotas(Watcher):
     # -- eviction
 
     def published(self, partition: Partition) -> None:
-        """Evict the oldest entries of subscriptions whose backlog exceeds the size quota, if the quota's action is
-        eviction.
-        """
+        """Evict the oldest entries of subscriptions above the size quota, if the quota's action is eviction."""
         policies, count, now_ms = partition.policies, self._counts.get(partition), self._owner.now_ms
         if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms:
             return
@@ -168,9 +164,7 @@ def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
 
 
 def _came_until(ledger: Ledger, came_ms: int) -> int:
-    """Return how many entries at the beginning of a ledger were published by `came_ms`; entries are in the order of
-    time.
-    """
+    """Return how many entries at the beginning of a ledger were published by `came_ms`."""
     return int(np.searchsorted(ledger.column("broker_time")[:ledger.entries], came_ms, side="right"))
 
 

@@ -121,8 +121,7 @@ class DelayPolicy(Watcher):
 
     def _fixed(self, partitions: list[Partition], which: NDArray[np.int64] | None, rows: Rows,
                data: memoryview) -> tuple[Rows, memoryview]:
-        """Return rows (n,) SEND_ROW and their entries, with delivery times after the fixed delays of their
-        partitions.
+        """Return rows (n,) SEND_ROW and their entries, with delivery times after their partitions' fixed delays.
 
         which: (n,) the number of each row's partition in `partitions`. None: all rows are of the first partition.
         """

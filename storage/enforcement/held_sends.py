@@ -35,9 +35,7 @@ class _Connection:
 
 
 class HeldSends:
-    """Entries that publish rates of one owner's topics hold back, and the connections whose reading is paused
-    meanwhile.
-    """
+    """Entries that publish rates of one owner's topics hold back, and the connections paused because of them."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner

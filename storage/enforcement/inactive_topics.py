@@ -53,7 +53,7 @@ class InactiveTopics(Watcher):
                                      topic=str(partition.name))
 
     def _unused(self, partition: Partition, now_ms: int) -> list[Partition | Subscription]:
-        """Return the partition's unused subscriptions that may be deleted, then the partition itself if its topic is
+        """Return the partition's unused subscriptions that may be deleted, then the partition itself if it is
         unused.
         """
         policies = partition.policies

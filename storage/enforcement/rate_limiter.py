@@ -359,9 +359,7 @@ class RateLimiter(TopicWatcher):
         self._log.happened(subscription, 1, now_ms, lambda: _rules(causes(self._owner, subscription)))
 
     def _is_throttled(self, throttled: Throttled) -> bool:
-        """Whether a topic's producers, or a subscription's consumers, are still throttled; the callback of
-        ThrottleLog.
-        """
+        """Whether a topic's producers, or a subscription's consumers, are still throttled."""
         if not isinstance(throttled, Subscription):
             return throttled in self.held.by_topic
         topic, limited = throttled.partition, throttled.limited

@@ -45,9 +45,7 @@ class Retention(Watcher):
                 self.look(partition, now_ms)
 
     def look(self, partition: Partition, now_ms: int) -> None:
-        """Close an open ledger that is too old, and wake trimming, which deletes ledgers that retention no longer
-        keeps.
-        """
+        """Close an open ledger that is too old, and have trimming delete ledgers that retention no longer keeps."""
         if should_roll(partition, now_ms):
             with contextlib.suppress(StorageFull):      # a later look tries again
                 self._owner.roll(partition)

@@ -30,9 +30,7 @@ class ThrottleLog:
     """Open throttling episodes of one owner's topics and subscriptions, each logged when it begins and ends."""
 
     def __init__(self, is_waiting: Callable[[Throttled], bool]):
-        """is_waiting: whether a topic or subscription is still throttled, although `happened` was not called for
-        long.
-        """
+        """is_waiting: whether a topic or subscription is still throttled, if `happened` was not called for long."""
         self._is_waiting = is_waiting
         self._episodes: dict[Throttled, _Episode] = {}
         self._since_ms, self._begun = 0, 0      # when the period began, and episodes that have begun in it

@@ -20,9 +20,7 @@ class UnacknowledgedLimit(Watcher):
         return f"<UnacknowledgedLimit {'reached' if self._is_reached else 'not reached'}>"
 
     def tick(self, now_ms: int) -> None:
-        """Count unacknowledged messages, and stop or resume delivery to subscriptions accordingly; called once a
-        second.
-        """
+        """Count unacknowledged messages, and stop or resume delivery to subscriptions; called once a second."""
         options = self._owner.options
         most = options.max_unacked_messages_per_broker
         if not (most or self._is_reached):

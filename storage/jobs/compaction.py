@@ -169,9 +169,7 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
 
 
 def stretches(job: Job) -> list[tuple[Stretch, int]]:
-    """Return the stretches that the first pass of a compaction reads, in order, each with its approximate message
-    count.
-    """
+    """Return the stretches that a compaction's first pass reads, in order, each with an approximate message count."""
     read = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
     share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in read))
     return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in read]

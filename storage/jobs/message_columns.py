@@ -102,8 +102,9 @@ class Messages:
 
 
 def column(name: str, messages: Messages, stretch: Stretch) -> pa.Array:
-    """Return one column of SCHEMA for messages of a stretch, as an Arrow array.  Raises KeyError for an unknown
-    name.
+    """Return one column of SCHEMA for messages of a stretch, as an Arrow array.
+
+    Raises KeyError for an unknown name.
     """
     block, entry, own, at = messages.block, messages.entry, messages.own, messages.at
     count, kind = len(entry), SCHEMA.field(name).type

@@ -83,9 +83,7 @@ class _Reader:
             yield from self._batches(block)
 
     def _batches(self, block: Block) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a block: of single entries, then of batches, then of entries that are read one by
-        one.
-        """
+        """Yield the messages of a block: of single entries, of batches, then of entries that are read one by one."""
         if not len(block.rows):
             return
         words = words_at_each_byte(block.data)

@@ -346,8 +346,9 @@ def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
 
 
 class StreamReader(datasource.DataSourceStreamReader):
-    """Reader for streaming queries.  Offsets are the last confirmed position of each partition: {id:
-    "ledger:entry"}.
+    """Reader for streaming queries.
+
+    Offsets are the last confirmed position of each partition: {id: "ledger:entry"}.
     """
 
     def __init__(self, options: Options, schema: StructType):
@@ -382,8 +383,9 @@ def _offsets(offsets: dict[str, str]) -> dict[int, Position]:
 
 
 def _reading(options: Options, schema: StructType) -> _Reading:
-    """Return the parameters that a query's tasks share.  Raises BadOption if the schema has a column that is not
-    available.
+    """Return the parameters that a query's tasks share.
+
+    Raises BadOption if the schema has a column that is not available.
     """
     values = _values(options)
     known = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))

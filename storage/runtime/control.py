@@ -63,9 +63,7 @@ class Control:
 
     @property
     def has_kept(self) -> bool:
-        """Whether messages for `receive` were read from the socket already, so that polling the socket does not show
-        them.
-        """
+        """Whether messages for `receive` were read from the socket already, where polling does not show them."""
         return bool(self._kept)
 
     def answer(self) -> None:
@@ -94,8 +92,9 @@ def packed(what: Any) -> str:
 
 
 def unpacked(text: str) -> Any:
-    """Return options from a string that `packed` has made.  Only a process of the broker may have written the
-    string.
+    """Return options from a string that `packed` has made.
+
+    Only a process of the broker may have written the string.
     """
     return pickle.loads(bytes.fromhex(text))
 

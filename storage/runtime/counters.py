@@ -75,10 +75,10 @@ class Counters:
         self._cells[self._columns[name]] = value
 
     def process_began(self, pid: int, *, is_wanted: bool) -> None:
-        """Record the start of a process in its row, which keeps the times of the last three unplanned starts
-        (CLOCK_BOOTTIME).
+        """Record the start of a process in its row, which keeps the times of the last three unplanned starts.
 
-        is_wanted: its predecessor ended to make room for it, so the start does not count as a restart.
+        Times are of CLOCK_BOOTTIME. is_wanted: its predecessor ended to make room for it, so the start does not count
+        as a restart.
         """
         self.set("pid", pid)
         if is_wanted:

@@ -227,8 +227,9 @@ def _print(level: int, text: str, code: str, fields: dict[str, Any]) -> None:
 
 
 def _as_text(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
-    """Return a log line as text.  Control characters are replaced, so that text from clients cannot forge another
-    line.
+    """Return a log line as text.
+
+    Control characters are replaced, so that text from clients cannot forge another line.
     """
     return f"geminga: {text.translate(_CONTROL)}"
 
@@ -290,9 +291,7 @@ class _Journal:
             self._send_file(data)
 
     def _send_file(self, data: bytes) -> None:
-        """Send the datagram's content in a sealed memory file, which journald demands for a datagram that is too
-        large.
-        """
+        """Send the content of a datagram that is too large for journald in a sealed memory file."""
         fd = os.memfd_create("geminga-log", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
             os.write(fd, data)

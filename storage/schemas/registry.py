@@ -164,8 +164,9 @@ def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -
 
 
 def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tuple[int | None, bytes]:
-    """Return (schema version with the same meaning or None, hash of the meaning or NOT_HASHED).  Raises
-    InvalidSchema.
+    """Return (schema version with the same meaning or None, hash of the meaning or NOT_HASHED).
+
+    Raises InvalidSchema.
     """
     version = known(catalogue, topic, definition)
     if version is not None:

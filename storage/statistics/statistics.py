@@ -279,8 +279,9 @@ class Statistics(TopicWatcher):
                            self._sums(self._subscriptions, lines)])
 
     def _freshen(self) -> None:
-        """Compute the rows of some changed topics again.  A topic that changes meanwhile waits for the next
-        measurement.
+        """Compute the rows of some changed topics again.
+
+        A topic that changes meanwhile waits for the next measurement.
         """
         if not self._stale:
             self._gather()
@@ -342,10 +343,10 @@ _NO_SIZES: list[list[int]] = []
 
 
 def _sizes_of(index: Rows, groups: list[Group]) -> tuple[int, list[list[int]], bool]:
-    """Return the distribution of entry sizes: (common bucket or -1, counts by bucket for each group, whether there
-    are chunks).
+    """Return the distribution of a plan's entry sizes, and whether there are chunks.
 
-    index: the plan's index rows (n,).  The counts are empty if all sizes are in one bucket.
+    Returns (common bucket or -1, counts by bucket for each group, whether there are chunks). The counts are empty if
+    all sizes are in one bucket. index: the plan's index rows (n,).
     """
     sizes = index["size"]
     are_chunks = bool((index["flags"] & IS_CHUNK).any())

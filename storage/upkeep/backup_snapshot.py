@@ -33,9 +33,7 @@ class Recovered(Protocol):
 
     @property
     def unopened(self) -> dict[int, state_file.State]:
-        """States restored from the journal, by partition id, of partitions that have not been opened since the
-        start.
-        """
+        """States restored from the journal, by partition id, of partitions not opened since the start."""
 
 
 class BackupSnapshots:
@@ -75,9 +73,7 @@ class BackupSnapshots:
         return name, time.perf_counter() - began
 
     def _recovered(self) -> Iterator[tuple[int, Row]]:
-        """Yield (id, row of the cut) of partitions that recovery restored, and that have not been opened since the
-        start.
-        """
+        """Yield (id, row of the cut) of partitions that recovery restored, and that were not opened since."""
         for partition_id, state in self._recovery.unopened.items() if self._recovery else ():
             data = state_file.encode(partition_id, state)
             yield partition_id, ({"id": partition_id, "state": len(data)}, data)

@@ -142,9 +142,7 @@ class CompactedViews(Watcher):
         self._take_over(partition, number)
 
     def due(self) -> list[tuple[int, str]]:
-        """Return (id, topic) of open partitions whose entries behind the view's horizon exceed the compaction
-        threshold in bytes.
-        """
+        """Return (id, topic) of open partitions with more bytes behind the view's horizon than their threshold."""
         return [(partition.partition_id, str(partition.name)) for partition in self._owner.by_name.values()
                 if 0 < partition.policies.compaction_threshold < news(partition)]
 

@@ -137,9 +137,7 @@ class DelayedScheduler(Watcher):
     # -- saving
 
     def _prepare(self, now_ms: int) -> None:
-        """Choose the delayed indexes that have changed, and begin to flush them, as a snapshot refers to complete
-        files.
-        """
+        """Choose the delayed indexes that have changed, and begin to flush them before their snapshots are taken."""
         self._save_ms = now_ms + _SAVE_MS
         self._to_save = {partition: index for partition, index in self._all.items() if index.is_dirty}
         for partition, index in self._to_save.items():
@@ -147,8 +145,9 @@ class DelayedScheduler(Watcher):
             self._look(partition, index)
 
     def _save(self) -> None:
-        """Take snapshots of the chosen delayed indexes, and let the thread write them.  No index may have a flush in
-        progress.
+        """Take snapshots of the chosen delayed indexes, and let the thread write them.
+
+        No index may have a flush in progress.
         """
         snapshots = [persistence.take_snapshot(index) for index in self._to_save.values()]
         self._to_save = {}
@@ -157,9 +156,7 @@ class DelayedScheduler(Watcher):
         self._saving = self._thread.submit(_write, self._owner.data_dir, snapshots), snapshots
 
     def _collect(self) -> None:
-        """Finish the save that has ended: remove files that no snapshot needs, or mark the indexes as unsaved after
-        an error.
-        """
+        """Finish the save that has ended: remove unneeded files, or after an error mark the indexes as unsaved."""
         assert self._saving is not None, self
         (future, snapshots), self._saving = self._saving, None
         try:

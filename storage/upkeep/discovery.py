@@ -71,9 +71,7 @@ class Discovery:
         return created_ms is not None and now_ms - created_ms < self.grace_ms
 
     def tick(self, now_ms: int) -> Iterator[Partition]:
-        """Return the partitions that no longer need to keep ledgers for clients that discover topics; called once a
-        second.
-        """
+        """Return the partitions that need not keep ledgers for discovering clients any more; called once a second."""
         self._expected = {topic: at for topic, at in self._expected.items() if now_ms - at < _LOOKED_UP_MS}
         held, self._held = self._held, set()
         return (partition for partition in held if not self.holds(partition, now_ms))
