@@ -379,7 +379,8 @@ def test_a_wrong_byte_in_a_backup_is_found_and_its_file_named(one, tmp_path, suf
     shutil.copytree(one[0], copy)
     path = max((path for path in copy.rglob(f"*{suffix}")), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 16
+    used = [at for at, byte in enumerate(data) if byte]      # a restore leaves unused space out, which is zeros
+    data[used[len(used) // 3]] ^= 16
     path.write_bytes(data)
     status, printed, [complaint] = run("restore", copy, tmp_path / "data")
     assert (status, printed) == (1, "") and str(path) in complaint
