@@ -324,7 +324,7 @@ def _bits_before(bitmap: NDArray[np.uint8], end: int) -> int:
 
 
 def entries_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return all entries (m,) of runs (n, 2), each (first, end)."""
+    """Return the entry ids (m,) that runs (n, 2), each (first, end), contain."""
     firsts, ends = runs.T
     counts = ends - firsts
     return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))

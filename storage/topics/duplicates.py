@@ -31,7 +31,10 @@ Progresses = list[tuple[Partition, Producer, Progress]]      # how far producers
 
 
 def take_few(partition: Partition, sends: list[Send]) -> tuple[list[bool], Progresses]:
-    """(which of the SENDs are new, their producers' progress with these) on a partition that deduplicates."""
+    """Return (whether each SEND is new, [(partition, producer, its sequence ids behind these SENDs)]).
+
+    The partition must deduplicate.
+    """
     is_new: list[bool] = []
     by_producer: dict[Producer, Progress] = {}
     for _, _, _, row, producer in sends:
@@ -49,10 +52,11 @@ def take_few(partition: Partition, sends: list[Send]) -> tuple[list[bool], Progr
 
 
 def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None, Progresses]:
-    """(which rows (n,) are new, their producers' progress with these), on partitions that deduplicate.
+    """Return (mask (n,) of the rows that are new, [(partition, producer, its sequence ids behind these rows)]).
 
-    None instead of the array: no row is a duplicate.  Each producer's rows are one run, in order.  If all sequence ids
-    of a run rise, which is the rule, the last one is the progress.  Other runs are taken row by row.
+    The partitions must deduplicate.  None instead of the mask: no row is a duplicate.  Each producer's rows are one
+    run, in order.  If all sequence ids of a run rise, which is the rule, its last one is stored.  Other runs are taken
+    row by row.
     """
     order, handles, starts = _by_producer(rows["producer"])
     sequence_ids, highest, flags = (rows[name] if order is None else rows[name][order]

@@ -116,7 +116,7 @@ class Plan:
         return f"<Plan groups={len(self.groups)} buffers={len(self.data)} {counts}>"
 
     def record(self, ops: bytes) -> Record:
-        """The journal's record of the plan, with these ops and those that the producers' progress takes."""
+        """Return the journal's record of the plan, with these ops and the ops for producers' sequence ids."""
         ops += b"".join([partition.sequences.ops(partition.partition_id, producer.identity, progress)
                          for partition, producer, progress in self.progress])
         table = b"".join([
@@ -132,7 +132,7 @@ def sort(sends: Sends, producers: ByHandle) -> Batch:
 
 
 def apply(planned: Plan, now_ms: int) -> None:
-    """Write the entries and their index rows into the ledgers, and learn the producers' progress."""
+    """Write the entries and their index rows into the ledgers, and store the last sequence id of each producer."""
     for group in planned.groups:
         rows = _slice(planned.index, group.first, group.count)
         group.partition.append(group.pieces, rows, group.size, group.next_message)

@@ -131,6 +131,15 @@ def test_what_is_skipped_or_made_to_expire_does_not_come(life, kind):
     assert "backlog" not in life.account()
 
 
+def only_new_messages_come(life, rigs, consumer):
+    """Publish a delayed message, and assert that it alone is delivered, again after a crash."""
+    life.publish(new=3_000)
+    life.wait(5_000)
+    assert life.names_of(consumer) == ["new"]
+    life.move(rigs.crash(life.rig))
+    assert life.names_of(life.consumer()) == ["new"]
+
+
 @pytest.mark.parametrize("is_empty", [False, True])
 def test_a_topic_is_truncated_while_messages_wait(rigs, is_empty):
     life = Life(rigs(roll_over_entries=4))
@@ -140,11 +149,7 @@ def test_a_topic_is_truncated_while_messages_wait(rigs, is_empty):
     life.rig.asked("truncate", "t")
     if is_empty:
         consumer = life.consumer()
-    life.publish(new=3_000)
-    life.wait(5_000)
-    assert life.names_of(consumer) == ["new"]
-    life.move(rigs.crash(life.rig))
-    assert life.names_of(life.consumer()) == ["new"]
+    only_new_messages_come(life, rigs, consumer)
 
 
 def test_a_topic_is_deleted_while_messages_wait_and_made_again(rigs):
@@ -157,11 +162,7 @@ def test_a_topic_is_deleted_while_messages_wait_and_made_again(rigs):
     assert not list(folder.rglob("*"))
     life.move(life.rig)
     consumer = life.consumer()
-    life.publish(new=3_000)
-    life.wait(5_000)
-    assert life.names_of(consumer) == ["new"]
-    life.move(rigs.crash(life.rig))
-    assert life.names_of(life.consumer()) == ["new"]
+    only_new_messages_come(life, rigs, consumer)
 
 
 def test_a_subscription_is_deleted_while_messages_wait(life):
