@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import metadata
+from geminga.proto.compression import UNPACKED_MAX
 from geminga.proto.rows import words_at_each_byte
 
 TOGETHER_MIN = 4          # batches; fewer cost less in the library
 MESSAGE_MIN = 6           # bytes that a message takes at least: the sizes of its metadata and payload
-UNPACKED_MAX = 128 << 20  # bytes of the largest payload that the broker decompresses; consumers may read larger ones
 MESSAGES_MAX = UNPACKED_MAX // MESSAGE_MIN      # messages that an entry may claim to hold
 _PAYLOAD_SIZE = np.uint64(3 << 3)
 _SIZE_BITS, _BYTE, _EIGHT = map(np.uint64, (0xFFFFFFFF, 0xFF, 8))

@@ -1,15 +1,14 @@
-"""Compression of an entry's payload, as clients do it.  LZ4 is the bare block, SNAPPY the bare format."""
+"""Compression of an entry's payload, as clients do it.  LZ4 is the bare block, SNAPPY the bare format.
+
+Each codec's library is imported when the codec is used first, so that a command starts with those that it needs.
+"""
 import zlib
 from collections.abc import Callable
 
-import lz4.block
-import snappy
-import zstandard
-
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import varints
-from geminga.proto.batches import UNPACKED_MAX
 
+UNPACKED_MAX = 128 << 20  # bytes of the largest payload that the broker decompresses; consumers may read larger ones
 _CORRUPT = "cannot be decompressed"
 
 
@@ -28,8 +27,7 @@ def decompress(codec: int, stored: bytes | memoryview, size: int) -> bytes | mem
         raise CannotDecompress(f"claims {size} bytes before compression; the limit is {UNPACKED_MAX}")
     try:
         data = _DECOMPRESS[codec](stored, size)
-    except (lz4.block.LZ4BlockError, zstandard.ZstdError, snappy.UncompressError, zlib.error, ValueError, IndexError,
-            KeyError, MemoryError, OverflowError):
+    except (zlib.error, ValueError, IndexError, KeyError, MemoryError, OverflowError):
         raise CannotDecompress(_CORRUPT) from None
     if len(data) != size:
         raise CannotDecompress(_CORRUPT)
@@ -42,7 +40,11 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def _lz4(stored: bytes | memoryview, size: int) -> bytes:
-    return bytes(lz4.block.decompress(stored, uncompressed_size=size))
+    from lz4 import block
+    try:
+        return bytes(block.decompress(stored, uncompressed_size=size))
+    except block.LZ4BlockError:
+        raise CannotDecompress(_CORRUPT) from None
 
 
 def _zlib(stored: bytes | memoryview, size: int) -> bytes:
@@ -50,25 +52,40 @@ def _zlib(stored: bytes | memoryview, size: int) -> bytes:
 
 
 def _zstd(stored: bytes | memoryview, size: int) -> bytes:
-    with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
-        return reader.read(size + 1)
+    import zstandard
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
+            return reader.read(size + 1)
+    except zstandard.ZstdError:
+        raise CannotDecompress(_CORRUPT) from None
 
 
 def _snappy(stored: bytes | memoryview, size: int) -> bytes:
     if varints.decode(stored, 0)[0] != size:
         raise ValueError
-    return bytes(snappy.uncompress(bytes(stored)))
+    import snappy
+    try:
+        return bytes(snappy.uncompress(bytes(stored)))
+    except snappy.UncompressError:
+        raise CannotDecompress(_CORRUPT) from None
 
 
 def _compress_lz4(data: bytes) -> bytes:
-    return bytes(lz4.block.compress(data, store_size=False))
+    from lz4 import block
+    return bytes(block.compress(data, store_size=False))
 
 
 def _compress_zstd(data: bytes) -> bytes:
+    import zstandard
     return zstandard.ZstdCompressor().compress(data)
+
+
+def _compress_snappy(data: bytes) -> bytes:
+    import snappy
+    return bytes(snappy.compress(data))
 
 
 _DECOMPRESS: dict[int, Callable[[bytes | memoryview, int], bytes]] = {
     api.LZ4: _lz4, api.ZLIB: _zlib, api.ZSTD: _zstd, api.SNAPPY: _snappy}
 _COMPRESS: dict[int, Callable[[bytes], bytes]] = {
-    api.LZ4: _compress_lz4, api.ZLIB: zlib.compress, api.ZSTD: _compress_zstd, api.SNAPPY: snappy.compress}
+    api.LZ4: _compress_lz4, api.ZLIB: zlib.compress, api.ZSTD: _compress_zstd, api.SNAPPY: _compress_snappy}

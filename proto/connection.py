@@ -4,6 +4,7 @@
 
     Sends            a run of SENDs, as rows and the bytes of their entries
     Send             one SEND
+    ...InTransaction a run of SENDs in one transaction, or one SEND in a transaction
     EntryAcks        an ACK of many messages, as arrays
     SendRefused      a SEND that is answered with an error and changes nothing
     BaseCommand      any other command, as the protobuf library decodes it
@@ -41,6 +42,7 @@ TRANSITIONS: dict[str, dict[int, str]] = {
         T.SUBSCRIBE, T.FLOW, T.ACK, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.UNSUBSCRIBE, T.CLOSE_CONSUMER, T.SEEK,
         T.GET_LAST_MESSAGE_ID, T.CONSUMER_STATS,
         T.TC_CLIENT_CONNECT_REQUEST, T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.END_TXN,
+        T.END_TXN_ON_PARTITION, T.END_TXN_ON_SUBSCRIPTION,
     ), CONNECTED),
 }
 
@@ -73,6 +75,18 @@ class Send:
 
     row: Row
     entry: bytes
+
+
+class SendsInTransaction(Sends):
+    """A run of SENDs in one transaction, which is in their rows."""
+
+    __slots__ = ()
+
+
+class SendInTransaction(Send):
+    """One SEND in a transaction, which is in its row."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +165,17 @@ class Connection:
             self._singles = self._back_off
             return 0
         rows, entries, wrong = run
+        kind = SendsInTransaction if layout is not None and layout.is_in_transaction else Sends
         self._back_off = 0
         start = 0
         for refused in wrong.tolist():
             if refused > start:
-                self.events.append(Sends(rows[start:refused], entries[start:refused]))
+                self.events.append(kind(rows[start:refused], entries[start:refused]))
             producer_id, sequence_id = int(rows["producer_id"][refused]), int(rows["sequence_id"][refused])
             self.events.append(SendRefused(producer_id, sequence_id, api.ChecksumError, "Checksum failed"))
             start = refused + 1
         if start < len(rows):
-            self.events.append(Sends(rows[start:], entries[start:]))
+            self.events.append(kind(rows[start:], entries[start:]))
         return len(rows) * step
 
     def _read_frame(self, frame: bytes, command_end: int) -> bool:
@@ -203,18 +218,21 @@ class Connection:
         send = command.send
         if _SEND not in TRANSITIONS[self.state] or not send.IsInitialized():
             raise ProtocolError(f"SEND while {self.state}, or without a required field")
-        entry = sends.with_checksum(frame[command_end:])
+        entry = frame[command_end:]
+        if entry[:2] != frames.MAGIC_BYTES:      # of a client before protocol version 6
+            entry = frames.with_checksum(entry)
         try:
             row = sends.read_one(send, entry)
         except sends.BadChecksum:
             return self._refuse(send, api.ChecksumError, "Checksum failed")
-        except sends.TransactionsRefused:
-            return self._refuse(send, api.NotAllowedError, "Transactions are not enabled.")
+        except sends.UnknownTransaction as error:
+            # At any other error clients connect their producer again and send the message once more, for ever.
+            return self._refuse(send, api.NotAllowedError, f"There is no transaction {error}")
         if row[sends.MESSAGES] > 1 and (why := sends.refusal_of_count(entry, row[sends.MESSAGES])):
             return self._refuse(send, api.NotAllowedError, why)
-        self.events.append(Send(row, entry))
+        self.events.append((SendInTransaction if row[sends.FLAGS] & sends.IN_TRANSACTION else Send)(row, entry))
         if self._singles <= 1 and (self._layout is None or self._layout.total != len(frame) or self._back_off):
-            self._layout = sends.learn(frame, send, row)
+            self._layout = sends.learn(frame, row)
 
     def _refuse(self, send: api.CommandSend, code: ErrorCode, message: str) -> None:
         self.events.append(SendRefused(send.producer_id, send.sequence_id, code, message))

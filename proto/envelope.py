@@ -9,6 +9,8 @@
                        REPLIES      REPLY_ROW + frames       FORGET     FORGET_ROW
                        ENTRY_LISTS  ENTRY_LIST_ROW + LISTED_ENTRY rows, words
                        TRANSIENT    TRANSIENT_ROW + TRANSIENT_ENTRY rows, the entries' bytes
+    worker -> owner    SENDS_IN_TRANSACTIONS  as SENDS; rows with IN_TRANSACTION have its id in the field message_index
+    owner -> owner     TRANSACTIONS TRANSACTION_ROW
     admin -> owner     QUESTIONS    QUESTION_ROW + JSON
     owner -> admin     ANSWERS      QUESTION_ROW + JSON
 
@@ -27,7 +29,7 @@ from geminga.proto.sends import SEND_ROW
 
 Data: TypeAlias = bytes | memoryview
 
-SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS = 1, 2, 3, 4, 5
+SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS, SENDS_IN_TRANSACTIONS, TRANSACTIONS = 1, 2, 3, 4, 5, 6, 7
 RECEIPTS, RUNS, REPLIES, FORGET, ENTRY_LISTS, TRANSIENT, ANSWERS = 16, 17, 18, 19, 20, 21, 22
 
 # (cost of entries and commands that the owner has taken from the worker so far, number of sections).  The first is the
@@ -62,7 +64,7 @@ CONNECTION_GONE = 1
 CONNECTION_ALIVE = 2    # the client has answered a PROBE
 DISCOVERS = 3           # the client was told the topics of a namespace; the data is the namespace
 LOOKED_UP = 4           # the client asked for the first time where a topic is; the data is "request-id name"
-INTRODUCED = 5          # before a connection's first command to an owner: {"address", "version", "partial"} in JSON
+INTRODUCED = 5          # before a connection's first command to an owner, and on changes: JSON with "role", ...
 PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # the right to it was revoked: "id handle", handle 0 if unknown
 DAMAGED = 8             # the client could not read messages; the data is its CommandAck, which acknowledges them
 
@@ -116,6 +118,17 @@ TRANSIENT_ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "
 
 QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # an answer has its question's number
 
+TRANSACTION_ROW = np.dtype([
+    ("what", "<u4"),               # ADD and its like
+    ("subscription_id", "<u4"),    # ADD, ADDED: 0 for the right to publish
+    ("partition_id", "<u8"),
+    ("transaction", "<u8"),        # see names.transaction
+])
+# From a coordinator: ADD a partition or subscription to a transaction; COMMIT or ABORT it in a partition.
+# To a coordinator: these are done, durably; ASK how a transaction ended, or nothing if it is still open; MAY_PUBLISH
+# asks whether a SEND is to be stored.  The answer is ADD, ABORT or REFUSED.
+ADD, COMMIT, ABORT, ADDED, ENDED, ASK, MAY_PUBLISH, REFUSED = 1, 2, 3, 4, 5, 6, 7, 8
+
 RAW = b"\0"      # the first byte of an answer that is not JSON
 
 # A ledger that is to be unmapped; `view` as in ENTRY_LIST_ROW.
@@ -123,7 +136,8 @@ FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
         RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, ENTRY_LISTS: ENTRY_LIST_ROW,
-        TRANSIENT: TRANSIENT_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW}
+        TRANSIENT: TRANSIENT_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW,
+        SENDS_IN_TRANSACTIONS: SEND_ROW, TRANSACTIONS: TRANSACTION_ROW}
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}
 
 

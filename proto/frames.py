@@ -15,6 +15,7 @@ from geminga.proto import pulsar_api_pb2 as api
 SIZES = struct.Struct(">II")
 SIZE = struct.Struct(">I")
 MAGIC = 0x0E01                    # a checksum follows
+MAGIC_BYTES = MAGIC.to_bytes(2, "big")
 CHECKSUM_END = 6                  # bytes of magic and checksum, which the checksum does not cover
 NO_REQUEST = 0xFFFFFFFFFFFFFFFF   # request id of a command that the broker sends unasked
 FRAME_PADDING = 10 * 1024         # bytes by which a frame may exceed the largest message: command and metadata
@@ -23,6 +24,14 @@ FRAME_PADDING = 10 * 1024         # bytes by which a frame may exceed the larges
 def frame_size_max(message_size_max: int) -> int:
     """Return the largest `total` that is accepted."""
     return message_size_max + FRAME_PADDING
+
+
+def with_checksum(entry: bytes) -> bytes:
+    """Return the entry with magic and checksum, as it is stored; clients before protocol version 6 send neither."""
+    if entry[:2] == MAGIC_BYTES:
+        return entry
+    from crc32c import crc32c  # whose import takes a tenth of a command's start, and readers rarely need it
+    return b"".join((MAGIC_BYTES, SIZE.pack(crc32c(entry)), entry))
 
 
 def frame(command: api.BaseCommand) -> bytes:

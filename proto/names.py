@@ -122,3 +122,32 @@ def without_partition(text: str) -> str:
 
 def _invalid(text: str, why: str) -> Refusal:
     return Refusal(api.InvalidTopicName, f"Invalid topic name: {text[:_SHOWN_MAX]!r}: {why}")
+
+
+# -- ids of transactions
+
+# Clients ask for the partitions of this topic, each of which stands for a coordinator, and where they are.
+COORDINATORS = TopicName("persistent", "pulsar", "system", "transaction_coordinator_assign", -1)
+COORDINATOR_MAX = (1 << 7) - 1       # the highest number of a coordinator of transactions
+LEAST_BITS = 56
+LEAST_MAX = (1 << LEAST_BITS) - 1
+
+
+def transaction(most: int, least: int) -> int | None:
+    """Return the two numbers of a transaction's id as one of 63 bits, above 0; None if no coordinator gives it out.
+
+    The most bits are the coordinator's number, the least bits count up.
+    """
+    if most > COORDINATOR_MAX or not 0 < least <= LEAST_MAX:
+        return None
+    return most << LEAST_BITS | least
+
+
+def transaction_bits(transaction_id: int) -> tuple[int, int]:
+    """Return (most bits, least bits) of a transaction's id."""
+    return transaction_id >> LEAST_BITS, transaction_id & LEAST_MAX
+
+
+def transaction_text(transaction_id: int) -> str:
+    """Return a transaction's id as Pulsar writes it: (most,least)."""
+    return "({},{})".format(*transaction_bits(transaction_id))

@@ -123,11 +123,14 @@ def partitions_failed(request_id: int, code: ErrorCode, message: str) -> bytes:
     return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
 
 
-def lookup(request_id: int, url: str, url_tls: str = "") -> bytes:
-    """Return the answer that names the serving broker, which on one host is the one asked; empty URLs are left out."""
+def lookup(request_id: int, url: str, url_tls: str = "", *, stays: bool = False) -> bytes:
+    """Return the answer that names the serving broker, which on one host is the one asked; empty URLs are left out.
+
+    stays: the client connects to the address that it was configured with, and not to the URLs.
+    """
     answer = api.CommandLookupTopicResponse(
         request_id=request_id, brokerServiceUrl=url or None, brokerServiceUrlTls=url_tls or None,
-        response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=False)
+        response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=stays)
     return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
 
 
@@ -214,3 +217,60 @@ def watch_topic_update(watcher_id: int, new: list[str], deleted: list[str], topi
     update = api.CommandWatchTopicUpdate(
         watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash)
     return frame(api.BaseCommand(type=Type.WATCH_TOPIC_UPDATE, watchTopicUpdate=update))
+
+
+# -- transactions: clients find the coordinator of an answer by its most bits, so refusals have them too
+
+def transaction_coordinator_connected(request_id: int) -> bytes:
+    answer = api.CommandTcClientConnectResponse(request_id=request_id)
+    return frame(api.BaseCommand(type=Type.TC_CLIENT_CONNECT_RESPONSE, tcClientConnectResponse=answer))
+
+
+def new_transaction(request_id: int, most: int, least: int) -> bytes:
+    """Return NEW_TXN_RESPONSE.  most, least: the new transaction's id."""
+    answer = api.CommandNewTxnResponse(request_id=request_id, txnid_most_bits=most, txnid_least_bits=least)
+    return frame(api.BaseCommand(type=Type.NEW_TXN_RESPONSE, newTxnResponse=answer))
+
+
+def added_partition(request_id: int, most: int, least: int) -> bytes:
+    answer = api.CommandAddPartitionToTxnResponse(request_id=request_id, txnid_most_bits=most, txnid_least_bits=least)
+    return frame(api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN_RESPONSE, addPartitionToTxnResponse=answer))
+
+
+def added_subscription(request_id: int, most: int, least: int) -> bytes:
+    answer = api.CommandAddSubscriptionToTxnResponse(
+        request_id=request_id, txnid_most_bits=most, txnid_least_bits=least)
+    return frame(api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, addSubscriptionToTxnResponse=answer))
+
+
+def ended_transaction(request_id: int, most: int, least: int) -> bytes:
+    answer = api.CommandEndTxnResponse(request_id=request_id, txnid_most_bits=most, txnid_least_bits=least)
+    return frame(api.BaseCommand(type=Type.END_TXN_RESPONSE, endTxnResponse=answer))
+
+
+def transaction_refused(kind: int, request_id: int, code: ErrorCode, message: str, most: int = 0,
+                        least: int = 0) -> bytes:
+    """Return the response to a command about transactions, of the response's own type, with an error.
+
+    kind: the type of the refused command.  most, least: the transaction's id, as far as the command named it; a NEW_TXN
+    names the coordinator as the most bits.
+    """
+    response, field = _TRANSACTIONS[kind]
+    command = api.BaseCommand(type=response)
+    answer = getattr(command, field)
+    answer.request_id, answer.error, answer.message = request_id, code, message
+    if kind != Type.TC_CLIENT_CONNECT_REQUEST:
+        answer.txnid_most_bits, answer.txnid_least_bits = most, least
+    return frame(command)
+
+
+# Command -> its response, and the field of BaseCommand that has the response.
+_TRANSACTIONS: dict[int, tuple["api.BaseCommand.Type.ValueType", str]] = {
+    Type.TC_CLIENT_CONNECT_REQUEST: (Type.TC_CLIENT_CONNECT_RESPONSE, "tcClientConnectResponse"),
+    Type.NEW_TXN: (Type.NEW_TXN_RESPONSE, "newTxnResponse"),
+    Type.ADD_PARTITION_TO_TXN: (Type.ADD_PARTITION_TO_TXN_RESPONSE, "addPartitionToTxnResponse"),
+    Type.ADD_SUBSCRIPTION_TO_TXN: (Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, "addSubscriptionToTxnResponse"),
+    Type.END_TXN: (Type.END_TXN_RESPONSE, "endTxnResponse"),
+    Type.END_TXN_ON_PARTITION: (Type.END_TXN_ON_PARTITION_RESPONSE, "endTxnOnPartitionResponse"),
+    Type.END_TXN_ON_SUBSCRIPTION: (Type.END_TXN_ON_SUBSCRIPTION_RESPONSE, "endTxnOnSubscriptionResponse"),
+}

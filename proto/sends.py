@@ -19,11 +19,12 @@ from google.protobuf.message import DecodeError
 from mmh3 import mmh3_32_uintdigest
 from numpy.typing import NDArray
 
-from geminga.proto import checksums, varints
+from geminga.proto import checksums, names, varints
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.batches import MESSAGE_MIN, UNPACKED_MAX
+from geminga.proto.batches import MESSAGE_MIN
+from geminga.proto.compression import UNPACKED_MAX
 from geminga.proto.errors import ProtocolError
-from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE, SIZES
+from geminga.proto.frames import CHECKSUM_END, MAGIC_BYTES, SIZE, SIZES
 from geminga.proto.rows import Row, Rows, field_names, struct_of
 
 SEND_ROW = np.dtype([
@@ -50,7 +51,8 @@ SEND_ROW = np.dtype([
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
-PRODUCER_ID, MESSAGES = map(field_names(SEND_ROW).index, ("producer_id", "messages"))
+PRODUCER_ID, SEQUENCE_ID, MESSAGES, FLAGS = map(
+    field_names(SEND_ROW).index, ("producer_id", "sequence_id", "messages", "flags"))
 INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
 
 # Bits of `flags`, stored in the index as well.
@@ -59,31 +61,31 @@ IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
 IS_CHUNK = 4
 HAS_KEY = 8
 IS_LAST_CHUNK = 16
+IN_TRANSACTION = 64  # on the way to the owner, message_index has the transaction's id (names.transaction)
 CHUNK_ID = 8         # the lowest bit of the chunk's number, which goes up to CHUNK_ID_MAX
 CHUNK_ID_MAX = (1 << 24) - 1
 
 RUN_MIN = 32                   # frames; a shorter run costs less in the library
-_MAGIC = MAGIC.to_bytes(2, "big")
 
 
 class BadChecksum(Exception):
     """The entry's bytes are not the bytes that its producer sent."""
 
 
-class TransactionsRefused(Exception):
-    """The SEND belongs to a transaction."""
+class UnknownTransaction(Exception):
+    """The SEND names a transaction that no coordinator can have begun."""
 
 
 def read_one(command: api.CommandSend, entry: bytes) -> Row:
     """Return the row of one SEND, in the order of SEND_ROW's fields, with 0 in fields that are filled in later.
 
-    The entry begins with its checksum.  Raises BadChecksum, TransactionsRefused, and ProtocolError when it cannot be
+    The entry begins with its checksum.  Raises BadChecksum, UnknownTransaction, and ProtocolError when it cannot be
     read.
     """
     metadata, checksum = _metadata(entry)
+    flags, transaction = KEPT_CHECKSUM, 0
     if command.txnid_most_bits or command.txnid_least_bits:
-        raise TransactionsRefused
-    flags = KEPT_CHECKSUM
+        flags, transaction = KEPT_CHECKSUM | IN_TRANSACTION, _transaction(command)
     if metadata.HasField("num_messages_in_batch"):
         flags |= IS_BATCH
     if command.is_chunk:
@@ -96,8 +98,16 @@ def read_one(command: api.CommandSend, entry: bytes) -> Row:
     key_hash = 0 if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
     messages = max(1, metadata.num_messages_in_batch)
     return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, 0,
-            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0,
+            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, transaction,
             len(entry), messages, key_hash, flags, checksum, 0)
+
+
+def _transaction(command: api.CommandSend) -> int:
+    """Return the id of the transaction that a SEND names, as one number.  Raises UnknownTransaction."""
+    transaction = names.transaction(command.txnid_most_bits, command.txnid_least_bits)
+    if transaction is None:
+        raise UnknownTransaction(f"({command.txnid_most_bits},{command.txnid_least_bits})")
+    return transaction
 
 
 def refusal_of_count(entry: bytes, messages: int) -> str:
@@ -123,19 +133,29 @@ def is_encrypted(entry: memoryview) -> bool:
     return len(api.MessageMetadata.FromString(bytes(entry[at:at + size])).encryption_keys) > 0
 
 
-def is_chunk(entry: bytes) -> bool:
-    """Tell whether the entry's metadata make it a chunk of a message.  Raises BadChecksum, ProtocolError."""
-    return _metadata(entry)[0].num_chunks_from_msg > 1
+def key_of(entry: bytes) -> bytes | None:
+    """Return the key by which Key_Shared chooses an entry's consumer, None without one.
+
+    Raises BadChecksum, ProtocolError.
+    """
+    return _key(_metadata(entry)[0])
 
 
-def with_checksum(entry: bytes) -> bytes:
-    """Return the entry with magic and checksum, as it is stored; clients before protocol version 6 send neither."""
-    return entry if _has_checksum(entry, 0) else _MAGIC + SIZE.pack(crc32c(entry)) + entry
+def command_of(entry: bytes) -> api.CommandSend:
+    """Return the SEND of an entry as far as the entry's metadata tell it: whether it is a chunk, and its transaction.
+
+    Raises BadChecksum, ProtocolError.
+    """
+    metadata, _ = _metadata(entry)
+    command = api.CommandSend(is_chunk=metadata.num_chunks_from_msg > 1)
+    if names.transaction(metadata.txnid_most_bits, metadata.txnid_least_bits) is not None:
+        command.txnid_most_bits, command.txnid_least_bits = metadata.txnid_most_bits, metadata.txnid_least_bits
+    return command
 
 
 def _has_checksum(data: bytes, at: int) -> bool:
     """Return True if the entry at `at` begins with magic and checksum."""
-    return data[at:at + 2] == _MAGIC
+    return data[at:at + 2] == MAGIC_BYTES
 
 
 def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int]:
@@ -199,6 +219,7 @@ class Layout:
     reach: int                                      # bytes from a frame's start that reading it touches
     row: Rows                                       # (1,) SEND_ROW: the frame's row, for fields that do not differ
     key: tuple[int, int] | None                     # where the key begins and ends, when it may differ
+    is_in_transaction: bool
 
     def read(self, buffer: NDArray[np.uint8], at: int,
              end: int) -> tuple[Rows, NDArray[np.uint8], NDArray[np.intp]] | None:
@@ -235,14 +256,14 @@ _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 
 
-def learn(frame: bytes, command: api.CommandSend, row: Row) -> Layout | None:
+def learn(frame: bytes, row: Row) -> Layout | None:
     """Derive the layout of frames that resemble this one, which `read_one` has read as `row`.
 
-    Return None if the frame has a form that clients do not use.
+    All frames of one layout are in the same transaction, or in none.  Return None if the frame has a form that clients
+    do not use.
     """
     total, command_end = len(frame), 8 + SIZES.unpack_from(frame, 0)[1]
-    is_in_transaction = command.HasField("txnid_least_bits") or command.HasField("txnid_most_bits")
-    if not _has_checksum(frame, command_end) or is_in_transaction:
+    if not _has_checksum(frame, command_end):
         return None
     metadata_at = command_end + CHECKSUM_END + 4
     head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
@@ -267,7 +288,8 @@ def learn(frame: bytes, command: api.CommandSend, row: Row) -> Layout | None:
         tight[at:stop] = 128      # the value of a varint may differ, its length may not
     if (key := _loose_key(metadata)) is not None:
         tight[key[0]:key[1]] = 0
-    return Layout(total, command_end, head_size, template, tight, columns, reach, np.array([row], SEND_ROW), key)
+    return Layout(total, command_end, head_size, template, tight, columns, reach, np.array([row], SEND_ROW), key,
+                  bool(row[FLAGS] & IN_TRANSACTION))
 
 
 def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:

@@ -4,17 +4,22 @@ A varint of n bytes holds 7n bits, lowest first; the top bit of every byte but t
 take the same number of bytes.  Shorter values are padded with continuation bytes that hold no bits (5 in two bytes is
 85 00), and every protobuf decoder reads the same number.
 """
-import numpy as np
-from numpy.typing import NDArray
+# Numpy is imported for types only: commands that read and write single varints start sooner without it.
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 WORD_MAX = 8                                  # bytes of the longest varint that one 8-byte load reads
-_SEVENS = [np.uint64(0x7F7F7F7F7F7F7F7F >> 8 * (WORD_MAX - size)) for size in range(WORD_MAX + 1)]
+# Constants take the type of the array that they meet, so they are of any type for the type checker.
+_SEVENS: list[Any] = [0x7F7F7F7F7F7F7F7F >> 8 * (WORD_MAX - size) for size in range(WORD_MAX + 1)]
 # Top bits of all bytes but the last.
-_MORES = [np.uint64(0x80808080808080 >> 8 * (WORD_MAX - max(size, 1))) for size in range(WORD_MAX + 1)]
+_MORES: list[Any] = [0x80808080808080 >> 8 * (WORD_MAX - max(size, 1)) for size in range(WORD_MAX + 1)]
 # Steps that join 7 bits of each byte of a word: (shift, bits that stay, bits that are shifted).
-_JOINS = [(np.uint64(shift), np.uint64(low), np.uint64(high)) for shift, low, high in (
+_JOINS: list[tuple[Any, Any, Any]] = [
     (1, 0x007F007F007F007F, 0x7F007F007F007F00), (2, 0x00003FFF00003FFF, 0x3FFF00003FFF0000),
-    (4, 0x0FFFFFFF, 0x0FFFFFFF00000000))]
+    (4, 0x0FFFFFFF, 0x0FFFFFFF00000000)]
 _LAST = [bytes((value,)) for value in range(128)]
 _MORE = [bytes((value | 128,)) for value in range(128)]
 
@@ -50,26 +55,27 @@ def length(value: int) -> int:
     return max(1, (value.bit_length() + 6) // 7)
 
 
-def stamp(block: NDArray[np.uint8], column: int, values: NDArray[np.unsignedinteger], size: int) -> None:
+def stamp(block: "NDArray[np.uint8]", column: int, values: "NDArray[np.unsignedinteger]", size: int) -> None:
     """Write values (n,) as varints of `size` bytes into block[:, column : column + size]."""
     for byte in range(size):
-        part = (values >> np.uint64(7 * byte)).astype(np.uint8)
+        part = (values >> 7 * byte).astype("u1")
         block[:, column + byte] = (part & 127 if byte == size - 1 else part | 128)
 
 
-def to_words(values: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+def to_words(values: "NDArray[np.uint64]", size: int) -> "NDArray[np.uint64]":
     """Return words (n,) that begin with the values (n,) as varints of `size` bytes (at most 8), and end with zeros."""
     for shift, low, high in reversed(_JOINS):
         values = (values & low) | (values << shift) & high
-    return values | _MORES[size]
+    words: NDArray[np.uint64] = values | _MORES[size]
+    return words
 
 
-def read_words(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+def read_words(words: "NDArray[np.uint64]", size: int) -> "NDArray[np.uint64]":
     """Return the values (n,) of the varints of `size` bytes (at most 8) that words (n,) begin with."""
     return join_sevens(words & _SEVENS[size], size)
 
 
-def join_sevens(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+def join_sevens(words: "NDArray[np.uint64]", size: int) -> "NDArray[np.uint64]":
     """Return the numbers (n,) whose 7-bit digits are the first `size` bytes of words (n,); all other bits are 0.
 
     Neighbours are joined: eight times 7 bits become four times 14, then two times 28, then 56.

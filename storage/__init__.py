@@ -15,6 +15,7 @@ Start with `owner/` (a pass), then `topics/` (one partition), `ledgers/` and `cu
     topics/        partitions, subscriptions, producers: publish and acknowledge
     dispatch/      one dispatcher for each subscription type
     statistics/    counters of topics and their clients, as rates
+    transactions/  coordinators of transactions, and their part in partitions
     commands/      PRODUCER, SUBSCRIBE, SEEK and the other commands that change a partition
     enforcement/   what policies demand: quotas, time to live, retention, rates
     upkeep/        what an owner does by itself: disk space, memory, compacted views, backups

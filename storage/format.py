@@ -15,10 +15,11 @@
                                             (index_repair.py).  *.new: an index that is being rewritten
     <data>/partitions/<id>/state            all other durable data of the partition, as of a checkpoint, in two
                                             copies: STATE_HEADER, then CURSOR_ROWs, PART_ROWs, ARRAY_ROWs,
-                                            SEQUENCE_ROWs, and the arrays' bytes
+                                            SEQUENCE_ROWs, the arrays' bytes, and TYPE_ROWs
     <data>/partitions/<id>/compacted/<n>/   the n-th compacted view: its manifest `view` (compacted_ledgers.py), and for
                                             each ledger with kept entries <ledger>.ledger and .index as above, with a
                                             COMPACTED_ROW per kept entry, ascending.  *.new: a view in progress
+    <data>/transactions/<n>/table           transactions of coordinator n, as of a checkpoint (transaction_table.py)
     <data>/partitions/<id>/delayed/         the delayed index (index.py); can be rebuilt from ledgers' indexes:
         <start>-<width>.window              WINDOW_BLOCKs, each with its WINDOW_ROWs: times in [start, start + width) ms
         schedule                            as of the last save: SCHEDULE_HEADER, WINDOW_FILE_ROWs, WAITING_ROWs, the
@@ -44,12 +45,15 @@ what each version added.
       - compacted views; a program that does not know them does not read them
       - `delayed`; a program that does not know it finds the same times in the indexes
       - freed rows; a program that does not know them repairs them, and reports discarded entries as lost
+      - TYPE_CHANGED and TYPE_ROWs; a program that does not know them skips both, and writes states without types
 
 FOLDER_VERSION is the version of the whole folder, and keeps older programs away from it.  Raise it whenever a released
 program must not write to a folder of this program: because of a VERSION here, in layout.py or in compacted_ledgers.py,
 or because of a new file.  Then put a folder of the new version into tests/storage/formats (make.py), and document here
 what it added.
     Version 1: the first one.  Folders without a number are older, and are upgraded.
+    Version 2: transactions.  Older programs would deliver messages that are not committed, and forget pending
+        acknowledgements.
 """
 import struct
 from pathlib import Path
@@ -62,7 +66,7 @@ from numpy.typing import NDArray
 from geminga.proto.rows import Rows, as_words, struct_of
 
 VERSION = 2
-FOLDER_VERSION = 1
+FOLDER_VERSION = 2
 LEDGER_MAGIC, INDEX_MAGIC, SEGMENT_MAGIC, STATE_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMJOURN", b"GEMSTATE"
 SCHEDULE_MAGIC = b"GEMSCHED"
 RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the last byte of WINDOW_MAGIC is a version
@@ -119,7 +123,8 @@ STATE_HEADER = np.dtype([
     ("is_uncounted", "<u4"),         # 1: read from format version 1, which had no totals
     ("sequences", "<u4"),            # rows
     ("delays", "<u4"),               # UNKNOWN, NONE_DELAYED or SCHEDULED
-    ("reserved", "V8"),
+    ("types", "<u4"),                # rows; older programs wrote 0
+    ("transactions", "<u4"),         # ops; older programs wrote 0
 ])
 UNKNOWN, NONE_DELAYED, SCHEDULED = 0, 1, 2      # whether the partition ever had delayed entries; older programs wrote 0
 
@@ -149,6 +154,11 @@ SEQUENCE_ROW = np.dtype([            # progress of producers, for deduplication
     ("sequence_id", "<i8"),          # sequence id of a message whose chunks are being stored
     ("next_chunk", "<u4"),           # 0: no such message
     ("crc32c", "<u4"),               # of the first chunk
+])
+TYPE_ROW = np.dtype([                # subscriptions that have had consumers
+    ("subscription_id", "<u8"),
+    ("type", "<u4"),                 # CommandSubscribe.SubType
+    ("unused", "<u4"),
 ])
 
 ACKS = 1                   # a bit per entry, 1 = acknowledged, beyond the mark-delete position
@@ -227,6 +237,15 @@ SOURCE = np.dtype("<u4")             # per row: offset of its entry in the recor
 #   CHUNKED               | kind   next_chunk    crc32c           partition_id  producer_a   sequence_id  producer_b
 #   SEQUENCES_FORGOTTEN   | kind   .             .                partition_id  .            .            .
 #   PARTITION_DELETED, DELAYED: as SEQUENCES_FORGOTTEN
+#   COORDINATED           | kind   state         role             .             opened_ms    lifetime_ms  transaction
+#   ADDED_TO_TRANSACTION  | kind   .             subscription_id  partition_id  .            .            transaction
+#   TRANSACTION_ENTRIES   | kind   .             more_entries     partition_id  ledger_id    first_entry  transaction
+#   TRANSACTION_SEQUENCE  | kind   .             .                partition_id  producer_a   sequence_id  transaction
+#   TRANSACTION_ACKS      | kind   .             subscription_id  partition_id  ledger_id    first, more  transaction
+#   TRANSACTION_ACK_UP_TO | kind   .             subscription_id  partition_id  ledger_id    entry_id     transaction
+#   TRANSACTION_ACK_PART  | kind   word_number   subscription_id  partition_id  ledger_id    entry, word  transaction
+#   TRANSACTION_ENDED     | kind   .             .                partition_id  .            .            transaction
+#   TYPE_CHANGED          | kind   type          subscription_id  partition_id  .            .            .
 #
 # numpy has no integers of three bytes.  So the field of such a number holds the kind too, and is named after both;
 # `numbers_of` gives the number.  journal_ops.py makes ops.
@@ -248,6 +267,15 @@ CHUNKED = 12               # a chunked message: its next chunk (0: it is complet
 SEQUENCES_FORGOTTEN = 13   # of all producers
 PARTITION_DELETED = 14     # its id is never used again
 DELAYED = 15               # the partition has a delayed index from now on
+TYPE_CHANGED = 16          # the subscription's consumers are of this CommandSubscribe.SubType
+COORDINATED = 17           # a transaction of this owner's coordinators has this state from now on
+ADDED_TO_TRANSACTION = 18  # ... may publish to this partition, or acknowledge on this subscription of it (0: none)
+TRANSACTION_ENTRIES = 19   # entries that an open transaction published: first_entry, and more_entries behind it
+TRANSACTION_SEQUENCE = 20  # a producer's sequence id before its first message in a transaction, and that of its last
+TRANSACTION_ACKS = 21      # entries that an open transaction acknowledges: first_entry, and more_entries behind it
+TRANSACTION_ACK_UP_TO = 22 # ... all entries up to this position
+TRANSACTION_ACK_PART = 23  # ... 32 messages of a batch, a bit each, 1 = acknowledged by the transaction
+TRANSACTION_ENDED = 24     # everything of the transaction is applied, or undone, in this partition
 
 LEDGER_OPENED_OP = np.dtype([
     ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
@@ -286,14 +314,49 @@ CHUNKED_OP = np.dtype([
     ("sequence_id", "<i8"), ("producer_b", "<i8")])
 SUBSCRIPTION_OP = np.dtype([         # SUBSCRIPTION_DELETED
     ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V24")])
+TYPE_CHANGED_OP = np.dtype([
+    ("kind_and_type", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V24")])
 PARTITION_OP = np.dtype([            # SEQUENCES_FORGOTTEN, PARTITION_DELETED, DELAYED
     ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("unused2", "V24")])
+COORDINATED_OP = np.dtype([
+    ("kind_and_state", "<u4"),       # transactions/transaction_table.py has the states
+    ("role", "<u4"),                 # CRC32-C of the role that opened it
+    ("partition_id", "<u8"),         # 0
+    ("opened_ms", "<i8"),
+    ("lifetime_ms", "<i8"),          # ... allowed; of an ended one, that which it had
+    ("transaction", "<u8")])
+ADDED_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V16"), ("transaction", "<u8")])
+TRANSACTION_ENTRIES_OP = np.dtype([
+    ("kind", "<u4"), ("more_entries", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("first_entry", "<i8"),
+    ("transaction", "<u8")])
+TRANSACTION_SEQUENCE_OP = np.dtype([
+    ("kind_and_place", "<u4"),       # 0: before the transaction, 1: its last
+    ("unused", "V4"), ("partition_id", "<u8"),
+    ("producer_a", "<i8"),           # the first half of producer_sequences.identity
+    ("sequence_id", "<i8"), ("transaction", "<u8")])
+TRANSACTION_ACKS_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
+    ("first_entry", "<u4"), ("more_entries", "<u4"), ("transaction", "<u8")])
+TRANSACTION_ACK_UP_TO_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("entry_id", "<i8"),
+    ("transaction", "<u8")])
+TRANSACTION_ACK_PART_OP = np.dtype([
+    ("kind_and_word_number", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
+    ("entry_id", "<u4"), ("word", "<u4"), ("transaction", "<u8")])
+TRANSACTION_ENDED_OP = np.dtype([
+    ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("unused2", "V16"), ("transaction", "<u8")])
+
 OPS = {
     LEDGER_OPENED: LEDGER_OPENED_OP, LEDGER_DELETED: LEDGER_DELETED_OP, MARK_DELETE: MARK_DELETE_OP,
     ACKNOWLEDGED: ACKNOWLEDGED_OP, CURSOR_RESET: CURSOR_RESET_OP, SUBSCRIPTION_DELETED: SUBSCRIPTION_OP,
     PART_ACKNOWLEDGED: PART_ACKNOWLEDGED_OP, REDELIVERED: COUNTED_OP, DIED: COUNTED_OP, TOTAL: TOTAL_OP,
     PRODUCED: PRODUCED_OP, CHUNKED: CHUNKED_OP, SEQUENCES_FORGOTTEN: PARTITION_OP, PARTITION_DELETED: PARTITION_OP,
-    DELAYED: PARTITION_OP,
+    DELAYED: PARTITION_OP, TYPE_CHANGED: TYPE_CHANGED_OP,
+    COORDINATED: COORDINATED_OP, ADDED_TO_TRANSACTION: ADDED_OP, TRANSACTION_ENTRIES: TRANSACTION_ENTRIES_OP,
+    TRANSACTION_SEQUENCE: TRANSACTION_SEQUENCE_OP, TRANSACTION_ACKS: TRANSACTION_ACKS_OP,
+    TRANSACTION_ACK_UP_TO: TRANSACTION_ACK_UP_TO_OP, TRANSACTION_ACK_PART: TRANSACTION_ACK_PART_OP,
+    TRANSACTION_ENDED: TRANSACTION_ENDED_OP,
 }
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER,

@@ -42,6 +42,10 @@ class StorageOptions:
     key_shared_enabled: bool = True           # Key_Shared subscriptions may be used
     key_shared_consistent_hashing: bool = True       # by a ring of hashes; False: the largest range is split
 
+    # -- transactions: [transactions] of the configuration
+    transactions: bool = True                 # transactions may be begun and used
+    max_active_transactions: int = 0          # of each coordinator, which an owner is; above it, none is begun
+
     # -- defaults of policies, where a namespace or topic has none of its own
     retention_s: int = 0                      # acknowledged ledgers are kept so long; -1: for ever; 0: they are deleted
     retention_bytes: int = 0                  # ... while their partition is no larger; -1: no limit; 0: they go at once
@@ -92,5 +96,7 @@ class StorageOptions:
     dispatch_limits_without_backlog: bool = True     # dispatch rates also hold for subscriptions that keep up
     deduplication_names_max: int = 10_000     # producers that a partition remembers; the longest inactive are forgotten
     deduplication_inactivity_s: int = 6 * 3600       # a producer that is not connected is forgotten after so long
+    max_tenants: int = 0                      # those that the broker makes itself count too
+    max_namespaces_per_tenant: int = 0
     stats_window_s: int = 60                  # rates in statistics are averages over the last complete window
     keep_alive_interval_ms: int = 30_000      # clients are asked for a sign of life; owners derive their waits from it

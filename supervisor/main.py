@@ -2,61 +2,116 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 
-from geminga.supervisor.pulsar_client import credentials
+from geminga.supervisor.cli.grammar import Group
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
-# Command: its module in geminga.supervisor.cli.  Only the module of the command that runs is imported.
-_MODULES = {
-    "admin": "admin.commands",
-    "backup": "backup",
-    "config": "configuration",
-    "debug": "debug",
-    "definitions": "definitions",
-    "drain": "configuration",
-    "export": "moving",
-    "import": "moving",
-    "ledger": "ledger",
-    "log": "operations",
-    "nightly": "nightly",
-    "reload": "configuration",
-    "restore": "backup",
-    "status": "operations",
-    "tune": "operations",
-    "upgrade": "upgrade",
-    "verify": "verify",
+# Heading in the list of commands: each command, with its module in geminga.supervisor.cli ("": this file) and the first
+# sentence of its help.  The list needs no module of a command, and a command only its own.
+_SECTIONS = {
+    "Messages": {
+        "produce": ("messages.produce", "Publish messages to a topic."),
+        "consume": ("messages.consume", "Print the messages of topics, or of a subscription."),
+        "search": ("messages.search", "Find messages by key, property, text, time or sequence id."),
+        "redrive": ("messages.redrive", "Send dead letters back to their topics, once each."),
+        "bench": ("messages.bench", "Put a load on a broker, and print rates and latencies."),
+        "import": ("moving", "Copy topics from a running Pulsar to this broker."),
+        "export": ("moving", "Copy topics from this broker to a running Pulsar."),
+    },
+    "Look": {
+        "status": ("operations", "Show the state of a broker: load, disk, alarms."),
+        "top": ("views.top", "Watch a broker on a live screen."),
+        "topics": ("views.tables", "Show topics: rates, backlog, clients, storage."),
+        "subscriptions": ("views.tables", "Show subscriptions: backlog, its age, consumers, rates."),
+        "clients": ("views.tables", "Show connected clients, or close a connection."),
+        "transactions": ("views.tables", "Show open transactions, or abort some."),
+        "why": ("views.why", "Tell why consumers get no more messages, and what to do."),
+        "log": ("operations", "Show or change the level of a broker's log."),
+        "debug": ("debug", "Collect facts about a broker, to find a fault."),
+    },
+    "Operate": {
+        "serve": ("", "Run the broker in the foreground."),
+        "reload": ("configuration", "Have a broker take over its changed configuration."),
+        "drain": ("configuration", "Have a broker stop once its consumers are done."),
+        "config": ("configuration", "Check or show a configuration."),
+        "tune": ("operations", "Check settings of this host that bound a broker."),
+        "admin": ("admin.commands", "Administer a broker, with the verbs of pulsar-admin."),
+        "definitions": ("definitions", "Export and import all definitions as JSON."),
+    },
+    "Access": {
+        "context": ("access.contexts", "Name brokers, and choose the one that commands talk to."),
+        "secure": ("access.secure", "Set up TLS, tokens and authorization in one step."),
+        "completion": ("", "Print a script with which a shell completes this command."),
+    },
+    "Data folder": {
+        "backup": ("folder.backup", "Copy a broker's data folder as it is at one moment."),
+        "restore": ("folder.backup", "Copy a backup into a new or empty data folder."),
+        "verify": ("folder.verify", "Look for damage in a data folder."),
+        "ledger": ("folder.ledger", "Look into the files of a data folder."),
+        "nightly": ("folder.nightly", "Compact topics and give back disk space."),
+        "upgrade": ("folder.upgrade", "Tell how an upgrade would change a data folder."),
+    },
 }
+_MODULES = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
 _NAMES = {"admin": "command", "import": "bring"}      # names in the module, where they differ from the command's
+_SHOWN_MAX = 100      # characters of a wrong name
 _SHELLS = ("bash", "zsh", "fish")
 
 
-class _Command(click.Group):
+class _Command(Group):
     """The click group of all commands.  Each command is imported when it runs, and returns its exit status."""
 
+    aliases: Mapping[str, str] = {"publish": "produce", "read": "consume"}
+
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in _MODULES:
+        name = self.aliases.get(name, name)
+        if not _MODULES.get(name):
             return super().get_command(context, name)
         module = importlib.import_module(f"geminga.supervisor.cli.{_MODULES[name]}")
         command = getattr(module, _NAMES.get(name, name))
         return command if isinstance(command, click.Command) else command()
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), *_MODULES])
+        return list(_MODULES)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a list of commands for each section, with their other names."""
+        names = {name: ", ".join([name, *(other for other, means in self.aliases.items() if means == name)])
+                 for name in _MODULES}
+        width = max(map(len, names.values()))
+        for section, commands in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(names[name].ljust(width), summary) for name, (_, summary) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+        commands = [CompletionItem(name, help=summary) for section in _SECTIONS.values()
+                    for name, (_, summary) in section.items() if name.startswith(incomplete)]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)      # of options, as of every command
 
     def invoke(self, context: click.Context) -> None:
-        context.exit(super().invoke(context) or 0)
+        try:
+            status = super().invoke(context) or 0
+            if sys.stdout is not None:      # a command that saw its reader end has closed it
+                sys.stdout.flush()
+        except BrokenPipeError:      # the reader of the output, such as head(1), has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)      # else the exit would flush what is left, and fail again
+            status = 0
+        context.exit(status)
 
 
 def main(arguments: list[str] | None = None) -> int | str | None:
     """Run the `geminga` command; return a value for sys.exit (2: bad configuration or arguments)."""
     umask = os.umask(0o077)      # files that a command makes are its user's alone, with any umask
     try:
-        file = os.environ.get("PULSAR_CLIENT_CONF")
-        geminga.main(arguments, prog_name="geminga", default_map=credentials.defaults(file) if file else None)
+        geminga.main(arguments, prog_name="geminga")
     except SystemExit as end:
         return end.code
     except Exception as error:
@@ -65,6 +120,9 @@ def main(arguments: list[str] | None = None) -> int | str | None:
             from geminga.storage.errors import text_of
             print(f"geminga: {text_of(error)}", file=sys.stderr)
             return 1
+        if isinstance(error, UnicodeEncodeError) and (wrong := _not_text(arguments or sys.argv[1:])):
+            print(f"geminga: {wrong[:_SHOWN_MAX]!r} is not UTF-8", file=sys.stderr)
+            return 2
         if status is None:
             raise
         print(f"geminga: {error}", file=sys.stderr)
@@ -73,19 +131,48 @@ def main(arguments: list[str] | None = None) -> int | str | None:
         os.umask(umask)
 
 
-@click.group(cls=_Command)
+def _not_text(words: list[str]) -> str | None:
+    """Return the first argument whose bytes are not UTF-8."""
+    return next((word for word in words if any("\ud800" <= sign <= "\udfff" for sign in word)), None)
+
+
+def _show_version(context: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        from importlib.metadata import version
+        print(f"geminga {version('geminga')}")
+        context.exit()
+
+
+def _keep_context(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from geminga.supervisor.pulsar_client import target
+        target.keep_context(context, parameter, value)
+
+
+def _complete_context(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    from geminga.supervisor.pulsar_client import target
+    return target.complete_context(context, parameter, typed)
+
+
+@click.group(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+              help="Show the version and exit.")
+@click.option("--context", metavar="NAME", expose_value=False, callback=_keep_context, shell_complete=_complete_context,
+              help="The broker of this name: see geminga context.")
 def geminga() -> None:
     """A message broker for one host that Apache Pulsar clients talk to."""
 
 
-@geminga.command()
-@click.option("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
-@click.option("--data-dir", metavar="DIR", help="where everything is kept (default: ./data)")
-@click.option("--bind", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-@click.option("--port", help="of the binary protocol (default: 6650; 0 takes a free one)")
-@click.option("--http-port", help="of HTTP (default: 8080; 0 takes a free one)")
-@click.option("--workers", help="network processes (default: one per core)")
-@click.option("--owners", help="storage processes (default: one per core)")
+@geminga.command(epilog="Exit status: 0 stopped as asked; 1 the broker failed; 2 wrong usage, or a configuration or "
+                        "data folder that cannot be used.")
+@click.option("--config", metavar="FILE",
+              help="The broker's configuration: TOML, or Pulsar's broker.conf or standalone.conf.")
+@click.option("--data-dir", metavar="DIR", show_default="./data", help="The broker's data folder.")
+@click.option("--bind", metavar="ADDRESS", show_default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", metavar="PORT", show_default="6650", help="Port of the binary protocol; 0 takes a free one.")
+@click.option("--http-port", metavar="PORT", show_default="8080", help="Port of HTTP; 0 takes a free one.")
+@click.option("--workers", metavar="N", show_default="one per core", help="Network processes.")
+@click.option("--owners", metavar="N", show_default="one per core", help="Storage processes.")
 def serve(config: str | None, **options: str | None) -> int:
     """Run the broker in the foreground."""
     from geminga.supervisor.configuration import config as configuration
@@ -103,107 +190,11 @@ def serve(config: str | None, **options: str | None) -> int:
     return broker.serve(loaded, notes, load)
 
 
-@geminga.command()
-@click.argument("topic")
-@click.argument("messages", nargs=-1, required=True)
-@click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
-@credentials.options
-def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
-    """Publish messages to a topic."""
-    from geminga.supervisor.pulsar_client import client
-
-    async def published() -> int:
-        given = credentials.of(**who)
-        payloads = [os.fsencode(text) for text in messages]      # the bytes that the shell gave, UTF-8 or not
-        for message_id in await client.publish(url, topic, payloads, given.method, given.data, given.context_for(url)):
-            print("published {}:{}".format(*message_id))
-        return 0
-
-    return _run(url, published)
-
-
-def _run(url: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a command that talks to a broker, and return its exit status.
-
-    An error of the connection is printed as one line.
-    """
-    import asyncio
-
-    from geminga.proto.errors import Refusal
-    from geminga.supervisor.pulsar_client import client, reasons
-    try:
-        return asyncio.run(command())
-    except client.NoAddress as error:
-        print(f"geminga: {error}", file=sys.stderr)
-        return 2
-    except (OSError, client.ClientError, Refusal) as error:
-        print(f"geminga: {url}: {reasons.of(error, is_secure=url.startswith('pulsar+ssl:'))}", file=sys.stderr)
-        return 1
-
-
-@geminga.command(epilog="Exit status: 0 all messages were printed; 1 not all, with a line for each entry that was "
-                        "not, or no such topic; 2 wrong usage.")
-@click.argument("topic")
-@click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
-@credentials.options
-def read(topic: str, url: str, **who: Any) -> int:
-    """Print the messages that a topic holds, a line each, without acknowledging them.
-
-    A partitioned topic is read one partition after the other.
-    """
-    from geminga.supervisor.cli.reading import Reading
-    from geminga.supervisor.pulsar_client import client
-
-    async def printed() -> int:
-        given = credentials.of(**who)
-        reading = Reading()
-        connection = await client.connect(url, given.method, given.data, given.context_for(url))
-        try:
-            async for payload in reading.messages(connection, topic):
-                print(payload.decode(errors="backslashreplace"))
-        finally:
-            connection.close()
-        for line in reading.left_out:
-            print(f"geminga: {line}", file=sys.stderr)
-        return int(bool(reading.left_out))
-
-    return _run(url, printed)
-
-
-@geminga.command()
-@click.argument("topic")
-@click.argument("subscription")
-@click.option("--http-url", "--admin-url", default="http://127.0.0.1:8080", show_default=True)
-@credentials.options
-def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
-    """Tell why a subscription's consumers get no more messages."""
-    from geminga.supervisor.pulsar_client.rest import Broker, quoted, topic_path
-    try:
-        place = f"{topic_path(topic)}/{quoted(subscription)}"
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    partitions = Broker(http_url, credentials=credentials.of(**who)).ask("GET", f"/ops/v1/why/{place}").value()
-    for partition in partitions:
-        print("{topic} {subscription} ({type}): backlog {backlog}".format(**partition))
-        if partition["messages"]:
-            print("  messages: " + ", ".join(f"{count} {what}" for what, count in partition["messages"].items()))
-        for cause in partition["causes"]:
-            details = [_detail(name, value, cause) for name, value in cause.items() if name != "cause"]
-            print("  " + ", ".join([cause["cause"], *details]))
-
-
-def _detail(name: str, value: Any, cause: dict[str, Any]) -> str:
-    """Return one field of a cause as text for people; times as ISO 8601."""
-    from geminga.supervisor.configuration.units import instant
-    if not name.endswith("_ms"):
-        return f"{name.replace('_', ' ')} {value}"
-    return f"{'next due at' if cause['cause'] == 'delayed messages' else name.removesuffix('_ms')} {instant(value)}"
-
-
-@geminga.command(epilog="\b\nExample:\n  geminga completion bash > /etc/bash_completion.d/geminga")
+@geminga.command(epilog="\b\nExample:\n  geminga completion bash > /etc/bash_completion.d/geminga\n\n"
+                        "Exit status: 0 done; 2 wrong usage.")
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print a script that makes a shell complete commands, options and topics."""
+    """Print a script with which a shell completes this command."""
     from click.shell_completion import get_completion_class
     shell_completion = get_completion_class(shell)
     assert shell_completion is not None

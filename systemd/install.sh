@@ -103,8 +103,9 @@ wait_until_ready() {
         fail "installed, and geminga.service did not start: see journalctl -u geminga"
     fi
     say "ready.  Publish a first message, and read it:
-  geminga publish my-topic 'Hello'
-  geminga read my-topic"
+  geminga produce my-topic 'Hello'
+  geminga consume my-topic
+Short programs in Python, Java, Go and Node: /usr/share/doc/geminga/docs/examples"
 }
 
 remove() {

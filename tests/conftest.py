@@ -6,6 +6,7 @@ the protocol can be tested.
 """
 
 import importlib
+import logging
 import os
 import random
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pulsar
 import pytest
+
+from geminga.storage.runtime.log import log
 
 from . import fast, machine
 from .fast import pytest_collection_modifyitems, pytest_ignore_collect  # noqa: F401 - hooks
@@ -33,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)      # pytest must see the option basetemp before it chooses its own folder
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_another_checkout()
+    os.environ["XDG_CONFIG_HOME"] = os.devnull      # contexts of the developer are no matter of the tests
     fast.configure(config)
     if fast.is_started_by_xdist(config):
         # xdist would choose a folder inside that of the process that started this one.  A folder beside it keeps the
@@ -98,6 +102,21 @@ def _running_broker() -> RunningBroker | None:
     return RunningBroker(service_url, http_url.rstrip("/"))
 
 
+@pytest.fixture(autouse=True)
+def _log_of_the_tests() -> Iterator[None]:
+    """Give the log back its form after a test that ran `serve` or `nightly failed` in this process.
+
+    Those begin the log of a broker, with the time before each line, and take over Python's logging.
+    """
+    root, before = logging.getLogger(), vars(log).copy()
+    handlers, level = root.handlers[:], root.level
+    yield
+    if vars(log) != before:
+        vars(log).update(before)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | RunningBroker]:
     """One broker for all tests that leave it as it was: they use topics of their own and kill nothing."""
@@ -113,9 +132,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | Runnin
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for the tests of a module, which look at everything the broker has or into its folder."""
-    made = Broker(tmp_path_factory.mktemp("own") / "data")
+def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for the tests of a module, which look at everything the broker has or into its folder.
+
+    A module may have OWN_OPTIONS, the options of `geminga serve` for its broker.
+    """
+    made = Broker(tmp_path_factory.mktemp("own") / "data", *getattr(request.module, "OWN_OPTIONS", ()))
     try:
         yield made.start()
     finally:

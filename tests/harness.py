@@ -89,9 +89,12 @@ def unique_topic(hint: str = "topic") -> str:
     return f"persistent://public/default/{hint}-{uuid.uuid4().hex[:12]}"
 
 
-def request(method: str, url: str, body: bytes | None = None) -> tuple[int, str]:
-    """Return status and text of one HTTP exchange; an error status is an answer like any other."""
-    headers = {"Content-Type": "application/json"} if body is not None else {}
+def request(method: str, url: str, body: bytes | None = None, **fields: str) -> tuple[int, str]:
+    """Return status and text of one HTTP exchange; an error status is an answer like any other.
+
+    fields: headers.
+    """
+    headers = {"Content-Type": "application/json", **fields} if body is not None else fields
     asked = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:
@@ -175,7 +178,7 @@ class Broker:
                 self._printed.append(line)
                 log.write(line)
                 log.flush()
-                for url in re.findall(r"(?:pulsar|http)(?:\+ssl|s)?://127\.0\.0\.1:\d+", line):
+                for url in re.findall(r"(?:pulsar|http)(?:\+ssl|s)?://(?:127\.0\.0\.1|localhost):\d+", line):
                     found.setdefault(url.partition(":")[0], url)
                 if line.startswith("Publish"):      # this line comes behind all addresses
                     self.service_url, self.tls_url = found.get("pulsar", ""), found.get("pulsar+ssl", "")

@@ -51,9 +51,10 @@ def test_a_layer_is_imported_by_its_installed_name(source):
 ROOMS = {
     "proto": ("",),
     "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
-                "statistics", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "offline"),
-    "supervisor": ("", "host", "configuration", "pulsar_client", "tasks", "admin", "processes", "cli", "main.py"),
-    "workers": ("", "identity", "owners", "directory", "clients", "process"),
+                "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "offline"),
+    "supervisor": ("", "host", "configuration", "pulsar_client", "load", "messages", "tasks", "admin", "processes",
+                   "cli", "main.py"),
+    "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
 }
 
 

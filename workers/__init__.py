@@ -4,6 +4,7 @@
     addresses.py   where clients are to connect
     failures.py    an unexpected error ends one client's connection only
     identity/      who a client is, and what it may do
+    ports/         a connection's first bytes, and the number of connections
     owners/        the links to the owners, and commands that wait for them
     directory/     answers from the catalogue: lookup, lists of topics, schemas
     clients/       one connection: its bytes, its producers and consumers, its deliveries

@@ -6,13 +6,16 @@
     queries.py            which function answers which question
     context.py            the parts of an owner that answers need
     topic_changes.py      terminate, unload, delete, truncate a topic; apply changed policies
-    subscriptions.py      create and delete subscriptions; why one stands still
+    table_questions.py    questions whose answers are tables: topics, subscriptions, clients
+    subscriptions.py      create and delete subscriptions
+    standstills.py        why a subscription's consumers get nothing more, and what they hold
     positions.py          move subscriptions; find and show messages by id, by time, by number
     delayed_messages.py   list, cancel and reschedule delayed messages
     topic_figures.py      statistics of one topic, or of all
+    listings.py           tables of topics, subscriptions and clients
     stored_topics.py      ledgers and cursors of one topic
-    housekeeping.py       space that a night gives back
-    jobs.py               compacted views and backups, for jobs beside the broker
+    housekeeping.py       space that a night gives back; compacted views and backups, for jobs beside the broker
+    transactions.py       questions about transactions, and their answers
 
 Imports: everything below `owner/`. Start with `questions.py` and `queries.py`.
 """

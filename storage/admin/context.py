@@ -4,6 +4,8 @@ from typing import Protocol
 from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics.owner_context import CompactedReaders, OwnerContext
 from geminga.storage.topics.partition import Partition
+from geminga.storage.transactions.coordinator import Coordinator
+from geminga.storage.transactions.participant import Participant
 
 
 class PolicyEnforcer(Protocol):
@@ -83,6 +85,12 @@ class AdministeredOwner(OwnerContext, Protocol):
 
     @property
     def views(self) -> CompactedViews: ...
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+    @property
+    def participant(self) -> Participant: ...
 
     def trim(self) -> None:
         """Trim the partitions that were woken for trimming: delete ledgers that are no longer needed.

@@ -49,7 +49,7 @@ def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
     if index is None:
         return _NOTHING
     try:
-        due_ms = next_due_ms(index, index.next_due_ms())
+        due = _next_due(partition, index, 0, NEVER_MS, 1)
         rows = _rows(partition, index, question)
     except CorruptFile as error:
         index.rebuild(str(error))
@@ -57,7 +57,7 @@ def delayed(owner: AdministeredOwner, question: GetDelayed) -> DelayedMessages:
         owner.wake(partition)
         why = "The index of delayed messages was damaged, and is rebuilt; ask again"
         raise Refusal(api.ServiceNotReady, why) from error
-    return DelayedMessages(index.waiting, None if due_ms == NEVER_MS else due_ms, index.windows, index.store.files.size,
+    return DelayedMessages(partition.delayed, due[0][0] if due else None, index.windows, index.store.files.size,
                            index.memory_bytes, rows)
 
 
@@ -99,7 +99,7 @@ def _counts(index: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool) -
 def _messages(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: int,
               at_most: int) -> list[dict[str, object]]:
     """Return a row for each waiting delayed entry due in [first_ms, end_ms), in the order of delivery times."""
-    due = reports.next_due(index, first_ms, end_ms, at_most)
+    due = _next_due(partition, index, first_ms, end_ms, at_most)
     by_ledger: dict[int, list[int]] = defaultdict(list)
     for _, ledger_id, entry_id in due:
         by_ledger[ledger_id].append(entry_id)
@@ -112,9 +112,21 @@ def _messages(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: 
     rows: list[dict[str, object]] = []
     for due_ms, ledger_id, entry_id in due:
         published_ms, messages, size = known[ledger_id, entry_id]
-        rows.append({"id": f"{ledger_id}:{entry_id}", "partition": partition.name.partition, "deliverAt": due_ms,
-                     "publishTime": published_ms, "messages": messages, "bytes": size})
+        rows.append({"id": f"{ledger_id}:{entry_id}", "partition": partition.name.partition, "deliver_at": due_ms,
+                     "publish_time": published_ms, "messages": messages, "bytes": size})
     return rows
+
+
+def _next_due(partition: Partition, index: DelayedIndex, first_ms: int, end_ms: int,
+              at_most: int) -> list[tuple[int, int, int]]:
+    """Return what reports.next_due does, without entries of aborted transactions.  Raises CorruptFile."""
+    asked = at_most
+    while True:
+        due = reports.next_due(index, first_ms, end_ms, asked)
+        left = [one for one in due if not partition.discarded.is_acknowledged(*one[1:])]
+        if len(left) >= at_most or len(due) < asked:
+            return left[:at_most]
+        asked *= 2
 
 
 def _waits(owner: AdministeredOwner, partition: Partition, position: Position) -> bool | None:
@@ -122,7 +134,8 @@ def _waits(owner: AdministeredOwner, partition: Partition, position: Position) -
     ledger, index = partition.find(position[0]), _index_of(owner, partition)
     if ledger is None or position[1] >= ledger.entries:
         return None
-    return index is not None and index.time_of(*position) is not None
+    return index is not None and index.time_of(*position) is not None \
+        and not partition.discarded.is_acknowledged(*position)
 
 
 def cancel(owner: AdministeredOwner, question: Cancel) -> bool | None:

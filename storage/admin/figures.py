@@ -65,6 +65,21 @@ class ConsumerFigures:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """A consumer, and the messages that it holds."""
+
+    name: str
+    address: str                       # host:port of its client; "" as in ProducerFigures
+    library: str                       # likewise
+    connected_ms: int
+    acknowledged_ms: int               # when it last acknowledged, and was delivered an entry; 0: never
+    consumed_ms: int
+    messages: int                      # delivered and not acknowledged
+    permits: int
+    is_active: bool                    # gets messages; False for the standby consumers of Failover
+
+
+@dataclass(frozen=True)
 class SubscriptionFigures:
     """Statistics of one subscription; `consumers` is empty if the question did not ask for consumers."""
 
@@ -136,6 +151,7 @@ class TopicFigures:
     quota_age_s: int               # -1: none
     backlog_age_s: int             # age of the oldest unacknowledged entry; -1 without a backlog
     slowest: str | None            # the durable subscription with the oldest unacknowledged entry
+    transactions: tuple[int, int, int]      # that published: open, aborted, committed since it was opened
     publish_limited: int           # how often a publish rate throttled the topic
     delayed_memory: int
     deduplicates: bool
@@ -214,3 +230,18 @@ class StoredTopic:
     answered_ms: int
     ledgers: list[LedgerFigures]
     cursors: dict[str, StoredCursor]
+
+
+@dataclass(frozen=True)
+class Reclaimed:
+    """The bytes, messages and producer names that the nightly work on one partition has removed."""
+
+    topic: str
+    bytes_before: int
+    bytes_after: int
+    freed: int                         # bytes
+    messages_before: int
+    messages_after: int
+    expired: int                       # messages, summed over subscriptions
+    names_forgotten: int               # producers that deduplication knew
+    seconds: float

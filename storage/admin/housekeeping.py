@@ -1,7 +1,8 @@
-"""Nightly work on partitions, one at a time: retention, expiry and trimming that would otherwise be done bit by bit.
+"""Requests of nights and jobs: space that is given back, compacted views to put in force, parts of backups.
 
-A partition that is not open is examined from outside, and opened only if there is work. It is closed afterwards, unless
-a policy works on it.
+A night enforces retention, expiry and trimming on one partition at a time, instead of bit by bit. A partition that is
+not open is examined from outside, and opened only if there is work. It is closed afterwards, unless a policy works on
+it.
 """
 import contextlib
 import shutil
@@ -13,10 +14,24 @@ import numpy as np
 from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.admin.context import AdministeredOwner
-from geminga.storage.admin.questions import Enforce, Leftovers, Reclaimed, RemoveLeftovers
+from geminga.storage.admin.figures import Reclaimed
+from geminga.storage.admin.questions import (
+    AdoptView,
+    BackupCut,
+    BeginBackup,
+    CompactionDue,
+    CutBackup,
+    Enforce,
+    HoldCommits,
+    Leftovers,
+    RemoveLeftovers,
+    Settle,
+)
 from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import EXPIRED
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
+from geminga.storage.ledgers.checkpoints import collect_checkpoint, write_checkpoint
 from geminga.storage.topics.partition import Partition
 
 _FOLDERS_MAX = 20      # of deleted partitions, removed at a time
@@ -123,3 +138,45 @@ def leftovers(owner: AdministeredOwner, question: RemoveLeftovers) -> Leftovers:
         freed += sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
         shutil.rmtree(folder)
     return Leftovers(folders=len(deleted[:_FOLDERS_MAX]), freed=freed, left=len(deleted[_FOLDERS_MAX:]))
+
+
+# -- jobs beside the broker
+
+def adopt_view(owner: AdministeredOwner, question: AdoptView) -> None:
+    """Put a compacted view that a job has made into force.  Raises Refusal if it does not fit the partition."""
+    owner.views.adopt(stored(owner, question.topic), question.view)
+
+
+def settle(owner: AdministeredOwner, question: Settle) -> None:
+    """Write a partition's state file, with the position up to which no transaction is open.
+
+    A partition that has not been opened since the start may not have written it.  Raises NotDurable, OSError.
+    """
+    partition = owner.partition(question.topic)
+    if partition is not None:
+        partition.with_transactions()
+        owner.commit()
+        write_checkpoint(*collect_checkpoint({partition}))
+
+
+def compaction_due(owner: AdministeredOwner, question: CompactionDue) -> list[tuple[int, str]]:
+    """Return (id, topic) of open partitions that have passed their compaction threshold."""
+    return owner.views.due()
+
+
+def begin_backup(owner: AdministeredOwner, question: BeginBackup) -> None:
+    """Begin to hard-link the files of new ledgers and views into the backup's folder."""
+    owner.snapshots.begin()
+
+
+def hold_commits(owner: AdministeredOwner, question: HoldCommits) -> None:
+    """Let commits of transactions wait, so that none falls between the cuts of two owners, or decide them again."""
+    if question.is_over:
+        owner.coordinator.release_commits()
+    else:
+        owner.coordinator.held.begin(owner.now_ms)
+
+
+def cut_backup(owner: AdministeredOwner, question: CutBackup) -> BackupCut:
+    """Write the state of all partitions as of now into a file of the backup's folder."""
+    return BackupCut(*owner.snapshots.cut())

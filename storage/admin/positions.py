@@ -213,7 +213,7 @@ def find_by_index(owner: AdministeredOwner, question: FindByIndex) -> Position:
     raise Refusal(api.MetadataError, "Message not found")
 
 
-# -- showing messages
+# -- showing messages: those that a reader can get, so none in a transaction that is open or was aborted
 
 def peek(owner: AdministeredOwner, question: Peek) -> StoredEntry:
     """Return the n-th unacknowledged entry of a subscription.  Raises Refusal if there are fewer."""
@@ -235,24 +235,27 @@ def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
     If there are fewer entries, return the last one in that direction; None if there is none.
     """
     partition, number = stored(owner, question.topic), max(1, question.number)
-    ledgers = [ledger for ledger in partition.ledgers if ledger.entries]
-    if not ledgers:
-        return None
-    end = ledgers[0] if question.from_latest else ledgers[-1]
+    ledgers = partition.readable_ledgers
+    end: Position | None = None
     for ledger in reversed(ledgers) if question.from_latest else ledgers:
-        if number <= ledger.entries:
-            entry_id = ledger.entries - number if question.from_latest else number - 1
-            return _shown(partition, (ledger.ledger_id, entry_id))
-        number -= ledger.entries
-    return _shown(partition, (end.ledger_id, 0 if question.from_latest else end.last_entry))
+        entries = np.flatnonzero(~partition.aborted(ledger, 0, ledger.entries))
+        if number <= len(entries):
+            return _shown(partition, (ledger.ledger_id, int(entries[-number if question.from_latest else number - 1])))
+        number -= len(entries)
+        if len(entries):
+            end = ledger.ledger_id, int(entries[0 if question.from_latest else -1])
+    return None if end is None else _shown(partition, end)
 
 
 def _shown(partition: Partition, position: Position | None) -> StoredEntry:
     """Return the entry at a position with its stored bytes.  Raises Refusal if there is no such entry."""
     ledger = partition.find(position[0]) if position is not None else None
-    if position is None or ledger is None or not 0 <= position[1] < ledger.entries:
+    if position is None or ledger is None or not 0 <= position[1] < ledger.entries or (
+            partition.limit is not None and position >= partition.limit) \
+            or partition.aborted(ledger, position[1], position[1] + 1)[0]:
         raise Refusal(api.MetadataError, "Message not found")
     row = ledger.index[position[1]]
-    raw = os.pread(ledger.descriptor, int(row["size"]), int(row["offset"]))
+    with open(ledger.ledger_path, "rb", buffering=0) as file:      # a sealed ledger is not kept open
+        raw = os.pread(file.fileno(), int(row["size"]), int(row["offset"]))
     return StoredEntry(position[0], position[1], base64.b64encode(raw).decode(), timestamp=int(row["broker_time"]),
                        index=int(row["message_index"]) + int(row["messages"]) - 1)

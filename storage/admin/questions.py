@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar, get_args
 
 from geminga.proto.names import TopicName
 from geminga.storage.admin import typed_json
-from geminga.storage.admin.figures import StorageFigures, StoredTopic, TopicFigures
+from geminga.storage.admin.figures import Holder, Reclaimed, StorageFigures, StoredTopic, TopicFigures
 from geminga.storage.ledgers.position import Position
 
 Answer = TypeVar("Answer")
@@ -179,10 +179,13 @@ class Standstill:
 
     topic: str
     subscription: str
-    type: str
+    type: str                          # of its consumers, or of its last ones; "None" if none is known
     backlog: int                       # entries
+    oldest_ms: int | None              # when the first unacknowledged entry was stored
     messages: dict[str, int]           # account of all messages since its beginning; {} for non-persistent topics
     causes: list[dict[str, object]]    # {"cause": ..., and details}
+    consumers: list[Holder]            # the first of them
+    consumer_count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +356,7 @@ class DelayedMessages:
     windows: int                       # files
     index_bytes: int                   # on disk
     memory_bytes: int
-    # of hours and windows {"from", "to", "entries"}; of messages {"id", "deliverAt", ...}
+    # of hours and windows {"from", "to", "entries"}; of messages {"id", "deliver_at", ...}
     rows: list[dict[str, object]]
 
 
@@ -430,24 +433,14 @@ class AdoptView(TopicQuestion[None], name="adopt-view"):
     view: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settle(TopicQuestion[None], name="settle"):
+    """A request to write into the partition's state file how its transactions have ended, for a job that reads it."""
+
+
 @dataclass(frozen=True)
 class CompactionDue(Question[list[tuple[int, str]]], name="compaction-due"):
     """A question for the (id, topic) of open partitions that have passed their compaction threshold."""
-
-
-@dataclass(frozen=True)
-class Reclaimed:
-    """The bytes, messages and producer names that the nightly work on one partition has removed."""
-
-    topic: str
-    bytes_before: int
-    bytes_after: int
-    freed: int                         # bytes
-    messages_before: int
-    messages_after: int
-    expired: int                       # messages, summed over subscriptions
-    names_forgotten: int               # producers that deduplication knew
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -483,6 +476,13 @@ class BackupCut:
 @dataclass(frozen=True)
 class BeginBackup(Question[None], name="backup-begin"):
     """A request to hard-link the files of new ledgers and views into the backup's folder from now on."""
+
+
+@dataclass(frozen=True)
+class HoldCommits(Question[None], name="backup-hold"):
+    """A request to decide no commit of a transaction, or to decide them again.  is_over: all owners have been cut."""
+
+    is_over: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,28 @@
-"""Answers to questions about subscriptions: create and delete them, their properties, and why one stands still."""
-from typing import Any
+"""Answers to questions about subscriptions: create and delete them, their properties, and their quarantine."""
+from itertools import groupby
+
+import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.admin import delayed_messages, positions
+from geminga.storage.admin import positions
 from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.questions import (
     Properties,
     Release,
     Released,
     Replicated,
-    Standstill,
     Subscribe,
     Subscriptions,
     Unsubscribe,
-    Why,
 )
 from geminga.storage.commands import subscriptions, topics
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of, topic_of
-from geminga.storage.cursors.cursor import REASONS
-from geminga.storage.enforcement import rate_limiter
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.managed_ledger import EARLIEST
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics import acknowledge
-from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
-
-_CAUSES_MAX = 100      # parked entries in one answer
 
 
 def names(owner: AdministeredOwner, question: Subscriptions) -> list[str]:
@@ -81,58 +77,26 @@ def replicated(owner: AdministeredOwner, question: Replicated) -> dict[str, bool
     return {str(question.topic): subscription.is_replicated}
 
 
-# -- standstills
-
-def why(owner: AdministeredOwner, question: Why) -> Standstill:
-    """Return the state of a subscription, with the causes that keep its consumers from receiving more."""
-    topic = topic_of(owner, question.topic)
-    subscription = subscription_of(topic, question.subscription)
-    topic.now_ms = owner.now_ms
-    return Standstill(str(question.topic), subscription.name, subscription.kind_name,
-                      subscription.cursor.backlog(topic.ledgers), _messages(subscription), _causes(owner, subscription))
-
-
-def _messages(subscription: Subscription) -> dict[str, int]:
-    """Return how many messages were published since the subscription began, and what became of them.
-
-    The value of `published` is the sum of all other values. A non-persistent topic gives {}.
-    """
-    partition, cursor = subscription.partition, subscription.cursor
-    if not isinstance(partition, Partition):
-        return {}
-    return {"published": partition.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
-            "backlog": cursor.backlog_messages(partition.ledgers)}
-
-
-def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[str, object]]:
-    """Return {"cause": ..., and details} for each cause that keeps the subscription's consumers from receiving more."""
-    topic = subscription.partition
-    throttled, waiting = rate_limiter.causes(owner, subscription), owner.rates.causes(topic)
-    if isinstance(topic, Partition) and not subscription.cursor.backlog(topic.ledgers):
-        return [{"cause": "end of topic" if topic.is_terminated else "no backlog"}, *waiting]
-    parked = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
-              for position in subscription.all_parked()[:_CAUSES_MAX]]
-    others: list[dict[str, Any]] = [{"cause": "no consumer"}]
-    if subscription.dispatcher is not None:
-        others = subscription.dispatcher.causes()
-    for cause in others:
-        if cause["cause"] == "delayed messages" and topic.schedule is not None:
-            cause["until_ms"] = delayed_messages.next_due_ms(topic.schedule, cause["until_ms"])
-    if throttled:
-        # The dispatcher sees nothing in the way and blames its consumers; a rate is in the way.
-        others = [cause for cause in others if cause["cause"] != "no acknowledgements"]
-    return parked + throttled + others + waiting
+def all_parked(subscription: Subscription) -> list[Position]:
+    """Return the positions of all unacknowledged entries of a subscription that are parked, ascending."""
+    cursor = subscription.cursor
+    reached = cursor.deaths.at_least(subscription.deaths_max) if subscription.deaths_max else {}
+    return [(ledger_id, entry_id) for ledger_id, entries in sorted(reached.items()) for entry_id in entries.tolist()
+            if not cursor.is_acknowledged(ledger_id, entry_id)]
 
 
 def release(owner: AdministeredOwner, question: Release) -> Released:
     """Deliver the parked entries of a subscription's quarantine again, and set its counts of deaths to 0."""
     partition = stored(owner, question.topic)
     subscription = subscription_of(partition, question.subscription)
-    parked = subscription.all_parked()
+    parked = all_parked(subscription)
     subscription.cursor.deaths.clear()
     owner.note(partition, journal_ops.deaths_forgotten(partition.partition_id, subscription.cursor.subscription_id))
     owner.answer_needs_sync()
     if parked and subscription.dispatcher is not None:
-        subscription.dispatcher.released(parked)
+        by_ledger = groupby(parked, key=lambda position: position[0])
+        subscription.dispatcher.released(      # without those that open transactions acknowledge
+            [(ledger_id, subscription.left_of(ledger_id, np.array([entry_id for _, entry_id in positions])))
+             for ledger_id, positions in by_ledger])
         owner.wake(partition)
     return Released(len(parked))

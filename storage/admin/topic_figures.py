@@ -37,6 +37,7 @@ from geminga.storage.statistics.columns import (
     throttled,
     to_redeliver,
     topic_counts,
+    transactions,
     unacknowledged,
 )
 from geminga.storage.topics.partition import Partition
@@ -67,7 +68,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
         quota_age_s=-1 if partition is None else partition.policies.quota_age_s,
         backlog_age_s=(owner.now_ms - came_ms(slowest)) // 1000 if slowest else -1,
         slowest=slowest.name if slowest else None, publish_limited=publish_limited(topic),
-        delayed_memory=delayed_index(topic)[_DELAYED_MEMORY],
+        transactions=transactions(topic), delayed_memory=delayed_index(topic)[_DELAYED_MEMORY],
         deduplicates=partition is not None and partition.deduplicates, topic_epoch=topic.producers.topic_epoch,
         created_ms=owner.catalogue.topics.created_ms(topic.name.base) or 0, last_publish_ms=last_publish_ms(topic),
         compaction=_compaction(topic.view), waiting_producers=len(topic.producers.waiting),

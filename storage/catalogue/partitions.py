@@ -58,6 +58,11 @@ class Partitions:
             "SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
         return row
 
+    def name_of(self, partition_id: int) -> str | None:
+        """Return the name of the partition with that id, None if there is none.  Raises StorageFull."""
+        name: str | None = self._database.value("SELECT name FROM partitions WHERE id = ?", (partition_id,))
+        return name
+
     def all(self) -> list[tuple[int, str]]:
         """Return (id, name) of all partitions, in the order of ids.  Raises StorageFull."""
         return self._database.read("SELECT id, name FROM partitions ORDER BY id")

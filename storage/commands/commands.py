@@ -24,6 +24,13 @@ from geminga.storage.commands.producers import close_producer, create_producer, 
 from geminga.storage.commands.requests import T, refuse, withdraw
 from geminga.storage.commands.subscriptions import close_consumers
 from geminga.storage.commands.topics import forget_if_idle
+from geminga.storage.commands.transactional_acks import acknowledge_in_transaction
+from geminga.storage.commands.transactions import (
+    add_partitions,
+    add_subscriptions,
+    end_transaction,
+    new_transaction,
+)
 from geminga.storage.errors import NotDurable
 from geminga.storage.runtime.log import log
 from geminga.storage.topics.owner_context import OwnerContext
@@ -59,7 +66,8 @@ _PARKABLE: dict[int, _ParkableCommand] = {T.PRODUCER: create_producer, T.SUBSCRI
 _COMMANDS: dict[int, _Command] = {
     T.CLOSE_PRODUCER: close_producer, T.CLOSE_CONSUMER: close_consumer, T.UNSUBSCRIBE: unsubscribe,
     T.REDELIVER_UNACKNOWLEDGED_MESSAGES: redeliver, T.SEEK: seek, T.GET_LAST_MESSAGE_ID: get_last_message_id,
-    T.CONSUMER_STATS: consumer_stats,
+    T.CONSUMER_STATS: consumer_stats, T.ACK: acknowledge_in_transaction, T.NEW_TXN: new_transaction,
+    T.ADD_PARTITION_TO_TXN: add_partitions, T.ADD_SUBSCRIPTION_TO_TXN: add_subscriptions, T.END_TXN: end_transaction,
 }
 
 

@@ -24,6 +24,7 @@ from geminga.storage.commands.subscriptions import (
 from geminga.storage.commands.topics import find_or_create, forget_if_idle
 from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
 from geminga.storage.dispatch import DISPATCHERS, ranges
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.runtime.log import DEBUG, log
@@ -116,6 +117,22 @@ def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
     session.consumers[consumer.consumer_id] = consumer
     owner.consumers[consumer.handle] = consumer
     owner.counters.add("consumers")
+    _keep_type(owner, subscription)
+
+
+def _keep_type(owner: OwnerContext, subscription: Subscription) -> None:
+    """Keep the type of a subscription's consumers, which reports tell when nobody is connected.
+
+    No answer waits for a sync: a power cut at once after a change of the type may leave the type before.
+    """
+    cursor, topic = subscription.cursor, subscription.partition
+    assert subscription.kind is not None, subscription
+    if cursor.last_type == subscription.kind:
+        return
+    cursor.last_type = subscription.kind
+    if cursor.is_durable:
+        assert isinstance(topic, Partition), subscription
+        owner.note(topic, journal_ops.type_changed(topic.partition_id, cursor.subscription_id, subscription.kind))
 
 
 def _new_consumer(

@@ -32,7 +32,7 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
         if not existing.is_ready:
             raise Refusal(api.ServiceNotReady, "Producer is already present on the connection")
         return _answer_ready(owner, existing, request.request_id)
-    _refuse_unsupported(request)
+    _refuse_unsupported(owner, request)
     topic = find_or_create(owner, names.parse(request.topic))
     _refuse_publishing(topic, request)
     if isinstance(topic, Partition):
@@ -69,8 +69,8 @@ def _register(owner: OwnerContext, session: Session, producer: Producer) -> None
     owner.counters.add("producers")
 
 
-def _refuse_unsupported(request: api.CommandProducer) -> None:
-    if request.txn_enabled:
+def _refuse_unsupported(owner: OwnerContext, request: api.CommandProducer) -> None:
+    if request.txn_enabled and not owner.options.transactions:
         raise Refusal(api.NotAllowedError, "Transactions are not enabled.")
     if len(request.producer_name) > NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Producer name longer than {NAME_MAX} characters")

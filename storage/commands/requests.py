@@ -1,4 +1,6 @@
 """Answers to requests, and parked commands, as all commands need them."""
+from typing import Any
+
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import requested_id
@@ -14,7 +16,10 @@ _REQUESTS = {      # commands whose clients wait for an answer -> the field of B
     T.PRODUCER: "producer", T.CLOSE_PRODUCER: "close_producer", T.SUBSCRIBE: "subscribe",
     T.CLOSE_CONSUMER: "close_consumer", T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek",
     T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
+    T.NEW_TXN: "newTxn", T.ADD_PARTITION_TO_TXN: "addPartitionToTxn",
+    T.ADD_SUBSCRIPTION_TO_TXN: "addSubscriptionToTxn", T.END_TXN: "endTxn", T.ACK: "ack",
 }
+_OF_TRANSACTIONS = T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.END_TXN
 
 
 def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refusal: Refusal) -> None:
@@ -22,10 +27,16 @@ def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refu
 
     If it was to create a producer or consumer, its worker is told that this does not exist.
     """
+    if command.type == T.ACK and command.ack.HasField("request_id"):
+        ack, why = command.ack, (refusal.code, refusal.message)
+        return owner.outbox(session.worker).reply(
+            session.connection, responses.ack_response(ack.consumer_id, ack.request_id, why), request_id=ack.request_id)
     if command.type not in _REQUESTS:
         return
     body = getattr(command, _REQUESTS[command.type])
-    data = responses.error(body.request_id, refusal.code, refusal.message)
+    if not body.HasField("request_id"):      # an ACK whose client waits for no answer
+        return
+    data = _refusal(command.type, body, refusal)
     action, object_id = envelope.WRITE, 0
     if command.type == T.PRODUCER and body.producer_id not in session.producers:
         action, object_id = envelope.PRODUCER_GONE, body.producer_id
@@ -33,6 +44,18 @@ def refuse(owner: OwnerContext, session: Session, command: api.BaseCommand, refu
         action, object_id = envelope.CONSUMER_GONE, body.consumer_id
     owner.outbox(session.worker).reply(
         session.connection, data, request_id=body.request_id, action=action, object_id=object_id)
+
+
+def _refusal(kind: int, body: Any, refusal: Refusal) -> bytes:
+    """Return the frame that answers a command with an error.  body: the request in the command."""
+    if kind == T.ACK:
+        return responses.ack_response(body.consumer_id, body.request_id, (refusal.code, refusal.message))
+    if kind == T.NEW_TXN:
+        return responses.transaction_refused(kind, body.request_id, refusal.code, refusal.message, body.tc_id)
+    if kind in _OF_TRANSACTIONS:
+        return responses.transaction_refused(kind, body.request_id, refusal.code, refusal.message,
+                                             body.txnid_most_bits, body.txnid_least_bits)
+    return responses.error(body.request_id, refusal.code, refusal.message)
 
 
 def succeed(owner: OwnerContext, session: Session, request_id: int, gone: Consumer | None = None) -> None:

@@ -113,6 +113,8 @@ def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None
         owner.note(partition, journal_ops.subscription_deleted(
             partition.partition_id, subscription.cursor.subscription_id))
         owner.answer_needs_sync()
+        if partition.transactions is not None:
+            partition.transactions.forget_subscription(subscription.cursor.subscription_id)
         partition.remove_subscription(subscription)
         owner.wake_trimming(partition)
         log.info("a subscription was deleted", topic=partition.name, subscription=subscription.name)

@@ -4,6 +4,9 @@
     batch_acks.py           batches that are acknowledged in part
     entry_counts.py         redeliveries and deaths by entry
     pending_acks.py         entries that consumers have and have not acknowledged
+    open_transactions.py    what open transactions of a partition have published and acknowledged
+    transaction_acks.py     acknowledgements that wait for a commit
+    withheld.py             entries that no consumer of a subscription gets because of these
     producer_sequences.py   last sequence id of each producer name, for deduplication
     state_file.py           cursors and sequences of a partition as one file
     state_v1.py             that file as older programs wrote it

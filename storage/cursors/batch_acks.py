@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.storage.cursors.pending_acks import Entries
+
 Parts = dict[int, dict[int, int]]      # ledger id -> {entry id: bits}
 
 
@@ -48,6 +50,19 @@ def put(bits: int, numbers: NDArray[np.int64], some: NDArray[np.uint64]) -> int:
     after[:len(before)] = before
     after[numbers] = some
     return int.from_bytes(after.tobytes(), "little")
+
+
+def among(batches: Mapping[int, int], entries: Entries) -> list[tuple[int, int]]:
+    """Return [(index into entries, bits)] of those batches, {entry id: bits}, that are among the entries, ascending."""
+    if len(entries) < len(batches):
+        ids = entries if isinstance(entries, range) else entries.tolist()
+        return [(at, batches[entry_id]) for at, entry_id in enumerate(ids) if entry_id in batches]
+    matches = []
+    for entry_id, bits in batches.items():
+        at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
+        if 0 <= at < len(entries) and entries[at] == entry_id:
+            matches.append((at, bits))
+    return sorted(matches)
 
 
 def by_batch(rows: NDArray[np.void], numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

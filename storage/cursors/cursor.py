@@ -53,6 +53,8 @@ class Cursor:
         # messages of the partition published before the first one that the totals count
         self.since = since
         self.totals = [0] * len(REASONS)                   # messages
+        # Type (SubType) of the consumers that attached last; None: there were none, or an older program served them.
+        self.last_type: int | None = None
 
     def __repr__(self) -> str:
         held = f"bitmaps={sorted(self.bitmaps)} parts={self.parts}"
@@ -118,16 +120,19 @@ class Cursor:
 
     def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
         """Return [(index into entries, bits)] of the entries that are acknowledged in part, ascending."""
-        parts = self.parts.get(ledger_id, {})
-        if len(entries) < len(parts):
-            ids = entries if isinstance(entries, range) else entries.tolist()
-            return [(at, parts[entry_id]) for at, entry_id in enumerate(ids) if entry_id in parts]
-        matches = []
-        for entry_id, bits in parts.items():
-            at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
-            if 0 <= at < len(entries) and entries[at] == entry_id:
-                matches.append((at, bits))
-        return sorted(matches)
+        parts = self.parts.get(ledger_id)
+        return batch_acks.among(parts, entries) if parts else []
+
+    def messages_of(self, ledger: ReadableLedger, entries: Entries) -> NDArray[np.uint32]:
+        """Return the number (n,) of unacknowledged messages of each entry."""
+        column = ledger.column("messages")
+        messages: NDArray[np.uint32] = (
+            column[entries.start:entries.stop] if isinstance(entries, range) else column[entries])
+        if self.parts.get(ledger.ledger_id):
+            messages = messages.copy()
+            for at, bits in self.parts_of(ledger.ledger_id, entries):
+                messages[at] = bits.bit_count()
+        return messages
 
     def parts_of_view(self, ledger: CompactedLedger, entries: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Return [(index into entries, bits)] of the entries that are acknowledged or compacted in part, ascending.

@@ -1,7 +1,11 @@
 """The state file of a partition: cursors and sequence ids, written anew at each checkpoint.
 
     state    copy, copy
-    copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | SEQUENCE_ROWs | the arrays' bytes
+    copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | SEQUENCE_ROWs | the arrays' bytes | TYPE_ROWs
+             | OP_ROWs of open transactions
+
+One TRANSACTION_ENTRIES_OP has no transaction, but the position `settled`: all transactions with entries up to there had
+ended when the state was taken.
 
 The journal has all later changes; its records may be applied to this state any number of times.  A rename replaces the
 file once the new one is synced, so a power cut leaves the old file or the new one.  The file holds its content twice,
@@ -10,7 +14,6 @@ so a damaged copy costs nothing.
 import errno
 import shutil
 import sys
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,10 @@ from geminga.storage import format
 from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.batch_acks import load, words
 from geminga.storage.cursors.cursor import NOBODY, Cursor
+from geminga.storage.cursors.open_transactions import OpenTransactions
 from geminga.storage.cursors.producer_sequences import Sequences
-from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers.checkpoints import FileSnapshot, SnapshotFile
 from geminga.storage.ledgers.position import NOWHERE
 
 _ATTEMPTS = 10      # to remove a folder
@@ -40,6 +44,13 @@ class State:
     damage: list[str] = field(default_factory=list)               # one line for each damaged copy
     is_uncounted: bool = False                                    # read from format version 1, which has no totals
     delays: int = format.UNKNOWN                                  # whether entries were ever delayed
+    transactions: OpenTransactions | None = None                  # None: none was open since the partition was opened
+
+    def with_transactions(self) -> OpenTransactions:
+        """Return the open transactions, which are none at first."""
+        if self.transactions is None:
+            self.transactions = OpenTransactions()
+        return self.transactions
 
     def cursor(self, subscription_id: int) -> Cursor:
         if subscription_id not in self.cursors:
@@ -50,7 +61,7 @@ class State:
     def discarded(self) -> Cursor:
         """The cursor of discarded entries, which no subscription gets, not even a new one.
 
-        Their disk blocks were given back, or they are damaged.
+        Their disk blocks were given back, they are damaged, or their delivery was cancelled or undone by an abort.
         """
         return self.cursor(NOBODY)
 
@@ -74,7 +85,11 @@ def encode(partition_id: int, state: State) -> bytes:
     tables = [np.array(rows, dtype).tobytes() for rows, dtype in
               ((cursors, format.CURSOR_ROW), (parts, format.PART_ROW), (arrays, format.ARRAY_ROW))]
     sequences = state.sequences.rows()
-    body = b"".join([*tables, sequences.tobytes(), *blobs])
+    types = [(subscription_id, cursor.last_type, 0) for subscription_id, cursor in state.cursors.items()
+             if cursor.last_type is not None]
+    ops = state.transactions.ops(partition_id) if state.transactions is not None else b""
+    # Types and ops stand last, because older programs do not look behind the arrays' bytes.
+    body = b"".join([*tables, sequences.tobytes(), *blobs, np.array(types, format.TYPE_ROW).tobytes(), ops])
     fields = {
         "magic": format.STATE_MAGIC,
         "partition_id": partition_id,
@@ -85,6 +100,8 @@ def encode(partition_id: int, state: State) -> bytes:
         "sequences": len(sequences),
         "is_uncounted": state.is_uncounted,
         "delays": state.delays,
+        "types": len(types),
+        "transactions": len(ops) // format.OP_ROW.itemsize,
     }
     copy = (
         format.header(
@@ -161,36 +178,29 @@ def _decode(copy: bytes) -> State:
         items = np.frombuffer(copy[at:at + size], np.uint8 if kind == format.ACKS else np.uint16)
         by_ledger[ledger_id] = np.concatenate((np.zeros(first, items.dtype), items))
         at += size
+    for subscription_id, last_type, _ in np.frombuffer(copy, format.TYPE_ROW, int(head["types"]), at).tolist():
+        state.cursors[subscription_id].last_type = last_type
+    if head["transactions"]:
+        at += int(head["types"]) * format.TYPE_ROW.itemsize
+        for op in np.frombuffer(copy, format.OP_ROW, int(head["transactions"]), at)[:, np.newaxis]:
+            state.with_transactions().apply(op.view(format.OPS[int(op["kind"][0])]))
     return state
 
 
-class StateFile:
-    """The writer of one partition's state file.  A late checkpoint thread never overwrites a newer state."""
+class StateFile(SnapshotFile):
+    """The writer of one partition's state file."""
 
     def __init__(self, folder: Path, partition_id: int):
-        self.path, self.partition_id = format.state_path(folder), partition_id
-        self._lock = threading.Lock()
-        self._taken = self._written = 0                  # numbers of the newest snapshot, and of the newest on disk
+        super().__init__(format.state_path(folder))
+        self.partition_id = partition_id
 
-    def __repr__(self) -> str:
-        return f"<StateFile {self.path} taken={self._taken} written={self._written}>"
-
-    def take(self, state: State) -> "Snapshot":
+    def take(self, state: State) -> FileSnapshot:
         """Return a snapshot of the state as of now, to be written by any thread."""
-        self._taken += 1
-        return Snapshot(self, self._taken, encode(self.partition_id, state))
+        return self.snapshot(encode(self.partition_id, state))
 
-    def write(self, number: int, data: bytes) -> None:
-        """Replace the state file, synced, unless a newer snapshot was written.  The caller syncs the folder.
-
-        Raises OSError.
-        """
-        with self._lock:
-            if number <= self._written:
-                return
-            write_anew(self.path, data)
-            self._written = number
-            state_v1.remove(self.path.parent)
+    def _replace(self, data: bytes) -> None:
+        super()._replace(data)
+        state_v1.remove(self.path.parent)
 
     def remove(self) -> None:
         """Remove the partition's folder, and drop snapshots that are still to be written.  Raises OSError."""
@@ -205,22 +215,6 @@ class StateFile:
                     if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not left:
                         raise
 
-    def checkpoint(self) -> "tuple[list[Path], list[Snapshot]]":
+    def checkpoint(self) -> tuple[list[Path], list[FileSnapshot]]:
         """Return (paths to be synced, snapshots to be written) at the checkpoint after `remove`."""
         return [self.path], []
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state of a partition as of one moment."""
-
-    file: StateFile
-    number: int
-    data: bytes
-
-    @property
-    def path(self) -> Path:
-        return self.file.path
-
-    def write(self) -> None:
-        self.file.write(self.number, self.data)

@@ -28,30 +28,6 @@ def make(data_dir: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(data_dir))
 
 
-def look(data_dir: Path) -> None:
-    """Check that this user could make the data folder, or write to it and its content; change nothing.
-
-    Raises OSError.
-    """
-    place = data_dir.absolute()
-    while not _is_there(place):
-        place = place.parent
-    if not place.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
-    for path in (place, *(place.iterdir() if place == data_dir.absolute() else ())):
-        if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)):
-            raise PermissionError(errno.EACCES, "it cannot be written to", str(path))
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a file, a folder or a link of that name exists, even a link to nothing.  Raises OSError."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def check(data_dir: Path) -> int:
     """Return the data folder's format number, 0 if it has none.  Raises CannotUse, OSError."""
     path = format.format_path(data_dir)

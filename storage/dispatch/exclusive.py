@@ -33,7 +33,7 @@ class Exclusive(Dispatcher):
     def detach(self, consumer: Consumer) -> None:
         self.subscription.rewind()
 
-    def released(self, parked: list[Position]) -> None:
+    def released(self, entries: list[EntriesOfLedger]) -> None:
         self.subscription.rewind()
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
@@ -86,7 +86,7 @@ class Exclusive(Dispatcher):
     def holds(self, consumer: Consumer, position: Position) -> bool:
         subscription = self.subscription
         return consumer is self.active and position < subscription.read and subscription.has(position) and \
-            not subscription.cursor.is_acknowledged(*position)
+            len(subscription.left_of(position[0], np.array([position[1]]))) > 0
 
     def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
         subscription, consumer = self.subscription, self.active
@@ -110,7 +110,7 @@ class Exclusive(Dispatcher):
                     return batches
             if consumer.permits <= 0 or (allowance is not None and allowance.room <= 0):
                 return batches
-            subscription.read = ledger.ledger_id, ledger.entries
+            subscription.read = ledger.ledger_id, max(first, ledger.entries)
         return batches
 
     def _deliverable(self, consumer: Consumer, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:

@@ -7,7 +7,7 @@ delivered before all newer entries of the same hash, so the order within a key i
 """
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,11 @@ from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER, Entries
 from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
-from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.subscription import Batch, Consumer, EntriesOfLedger, Obstacle, Subscription, busy
+
+if TYPE_CHECKING:
+    from geminga.storage.ledgers.position import Position
 
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
 _LOOK_AHEAD_EACH = 2_000        # ... and for each of its consumers
@@ -200,8 +202,8 @@ class KeyShared(Shared):
         most = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.to_redeliver
         return min(most, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
 
-    def released(self, parked: list[Position]) -> None:
-        super().released(parked)
+    def released(self, entries: list[EntriesOfLedger]) -> None:
+        super().released(entries)
         self._served = frozenset()
 
     def fell_due(self, released: Released) -> None:

@@ -311,13 +311,14 @@ class Shared(Dispatcher):
     def holds(self, consumer: Consumer, position: Position) -> bool:
         return self.pending.slot(*position) == consumer.slot
 
-    def released(self, parked: list[Position]) -> None:
-        schedule = self._schedule
-        for ledger_id, entry_id in parked:
-            entry = range(entry_id, entry_id + 1)
-            is_ready = schedule is None or len(schedule.ready(ledger_id, entry)) > 0
-            if (ledger_id, entry_id) < self.subscription.read and is_ready:
-                self.pending.withhold(ledger_id, entry)
+    def released(self, entries: list[EntriesOfLedger]) -> None:
+        schedule, read = self._schedule, self.subscription.read
+        for ledger_id, some in entries:
+            if ledger_id >= read[0]:
+                some = some[:np.searchsorted(some, read[1] if ledger_id == read[0] else 0)]
+            ready = some if schedule is None or not len(some) else schedule.ready(ledger_id, some)
+            if len(ready):
+                self.pending.withhold(ledger_id, ready)
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
         if wanted:

@@ -2,7 +2,6 @@
 
     publish_gate.py            causes that close a partition to producers, and producers that wait
     rate_limiter.py            publish and dispatch rates
-    held_sends.py              entries that publish rates hold back, and connections that are not read meanwhile
     throttle_log.py            log lines about throttling
     backlog_quota.py           bounds of a backlog, by size and by age
     message_ttl.py             expiry of messages that are not acknowledged in time

@@ -69,7 +69,7 @@ class InactiveTopics(Watcher):
         policies, producers = partition.policies, partition.producers
         if producers.live or producers.waiting or partition.attached or self._owner.discovery.holds(partition, now_ms):
             return True
-        if policies.retains and policies.retention_s < 0:
+        if (policies.retains and policies.retention_s < 0) or partition.limit is not None:
             return True
         if policies.inactive_topic_mode == _CAUGHT_UP:
             return any(one.cursor.backlog(partition.ledgers) for one in partition.subscriptions.values())

@@ -2,7 +2,8 @@
 
 An expired entry is acknowledged for every subscription that has not acknowledged it. In each ledger the entries at the
 beginning, published longer ago than the time to live, are counted as old. Old entries have expired, unless they were
-delayed and their delivery time is more recent. Entries that still wait for their delivery time are not looked at.
+delayed and their delivery time is more recent. Entries that still wait for their delivery time are not looked at, nor
+are entries from the first one of an open transaction on.
 """
 from dataclasses import dataclass, field
 
@@ -68,13 +69,17 @@ class MessageTtl(Watcher):
         soonest_ms = now_ms
         subscriptions = list(partition.subscriptions.values())
         first = min((one.cursor.mark_delete for one in subscriptions), default=partition.last_confirmed)
-        watch.resets = partition.cursor_resets
+        limit, watch.resets = partition.limit, partition.cursor_resets
         watch.old = {ledger_id: count for ledger_id, count in watch.old.items() if ledger_id >= first[0]}
         for ledger in partition.ledgers_from(first[0]):
+            if limit is not None and ledger.ledger_id > limit[0]:
+                break
             if ledger.has_lost:
                 partition.give_up_lost(ledger)
                 self._owner.wake(partition)
             old = watch.old[ledger.ledger_id] = _old_entries(ledger, watch.old.get(ledger.ledger_id, 0), came_ms)
+            if limit is not None and ledger.ledger_id == limit[0]:
+                old = min(old, limit[1])
             for subscription in subscriptions:
                 soonest_ms = min(soonest_ms, self._acknowledge(subscription, ledger, old, came_ms))
             if old < ledger.entries:

@@ -3,7 +3,7 @@
 A rate is a bucket of tokens that are added evenly; `storage/topics/rate_limits.py` has the buckets. One batch may take
 more tokens than the bucket has. This debt is paid before anything else passes.
 
-    publish      entries above the rate are held back in order, without a receipt (held_sends.py): none is refused
+    publish      entries above the rate are held back in order, without a receipt (topics/held_sends.py)
     dispatch     a dispatcher has an `Allowance` beside its consumers' permits; the other entries wait in their ledgers
     subscribe    a consumer that subscribes too often is refused
 
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from geminga.proto.rows import Rows
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.enforcement.held_sends import HeldSends, packed
 from geminga.storage.enforcement.throttle_log import Throttled, ThrottleLog
 from geminga.storage.ledgers.readable import ReadableLedger
+from geminga.storage.topics.held_sends import HeldSends, in_parts, packed
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.permits import UNBOUNDED, Allowance, within_permits
@@ -138,25 +138,14 @@ class RateLimiter(TopicWatcher):
             elif not is_held.all():
                 out.append((worker, *packed(rows[~is_held], data)))
         self.due_ms = min(map(self._ready_ms, self.held.by_topic), default=NEVER_MS)
-        return self._in_parts(out)
+        return in_parts(out, self._owner.options.pass_bytes_max)
 
     def take_all(self, topic: Topic) -> list[Sends]:
         """Take all held-back entries of the topic, and charge them to its rates, so that later entries wait longer.
 
         Each list of the result has at most `pass_bytes_max` bytes.
         """
-        return self._in_parts(self._take_all(topic))
-
-    def _in_parts(self, sends: Sends) -> list[Sends]:
-        parts: list[Sends] = []
-        size = 0
-        for one in sends:
-            size += len(one[2])
-            if not parts or size > self._owner.options.pass_bytes_max:
-                parts.append([])
-                size = len(one[2])
-            parts[-1].append(one)
-        return parts
+        return in_parts(self._take_all(topic), self._owner.options.pass_bytes_max)
 
     def _take_all(self, topic: Topic) -> Sends:
         held = self.held.by_topic.get(topic)

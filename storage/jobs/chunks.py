@@ -22,6 +22,7 @@ from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ReportDamage
 from geminga.storage.jobs.one_by_one import Damaged, Message
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
+from geminga.storage.ledgers.position import Position
 
 _HEAD = 4 << 10      # bytes of an entry that are read first for its metadata; more if the metadata are longer
 _Head: TypeAlias = tuple[tuple[str, ...], int, int]      # identity of the message, chunk's number, bytes of its payload
@@ -30,9 +31,9 @@ _Head: TypeAlias = tuple[tuple[str, ...], int, int]      # identity of the messa
 class _Ledger:
     """Index rows of the chunks in one ledger, or in a view's part of one ledger, with the open file."""
 
-    def __init__(self, path: Path, rows: Rows, entry_ids: NDArray[np.int64]):
+    def __init__(self, ledger_id: int, path: Path, rows: Rows, entry_ids: NDArray[np.int64]):
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.path, self.ids = path, entry_ids.tolist()
+        self.ledger_id, self.path, self.ids = ledger_id, path, entry_ids.tolist()
         self.rows = rows
         self.heads: list[_Head | None] = [None] * len(rows)      # None: not read yet
 
@@ -62,10 +63,17 @@ class _Ledger:
 
     def payload(self, at: int) -> memoryview:
         """Return the stored payload of a chunk.  Raises Damaged."""
+        return one_by_one.split(self.entry(at))[1]
+
+    def entry(self, at: int) -> bytes:
+        """Return the entry of a chunk.  Raises Damaged."""
         entry = os.pread(self.fd, int(self.rows["size"][at]), int(self.rows["offset"][at]))
         if crc32c(memoryview(entry)[CHECKSUM_END:]) != self.rows["crc32c"][at]:
             raise Damaged(f"the checksum of its chunk {self.path}, entry {self.ids[at]}, is wrong")
-        return one_by_one.split(entry)[1]
+        return entry
+
+
+_Chunk: TypeAlias = tuple[_Ledger, int, int]      # its ledger, its place there, bytes of its payload
 
 
 class Chunks:
@@ -91,24 +99,9 @@ class Chunks:
 
         The list is empty if the entry is not a last chunk, or if other chunks are missing. Raises Damaged.
         """
-        if metadata.chunk_id != metadata.num_chunks_from_msg - 1:
+        earlier = self._earlier_chunks(entry_id, metadata)
+        if earlier is None:
             return []
-        whose, expected = _whose(metadata), metadata.chunk_id - 1
-        earlier: list[tuple[_Ledger, int, int]] = []
-        for there, at in self._before(entry_id):
-            other, number, size = there.head(at)
-            if other != whose:
-                continue
-            if number == expected:
-                earlier.append((there, at, size))
-                expected -= 1
-                if expected < 0:
-                    break
-            elif number != expected + 1 or number == metadata.chunk_id:      # any but the last chunk may come twice
-                return []
-        if expected >= 0:
-            return []
-        earlier.reverse()
         indexes = [int(there.rows["message_index"][at]) for there, at, _ in earlier] + [int(row["message_index"])]
         if with_payload:
             payload: bytes | memoryview = b"".join([*(there.payload(at) for there, at, _ in earlier), stored])
@@ -121,6 +114,36 @@ class Chunks:
                 size = metadata.uncompressed_size
         return [one_by_one.message(metadata, metadata, payload)
                 | {"payload_size": size, "batch_index": None, "chunks": indexes}]
+
+    def entries(self, entry_id: int, metadata: api.MessageMetadata) -> list[tuple[Position, bytes]]:
+        """Return (position, entry) of all chunks of a message before its last one, which is this entry.
+
+        The list is empty if the entry is not a last chunk, or if other chunks are missing. Raises Damaged.
+        """
+        return [((there.ledger_id, there.ids[at]), there.entry(at))
+                for there, at, _ in self._earlier_chunks(entry_id, metadata) or ()]
+
+    def _earlier_chunks(self, entry_id: int, metadata: api.MessageMetadata) -> list[_Chunk] | None:
+        """Return all chunks of a message before its last one, None if they are not all there."""
+        if metadata.chunk_id != metadata.num_chunks_from_msg - 1:
+            return None
+        whose, expected = _whose(metadata), metadata.chunk_id - 1
+        earlier: list[_Chunk] = []
+        for there, at in self._before(entry_id):
+            other, number, size = there.head(at)
+            if other != whose:
+                continue
+            if number == expected:
+                earlier.append((there, at, size))
+                expected -= 1
+                if expected < 0:
+                    break
+            elif number != expected + 1 or number == metadata.chunk_id:      # any but the last chunk may come twice
+                return None
+        if expected >= 0:
+            return None
+        earlier.reverse()
+        return earlier
 
     def _before(self, entry_id: int) -> Iterator[tuple[_Ledger, int]]:
         """Yield the (ledger, index) of chunks before an entry of the stretch's ledger, backwards."""
@@ -164,8 +187,11 @@ class Chunks:
                     there = view.find(ledger_id) if view is not None else None
                     assert view is not None and there is not None      # the ledger is one of the view's parts
                     rows, ids, path = there.rows, there.kept, format.ledger_path(view.folder, ledger_id)
-                chosen = np.flatnonzero(rows["flags"] & IS_CHUNK)
-                yield _Ledger(path, rows[chosen], ids[chosen])
+                is_chosen = rows["flags"] & IS_CHUNK != 0
+                if ledger_id in ledgers and is_chosen.any():      # a message that was undone may come again, by its id
+                    is_chosen &= confirmed.are_committed(self._folder, stretch.partition_id, ledger_id, rows, 0)
+                chosen = np.flatnonzero(is_chosen)
+                yield _Ledger(ledger_id, path, rows[chosen], ids[chosen])
             except FileNotFoundError:
                 continue
 

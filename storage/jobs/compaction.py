@@ -71,7 +71,8 @@ class Job:
     sources: tuple[Source, ...]      # by ledger id, ascending
     token: str                       # differs from every other job's
     first_ledger: int = 0            # number of the first source in the run
-    cancelled: dict[int, list[int]] = field(default_factory=dict)      # ledger id -> cancelled delayed entries
+    # Ledger id -> entries that no consumer gets: cancelled delayed ones, and those of aborted transactions.
+    cancelled: dict[int, list[int]] = field(default_factory=dict)
     chunks: dict[int, list[int]] = field(default_factory=dict)         # place of last chunk -> places of earlier ones
     unfinished: tuple[int, ...] = ()                                   # places of chunks whose last may still come
 
@@ -120,12 +121,16 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
             source = _source(folder, partition_id, ledger_id, of_view, parts.get(ledger_id), view_entries, end, behind)
             if source is not None:
                 sources.append(source)
+        aborted = confirmed.committed(data_dir, partition_id, behind=behind).aborted
     except (CorruptFile, FileNotFoundError) as error:
         raise CannotCompact(reason(error)) from error
     amended = Amendments(format.amended_path(folder))
     amended.read()                   # the partition's owner reports damage of this file
+    cancelled = amended.cancelled()
+    for ledger_id, entries_ in aborted.items():
+        cancelled[ledger_id] = [*cancelled.get(ledger_id, ()), *entries_.tolist()]
     job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8),
-              first_ledger, amended.cancelled())
+              first_ledger, cancelled)
     chunks, unfinished = _chunks(job)
     return replace(job, chunks=chunks, unfinished=tuple(unfinished))
 
@@ -228,7 +233,10 @@ def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
         for some in entries(job, source):
             if len(some.rows):
                 now_ms = max(now_ms, int(some.rows["broker_time"][-1]))
-            for at in np.flatnonzero(some.rows["flags"] & IS_CHUNK).tolist():
+            chunks = np.flatnonzero(some.rows["flags"] & IS_CHUNK)
+            if cancelled := job.cancelled.get(source.ledger_id):
+                chunks = chunks[~np.isin(some.ids[chunks], cancelled)]
+            for at in chunks.tolist():
                 row = some.rows[at]
                 offset = int(row["offset"])
                 metadata = _metadata(some.data[offset:offset + int(row["size"])])

@@ -2,6 +2,10 @@
 
 Only files are read, with or without a running broker. An entry is confirmed when its row is in the index, because the
 journal has it by then. The header of an open ledger may count too few entries; further rows are checked one by one.
+
+Stretches end where consumers do: before the first entry of a transaction that is open as far as the files say. The
+state file says which transactions have ended, and may be older than the ledgers. Owners write it again about a second
+after transactions end.
 """
 import re
 from collections.abc import Iterable, Iterator
@@ -14,14 +18,17 @@ from numpy.typing import NDArray
 from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
+from geminga.proto.sends import IN_TRANSACTION
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
+from geminga.storage.cursors import state_file
+from geminga.storage.cursors.state_file import State
 from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.ledger_files import take_bounds
-from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.ledgers.position import NOWHERE, Position, entries_up_to
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
 _BLOCK = 8 << 10                               # rows looked at together
@@ -88,12 +95,16 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
               view: int = 0, size_max: int = SIZE_MAX) -> list[Stretch]:
     """Return the stretches of a partition, in order, from behind one position up to and including another.
 
+    Nothing behind an open transaction is in a stretch, and readers leave out entries of aborted ones.
+
     view: number of a compacted view; entries up to its horizon come from the view, all others from the ledgers. A
     stretch has at most size_max bytes, or one entry. Ledgers that are deleted meanwhile are left out.
 
     Raises CorruptFile, and FileNotFoundError if the view does not exist.
     """
     folder = format.partition_folder(Path(data_dir), partition_id)
+    known = committed_up_to(data_dir, partition_id)
+    up_to = known if up_to is None else min(known, up_to)
     pieces = []
     if view:
         opened = compacted_ledgers.open_view(folder, view)
@@ -101,16 +112,22 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
         pieces += _of_view(opened, behind, up_to, size_max)
         behind = max(behind, opened.horizon)
     for ledger_id in ledger_headers.ledger_ids(folder):
-        if ledger_id < behind[0] or (up_to is not None and ledger_id > up_to[0]):
+        if ledger_id < behind[0] or ledger_id > up_to[0]:
             continue
-        try:
-            rows = confirmed_rows(folder, partition_id, ledger_id)
-        except FileNotFoundError:
-            continue
-        first, end = _within(ledger_id, len(rows), behind, up_to)
-        offsets = np.maximum.accumulate(rows["offset"])      # rows whose space was given back are zeros
-        pieces += [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(offsets, first, end, size_max)]
+        pieces += of_ledger(folder, partition_id, ledger_id, behind=behind, up_to=up_to, size_max=size_max)
     return pieces
+
+
+def of_ledger(folder: Path, partition_id: int, ledger_id: int, *, behind: Position = NOWHERE,
+              up_to: Position | None = None, size_max: int = SIZE_MAX) -> list[Stretch]:
+    """Return the stretches of one ledger, as `stretches` does; none if the ledger is deleted.  Raises CorruptFile."""
+    try:
+        rows = confirmed_rows(folder, partition_id, ledger_id)
+    except FileNotFoundError:
+        return []
+    first, end = _within(ledger_id, len(rows), behind, up_to)
+    offsets = np.maximum.accumulate(rows["offset"])      # rows whose space was given back are zeros
+    return [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(offsets, first, end, size_max)]
 
 
 def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
@@ -124,6 +141,106 @@ def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
         if count:
             return ledger_id, count - 1
     return NOWHERE
+
+
+def committed_up_to(data_dir: Path | str, partition_id: int) -> Position:
+    """Return the position up to which no entry is in an open transaction, as far as the files say it.
+
+    NOWHERE: there is none.  Raises CorruptFile.
+    """
+    return _committed(data_dir, partition_id)[0]
+
+
+def is_settled(data_dir: Path | str, partition_id: int) -> bool:
+    """Whether the files say of all entries how their transactions have ended.  Raises CorruptFile."""
+    return _committed(data_dir, partition_id)[1]
+
+
+def _committed(data_dir: Path | str, partition_id: int) -> tuple[Position, bool]:
+    """Return (last position before the first open transaction, whether it is the last of all)."""
+    folder = format.partition_folder(Path(data_dir), partition_id)
+    settled, up_to = _settled(state_file.read(folder, partition_id)), NOWHERE
+    for ledger_id in ledger_headers.ledger_ids(folder):
+        try:
+            rows = confirmed_rows(folder, partition_id, ledger_id)
+        except FileNotFoundError:
+            continue
+        for at in range(entries_up_to(settled, ledger_id, len(rows)), len(rows), _BLOCK):
+            is_open = rows["flags"][at:at + _BLOCK] & IN_TRANSACTION != 0
+            if is_open.any():
+                first = at + int(is_open.argmax())
+                return (ledger_id, first - 1) if first else up_to, False
+        if len(rows):
+            up_to = ledger_id, len(rows) - 1
+    return up_to, True
+
+
+def are_committed(folder: Path, partition_id: int, ledger_id: int, rows: Rows, first: int) -> NDArray[np.bool_]:
+    """Return which entries of a ledger (n,) are in no transaction, or in one that is committed.  Raises CorruptFile.
+
+    rows: of the entries from `first` on.
+    """
+    is_in: NDArray[np.bool_] = rows["flags"] & IN_TRANSACTION != 0
+    if not is_in.any():
+        return ~is_in
+    state = state_file.read(folder, partition_id)
+    end = first + len(rows)
+    is_known = np.arange(first, end) < entries_up_to(_settled(state), ledger_id, end)
+    is_committed: NDArray[np.bool_] = ~is_in | (is_known & ~state.discarded.acknowledged(ledger_id, first, end))
+    return is_committed
+
+
+def _settled(state: State) -> Position:
+    return (state.transactions.settled if state.transactions is not None else None) or NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What of a partition's entries is committed, as far as that is known from its files."""
+
+    up_to: Position                           # no entry up to there is in an open transaction; NOWHERE: there is none
+    aborted: dict[int, NDArray[np.int64]]     # ledger id -> entries up to there that are in aborted transactions
+    is_all: bool                              # whether `up_to` is the last confirmed entry
+
+
+def committed(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE) -> Committed:
+    """Return what is committed of a partition's entries behind a position.  Raises CorruptFile.
+
+    The state file says how transactions have ended.  It may be older than the ledgers: then entries of transactions
+    that have ended since count as open.
+    """
+    folder = format.partition_folder(Path(data_dir), partition_id)
+    up_to = before = NOWHERE
+    within: dict[int, NDArray[np.int64]] = {}
+    counts: dict[int, int] = {}
+    for ledger_id in ledger_headers.ledger_ids(folder):
+        try:
+            rows = confirmed_rows(folder, partition_id, ledger_id)
+        except FileNotFoundError:
+            continue
+        if len(rows):
+            counts[ledger_id], up_to = len(rows), (ledger_id, len(rows) - 1)
+        if ledger_id >= behind[0]:
+            entries = np.flatnonzero(rows["flags"] & IN_TRANSACTION)
+            entries = entries[entries > behind[1]] if ledger_id == behind[0] else entries
+            if len(entries):
+                within[ledger_id] = entries
+    if not within:
+        return Committed(up_to, {}, True)
+    state = state_file.read(folder, partition_id)
+    settled = _settled(state)
+    aborted: dict[int, NDArray[np.int64]] = {}
+    for ledger_id, count in counts.items():
+        entries = within.get(ledger_id, np.zeros(0, np.int64))
+        known = entries[entries < entries_up_to(settled, ledger_id, count)]
+        is_aborted = state.discarded.acknowledged(ledger_id, 0, count)[known]
+        if is_aborted.any():
+            aborted[ledger_id] = known[is_aborted]
+        if len(known) < len(entries):
+            first = int(entries[len(known)])
+            return Committed((ledger_id, first - 1) if first else before, aborted, False)
+        before = ledger_id, count - 1
+    return Committed(up_to, aborted, True)
 
 
 def current_view(data_dir: Path | str, partition_id: int) -> int:

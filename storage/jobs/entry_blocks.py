@@ -48,8 +48,8 @@ class Block:
 class BlockReader:
     """Reader of one stretch, with the open file of its ledger.  Damaged entries are reported and left out."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage):
-        self.stretch, self._report = stretch, report
+    def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage, block_size: int | None = None):
+        self.stretch, self._report, self._block_size = stretch, report, block_size or BLOCK_SIZE
         self._folder = format.partition_folder(data_dir, stretch.partition_id)
         folder = format.compacted_folder(self._folder) / str(stretch.view) if stretch.view else self._folder
         self._path = format.ledger_path(folder, stretch.ledger_id)
@@ -69,7 +69,8 @@ class BlockReader:
     def blocks(self, wanted: Wanted | None) -> Iterator[Block]:
         """Yield the stretch's undamaged entries in blocks.  The next block overwrites the bytes of the one before.
 
-        Nothing is yielded for a ledger that is deleted before it is opened.  Raises ViewReplaced, OSError.
+        Entries of transactions that are not committed are left out.  Nothing is yielded for a ledger that is deleted
+        before it is opened.  Raises ViewReplaced, CorruptFile, OSError.
         """
         stretch = self.stretch
         try:
@@ -83,7 +84,7 @@ class BlockReader:
         if wanted is not None:
             chosen = wanted(rows)
             rows, entry_ids = rows[chosen], entry_ids[chosen]
-        for first, end in _together(rows):
+        for first, end in _together(rows, self._block_size):
             yield self._load(rows[first:end], entry_ids[first:end])
 
     def _ledger_rows(self) -> tuple[Rows, NDArray[np.int64]]:
@@ -93,7 +94,9 @@ class BlockReader:
         for text in damage:
             self._report(text)
         entry_ids = np.arange(stretch.first, stretch.first + len(rows))
-        return (rows[~lost], entry_ids[~lost]) if lost.any() else (rows, entry_ids)
+        kept = ~lost & confirmed.are_committed(
+            self._folder, stretch.partition_id, stretch.ledger_id, rows, stretch.first)
+        return (rows, entry_ids) if kept.all() else (rows[kept], entry_ids[kept])
 
     def _view_rows(self) -> tuple[Rows, NDArray[np.int64]]:
         stretch = self.stretch
@@ -125,20 +128,22 @@ class BlockReader:
             is_there &= ~is_cut
         checked = np.flatnonzero(is_there & (rows["flags"] & KEPT_CHECKSUM != 0))
         wrong = checked[checksums.wrong_entries(data, begins[checked], block.ends[checked], rows["crc32c"][checked])]
-        for entry_id in entry_ids[wrong].tolist():
-            self.report(entry_id, "its checksum is wrong")
+        for entry_id, offset in zip(entry_ids[wrong].tolist(), offsets[wrong].tolist(), strict=True):
+            # A broker that gives back space while a block is read changes entries from their first bytes on.
+            if os.pread(self._fd, len(format.NO_ENTRY), offset) != format.NO_ENTRY:
+                self.report(entry_id, "its checksum is wrong")
         is_there[wrong] = False
         return block if is_there.all() else block.chosen(np.flatnonzero(is_there))
 
 
-def _together(rows: Rows) -> Iterator[tuple[int, int]]:
+def _together(rows: Rows, block_size: int) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of index rows whose entries are read as one block."""
     offsets = rows["offset"].astype(np.int64)
     ends = offsets + rows["size"]
     borders = np.flatnonzero((offsets[1:] - ends[:-1] > _GAP_MAX) | (offsets[1:] < ends[:-1])) + 1
     for first, end in zip([0, *borders.tolist()], [*borders.tolist(), len(rows)], strict=True):
         while first < end:
-            until = int(np.searchsorted(ends[first:end], offsets[first] + BLOCK_SIZE, side="right"))
+            until = int(np.searchsorted(ends[first:end], offsets[first] + block_size, side="right"))
             until = min(end, first + max(1, min(until, BLOCK_ENTRIES)))
             yield first, until
             first = until

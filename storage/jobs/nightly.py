@@ -51,7 +51,7 @@ class Planned:
     is_due: bool
     why: str                         # text for operators: the number of new messages, or why nothing is done
     view: int = 0                    # number of the view in force; 0: none
-    horizon: Position | None = None  # of the new view: the last confirmed entry
+    horizon: Position | None = None  # of the new view: the last entry that is committed
     entries: int = 0                 # new ones, behind the horizon of the view in force
     messages: int = 0                # in the new entries
     size: int = 0                    # bytes of the new entries
@@ -85,17 +85,6 @@ class PartitionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a nightly run over all its partitions."""
-
-    stage: str                       # "reading", then "writing"
-    done: int                        # messages of this stage
-    total: int                       # messages of the run
-    rate: float                      # messages a second
-    left_s: float                    # of this stage, in seconds, if the rate stays
-
-
-@dataclass(frozen=True, slots=True)
 class Night:
     """The result of a whole nightly run."""
 
@@ -106,7 +95,6 @@ class Night:
     error: str = ""                  # why it ended early
 
 
-TellProgress = Callable[[Progress], None]
 _TOGETHER = 200                      # partitions that are compacted together: each takes a file descriptor
 
 
@@ -117,12 +105,19 @@ def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
     return [_plan(data_dir, target) for target in targets]
 
 
+def is_settled(data_dir: Path, target: Target) -> bool:
+    """Whether files say of all new entries in transactions how these have ended.  Raises CorruptFile, OSError."""
+    held = compacted_ledgers.open_view(format.partition_folder(data_dir, target.partition_id))
+    return confirmed.committed(data_dir, target.partition_id, behind=held.horizon if held else NOWHERE).is_all
+
+
 def _plan(data_dir: Path, target: Target) -> Planned:
     folder = format.partition_folder(data_dir, target.partition_id)
     try:
         held = compacted_ledgers.open_view(folder)
-        horizon = confirmed.last_confirmed(data_dir, target.partition_id)
         behind = held.horizon if held else NOWHERE
+        known = confirmed.committed(data_dir, target.partition_id, behind=behind)
+        horizon = known.up_to
         entries, messages, size = _news(folder, target.partition_id, behind, horizon)
     except (CorruptFile, OSError) as error:
         text = text_of(error) if isinstance(error, OSError) else str(error)
@@ -130,6 +125,8 @@ def _plan(data_dir: Path, target: Target) -> Planned:
     view = (held.number, held.manifest.entries, held.manifest.messages, held.manifest.size) if held else (0, 0, 0, 0)
     if not entries:
         why = f"nothing has come since view {held.number}" if held else "there is nothing in it"
+        if not known.is_all:
+            why = "all that has come is in transactions that are open, or behind them"
         return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:])
     why = f"{messages:,} new message{'' if messages == 1 else 's'}" + (f" since view {held.number}" if held else "")
     return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:])
@@ -159,7 +156,7 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
 # -- the run
 
 def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | None = None,
-        progress: TellProgress | None = None) -> Night:
+        progress: Tell | None = None) -> Night:
     """Compact all partitions that the plan calls due.  The caller closes the engine.
 
     An unforeseen error ends the run; the result has the error and the partitions done before.  Raises AlreadyRunning.
@@ -186,7 +183,7 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | N
 
 
 def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Engine | None = None,
-            progress: TellProgress | None = None) -> PartitionReport:
+            progress: Tell | None = None) -> PartitionReport:
     """Compact one partition now, if it has new messages."""
     planned = _plan(data_dir, target)
     tell = _Teller(progress, planned.messages + planned.view_messages)
@@ -272,26 +269,18 @@ def _folder(data_dir: Path) -> Path:
 
 
 class _Teller:
-    """Reporter of a run's progress: totals over its rounds, the rate, and the remaining time."""
+    """Reporter of a run's progress: totals over its rounds."""
 
-    def __init__(self, progress: TellProgress | None, total: int):
+    def __init__(self, progress: Tell | None, total: int):
         self._progress, self._total = progress, total
         self._before = 0                 # messages of rounds that are done
-        self._stage, self._since, self._first = "", time.monotonic(), 0
 
     def __call__(self, stage: str, done: int, _total: int) -> None:
-        if self._progress is None:
-            return
-        done, now = min(self._total, self._before + done), time.monotonic()
-        if stage != self._stage:
-            # The first stage began with the run; a later one counts from its first report.
-            self._since, self._first = (self._since, 0) if not self._stage else (now, done)
-            self._stage = stage
-        rate = (done - self._first) / (now - self._since) if done > self._first and now > self._since else 0.0
-        self._progress(Progress(stage, done, self._total, rate, (self._total - done) / rate if rate else 0.0))
+        if self._progress is not None:
+            self._progress(stage, min(self._total, self._before + done), self._total)
 
     def __repr__(self) -> str:
-        return f"<_Teller {self._stage!r} {self._before} of {self._total} messages before this round>"
+        return f"<_Teller {self._before} of {self._total} messages before this round>"
 
     def next_round(self, messages: int) -> None:
         """Count the messages of a finished round of partitions as done."""

@@ -33,6 +33,7 @@ from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import Block, BlockReader, ReportDamage, Wanted
 from geminga.storage.jobs.message_columns import SCHEMA, Messages, read_properties
+from geminga.storage.jobs.occurrences import having
 from geminga.storage.jobs.one_by_one import Damaged, Message
 
 UNPACKED_MAX = 16 << 20             # bytes of batches that are decompressed at a time; a larger batch is alone
@@ -42,19 +43,23 @@ _Places: TypeAlias = NDArray[np.int64]
 
 
 def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: ReportDamage, *,
-            wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
+            wanted: Wanted | None = None, texts: Collection[bytes] = (),
+            block_size: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
 
     message_index ascends within messages of one kind (single, in batches, in chunks), but not across kinds.
 
     report_damage: called with a line for each damage; reading goes on.  wanted: given index rows (n,), INDEX_ROW or
-    COMPACTED_ROW, returns which of them to read.  payload_size of a single message is the size that its metadata
-    claims, unless `payload` is asked for too.  A ledger that is deleted before it is opened has no messages; one that
-    is deleted later is read to its end.
+    COMPACTED_ROW, returns which of them to read.  texts: entries without them are left out where that saves work; other
+    messages without them may be yielded.  block_size: bytes of entries to read at once, BLOCK_SIZE unless given; large
+    batches need large blocks to be read fast.
+
+    payload_size of a single message is the size that its metadata claims, unless `payload` is asked for too.  A ledger
+    that is deleted before it is opened has no messages; one that is deleted later is read to its end.
 
     Raises ViewReplaced, and OSError if the disk fails.
     """
-    reader = _Reader(Path(data_dir), stretch, tuple(columns), report_damage)
+    reader = _Reader(Path(data_dir), stretch, tuple(columns), report_damage, texts, block_size)
     try:
         yield from reader.read(wanted)
     finally:
@@ -64,11 +69,13 @@ def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], re
 class _Reader:
     """One reading of a stretch as Arrow batches."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, columns: tuple[str, ...], report: ReportDamage):
-        self.stretch, self.columns = stretch, columns
+    def __init__(self, data_dir: Path, stretch: Stretch, columns: tuple[str, ...], report: ReportDamage,
+                 texts: Collection[bytes], block_size: int | None):
+        self.stretch, self.columns, self._texts = stretch, columns, texts
+        self._together_max = max(UNPACKED_MAX, block_size or 0)
         self.schema = pa.schema([SCHEMA.field(name) for name in columns])
         self._outer, self._single = message_columns.outer_fields(columns), message_columns.single_fields(columns)
-        self._entries = BlockReader(data_dir, stretch, report)
+        self._entries = BlockReader(data_dir, stretch, report, block_size)
         self._chunks = Chunks(data_dir, stretch, report)
 
     def __repr__(self) -> str:
@@ -105,14 +112,28 @@ class _Reader:
         is_batch = np.zeros(len(rest), bool)
         if "count" in outer.numbers:
             is_batch = rest & (outer.numbers["count"] != ABSENT) & ~outer.has("encryption")
+        if self._texts:
+            has_texts = self._has_texts(block, outer, rest)
+            rest, is_batch = rest & has_texts, is_batch & has_texts
         if (plain := np.flatnonzero(rest & ~is_batch)).size:
             yield from self._plain(block, outer, plain, payloads)
         odd = np.flatnonzero(is_odd).tolist()
         if is_batch.any():
-            for some in _by_size(np.flatnonzero(is_batch), outer, block.ends - payloads):
+            for some in _by_size(np.flatnonzero(is_batch), outer, block.ends - payloads, self._together_max):
                 left = yield from self._unpack(block, outer, some, payloads)
                 odd += left.tolist()
         yield from self._one_by_one(block, odd + by_chunk.tolist())
+
+    def _has_texts(self, block: Block, outer: Columns, rest: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which entries of a block may have all texts.  Compressed ones may, until they are decompressed."""
+        has_texts = np.ones(len(rest), bool)
+        is_open = rest
+        if "compression" in outer.numbers:
+            is_open = rest & ((outer.numbers["compression"] == api.NONE) | outer.has("encryption"))
+        some, raw = np.flatnonzero(is_open), block.data.tobytes()
+        for text in self._texts:
+            has_texts[some] &= having(raw, block.begins[some], block.ends[some], text)
+        return has_texts
 
     def _plain(self, block: Block, outer: Columns, some: NDArray[np.intp],
                payloads: _Places) -> Iterator[pa.RecordBatch]:
@@ -125,7 +146,7 @@ class _Reader:
             is_compressed = (codecs != api.NONE) & ~encrypted
             sizes = np.where(is_compressed, outer.number("uncompressed_size")[some].astype(np.int64), sizes)
             if "payload" in self.columns:
-                for piece in _within(np.arange(len(some)), np.where(is_compressed, sizes, 0)):
+                for piece in _within(np.arange(len(some)), np.where(is_compressed, sizes, 0), self._together_max):
                     yield from self._decompressed(block, outer, some[piece], begins[piece], ends[piece], codecs[piece],
                                                   is_compressed[piece], sizes[piece])
                 return
@@ -144,7 +165,8 @@ class _Reader:
               sizes: NDArray[np.integer]) -> tuple[NDArray[np.uint8], _Places, _Places, NDArray[np.bool_]]:
         """Decompress payloads of a block's entries.
 
-        Returns (data with decompressed payloads at its end, begins, ends, which payloads cannot be decompressed).
+        Returns (data with decompressed payloads at its end, begins, ends, which payloads to leave out: they cannot be
+        decompressed, or have not the texts).
         """
         chosen, failed, raw = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data)
         pieces: list[bytes | memoryview] = []
@@ -160,7 +182,11 @@ class _Reader:
                 self._entries.report(int(block.entry_ids[some[at]]), f"its payload {error}")
         begins, ends, behind = begins.copy(), ends.copy(), len(block.data) + np.cumsum([len(piece) for piece in pieces])
         begins[chosen], ends[chosen] = np.append(len(block.data), behind[:-1]), behind
-        return np.frombuffer(b"".join((block.data.data, *pieces, bytes(PAD))), np.uint8), begins, ends, failed
+        joined = b"".join((block.data.data, *pieces, bytes(PAD)))
+        for text in self._texts:
+            failed[chosen] |= ~(having(joined, begins[chosen], ends[chosen], text)
+                                | having(joined, block.begins[some[chosen]], block.ends[some[chosen]], text))
+        return np.frombuffer(joined, np.uint8), begins, ends, failed
 
     def _unpack(self, block: Block, outer: Columns, some: NDArray[np.intp],
                 payloads: _Places) -> Generator[pa.RecordBatch, None, NDArray[np.intp]]:
@@ -242,21 +268,22 @@ class _Reader:
 
 # -- groups of entries or messages
 
-def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-    """Split batch entries into groups of at most UNPACKED_MAX decompressed bytes.  stored: bytes of each payload."""
+def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64],
+             size_max: int) -> list[NDArray[np.intp]]:
+    """Split batch entries into groups of at most size_max decompressed bytes.  stored: bytes of each payload."""
     sizes = stored[some]
     if "compression" in outer.numbers:
         is_compressed = outer.numbers["compression"][some] != api.NONE
         sizes = np.where(is_compressed, outer.number("uncompressed_size")[some].astype(np.int64), sizes)
-    return list(_within(some, sizes))
+    return list(_within(some, sizes, size_max))
 
 
-def _within(some: NDArray[np.intp], sizes: NDArray[np.int64]) -> Iterator[NDArray[np.intp]]:
-    """Yield groups of items with at most UNPACKED_MAX bytes; a larger item is a group of its own."""
+def _within(some: NDArray[np.intp], sizes: NDArray[np.int64], size_max: int) -> Iterator[NDArray[np.intp]]:
+    """Yield groups of items with at most size_max bytes; a larger item is a group of its own."""
     ends = np.cumsum(sizes)
     first, before = 0, 0
     while first < len(some):
-        until = max(first + 1, int(np.searchsorted(ends, before + UNPACKED_MAX, side="right")))
+        until = max(first + 1, int(np.searchsorted(ends, before + size_max, side="right")))
         yield some[first:until]
         first, before = until, int(ends[until - 1])
 

@@ -281,7 +281,7 @@ class _Reading:
 
 
 class Reader(datasource.DataSourceReader):
-    """Reader of all messages that are confirmed when a query begins."""
+    """Reader of all messages that are confirmed, and committed, when a query begins."""
 
     def __init__(self, options: Options, schema: StructType):
         self._reading = _reading(options, schema)
@@ -348,7 +348,7 @@ def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
 class StreamReader(datasource.DataSourceStreamReader):
     """Reader for streaming queries.
 
-    Offsets are the last confirmed position of each partition: {id: "ledger:entry"}.
+    Offsets are positions in each partition up to which all is committed: {id: "ledger:entry"}.
     """
 
     def __init__(self, options: Options, schema: StructType):
@@ -365,7 +365,7 @@ class StreamReader(datasource.DataSourceStreamReader):
     def latestOffset(self, start: dict[str, str], limit: object) -> dict[str, str]:
         data_dir, offsets = self._reading.options.data_dir, dict(start)
         for partition_id, _ in _partitions(self._reading.options):
-            last = confirmed.last_confirmed(data_dir, partition_id)
+            last = confirmed.committed_up_to(data_dir, partition_id)
             if last > _offsets(offsets).get(partition_id, NOWHERE):
                 offsets[str(partition_id)] = f"{last[0]}:{last[1]}"
         return offsets

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto.frames import CHECKSUM_END
+from geminga.proto.frames import CHECKSUM_END, with_checksum
 from geminga.proto.rows import Rows
-from geminga.proto.sends import KEPT_CHECKSUM, with_checksum
+from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import rewriting

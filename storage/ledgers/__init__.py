@@ -1,6 +1,7 @@
 """Entries on disk: ledgers, the journal in front of them, compacted ledgers.
 
     readable.py            the interface of ledgers for readers: stored, compacted or transient
+    cut_ledger.py          ledgers up to the first entry of an open transaction
     ledger.py              entries and their index, mapped into memory
     ledger_files.py        creates ledgers, and opens existing ones
     ledger_headers.py      headers of both files, and which ledgers a folder has

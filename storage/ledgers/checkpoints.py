@@ -4,11 +4,13 @@ A checkpoint is collected between two passes, so that it never contains half of 
 """
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from geminga.storage.disk.files import sync
+from geminga.storage.disk.files import sync, write_anew
 
 _T = TypeVar("_T")
 
@@ -22,6 +24,52 @@ class Snapshot(Protocol):
 
     def write(self) -> None:
         """Replace the file's content, synced.  Called by a thread of the journal.  Raises OSError."""
+
+
+class SnapshotFile:
+    """A file that snapshots replace as a whole.  A late checkpoint thread never overwrites a newer snapshot."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        self._taken = self._written = 0      # numbers of the newest snapshot, and of the newest on disk
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path} taken={self._taken} written={self._written}>"
+
+    def snapshot(self, data: bytes) -> "FileSnapshot":
+        """Return a snapshot with this content, newer than all before, to be written by any thread."""
+        self._taken += 1
+        return FileSnapshot(self, self._taken, data)
+
+    def write(self, number: int, data: bytes) -> None:
+        """Replace the file, synced, unless a newer snapshot was written.  The caller syncs the folder.
+
+        Called by any thread.  Raises OSError.
+        """
+        with self._lock:
+            if number > self._written:
+                self._replace(data)
+                self._written = number
+
+    def _replace(self, data: bytes) -> None:
+        write_anew(self.path, data)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSnapshot:
+    """The content of a SnapshotFile as of one moment."""
+
+    file: SnapshotFile
+    number: int
+    data: bytes
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    def write(self) -> None:
+        self.file.write(self.number, self.data)
 
 
 class Changed(Protocol):

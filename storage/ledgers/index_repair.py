@@ -20,11 +20,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC
 from geminga.proto.rows import Rows
-from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, is_chunk, read_one
+from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, command_of, read_one
 from geminga.storage import format
 
 _START = MAGIC.to_bytes(2, "big")
@@ -202,7 +201,7 @@ def _rebuild(source: Source, rows: Rows, first: int, end: int) -> list[int]:
 def _describe(entry: bytes) -> dict[str, int] | None:
     """Return {field of INDEX_ROW: value} as read from an entry; None if its checksum is wrong."""
     try:
-        fields = read_one(api.CommandSend(is_chunk=is_chunk(entry)), entry)[-len(INDEX_FIELDS):]
+        fields = read_one(command_of(entry), entry)[-len(INDEX_FIELDS):]
     except (BadChecksum, ProtocolError):
         return None
     return dict(zip(INDEX_FIELDS, fields, strict=True))

@@ -23,7 +23,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +88,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int,
-                 free: list[Path], full: list[tuple[_Segment, set[Changed]]]):
+                 free: list[Path], full: list[tuple[_Segment, Collection[Changed]]]):
         """Begin a segment.  number: of the last record.
 
         full: segments to be checkpointed, oldest first, each with the objects that changed while it was written.
@@ -101,9 +101,10 @@ class Journal:
         if len(free) + len(full) < _SEGMENTS_MIN:
             free.append(_write_zeros(folder / f"{sequence}-next.journal", segment_bytes))
         self._segments = len(free) + len(full)            # files that exist, or are being made
-        self._dirty: set[Changed] = set()                 # changed since this segment was begun
+        self._dirty: dict[Changed, None] = {}             # changed since this segment was begun, in order
         self._full = full                                 # not checkpointed yet, oldest first
         self._checkpoints: list[_UnderWay] = []           # oldest first
+        self._early: Future[None] | None = None           # the last write before a checkpoint had to make it
         self._is_checkpoint_due = bool(full)              # so that the next start need not replay the same records
         self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # the second makes the next segment's file
@@ -195,7 +196,18 @@ class Journal:
 
     def mark_dirty(self, changed: Changed) -> None:
         """Include an object in the checkpoint of the current segment, because its files lack changes made in memory."""
-        self._dirty.add(changed)
+        self._dirty[changed] = None
+
+    def write_early(self, changed: Changed) -> bool:
+        """Have a thread bring an object's own files up to date, before a checkpoint has to.
+
+        Returns False while a thread still writes the last such object.  A write that fails costs nothing, because the
+        object stays dirty.  Called between two passes.  Raises OSError.
+        """
+        if self._early is not None and not self._early.done():
+            return False
+        self._early = self._threads.submit(write_checkpoint, *collect_checkpoint({changed}))
+        return True
 
     def _roll(self) -> None:
         """Continue in a new segment.
@@ -207,7 +219,7 @@ class Journal:
         if not self._is_between:
             self.sync()
             self._full.append((self._segment, self._dirty))
-            self._dirty, self._at = set(), self._segment_bytes + 1
+            self._dirty, self._at = {}, self._segment_bytes + 1
         try:
             self._collect_checkpoints(wait=False)
             if not self._has_free():
@@ -264,7 +276,7 @@ class Journal:
         if self._checkpoints or not self._full:
             return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        checkpoint = collect_checkpoint(set().union(*(changed for _, changed in oldest)))
+        checkpoint = collect_checkpoint(dict.fromkeys(each for _, changed in oldest for each in changed))
         segments = [segment for segment, _ in oldest]
         self._checkpoints.append(_UnderWay(checkpoint, segments, self._submit(checkpoint, segments)))
 
@@ -336,7 +348,7 @@ class Journal:
         try:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
-            changed = self._dirty.union(*(some for _, some in self._full))
+            changed = self._dirty | dict.fromkeys(each for _, some in self._full for each in some)
             write_checkpoint(*collect_checkpoint(changed), lambda: time.monotonic() > self._closed_by)
             for segment in segments:
                 _retire(segment)
@@ -423,7 +435,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         sync(above, os.fsync)
     used = by_age(folder)
     last = used[-1][0] if used else 0
-    full: list[tuple[_Segment, set[Changed]]] = []
+    full: list[tuple[_Segment, Collection[Changed]]] = []
     with contextlib.ExitStack() as opened:
         for sequence, path in used:
             segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)

@@ -14,6 +14,12 @@ _MARK_DELETE, _CURSOR_RESET = struct_of(format.MARK_DELETE_OP), struct_of(format
 _PART_ACKNOWLEDGED, _COUNTED = struct_of(format.PART_ACKNOWLEDGED_OP), struct_of(format.COUNTED_OP)
 _TOTAL, _PRODUCED, _CHUNKED = struct_of(format.TOTAL_OP), struct_of(format.PRODUCED_OP), struct_of(format.CHUNKED_OP)
 _SUBSCRIPTION, _PARTITION = struct_of(format.SUBSCRIPTION_OP), struct_of(format.PARTITION_OP)
+_TYPE_CHANGED = struct_of(format.TYPE_CHANGED_OP)
+
+_COORDINATED, _ADDED = struct_of(format.COORDINATED_OP), struct_of(format.ADDED_OP)
+_T_ENTRIES, _T_SEQUENCE = struct_of(format.TRANSACTION_ENTRIES_OP), struct_of(format.TRANSACTION_SEQUENCE_OP)
+_T_ACKS, _T_UP_TO = struct_of(format.TRANSACTION_ACKS_OP), struct_of(format.TRANSACTION_ACK_UP_TO_OP)
+_T_PART, _T_ENDED = struct_of(format.TRANSACTION_ACK_PART_OP), struct_of(format.TRANSACTION_ENDED_OP)
 
 
 # -- ledgers
@@ -65,6 +71,11 @@ def cursor_reset(partition_id: int, subscription_id: int, position: Position, *,
 def subscription_deleted(partition_id: int, subscription_id: int) -> bytes:
     """Return the op for a deleted durable subscription."""
     return _SUBSCRIPTION.pack(format.SUBSCRIPTION_DELETED, subscription_id, partition_id)
+
+
+def type_changed(partition_id: int, subscription_id: int, type: int) -> bytes:
+    """Return the op that stores the type of a subscription's consumers, a CommandSubscribe.SubType."""
+    return _TYPE_CHANGED.pack(format.TYPE_CHANGED | type << format.NUMBER, subscription_id, partition_id)
 
 
 def first_part_acknowledged(partition_id: int, subscription_id: int, position: Position, word: int) -> bytes:
@@ -150,3 +161,58 @@ def partition_deleted(partition_id: int) -> bytes:
 def delayed(partition_id: int) -> bytes:
     """Return the op for a partition that has a delayed index from now on."""
     return _PARTITION.pack(format.DELAYED, partition_id)
+
+
+# -- transactions: an id is one number, see names.transaction
+
+def coordinated(transaction: int, state: int, role: int, *, opened_ms: int, lifetime_ms: int) -> bytes:
+    """Return the op for the state of a transaction at its coordinator.  role: CRC32-C of the role that opened it."""
+    return _COORDINATED.pack(
+        format.COORDINATED | state << format.NUMBER, role, 0, opened_ms, lifetime_ms, transaction)
+
+
+def added_to_transaction(transaction: int, partition_id: int, subscription_id: int) -> bytes:
+    """Return the op for a partition (subscription_id 0), or a subscription, that a transaction may use."""
+    return _ADDED.pack(format.ADDED_TO_TRANSACTION, subscription_id, partition_id, transaction)
+
+
+def transaction_entries(transaction: int, partition_id: int, ledger_id: int, first: int, end: int) -> bytes:
+    """Return the op for entries first .. end - 1 that a transaction published."""
+    return _T_ENTRIES.pack(format.TRANSACTION_ENTRIES, end - first - 1, partition_id, ledger_id, first, transaction)
+
+
+def transaction_sequence(transaction: int, partition_id: int, producer: int, sequence_id: int, *,
+                         is_last: bool) -> bytes:
+    """Return the op for the sequence id of a producer before a transaction, or of its last message in it.
+
+    producer: the first half of its identity.
+    """
+    kind = format.TRANSACTION_SEQUENCE | is_last << format.NUMBER
+    return _T_SEQUENCE.pack(kind, partition_id, producer, sequence_id, transaction)
+
+
+def transaction_acks(transaction: int, partition_id: int, subscription_id: int, ledger_id: int, first: int,
+                     end: int) -> bytes:
+    """Return the op for entries first .. end - 1 that a transaction acknowledges."""
+    return _T_ACKS.pack(
+        format.TRANSACTION_ACKS, subscription_id, partition_id, ledger_id, first, end - first - 1, transaction)
+
+
+def transaction_ack_up_to(transaction: int, partition_id: int, subscription_id: int, position: Position) -> bytes:
+    """Return the op for the position up to which a transaction acknowledges."""
+    return _T_UP_TO.pack(format.TRANSACTION_ACK_UP_TO, subscription_id, partition_id, *position, transaction)
+
+
+def transaction_ack_part(transaction: int, partition_id: int, subscription_id: int, position: Position, number: int,
+                         word: int) -> bytes:
+    """Return the op for messages 32 * number .. 32 * number + 31 of a batch that a transaction acknowledges.
+
+    word: a bit for each of them, 1 = acknowledged by the transaction.
+    """
+    kind = format.TRANSACTION_ACK_PART | number << format.NUMBER
+    return _T_PART.pack(kind, subscription_id, partition_id, *position, word, transaction)
+
+
+def transaction_ended(transaction: int, partition_id: int) -> bytes:
+    """Return the op that ends a transaction in one partition, behind the ops of all that this changed."""
+    return _T_ENDED.pack(format.TRANSACTION_ENDED, partition_id, transaction)

@@ -3,6 +3,7 @@
     <parent>/<time>/manifest             CRC32-C of the JSON in hexadecimal, a space, a Manifest as JSON
     <parent>/<time>/catalogue.sqlite
     <parent>/<time>/partitions/<id>/...  as in a data folder: ledgers, indexes, state, amendments, the newest view
+    <parent>/<time>/transactions/<n>/table    which transactions are committed, so that partitions commit them too
     <parent>/<time>.new                  a backup in progress, or one that was not completed
     <parent>/lock                        held by the process that makes a backup in this folder
     <data>/backup/lock                   held by the process that makes a backup of this data folder
@@ -23,6 +24,7 @@ rewritten in place is stored in the manifest.
 A backup has no journal, because its states and indexes are complete.
 """
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -30,9 +32,9 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -45,30 +47,22 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.ledger_headers import ledger_header
+from geminga.storage.offline.backup_items import Item, chunks, copy_item, sum_up
+from geminga.storage.transactions import transaction_table
 from geminga.storage.upkeep.backup_snapshot import link
 
 VERSION = 1
 MANIFEST, CATALOGUE, PARTITIONS, STATE = "manifest", "catalogue.sqlite", "partitions", "state"
+_TABLE = re.compile(r"transactions/\d{1,3}/table")
 _UNFINISHED = ".new"
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d{3}Z")
 _AMENDED = format.amended_path(Path())
-_CHUNK = 1 << 20
 _MANIFEST_MAX = 1 << 30      # bytes; some 200 for each file
+Told = Callable[[int, int], None]      # is called with (bytes done so far, bytes in all)
 
 
 class CannotBackUp(Exception):
     """Exception for a backup that cannot be made or read.  The text is one line for the user."""
-
-
-@dataclass(slots=True)
-class Item:
-    """One file of a backup."""
-
-    path: str                # in the data folder, and in the backup
-    size: int                # bytes of the file that belong to the backup, with the header
-    crc32c: int = 0          # of the first `size` bytes
-    header: str = ""         # hexadecimal; the file's first bytes in the backup
-    source: list[int] = field(default_factory=list)      # inode and mtime in ns of the source file
 
 
 @dataclass(slots=True)
@@ -118,7 +112,8 @@ def _item(manifest: Path, item: Item) -> Item:
     """
     parts = Path(item.path).parts
     is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
-    if not (item.path == CATALOGUE or (is_partitions and item.path == "/".join(parts) and item.path.isprintable())):
+    is_one = is_partitions and item.path == "/".join(parts) and item.path.isprintable()
+    if not (is_one or item.path == CATALOGUE or _TABLE.fullmatch(item.path)):
         raise CannotBackUp(f"{manifest}: {item.path!a} is not in a data folder")
     for number in (item.size, item.crc32c, *item.source):
         _number(number)
@@ -151,11 +146,11 @@ def backups(parent: Path) -> list[Path]:
 
 
 def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *,
-         keep: int = 0) -> BackupReport:
+         keep: int = 0, told: Told = lambda done, total: None) -> BackupReport:
     """Make a backup in a new folder of `parent`.
 
     begin, cut: callbacks that ask all owners to begin a backup, and to report where their files end
-    (backup_snapshot.py). keep: number of backups to keep, 0 for all; older backups are removed.
+    (backup_snapshot.py). keep: number of backups to keep, 0 for all; older backups are removed. told: see Told.
 
     Raises CannotBackUp, OSError, CorruptFile and all exceptions of begin and cut. The unfinished backup is removed
     before any of them leaves this function.
@@ -175,7 +170,7 @@ def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[
         made = parent / f"{name}{_UNFINISHED}"
         try:
             made.mkdir()
-            report = _Making(data_dir, made, next(reversed(backups(parent)), None)).run(begin, cut)
+            report = _Making(data_dir, made, next(reversed(backups(parent)), None)).run(begin, cut, told)
             made.rename(parent / name)
             sync(parent, os.fsync)
         finally:
@@ -215,13 +210,14 @@ class _Making:
             with contextlib.suppress(CorruptFile, CannotBackUp, OSError):
                 self._known = {item.path: item for item in read_manifest(before).items}
         self._rows: dict[int, list[Item]] = {}       # by partition id, with sizes as its files give them
+        self._tables: dict[int, bytes] = {}          # of transactions, by number of the coordinator
         self._stays = False                          # whether the folder of links was moved into the backup
         self._linked = format.linked_folder(data_dir)
         self._linked.mkdir()
         self._clones = True                          # False: the file system does not support reflinks
         self._report = BackupReport("")
 
-    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]]) -> BackupReport:
+    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], told: Told) -> BackupReport:
         begin()
         newest = self._newest_partition()
         for folder in (self._data_dir / PARTITIONS).glob("*"):
@@ -236,10 +232,12 @@ class _Making:
         for partition_id, data in states.items():
             if partition_id in stored:
                 self._write_state(partition_id, data)
-        items = [Item(CATALOGUE, (self._made / CATALOGUE).stat().st_size)]
+        items = [Item(CATALOGUE, (self._made / CATALOGUE).stat().st_size), *self._write_tables()]
         items += [item for partition_id in sorted(stored & self._rows.keys()) for item in self._rows[partition_id]]
-        for item in items:
+        sizes = list(itertools.accumulate(item.size for item in items))
+        for item, done in zip(items, sizes, strict=True):
             self._settle(item)
+            told(done, sizes[-1])
         self._remove_others({item.path for item in items})
         for made, _, _ in os.walk(self._made):
             sync(Path(made), os.fsync)
@@ -299,9 +297,11 @@ class _Making:
         for one in cuts:
             self._report.longest_pause_ms = max(self._report.longest_pause_ms, round(1000 * one["seconds"], 3))
             with open(self._linked / one["file"], "rb") as file:
-                for row in json.loads(file.readline()):
+                about = json.loads(file.readline())
+                for row in about["partitions"]:
                     states[row["id"]] = file.read(row["state"])
                     self._take_row(row)
+                self._tables |= {number: file.read(size) for number, size in about["tables"]}
             (self._linked / one["file"]).unlink()
         return states
 
@@ -349,6 +349,23 @@ class _Making:
         path.parent.mkdir(exist_ok=True)
         write_anew(path, data)
 
+    def _write_tables(self) -> list[Item]:
+        """Write the tables of transactions into the backup, and return their items.
+
+        The tables of coordinators that no owner had at its cut are read from the data folder.
+        """
+        for folder in (self._data_dir / "transactions").glob("*"):
+            if folder.name.isdigit() and int(folder.name) not in self._tables:
+                number = int(folder.name)
+                self._tables[number] = transaction_table.read(self._data_dir, number).encode(of_backup=True)
+        items = []
+        for number, data in sorted(self._tables.items()):
+            path = transaction_table.path_of(self._made, number)
+            path.parent.mkdir(parents=True)
+            write_anew(path, data)
+            items.append(Item(str(path.relative_to(self._made)), len(data)))
+        return items
+
     # -- files into the backup
 
     def _settle(self, item: Item) -> None:
@@ -359,7 +376,7 @@ class _Making:
         """
         path = self._made / item.path
         self._report.bytes += item.size
-        if item.path == CATALOGUE:
+        if not item.path.startswith(PARTITIONS):
             return self._sum_up(path, item)
         linked = path if self._stays else self._linked / Path(item.path).relative_to(PARTITIONS)
         with open(linked, "rb") as file:
@@ -389,7 +406,7 @@ class _Making:
     def _sum_up(self, path: Path, item: Item) -> None:
         with open(path, "rb") as file:
             os.fdatasync(file.fileno())
-            item.crc32c = sum_up(item, _chunks(file, item))
+            item.crc32c = sum_up(item, chunks(file, item))
 
     def _clone(self, source: Path, target: Path) -> bool:
         """Try to make `target` share the blocks of `source` (a reflink).
@@ -434,10 +451,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
-    """Return the items of a ledger's index and data file.
-
-    The items end behind the first `entries` entries, at `size` bytes of the data file.
-    """
+    """Return the items of a ledger's first `entries` entries: index, and data file up to `size` bytes."""
     return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
             Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
 
@@ -449,51 +463,3 @@ def _link_again(path: Path, name: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-# -- checksums and copies
-
-def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
-    found = crc32c(bytes.fromhex(item.header))
-    for _, data in chunks:
-        found = crc32c(data, found)
-    return found
-
-
-def _chunks(file: BinaryIO, item: Item) -> Iterator[tuple[int, bytes]]:
-    """Iterate over (offset, bytes) of the item's file, from the end of the item's header up to the item's size.
-
-    Raises CorruptFile if the file is too short.
-    """
-    at = len(item.header) // 2
-    while at < item.size:
-        if not (data := os.pread(file.fileno(), min(_CHUNK, item.size - at), at)):
-            raise CorruptFile(file.name, at, f"{item.size} bytes", "the end of the file")
-        yield at, data
-        at += len(data)
-
-
-def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
-    """Copy the file of an item to `target`, synced, and return the CRC32-C of the copy.
-
-    The copy has holes where the source has only zeros. folder: the folder that `source` must lie in.
-
-    Raises OSError, and CorruptFile if the source is too short.
-    """
-    with regular_files.opened(source, folder) as file, open(target, "xb", buffering=0) as copy:
-        def copied() -> Iterator[tuple[int, bytes]]:
-            for at, data in _chunks(file, item):
-                if data.count(0) < len(data):
-                    _write(copy.fileno(), data, at)
-                yield at, data
-        _write(copy.fileno(), bytes.fromhex(item.header), 0)
-        found = sum_up(item, copied())
-        os.ftruncate(copy.fileno(), item.size)
-        os.fsync(copy.fileno())
-    return found
-
-
-def _write(fd: int, data: bytes, at: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, at)
-        data, at = data[written:], at + written

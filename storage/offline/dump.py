@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from geminga.proto import checksums, sends
+from geminga.proto import checksums, names, sends
 from geminga.proto.rows import Rows, as_words, field_names
 from geminga.storage import format
 from geminga.storage.cursors import state_file
@@ -26,34 +26,27 @@ from geminga.storage.jobs import one_by_one
 from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline.verify_ledger import acknowledged, runs
+from geminga.storage.topics.subscription import SubType
+from geminga.storage.transactions import transaction_table
 
 Line = dict[str, Any]      # *_ms are times; bytes are what clients sent
-KINDS = "N.ledger, N.index, N.journal, state, schedule, amended, N-N.window, view"
+KINDS = "N.ledger, N.index, N.journal, state, table, schedule, amended, N-N.window, view"
 
 _OPS = {
     getattr(format, name): name.lower().replace("_", " ")
     for name in (
-        "LEDGER_OPENED",
-        "LEDGER_DELETED",
-        "MARK_DELETE",
-        "ACKNOWLEDGED",
-        "CURSOR_RESET",
-        "SUBSCRIPTION_DELETED",
-        "PART_ACKNOWLEDGED",
-        "REDELIVERED",
-        "DIED",
-        "TOTAL",
-        "PRODUCED",
-        "CHUNKED",
-        "SEQUENCES_FORGOTTEN",
-        "PARTITION_DELETED",
-        "DELAYED",
+        "LEDGER_OPENED", "LEDGER_DELETED", "MARK_DELETE", "ACKNOWLEDGED", "CURSOR_RESET", "SUBSCRIPTION_DELETED",
+        "PART_ACKNOWLEDGED", "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "CHUNKED", "SEQUENCES_FORGOTTEN",
+        "PARTITION_DELETED", "DELAYED", "TYPE_CHANGED", "COORDINATED", "ADDED_TO_TRANSACTION",
+        "TRANSACTION_ENTRIES", "TRANSACTION_SEQUENCE", "TRANSACTION_ACKS", "TRANSACTION_ACK_UP_TO",
+        "TRANSACTION_ACK_PART", "TRANSACTION_ENDED",
     )
 }
 _OP_FIELDS = {"subscription_id": "subscription", "ledger_id": "ledger"}
 _FLAGS = {sends.IS_BATCH: "batch", sends.IS_CHUNK: "chunk", sends.HAS_KEY: "key", sends.IS_LAST_CHUNK: "last chunk",
-          format.IS_CUT: "cut"}
+          sends.IN_TRANSACTION: "transaction", format.IS_CUT: "cut"}
 _DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDULED: "some"}
+_TYPES: dict[int, str] = {number: name for name, number in SubType.items()}
 
 
 class NotKnown(Exception):
@@ -83,7 +76,8 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
     if suffix in (".journal", journal_reader.BAD, journal_reader.ASIDE):
         return _journal(path, *bounds, payload)
     whole: Callable[[Path], Iterator[Line]] | None = {
-        "state": _state, "schedule": _schedule, "amended": _amended, compacted_ledgers.MANIFEST: _view}.get(name)
+        "state": _state, "table": _table, "schedule": _schedule, "amended": _amended,
+        compacted_ledgers.MANIFEST: _view}.get(name)
     if (
         suffix == ".window"
         and all(part.isascii() and part.isdigit() for part in path.stem.split("-"))
@@ -347,10 +341,21 @@ def _op(op: Rows) -> Line:
     first = field_names(known.dtype)[0]
     if first.startswith("kind_and_"):
         line[first.removeprefix("kind_and_")] = int(format.numbers_of(known[first])[0])
-    if "producer_a" in line:      # as dumps of states name producers
+    if kind == format.TYPE_CHANGED:
+        line |= _type(line["type"])
+    if "transaction" in line:
+        line["transaction"] = names.transaction_text(line["transaction"])
+    if kind == format.COORDINATED:
+        line["state"] = transaction_table.STATES.get(line["state"], line["state"])
+    if "producer_b" in line:      # as dumps of states name producers
         line["producer"] = known["producer_a"].tobytes().hex() + known["producer_b"].tobytes().hex()
         del line["producer_a"], line["producer_b"]
     return line
+
+
+def _type(number: int) -> Line:
+    """Return the printed type of a subscription; a number if this program does not know the type."""
+    return {"type": _TYPES.get(number, number)}
 
 
 # -- the state of a partition
@@ -377,11 +382,23 @@ def _state(path: Path) -> Iterator[Line]:
             "up_to": "{}:{}".format(*cursor.mark_delete),
             "since_message": cursor.since,
             **dict(zip(REASONS, cursor.totals, strict=True)),
-        }
+        } | ({} if cursor.last_type is None else _type(cursor.last_type))
         yield from _beyond(cursor)
     for row in known.sequences.rows():
         yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
             {"under_way": int(row["sequence_id"]), "next_chunk": int(row["next_chunk"])} if row["next_chunk"] else {})
+
+
+def _table(path: Path) -> Iterator[Line]:
+    """Yield lines for a coordinator's transactions: one for each of the two copies, then every op of a whole one."""
+    coordinator, raw = _partition_of(path.parent), path.read_bytes()
+    wrong = transaction_table.wrong_copies(raw, coordinator)
+    for number in (0, 1):
+        line: Line = {"copy": number + 1, "size": len(raw) // 2}
+        yield line | ({"damaged": wrong[number]} if number in wrong else {"checksum": "whole"})
+    for ops in transaction_table.ops_of(raw, 1 if 0 in wrong else 0) if len(wrong) < 2 else ():
+        for at in range(len(ops)):
+            yield _op(ops[at:at + 1].view(format.OP_ROW))
 
 
 def _beyond(cursor: Cursor) -> Iterator[Line]:

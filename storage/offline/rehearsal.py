@@ -2,6 +2,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from geminga.storage import format
 from geminga.storage.cursors.state_file import State
 from geminga.storage.ledgers import ledger_headers
 from geminga.storage.ledgers.journal_reader import StoredRecord
@@ -10,6 +13,8 @@ from geminga.storage.owner.recovery import Recovery
 
 if TYPE_CHECKING:
     from geminga.proto.rows import Rows
+
+_OF_COORDINATORS = format.COORDINATED, format.ADDED_TO_TRANSACTION
 
 
 class Rehearsal(Recovery):
@@ -37,7 +42,7 @@ class Rehearsal(Recovery):
 
     def apply(self, record: StoredRecord) -> None:
         """Apply a journal record: its ops to the states of partitions, its index rows to `rows`."""
-        self.touched.update(record.ops["partition_id"].tolist())
+        self.touched.update(record.ops["partition_id"][~np.isin(record.ops["kind"], _OF_COORDINATORS)].tolist())
         self._apply_ops(record.ops, opened=True)
         start = 0
         for partition_id, ledger_id, first, count in record.groups.tolist():

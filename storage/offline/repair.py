@@ -18,7 +18,7 @@ from typing import Any
 
 from geminga.storage import format
 from geminga.storage.cursors import state_file
-from geminga.storage.cursors.state_file import Snapshot, StateFile
+from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger_files
 from geminga.storage.offline.findings import Finding, Severity
@@ -94,5 +94,5 @@ def _make_state(folder: Path, partition_id: int) -> bool:
     half = len(raw) // 2
     whole = [copy for copy in (raw[:half], raw[half:]) if not state_file.why_wrong(copy, partition_id)]
     if whole:
-        Snapshot(StateFile(folder, partition_id), 1, whole[0] * 2).write()
+        StateFile(folder, partition_id).snapshot(whole[0] * 2).write()
     return bool(whole)

@@ -13,15 +13,18 @@ from geminga.storage.disk.files import sync
 from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import CorruptFile
 from geminga.storage.offline import backup
-from geminga.storage.offline.backup import CannotBackUp, Item, Manifest
+from geminga.storage.offline.backup import CannotBackUp, Manifest
+from geminga.storage.offline.backup_items import Item, copy_item
 
 
 class CannotRestore(Exception):
     """Exception for a backup that cannot be restored.  The text is one line for the user."""
 
 
-def restore(source: Path, data_dir: Path) -> Manifest:
+def restore(source: Path, data_dir: Path, told: backup.Told = lambda done, total: None) -> Manifest:
     """Restore the backup in `source` into data_dir, which must be empty or missing.  Return the backup's manifest.
+
+    told: see backup.Told.
 
     Raises CannotRestore, OSError, after emptying the folder again.
     """
@@ -36,8 +39,11 @@ def restore(source: Path, data_dir: Path) -> Manifest:
         raise CannotRestore(f"{data_dir} is not empty")
     try:
         data_folder.begin(data_dir)
+        done, total = 0, sum(item.size for item in manifest.items)
         for item in manifest.items:
             _put(source, data_dir, item)
+            done += item.size
+            told(done, total)
         with contextlib.closing(open_catalogue(data_dir / backup.CATALOGUE)) as catalogue:
             catalogue.ids.mark_restored()
             catalogue.commit()
@@ -63,7 +69,7 @@ def _put(source: Path, data_dir: Path, item: Item) -> None:
     path, target = source / item.path, data_dir / item.path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        found = backup.copy_item(source, path, target, item)
+        found = copy_item(source, path, target, item)
     except FileNotFoundError:
         raise CannotRestore(f"{path}: it is missing") from None
     except CorruptFile as error:

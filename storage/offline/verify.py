@@ -13,7 +13,7 @@ A broker writes an entry before its row, and a row before the header counts it. 
 even while a broker serves the folder. Any other apparent damage is checked several times, and reported only if it is
 found every time.
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,7 +26,7 @@ from geminga.storage.cursors.state_file import State
 from geminga.storage.disk import locks, regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_reader, ledger_headers
-from geminga.storage.offline import verify_partition
+from geminga.storage.offline import verify_partition, verify_transactions
 from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
 from geminga.storage.offline.rehearsal import Rehearsal
 from geminga.storage.offline.verify_catalogue import Names, read_names
@@ -48,10 +48,12 @@ class Seen:
     partitions: int = 0
 
 
-def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) -> Iterator[Finding]:
+def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None,
+         told: Callable[[int, int], None] = lambda done, total: None) -> Iterator[Finding]:
     """Iterate over all findings about a data folder.
 
     processes: number of processes that check ledgers. seen: receives the amounts that were checked.
+    told: function that is called with (ledgers checked so far, ledgers to check).
 
     No broker can be started on the folder meanwhile. A broker that already serves the folder keeps running.
     """
@@ -62,9 +64,9 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) 
             yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
             return
         regular_files.opened(path).close()
-        regular_files.check(data_dir / "partitions", data_dir / "journal")
+        regular_files.check(data_dir / "partitions", data_dir / "journal", data_dir / "transactions")
         with locks.hold(data_dir) as is_served:
-            yield from _Walk(data_dir, is_served, processes, seen).findings()
+            yield from _Walk(data_dir, is_served, processes, seen, told).findings()
     except OSError as error:
         yield unreadable(data_dir, error)
 
@@ -79,8 +81,10 @@ def _size(path: Path) -> int:
 # -- the walk
 
 class _Walk:
-    def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen):
+    def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen,
+                 told: Callable[[int, int], None] = lambda done, total: None):
         self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
+        self.told = told
 
     def findings(self) -> Iterator[Finding]:
         """Iterate over all findings.
@@ -117,14 +121,17 @@ class _Walk:
         states = {}
         for partition_id in ids:
             found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
-        found[0] += self._journals(rehearsal)
+        found[0] += verify_transactions.check(self.data_dir) + self._journals(rehearsal)
         ids = [partition_id for partition_id in ids if partition_id not in rehearsal.gone]
         tasks = {partition_id: self._tasks(rehearsal, partition_id, found[partition_id]) for partition_id in ids}
-        reports = self._reports([task for some in tasks.values() for task in some])
+        reports, done = self._reports([task for some in tasks.values() for task in some]), 0
+        total = sum(map(len, tasks.values()))
         for partition_id in ids:
             some = [next(reports) for _ in tasks[partition_id]]
             views = check_views(rehearsal.folder(partition_id), partition_id, is_served=self.is_served)
             self._count(some, views)
+            done += len(some)
+            self.told(done, total)
             found[partition_id] += verify_partition.check(CheckedPartition(
                 rehearsal.folder(partition_id), names.partitions.get(partition_id),
                 names.subscriptions.get(partition_id, {}), rehearsal.state(partition_id), states[partition_id],

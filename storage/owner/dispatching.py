@@ -12,8 +12,10 @@ from geminga.storage.cursors.batch_acks import words as words_of
 from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.rate_limiter import RateLimiter
+from geminga.storage.ledgers import cut_ledger
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.partition_timers import Timers
@@ -127,13 +129,13 @@ class Dispatching(Watcher):
         schedule, has_rates = topic.schedule, topic.rate_limits is not None
         if partition is not None and schedule is not None:
             self._schedules.advance(partition, now_ms)
-        is_closed = topic.is_closed
+        is_closed, limit = topic.is_closed, None if partition is None else partition.limit
         for subscription in rate_limiter.in_turn(topic) if has_rates else topic.attached:
             dispatcher = subscription.dispatcher
             assert dispatcher is not None, subscription
             for consumer, is_active in dispatcher.news():
                 self._tell_active(consumer, is_active)
-            self._dispatch_subscription(subscription, dispatcher, has_rates=has_rates)
+            self._dispatch_subscription(subscription, dispatcher, limit, has_rates=has_rates)
         if partition is not None:
             if is_closed:
                 self._tell_caught_up(partition)
@@ -147,15 +149,23 @@ class Dispatching(Watcher):
         if due_ms != NEVER_MS or self._timers.at:      # few topics have a timer
             self._timers.put(topic, due_ms)
 
-    def _dispatch_subscription(self, subscription: Subscription, dispatcher: Dispatcher, *, has_rates: bool) -> None:
-        """Deliver entries to a subscription's consumers, from its compacted view up to the view's horizon."""
+    def _dispatch_subscription(self, subscription: Subscription, dispatcher: Dispatcher, limit: Position | None, *,
+                               has_rates: bool) -> None:
+        """Deliver entries to a subscription's consumers, from its compacted view up to the view's horizon.
+
+        limit: the first entry that an open transaction published; consumers get entries before it.  None: all.
+        """
         topic, view, began = subscription.partition, subscription.view, subscription.read
         if view is not None and began > view.horizon:      # the subscription has read all of the view
             view = None
         ledgers = topic.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
+        if limit is not None:
+            ledgers = cut_ledger.before(ledgers, limit)
+            if ledgers and isinstance(last := cut_ledger.whole(ledgers[-1]), Ledger) and last.has_lost:
+                topic.give_up_lost(last)
         batches = self._rates.next_batches(subscription, ledgers) if has_rates else dispatcher.next_batches(ledgers)
         for consumer, ledger, entries in batches:
-            self._deliver(subscription, consumer, ledger, entries)
+            self._deliver(subscription, consumer, ledger if limit is None else cut_ledger.whole(ledger), entries)
         if view is not None:
             acknowledge.skip_compacted(self._owner, subscription, began)
 
@@ -192,6 +202,8 @@ class Dispatching(Watcher):
             parts = subscription.cursor.parts_of_view(ledger, np.asarray(entries))
         else:
             parts = subscription.cursor.parts_of(ledger_id, entries)
+        if subscription.withheld is not None:
+            parts = subscription.withheld.cut(ledger, entries, parts)
         first, count = int(entries[0]), len(entries)
         if redeliveries is None and not parts and not ledger.view and int(entries[-1]) - first + 1 == count:
             return outbox.run(consumer, partition.partition_id, ledger_id, first, count)

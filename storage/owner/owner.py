@@ -39,6 +39,11 @@ from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Producer, Subscription, Topic
+from geminga.storage.transactions.admission import Admission
+from geminga.storage.transactions.coordinator import Coordinator
+from geminga.storage.transactions.exchange import Exchange
+from geminga.storage.transactions.participant import Participant
+from geminga.storage.transactions.peers import Peers
 from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
 from geminga.storage.upkeep.compacted_views import CompactedViews
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
@@ -61,17 +66,28 @@ class Owner(Decisions):
 
     def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal,
                  counters: Counters, now_ms: int, recovery: "Recovery | None" = None,
-                 is_mine: Callable[[str], bool] = lambda name: True):
+                 is_mine: Callable[[str], bool] = lambda name: True, *, index: int = 0, owners: int = 1,
+                 has_moved: bool = False):
         """Build an owner without open partitions.
 
         recovery: states that are in the journal but not yet in state files.  is_mine: whether a partition's name
-        belongs to this owner.
+        belongs to this owner.  index, owners: this is owner `index` of so many.  has_moved: whether the number of
+        owners has changed.
         """
         super().__init__(journal, counters, now_ms)
         self.data_dir, self.catalogue = data_dir, catalogue
         self._configured = options                                # of the configuration; the catalogue overrides them
         self.options = catalogue.options.applied_to(options)
         self.began_ms, self.began = now_ms, time.perf_counter()
+        self._make_tables()
+        self._make_partitions(recovery, is_mine)
+        self._make_watchers(is_mine)
+        self._make_transactions(recovery, index, owners, has_moved=has_moved)
+        self._make_pass()
+        self._list_watchers()
+
+    def _make_tables(self) -> None:
+        """Make empty tables: of what clients have open, and of what was reported and logged."""
         self.sessions: dict[tuple[int, int], Session] = {}        # by worker and connection
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}                  # by handle
@@ -80,39 +96,63 @@ class Owner(Decisions):
         self.parked: dict[tuple[int, int], ParkedCommands] = {}   # by the connection that was probed
         self.expected_readers: dict[Subscription, int] = {}       # readers' subscriptions -> time of their seek, in ms
         self.unreadable: set[tuple[Partition, Position]] = set()  # entries reported as damaged by clients this minute
-        self._unreadable_since_ms = now_ms
+        self._unreadable_since_ms = self.now_ms
         self._next_handle = 1
         self._logged_once: set[str] = set()                       # texts of lines logged by log_once
 
-        self.space, self.memory = DiskSpace(journal.folder, options, counters), MemoryPressure(counters)
-        journal.spare = self.space.spare
-        self.discovery = Discovery(catalogue, options.discovery_grace_s * 1000)
+    def _make_partitions(self, recovery: "Recovery | None", is_mine: Callable[[str], bool]) -> None:
+        """Make what partitions are opened with: the measures of disk and memory, durability, and their table."""
+        self.space = DiskSpace(self.journal.folder, self._configured, self.counters)
+        self.memory = MemoryPressure(self.counters)
+        self.journal.spare = self.space.spare
+        self.discovery = Discovery(self.catalogue, self._configured.discovery_grace_s * 1000)
         self.snapshots = BackupSnapshots(self, recovery)
         self._durability = Durability(self, self.space)
         self.partitions = PartitionTable(self, self._durability, self.space, self.snapshots, recovery, is_mine)
         self.by_name = self.partitions.by_name
+
+    def _make_watchers(self, is_mine: Callable[[str], bool]) -> None:
+        """Make what looks at open partitions again and again: policies, limits, upkeep and statistics."""
         self.closed_scan, self.missing = ClosedPartitionScan(self, is_mine), MissingFiles(self)
         self.schedules = DelayedScheduler(self)
         self.expiry, self.quotas, self.retention = MessageTtl(self), BacklogQuotas(self), Retention(self)
         self.puncher, self.views = HolePuncher(self), CompactedViews(self)
         self.inactive, self.rates, self.crowding = InactiveTopics(self), RateLimiter(self), UnacknowledgedLimit(self)
-        self.statistics = Statistics(self, options.stats_window_s)
+        self.statistics = Statistics(self, self._configured.stats_window_s)
         self.gate, self.delays = PublishGate(self, self.space, self.memory, self.quotas), DelayPolicy(self)
+
+    def _make_transactions(self, recovery: "Recovery | None", index: int, owners: int, *, has_moved: bool) -> None:
+        """Make the coordinator, the participant of this owner's partitions, and what connects both to other owners."""
+        self.peers = Peers(index, owners)
+        self.participant = Participant(self)
+        coordinators = {} if recovery is None else recovery.coordinators
+        self.coordinator = Coordinator(self, dict(coordinators), has_moved=has_moved)
+        self.admission = Admission(self)
+        self.exchange = Exchange(self.coordinator, self.participant, self.admission, self.peers)
+
+    def _make_pass(self) -> None:
+        """Make the parts that the steps of a pass use, and the pass itself."""
         self._trimming = Trimming(self, self.partitions, self._durability, self.space, self.discovery, self.views)
         self._publishing = Publishing(
             self, self.partitions, self._durability, self._trimming, space=self.space, gate=self.gate, rates=self.rates,
-            delays=self.delays, quotas=self.quotas, schedules=self.schedules, statistics=self.statistics)
+            delays=self.delays, quotas=self.quotas, schedules=self.schedules, statistics=self.statistics,
+            admission=self.admission)
         self._dispatching = Dispatching(self, self.partitions, self.rates, self.schedules)
         self._requests = Requests(self, self.discovery)
+        self.passes = Pass(
+            self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
+            durability=self._durability, trimming=self._trimming, gate=self.gate, schedules=self.schedules,
+            exchange=self.exchange)
+
+    def _list_watchers(self) -> None:
+        """List all watchers, in the order in which they are called once a second."""
         self.watchers = self.partitions.watchers
         self.watchers += [
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
             self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
+            self.participant, self.coordinator,
             self._publishing, self._dispatching, self.partitions, self._trimming]
         self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
-        self.passes = Pass(
-            self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
-            durability=self._durability, trimming=self._trimming, gate=self.gate, schedules=self.schedules)
 
     def __repr__(self) -> str:
         return f"<Owner partitions={len(self.by_name)} sessions={len(self.sessions)} " \
@@ -231,6 +271,12 @@ class Owner(Decisions):
 
     def publish_held(self, topic: Topic) -> None:
         self._publishing.publish_held(topic)
+
+    def publish_asked(self, partition: Partition, transaction: int) -> None:
+        self._publishing.publish_asked(partition, transaction)
+
+    def drop_sends(self, worker: int, rows: Rows) -> None:
+        self._publishing.drop_sends(worker, rows)
 
     def refuse_sends(self, worker: int, rows: Rows, code: api.ServerError.ValueType, text: str) -> None:
         self._publishing.refuse_sends(worker, rows, code, text)

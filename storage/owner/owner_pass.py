@@ -1,7 +1,7 @@
 """A pass, one round of an owner's loop: receive, decide, sync, answer.
 
     receive   SENDs and acknowledgements are buffered, and permits granted
-              a command is executed at once, after everything that arrived before it
+              a command is executed at once, after everything that arrived before it; so is a message of another owner
     decide    SENDs -> plan -> journal, synced -> ledgers -> receipts
               acknowledgements -> cursors -> ops
               once a second: watchers
@@ -24,6 +24,7 @@ from geminga.storage.owner.publishing import Publishing
 from geminga.storage.owner.requests import Requests
 from geminga.storage.owner.trimming import Trimming
 from geminga.storage.topics.decisions import Decisions
+from geminga.storage.transactions.exchange import Exchange
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 
 TICK_MS = 1_000             # between ticks of the watchers
@@ -34,11 +35,12 @@ class Pass:
 
     def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
                  dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: PublishGate,
-                 schedules: DelayedScheduler):
+                 schedules: DelayedScheduler, exchange: Exchange):
         """Prepare the first pass.  tick: called once a second, to run the watchers."""
         self._decisions, self._tick = decisions, tick
         self._requests, self._publishing, self._dispatching = requests, publishing, dispatching
         self._durability, self._trimming, self._gate, self._schedules = durability, trimming, gate, schedules
+        self._exchange = exchange
         self.next_tick_ms = decisions.now_ms + TICK_MS
 
     def __repr__(self) -> str:
@@ -58,6 +60,9 @@ class Pass:
             if kind == envelope.SENDS:
                 self._publishing.receive(worker, rows, data)
                 self._decisions.take_credit(worker, len(data))
+            elif kind == envelope.SENDS_IN_TRANSACTIONS:
+                self._publishing.receive_in_transactions(worker, rows, data)
+                self._decisions.take_credit(worker, len(data))
             elif kind == envelope.ACKS:
                 self._dispatching.receive_acks(rows, data)
             elif kind == envelope.FLOWS:
@@ -66,6 +71,10 @@ class Pass:
                 self.apply_received()
                 self._decisions.take_credit(worker, envelope.COMMAND_COST * len(rows) + len(data))
                 self._requests.carry_out_commands(worker, rows, data)
+                self._exchange.settle()
+            elif kind == envelope.TRANSACTIONS:      # of another owner
+                self.apply_received()
+                self._exchange.receive(rows)
             else:
                 self.apply_received()
                 self._requests.answer_questions(worker, rows, data)
@@ -82,11 +91,12 @@ class Pass:
         return self.answer()
 
     def decide(self) -> None:
-        """Apply buffered acknowledgements and SENDs; then run watchers, waiting producers and trimming that are due."""
+        """Apply buffered acknowledgements and SENDs; then watchers, transactions, waiting producers and trimming."""
         self.apply_received()
         if self._decisions.now_ms >= self.next_tick_ms:
             self.next_tick_ms = self._decisions.now_ms + TICK_MS
             self._tick()
+        self._exchange.decide(self._decisions.now_ms)
         self._gate.look(self._decisions.now_ms)
         self._trimming.decide()
 
@@ -112,6 +122,6 @@ class Pass:
         """Return the time at which the next pass is due even if nothing arrives, in ms since 1970."""
         due_ms = self._decisions.now_ms
         if not self._schedules.is_busy:
-            due_ms = min(self.next_tick_ms, self._dispatching.due_ms())
+            due_ms = min(self.next_tick_ms, self._dispatching.due_ms(), self._exchange.due_ms(due_ms))
         sync_ms = self._durability.due_ms()
         return due_ms if sync_ms is None else min(due_ms, sync_ms)

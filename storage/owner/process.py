@@ -25,6 +25,7 @@ from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
+from geminga.storage.transactions.peers import Links
 
 _AGAIN_SECONDS = 1          # between attempts to begin
 _TELL_SECONDS = 0.25        # between reports of a recovery's progress, and between answers to pings
@@ -45,7 +46,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     said = ""
     while True:
         try:
-            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved, _teller(control),
+            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved, _teller(control, counters),
                                     _answerer(control))
             break
         except (StorageFull, NotDurable, CatalogueError, OSError) as error:
@@ -75,13 +76,15 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     give_back_memory()        # the recovery had whole records in memory
     counters.set("serving_pid", os.getpid())
     control.send(ready={"recovered": entries})
+    links = Links(context, run_dir, serial)
     try:
-        _loop(owner, router, control)
+        _loop(owner, router, links, control)
     except OSError as error:
         if is_of_disk(error):
             raise NotDurable(text_of(error)) from error
         raise
     finally:
+        links.close()
         router.close()
         context.term()
     owner.close()
@@ -102,17 +105,18 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
     for name in ("partitions_open", "producers", "consumers", "unacknowledged"):
         counters.set(name, 0)
     owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
-                  lambda partition: owner_of(partition, owners) == index)
+                  lambda partition: owner_of(partition, owners) == index, index=index, owners=owners,
+                  has_moved=has_moved)
     owner.sign_of_life = sign_of_life
     for text in recovered.damage:
         owner.report_damage(text)
     return owner, recovered.entries
 
 
-def _teller(control: Control) -> Told:
-    """Return a function that reports a recovery's progress to the supervisor and answers its pings.
+def _teller(control: Control, counters: Counters) -> Told:
+    """Return a function that reports a recovery's progress and answers the supervisor's pings.
 
-    Calls in quick succession do nothing.
+    The supervisor is told, and the admin process reads the counters.  Calls in quick succession do nothing.
     """
     due = 0.0
 
@@ -120,6 +124,8 @@ def _teller(control: Control) -> Told:
         nonlocal due
         if (now := time.monotonic()) >= due:
             due = now + _TELL_SECONDS
+            counters.set("recovery_done", done)
+            counters.set("recovery_of", of)
             control.send(recovering=[what, done, of])
             control.answer()
 
@@ -142,7 +148,7 @@ def _answerer(control: Control) -> Callable[[], None]:
     return answer
 
 
-def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
+def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Control) -> None:
     """Run passes until told to stop, or until new options need a new process."""
     passes, poller = owner.passes, zmq.Poller()
     poller.register(router, zmq.POLLIN)
@@ -158,6 +164,11 @@ def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
             for message in control.receive():
                 if "worker_gone" in message:
                     owner.worker_gone(message["worker_gone"])
+                elif "owner" in message:
+                    links.connect(*message["owner"])
+                    owner.exchange.owner_is_up(message["owner"][0])
+                elif "owner_gone" in message:
+                    links.disconnect(message["owner_gone"])
                 elif "options" in message:
                     options, of_log = unpacked(message["options"])
                     log.begin(of_log)
@@ -175,6 +186,7 @@ def _loop(owner: Owner, router: zmq_frames.Socket, control: Control) -> None:
                 return
         for worker, frames in passes.end():
             zmq_frames.send(router, [worker_identity(worker), *frames])
+        links.send(owner.peers.take_others())
         owner.counters.add("passes")
 
 

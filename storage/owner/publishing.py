@@ -1,13 +1,16 @@
 """Publishing: check and plan the SENDs of a pass, make them durable, write them into ledgers, and answer them."""
 import time
+from collections.abc import Collection
 
 import numpy as np
 
-from geminga.proto import names, responses
+from geminga.proto import deliveries, names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK, is_encrypted
 from geminga.storage.commands import producers as producer_commands
+from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.backlog_quota import BacklogQuotas
 from geminga.storage.enforcement.delay_policy import DelayPolicy
@@ -21,11 +24,14 @@ from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.trimming import Trimming
 from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics import publish_plan
+from geminga.storage.topics.held_sends import in_parts
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Demand, Group, Plan, Sends
 from geminga.storage.topics.subscription import Producer, Topic
 from geminga.storage.topics.watcher import TopicWatcher
+from geminga.storage.transactions import publishing as transactional
+from geminga.storage.transactions.admission import Admission
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 from geminga.storage.upkeep.disk_space import DiskSpace
 
@@ -36,16 +42,17 @@ class Publishing(TopicWatcher):
     def __init__(
         self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *,
         space: DiskSpace, gate: PublishGate, rates: RateLimiter, delays: DelayPolicy, quotas: BacklogQuotas,
-        schedules: DelayedScheduler, statistics: Statistics,
+        schedules: DelayedScheduler, statistics: Statistics, admission: Admission,
     ):
         self._owner, self._partitions, self._durability, self._trimming = owner, partitions, durability, trimming
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
-        self._schedules, self._statistics = schedules, statistics
+        self._schedules, self._statistics, self._admission = schedules, statistics, admission
         self._non_persistent = NonPersistentPublishing(owner, rates)
         self._sends: Sends = []                   # buffered, not yet published
+        self._has_transactions = False            # whether some of these, or of throttled ones, are in transactions
         self._strict: set[Topic] = set()          # topics with policies that refuse some messages
         self._system: set[Topic] = set()          # internal topics of brokers
-        # Errors for SENDs of the plan in progress, by worker: (connection, producer id, sequence id, frame).
+        # Answers to SENDs that the plan leaves out, by worker: (connection, producer id, sequence id, frame).
         self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}
         self._last_closed_ledger = owner.catalogue.ids.last_closed_ledger()
 
@@ -65,6 +72,13 @@ class Publishing(TopicWatcher):
         """Drop the state of a topic that is unloaded or deleted."""
         self._strict.discard(topic)
         self._system.discard(topic)
+        self._admission.release(topic)
+
+    def tick(self, now_ms: int) -> None:
+        """Publish SENDs that have waited too long for a coordinator, without those in transactions."""
+        for sends, answered in self._admission.overdue():
+            for some in in_parts(sends, self._owner.options.pass_bytes_max):
+                self._publish(some, answered)
 
     # -- a pass
 
@@ -72,20 +86,39 @@ class Publishing(TopicWatcher):
         """Buffer SENDs: rows (n,) SEND_ROW, and their entries in `data`."""
         self._sends.append((worker, rows, data))
 
+    def receive_in_transactions(self, worker: int, rows: Rows, data: memoryview) -> None:
+        """Buffer SENDs some of which are in transactions, whose ids are in `message_index`; see `receive`."""
+        self._has_transactions = True
+        self.receive(worker, rows, data)
+
     def publish_received(self) -> None:
         """Publish buffered SENDs, and throttled SENDs that their rate limit now admits."""
         if self._sends or self._rates.due_ms <= self._owner.now_ms:
             sends, self._sends = self._sends, []
             for some in self._rates.admit(sends) if self._rates.is_possible else [sends]:
                 self._publish(some)
+            if self._has_transactions:
+                self._has_transactions = bool(self._rates.held.by_topic) or self._admission.is_asking
 
     def publish_held(self, topic: Topic) -> None:
         """Publish throttled SENDs of the topic, because a command that arrived after them is about to be executed."""
         for some in self._rates.take_all(topic):
             self._publish(some)
 
-    def _publish(self, sends: Sends) -> None:
-        """Publish SENDs: refuse those that violate policies, plan all others, store the plan, and answer."""
+    def publish_asked(self, partition: Partition, transaction: int) -> None:
+        """Publish SENDs that wait for a coordinator, once it has answered about all transactions that it was asked for.
+        """
+        sends, answered = self._admission.answered(partition, transaction)
+        for some in in_parts(sends, self._owner.options.pass_bytes_max):
+            self._publish(some, answered)
+
+    def _publish(self, sends: Sends, answered: Collection[int] = ()) -> None:
+        """Publish SENDs: refuse those that violate policies, plan all others, store the plan, and answer.
+
+        answered: see Admission.admit.
+        """
+        if self._has_transactions:
+            sends = self._admission.admit(sends, answered)
         if self._strict:
             sends = [rest for one in sends if len((rest := self._leave_out(*one))[1])]
         if self._owner.non_persistent_producers:
@@ -100,7 +133,7 @@ class Publishing(TopicWatcher):
                 self._make_room(demand)
             except StorageFull as error:
                 demand.refusal = str(error)
-        planned = batch.place(self._owner.now_ms)
+        planned = batch.place(self._owner.now_ms, has_transactions=self._has_transactions)
         if planned.refused:
             self._refuse(planned.refused)
         self._owner.counters.add("entries_duplicate", planned.duplicates)
@@ -131,6 +164,7 @@ class Publishing(TopicWatcher):
         owner, disabled = self._owner, self._note_disabled_deduplication(planned)
         if planned.latest_ms > owner.now_ms:
             self._begin_schedules(planned)
+        in_transactions = [] if planned.transactions is None else transactional.stored(planned, owner.producers)
         owner.answer_needs_sync()
         began = time.perf_counter()
         self._durability.commit(planned)
@@ -140,10 +174,14 @@ class Publishing(TopicWatcher):
         if self._rates.is_relative:
             rate_limiter.published(planned.groups, owner.now_ms)
         publish_plan.apply(planned, owner.now_ms)
+        if in_transactions:
+            transactional.apply(in_transactions)
         for partition in disabled:
             partition.sequences.clear()
+            if partition.transactions is not None:
+                partition.transactions.forget_sequences()
         self._follow_up(planned)
-        for partition in disabled:
+        for partition in [*disabled, *(each.partition for each in in_transactions)]:
             owner.journal.mark_dirty(partition)
 
     def _follow_up(self, planned: Plan) -> None:
@@ -213,6 +251,15 @@ class Publishing(TopicWatcher):
         self._send_errors.setdefault(worker, []).extend([
             (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
+
+    def drop_sends(self, worker: int, rows: Rows) -> None:
+        """Answer rows (n,) SEND_ROW of the plan in progress with receipts without a position, as duplicates are."""
+        answers = np.full(len(rows), NOWHERE, RECEIPT_ROW)
+        for name in ("connection", "producer_id", "sequence_id", "highest_sequence_id"):
+            answers[name] = rows[name]
+        self._send_errors.setdefault(worker, []).extend(
+            (int(answer["connection"]), int(answer["producer_id"]), int(answer["sequence_id"]),
+             deliveries.receipts(answers[at:at + 1])[0][1]) for at, answer in enumerate(answers))
 
     def _leave_out(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
         """Refuse entries that violate policies, and return all others as (worker, rows, data).

@@ -25,14 +25,17 @@ from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import Cursor
-from geminga.storage.cursors.state_file import Snapshot, State, StateFile
+from geminga.storage.cursors.state_file import State, StateFile
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import checkpoints, journal_reader, ledger_files, ledger_headers
+from geminga.storage.ledgers.checkpoints import Snapshot
 from geminga.storage.ledgers.journal_reader import Replay, StoredRecord, Told
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner import replayed_ops
 from geminga.storage.topics.partition import Partition
+from geminga.storage.transactions import transaction_table
+from geminga.storage.transactions.transaction_table import TransactionTable
 
 _KEPT_MAX = 32         # segments; a broker that is killed repeatedly would otherwise replay ever more
 _OWNERS = "owners"     # the file with the number of owners that the journals belong to
@@ -84,6 +87,7 @@ class Recovery:
         self._states: dict[int, State] = {}                              # of partitions that are not opened yet
         self._files: dict[int, StateFile] = {}
         self._opened: dict[int, Partition] = {}
+        self.coordinators: dict[int, TransactionTable] = {}              # by number, those that some op changes
         self._to_unlink: list[Ledger] = []
 
     def __repr__(self) -> str:
@@ -128,8 +132,10 @@ class Recovery:
     def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
         """Return (files to sync, snapshots to write) that bring all recovered changes to disk."""
         files = [path for written in self._ledgers.values() if written is not None for path in written.files()]
-        snapshots = [self._files[partition_id].take(state) for partition_id, state in self._states.items()]
+        snapshots: list[Snapshot] = [
+            self._files[partition_id].take(state) for partition_id, state in self._states.items()]
         snapshots += [snapshot for partition in self._opened.values() for snapshot in partition.checkpoint()[1]]
+        snapshots += [snapshot for table in self.coordinators.values() for snapshot in table.checkpoint()[1]]
         return files, snapshots
 
     def is_durable(self) -> None:
@@ -218,6 +224,13 @@ class Recovery:
     def delete_partition(self, partition_id: int) -> None:
         """Ignore all further records and ops for the partition."""
         self.gone.add(partition_id)
+
+    def transactions(self, coordinator: int) -> TransactionTable:
+        """Return a coordinator's transactions, for ops to change."""
+        if coordinator not in self.coordinators:
+            self.coordinators[coordinator] = transaction_table.read(self.data_dir, coordinator)
+            self.damage += self.coordinators[coordinator].damage
+        return self.coordinators[coordinator]
 
 
 def _put(target: Ledger, stretches: list[_Stretch], discarded: Cursor | None) -> int:

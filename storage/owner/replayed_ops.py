@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from geminga.proto import names
 from geminga.proto.rows import Rows, as_words
 from geminga.storage import format
 from geminga.storage.cursors import state_v1
@@ -15,6 +16,7 @@ from geminga.storage.cursors.batch_acks import by_batch
 from geminga.storage.cursors.cursor import Cursor, entries_of
 from geminga.storage.cursors.state_file import State
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.transactions.transaction_table import TransactionTable
 
 _ABOUT = np.array([0xFFFFFFFF_000000FF, 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF_FFFFFFFF], np.uint64)      # see in_runs
 
@@ -39,6 +41,9 @@ class Target(Protocol):
 
     def delete_partition(self, partition_id: int) -> None:
         """Ignore all further records and ops for the partition."""
+
+    def transactions(self, coordinator: int) -> TransactionTable:
+        """Return a coordinator's transactions, for ops to change."""
 
 
 def apply(target: Target, ops: Rows) -> None:
@@ -106,7 +111,14 @@ def _reset_cursor(target: Target, ops: Rows) -> None:
 
 
 def _delete_subscription(target: Target, ops: Rows) -> None:
-    _state(target, ops).cursors.pop(int(ops[-1]["subscription_id"]), None)
+    state, subscription_id = _state(target, ops), int(ops[-1]["subscription_id"])
+    state.cursors.pop(subscription_id, None)
+    if state.transactions is not None:
+        state.transactions.forget_subscription(subscription_id)
+
+
+def _change_type(target: Target, ops: Rows) -> None:
+    _cursor(target, ops).last_type = int(format.numbers_of(ops["kind_and_type"])[-1])
 
 
 def _acknowledge_parts(target: Target, ops: Rows) -> None:
@@ -153,7 +165,10 @@ def _learn_chunked(target: Target, ops: Rows) -> None:
 
 
 def _forget_sequences(target: Target, ops: Rows) -> None:
-    _state(target, ops).sequences.clear()
+    state = _state(target, ops)
+    state.sequences.clear()
+    if state.transactions is not None:
+        state.transactions.forget_sequences()
 
 
 def _delete_partition(target: Target, ops: Rows) -> None:
@@ -162,6 +177,16 @@ def _delete_partition(target: Target, ops: Rows) -> None:
 
 def _begin_delayed_index(target: Target, ops: Rows) -> None:
     _state(target, ops).delays = format.SCHEDULED
+
+
+def _apply_transaction(target: Target, ops: Rows) -> None:
+    _state(target, ops).with_transactions().apply(ops)
+
+
+def _coordinate(target: Target, ops: Rows) -> None:
+    coordinators = ops["transaction"] >> np.uint64(names.LEAST_BITS)
+    for coordinator in np.unique(coordinators).tolist():
+        target.transactions(coordinator).apply(ops[coordinators == coordinator])
 
 
 _APPLY: dict[int, Callable[[Target, Rows], None]] = {
@@ -180,4 +205,13 @@ _APPLY: dict[int, Callable[[Target, Rows], None]] = {
     format.SEQUENCES_FORGOTTEN: _forget_sequences,
     format.PARTITION_DELETED: _delete_partition,
     format.DELAYED: _begin_delayed_index,
+    format.TYPE_CHANGED: _change_type,
+    format.COORDINATED: _coordinate,
+    format.ADDED_TO_TRANSACTION: _coordinate,
+    format.TRANSACTION_ENTRIES: _apply_transaction,
+    format.TRANSACTION_SEQUENCE: _apply_transaction,
+    format.TRANSACTION_ACKS: _apply_transaction,
+    format.TRANSACTION_ACK_UP_TO: _apply_transaction,
+    format.TRANSACTION_ACK_PART: _apply_transaction,
+    format.TRANSACTION_ENDED: _apply_transaction,
 }

@@ -73,6 +73,8 @@ class Requests:
             client = json.loads(data)
             session.address, session.client_version = client["address"], client["version"]
             session.supports_partial_producer = client["partial"]
+            session.role, session.connected_ms = client["role"], client["connected_ms"]
+            session.is_superuser = client["superuser"]
         elif kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
             object_id, _, handle = data.partition(b" ")
             is_producer = kind == envelope.PRODUCER_EXPELLED

@@ -7,11 +7,13 @@
                            {"configured": reason}           "": new options are in force; "again": the child ends, and
                                                             its successor takes them; else why the old ones stay
                            {"tell": {"log": [...]}}         from the admin process: to be sent to all children
+                           {"tell": {"close": address}}     likewise, to all workers
     supervisor -> child    {"owner": [index, serial]}       an owner is up, and a link to it is to be made
                            {"owner_gone": index}            an owner ended, and with it all its producers and consumers
                            {"worker_gone": serial}          a worker ended, and with it all its connections
                            {"ping": true}                   answered by `receive`
                            {"log": [rule, ...]}             rules for the log; applied by `receive`
+                           {"close": "host:port"}           to a worker: close the connection from this address
                            {"options": packed}              new options, in force from now on
                            {"drain": true}                  stop publishing and delivering, then answer "drained"
                            {"stop": true}                   tell clients, and exit

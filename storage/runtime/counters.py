@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 NAMES: tuple[str, ...] = (
     # connections of clients, at workers
-    "connections_opened", "connections_closed", "commands", "protocol_errors", "sends_refused", "deliveries",
+    "connections_opened", "connections_closed", "connections_refused", "commands", "protocol_errors", "sends_refused",
+    "deliveries",
     # topics and their messages, at owners
     "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs",
     "passes", "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored",
@@ -26,8 +27,8 @@ NAMES: tuple[str, ...] = (
     # messages and bytes of all topics that count for a rate of the whole broker
     "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",
     # the state of a process and of its disk
-    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "serving_pid", "in_flight_bytes",
-    "is_draining", "outstanding", "unacknowledged",
+    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "serving_pid",
+    "recovery_done", "recovery_of", "in_flight_bytes", "is_draining", "outstanding", "unacknowledged",
     # requests of clients
     "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
     "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "commands_refused",

@@ -2,7 +2,7 @@
 
     stderr is the journal       a datagram in journald's protocol: MESSAGE, PRIORITY, CODE, TOPIC, CLIENT, ...
     [log] format = "json"       a line of JSON
-    else                        geminga: text
+    else                        TIME LEVEL geminga: text [CODE], with the time in UTC
 
 A line at warning or error has a code from log_codes.py, which names a page of the runbook. Fields that the text does
 not mention are appended to it. A line that cannot be written at once is lost, and the next line says how many were
@@ -100,7 +100,7 @@ class Log:
         if is_journal(2):
             self._write = _Journal()
         else:
-            self._write = _Stream(_as_json if options.format == "json" else _as_text)
+            self._write = _Stream(_as_json if options.format == "json" else _as_line)
         self.follow(self._rules)
         _take_over_logging()
 
@@ -234,9 +234,17 @@ def _as_text(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
     return f"geminga: {text.translate(_CONTROL)}"
 
 
+def _as_line(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
+    """Return a log line as text with its time and level, and with its code if it has one."""
+    return f"{_now()} {NAMES[level].upper():<7} {_as_text(level, text, code, fields)}" + (f" [{code}]" if code else "")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _as_json(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    line = {"time": now, "level": NAMES[level], "message": text} | ({"code": code} if code else {})
+    line = {"time": _now(), "level": NAMES[level], "message": text} | ({"code": code} if code else {})
     return json.dumps(line | {name: value if isinstance(value, int) else str(value) for name, value in fields.items()})
 
 

@@ -104,19 +104,22 @@ DELAYED = ("waiting", "delayed_loaded", "delayed_memory", "delayed_disk", "delay
 TOPIC_COLUMNS = (
     "messages_in", "bytes_in", "messages_out", "bytes_out",
     "rate_in", "throughput_in", "write_rate", "rate_out", "throughput_out", "read_rate",
-    "backlog", "backlog_bytes", "storage_bytes", "subscriptions", "producers", "consumers", "backlog_since_ms",
+    "backlog", "largest_backlog", "backlog_bytes", "storage_bytes", "subscriptions", "producers", "consumers",
+    "backlog_since_ms",
     "quota_bytes", "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", *DELAYED, "delays_refused",
-    "delays_overridden", "size_sum", "latency_sum", "journal_sum",
+    "delays_overridden", "transactions_open", "transactions_aborted", "transactions_committed",
+    "size_sum", "latency_sum", "journal_sum",
     *(f"size_{name}" for name in _SIZE_NAMES), *(f"latency_{name}" for name in _LATENCY_NAMES),
     *(f"journal_{name}" for name in _LATENCY_NAMES),
 )
 SUBSCRIPTION_COLUMNS = (
     "messages_out", "bytes_out", "expired",
     "rate_out", "throughput_out", "rate_redeliver", "rate_acknowledged", "rate_expired", "rate_dropped",
-    "backlog", "backlog_messages", "delayed", "in_replay", "unacknowledged", "is_blocked", "consumers",
-    "delayed_memory", "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms", "kind", *THROTTLED,
+    "backlog", "backlog_messages", "backlog_bytes", "backlog_since_ms", "delayed", "in_replay", "unacknowledged",
+    "is_blocked", "consumers", "delayed_memory", "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms",
+    "kind", "transactions_committed", "transactions_aborted", *THROTTLED,
 )
-_BACKLOG, _CONSUMERS = map(SUBSCRIPTION_COLUMNS.index, ("backlog", "consumers"))
+_BACKLOG, _MESSAGES, _CONSUMERS = map(SUBSCRIPTION_COLUMNS.index, ("backlog", "backlog_messages", "consumers"))
 _NO_DISTRIBUTION = Distribution()
 
 
@@ -126,10 +129,11 @@ def topic_row(topic: Topic, under: list[Row]) -> Row:
     messages_out: float
     bytes_out: float
     messages_out, bytes_out, _ = topic.departed_out
-    backlog = consumers = 0.0
+    backlog = consumers = largest = 0.0
     for row in under:
         messages_out, bytes_out = messages_out + row[0], bytes_out + row[1]
         backlog, consumers = backlog + row[_BACKLOG], consumers + row[_CONSUMERS]
+        largest = max(largest, row[_MESSAGES])
     seen = topic.last_window if isinstance(topic.last_window, Distribution) else _NO_DISTRIBUTION
     sizes: tuple[int, int] = 0, 0                          # backlog_bytes, storage_bytes
     quotas: tuple[int, int, int, int, int] = 0, -1, -1, 0, 0      # backlog_since_ms to evicted_by_age
@@ -139,9 +143,10 @@ def topic_row(topic: Topic, under: list[Row]) -> Row:
         sizes = _bytes_behind(topic, slowest) if slowest else 0, storage_bytes(topic)
         quotas = came_ms(slowest) if slowest else 0, policies.quota_bytes, policies.quota_age_s, *topic.evictions
         delays = topic.delays_refused, topic.delays_overridden
-    return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, *sizes,
+    return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, largest, *sizes,
             len(topic.subscriptions), len(topic.producers.live), consumers, *quotas, publish_limited(topic),
-            *delayed_index(topic), *delays, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
+            *delayed_index(topic), *delays, *transactions(topic),
+            seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
             *seen.sizes, *seen.latencies, *seen.journal_latencies)
 
 
@@ -149,17 +154,19 @@ def subscription_row(subscription: Subscription) -> Row:
     """Return the row of a subscription: its SUBSCRIPTION_COLUMNS."""
     counts, rates = subscription_counts(subscription), rates_of(subscription, 8)
     topic, cursor = subscription.partition, subscription.cursor
-    backlog = messages = 0
+    backlog = messages = size = since_ms = 0
     if isinstance(topic, Partition):
         backlog = cursor.backlog(topic.ledgers_from(cursor.mark_delete[0]))
         messages = topic.next_message - cursor.since - sum(cursor.totals)
+        if backlog:
+            size, since_ms = _bytes_behind(topic, subscription), came_ms(subscription)
     acked, consumed, flow = last_times(subscription)
     later = delayed(subscription)
     return (counts[0], counts[1], counts[6], rates[0], rates[1], rates[3], rates[5], rates[6], rates[7],
-            backlog, messages, later, to_redeliver(subscription), unacknowledged(subscription),
+            backlog, messages, size, since_ms, later, to_redeliver(subscription), unacknowledged(subscription),
             is_blocked(subscription), len(subscription.consumers), delayed_memory(subscription, later), acked,
             consumed, flow, subscription.advanced_ms, subscription.expired_ms, kind_of(subscription),
-            *throttled(subscription))
+            *subscription.transactions_ended, *throttled(subscription))
 
 
 # -- single numbers, for rows and for the answers of admin/
@@ -170,6 +177,12 @@ def is_named(topic: Topic, subscription: Subscription) -> bool:
     The name means the durable one.
     """
     return subscription.is_durable or (subscription.name, True) not in topic.subscriptions
+
+
+def transactions(topic: Topic) -> tuple[int, int, int]:
+    """Return the number of transactions that published to a topic: open, aborted and committed since it was opened."""
+    known = topic.transactions if isinstance(topic, Partition) else None
+    return (0, 0, 0) if known is None else (known.publishing, known.aborted, known.committed)
 
 
 def storage_bytes(partition: Partition) -> int:
@@ -219,9 +232,8 @@ def _bytes_behind(partition: Partition, subscription: Subscription) -> int:
 
 def delayed(subscription: Subscription) -> int:
     """Return the number of delayed entries that wait for this subscription; 0 if its type ignores delays."""
-    partition = subscription.partition
-    kind = subscription.last_kind if subscription.kind is None else subscription.kind
-    if partition.schedule is None or kind in _IMPATIENT or not partition.policies.delayed_delivery:
+    partition, is_impatient = subscription.partition, subscription.cursor.last_type in _IMPATIENT
+    if partition.schedule is None or is_impatient or not partition.policies.delayed_delivery:
         return 0
     return partition.schedule.waiting_of(subscription.cursor)
 
@@ -231,7 +243,8 @@ def delayed_index(topic: Topic) -> tuple[int, ...]:
     if topic.schedule is None:
         return (0,) * len(DELAYED)
     schedule, files = topic.schedule, topic.schedule.store.files
-    return (schedule.waiting if topic.policies.delayed_delivery else 0, schedule.store.count, schedule.memory_bytes,
+    waiting = topic.delayed if isinstance(topic, Partition) and topic.policies.delayed_delivery else 0
+    return (waiting, schedule.store.count, schedule.memory_bytes,
             files.size, schedule.windows, files.created, files.read, files.unreadable, files.removed)
 
 
@@ -272,9 +285,8 @@ def throttled(subscription: Subscription) -> tuple[int, ...]:
 
 
 def kind_of(subscription: Subscription) -> int:
-    """Return the SubType of a subscription's consumers, or of its last ones; -1 if it never had any."""
-    kind = subscription.last_kind if subscription.kind is None else subscription.kind
-    return -1 if kind is None else kind
+    """Return the SubType of a subscription's consumers, or of its last ones; -1 if that is not known."""
+    return -1 if subscription.cursor.last_type is None else subscription.cursor.last_type
 
 
 def is_blocked(subscription: Subscription) -> bool:

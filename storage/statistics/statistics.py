@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +41,7 @@ from geminga.storage.statistics.columns import (
     topic_counts,
     topic_row,
 )
+from geminga.storage.statistics.recent import RecentRates
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import Group, Plan
@@ -97,6 +99,7 @@ class Statistics(TopicWatcher):
 
     def __init__(self, owner: OwnerContext, window_s: int):
         self._owner = owner
+        self.recent = RecentRates(owner.now_ms)
         self._waiting: dict[Topic, None] = {}               # topics changed since the current measurement began
         self._stale: dict[Topic, None] = {}                 # topics whose rows this measurement has yet to compute
         self._begin(window_s)
@@ -193,6 +196,7 @@ class Statistics(TopicWatcher):
     def tick(self, now_ms: int) -> None:
         """Compute the rates of topics whose window has ended; called once a second."""
         self._gather()
+        self.recent.tick(now_ms)
         first, self._second = self._second + 1, now_ms // 1000
         for second in range(max(first, self._second - self._window_s + 1), self._second + 1):
             number = second % self._window_s
@@ -208,6 +212,7 @@ class Statistics(TopicWatcher):
         for topic in changed:
             self._moved[hash(topic) % self._window_s][topic] = None
         self._waiting.update(changed)
+        self.recent.changed(changed, self._owner.now_ms)
         self._owner.changed = {}
 
     def _end_window(self, topic: Topic, seconds: float) -> bool:
@@ -234,6 +239,7 @@ class Statistics(TopicWatcher):
         for noted in (self._owner.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
             noted.pop(topic, None)
         self._shown.discard(topic)
+        self.recent.forget(topic)
         if (known := self._known.pop(topic, None)) is not None:
             self._topics.give_back(known.row)
             for row in known.subscriptions.values():
@@ -266,6 +272,7 @@ class Statistics(TopicWatcher):
         counts = np.bincount(self._topics.marks[at], minlength=len(self._namespaces))
         head = {
             "namespaces": list(self._namespaces), "loaded": counts.tolist(), "rolled_up": len(topics) - len(chosen),
+            "recent": self.recent.of_all(self._owner.now_ms),
             "rolled_up_subscriptions": subscriptions - len(lines),
             "topics": [str(topic.name) for topic in chosen],
             "subscriptions": [(number, name) for number, name, _ in under],
@@ -277,6 +284,28 @@ class Statistics(TopicWatcher):
         of_subscriptions = self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)]
         return pack(head, [table[rows], of_subscriptions, self._sums(self._topics, rows),
                            self._sums(self._subscriptions, lines)])
+
+    def topics(self) -> list[Topic] | int:
+        """Return all open topics, or the number of topics whose rows are not up to date yet: ask again then."""
+        self._freshen()
+        return len(self._stale) or list(self._known)
+
+    def topic_values(self, topics: Sequence[Topic], column: str) -> NDArray[np.float64]:
+        """Return a column's values (n,) of n topics that `topics` returned."""
+        rows = np.array([self._known[topic].row for topic in topics], np.int64)
+        values: NDArray[np.float64] = self._topics.rows[rows, TOPIC_COLUMNS.index(column)]
+        return values
+
+    def subscriptions(self, topics: Iterable[Topic]) -> list[tuple[Subscription, int]]:
+        """Return the subscriptions of topics that `topics` returned, each with its row for `subscription_values`."""
+        return [(subscription, row) for topic in topics
+                for subscription, row in self._known[topic].subscriptions.items() if is_named(topic, subscription)]
+
+    def subscription_values(self, rows: Sequence[int], column: str) -> NDArray[np.float64]:
+        """Return a column's values (n,) of n rows that `subscriptions` returned."""
+        column_number = SUBSCRIPTION_COLUMNS.index(column)
+        values: NDArray[np.float64] = self._subscriptions.rows[np.array(rows, np.int64), column_number]
+        return values
 
     def _freshen(self) -> None:
         """Compute the rows of some changed topics again.

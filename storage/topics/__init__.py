@@ -6,6 +6,7 @@
     producers.py        access modes: which producers may publish together
     permits.py          how far permits reach; rate_limits.py, token buckets and limits
     publish_plan.py     SENDs of a pass -> ledgers: a place for each entry
+    held_sends.py       SENDs held back by a rate or for a coordinator, and connections that are not read meanwhile
     duplicates.py       SENDs that were stored before, on partitions that deduplicate
     acknowledge.py      ACKs of a pass -> cursors
     decisions.py        decisions of a pass: ops, and the answers to each worker

@@ -21,7 +21,7 @@ from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, SKIPPED
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.ledgers.position import NOWHERE, Position, entries_up_to
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
@@ -109,33 +109,60 @@ def acknowledge_part(owner: OwnerContext, consumer: Consumer, position: Position
     words: an ack set, little-endian 64-bit words; a bit for each message that is not acknowledged.
     """
     subscription = consumer.subscription
-    partition, cursor, dispatcher = subscription.partition, subscription.cursor, subscription.dispatcher
+    partition, cursor = subscription.partition, subscription.cursor
     if not isinstance(partition, Partition):
         return
     ledger_id, entry_id = position
-    ledger = _known(partition, subscription).find(ledger_id)
+    ledger = known(partition, subscription).find(ledger_id)
     if ledger is None or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
         return
     if isinstance(ledger, CompactedLedger):
-        return _acknowledge_part_of_view(owner, subscription, ledger, entry_id, words)
-    assert isinstance(ledger, Ledger) and dispatcher is not None, (subscription, ledger)
+        left = batch_acks.bits_of(words, ledger.bits_of(entry_id).bit_length())
+        return acknowledge_part_of_view(owner, subscription, ledger, entry_id, left)
+    assert isinstance(ledger, Ledger), (subscription, ledger)
+    left = batch_acks.bits_of(words, int(ledger.messages[entry_id]))
+    count = acknowledge_messages(owner, subscription, ledger, entry_id, left)
+    if not subscription.is_spread:
+        consumer.acknowledged += count
+
+
+def acknowledge_messages(
+    owner: OwnerContext, subscription: Subscription, ledger: Ledger, entry_id: int, left: int
+) -> int:
+    """Acknowledge messages of an unacknowledged batch; return how many were not acknowledged before.
+
+    left: bits of the batch's messages, 1 = not acknowledged.
+    """
+    partition, cursor, ledger_id = subscription.partition, subscription.cursor, ledger.ledger_id
     messages = int(ledger.messages[entry_id])
-    left = batch_acks.bits_of(words, messages)
     if subscription.view is not None and (compacted := subscription.view.find(ledger_id)) is not None:
         left &= compacted.bits_of(entry_id) or left      # nobody acknowledges messages that the compaction removed
     before = cursor.parts.get(ledger_id, {}).get(entry_id)
+    held = _messages_of(subscription, ledger, entry_id)
     remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
     count = (messages if before is None else before.bit_count()) - remains.bit_count()
-    if not subscription.is_spread:
-        consumer.acknowledged += count
     if not remains:
-        return move(owner, subscription, Acks(single={ledger_id: [entry_id]}), ACKNOWLEDGED)
-    if not count:
-        return
-    owner.count(subscription, ACKNOWLEDGED, count)
-    owner.changed[partition] = None
-    dispatcher.part_acknowledged(ledger, entry_id, count)
-    _note_part(owner, subscription, position, before or 0, remains)
+        move(owner, subscription, Acks(single={ledger_id: [entry_id]}), ACKNOWLEDGED)
+    elif count:
+        owner.count(subscription, ACKNOWLEDGED, count)
+        owner.changed[partition] = None
+        tell_part(subscription, ledger, entry_id, held)
+        _note_part(owner, subscription, (ledger_id, entry_id), before or 0, remains)
+    return count
+
+
+def _messages_of(subscription: Subscription, ledger: ReadableLedger, entry_id: int) -> int:
+    """Return how many messages of an entry are neither acknowledged nor withheld."""
+    return int(subscription.messages(ledger, range(entry_id, entry_id + 1))[0])
+
+
+def tell_part(subscription: Subscription, ledger: Ledger, entry_id: int, held: int) -> None:
+    """Tell the dispatcher that messages of a batch are acknowledged or withheld, of which there were `held` before."""
+    left = _messages_of(subscription, ledger, entry_id)
+    if subscription.dispatcher is not None and held > left:
+        subscription.dispatcher.part_acknowledged(ledger, entry_id, held - left)
+        if not left:      # all others wait for the ends of transactions
+            subscription.dispatcher.acknowledged(ledger, [entry_id])
 
 
 def begin_within(owner: OwnerContext, subscription: Subscription, position: Position, words: Sequence[int]) -> None:
@@ -181,15 +208,18 @@ def _note_part(owner: OwnerContext, subscription: Subscription, position: Positi
         partition.partition_id, subscription_id, position, numbers, words))
 
 
-def _acknowledge_part_of_view(
-    owner: OwnerContext, subscription: Subscription, ledger: CompactedLedger, entry_id: int, words: memoryview
+def acknowledge_part_of_view(
+    owner: OwnerContext, subscription: Subscription, ledger: CompactedLedger, entry_id: int, left: int
 ) -> None:
-    """Acknowledge messages of a batch that only a compacted view has.  They are in no total."""
+    """Acknowledge messages of a batch that only a compacted view has.  They are in no total.
+
+    left: bits of the batch's messages, 1 = not acknowledged.
+    """
     if not (bits := ledger.bits_of(entry_id)):
         return
     cursor, messages = subscription.cursor, bits.bit_length()
     before = cursor.parts.get(ledger.ledger_id, {}).get(entry_id)
-    remains = cursor.acknowledge_part(ledger, entry_id, messages, batch_acks.bits_of(words, messages) & bits)
+    remains = cursor.acknowledge_part(ledger, entry_id, messages, left & bits)
     if not remains:
         move(owner, subscription, Acks(single={ledger.ledger_id: [entry_id]}), ACKNOWLEDGED)
     elif remains != before:
@@ -198,7 +228,7 @@ def _acknowledge_part_of_view(
 
 # -- whole entries
 
-def _known(partition: Partition, subscription: Subscription) -> Partition | Subscription:
+def known(partition: Partition, subscription: Subscription) -> Partition | Subscription:
     """The object whose `find` and `has` know all ledgers of which entries may be acknowledged.
 
     With a compacted view, that is the subscription: the view may have ledgers that the partition has deleted.
@@ -230,9 +260,9 @@ def acknowledge(owner: OwnerContext, by_consumer: dict[int, Acks]) -> None:
         if subscription.is_spread and acks.cumulative:      # ignored, as in Apache Pulsar
             owner.counters.add("acks_ignored", len(acks.cumulative))
         else:
-            known = _known(partition, subscription)
+            has = known(partition, subscription).has
             acks.up_to = next(
-                (position for position in sorted(acks.cumulative, reverse=True) if known.has(position)), NOWHERE)
+                (position for position in sorted(acks.cumulative, reverse=True) if has(position)), NOWHERE)
         before = totals[ACKNOWLEDGED]
         move(owner, subscription, acks, ACKNOWLEDGED)
         if not subscription.is_spread and (active := dispatcher.active) is not None:
@@ -272,7 +302,7 @@ def _acknowledge_up_to(
     owner: OwnerContext, partition: Partition, subscription: Subscription, position: Position, reason: int
 ) -> None:
     """Move the mark-delete position to a position behind it, if that exists."""
-    if _known(partition, subscription).has(position):
+    if known(partition, subscription).has(position):
         cursor = subscription.cursor
         owner.count(subscription, reason, _messages_up_to(subscription, position))
         cursor.mark_delete = position
@@ -291,8 +321,7 @@ def _messages_up_to(subscription: Subscription, position: Position) -> int:
     for ledger in subscription.partition.ledgers_from(cursor.mark_delete[0]):
         if ledger.ledger_id > position[0]:
             break
-        end = position[1] + 1 if ledger.ledger_id == position[0] else ledger.entries
-        count += cursor.unacknowledged_messages(ledger, 0, end)
+        count += cursor.unacknowledged_messages(ledger, 0, entries_up_to(position, ledger.ledger_id, ledger.entries))
     return count
 
 
@@ -302,7 +331,7 @@ def _acknowledge_single(
 ) -> None:
     """Acknowledge entries of one ledger.  Those that do not exist are ignored."""
     cursor = subscription.cursor
-    ledger = _known(partition, subscription).find(ledger_id)
+    ledger = known(partition, subscription).find(ledger_id)
     if ledger is None:
         return
     if cursor.mark_delete[0] != ledger_id:
@@ -313,8 +342,9 @@ def _acknowledge_single(
     fresh = cursor.acknowledge(ledger, np.asarray(existing, np.int64))
     _acknowledged(owner, subscription, ledger, fresh, reason)
     if subscription.is_durable and len(fresh):
-        owner.note_many(partition, journal_ops.acknowledged(
-            partition.partition_id, cursor.subscription_id, ledger_id, fresh))
+        # The end of a transaction acknowledges at any time, perhaps behind a reset of the cursor in the same pass.
+        note = owner.note_many if subscription.withheld is None else owner.note_in_order
+        note(partition, journal_ops.acknowledged(partition.partition_id, cursor.subscription_id, ledger_id, fresh))
 
 
 def note_counts(
@@ -343,7 +373,7 @@ def _acknowledged(
     if not cursor.parts and int(entries[-1]) - int(entries[0]) == len(entries) - 1:
         messages = ledger.messages_in(int(entries[0]), int(entries[-1]) + 1)
     else:
-        messages = int(subscription.messages(ledger, np.asarray(entries, np.int64)).sum())
+        messages = int(cursor.messages_of(ledger, np.asarray(entries, np.int64)).sum())
     owner.count(subscription, reason, messages)
     if subscription.dispatcher is not None:
         subscription.dispatcher.acknowledged(ledger, entries)

@@ -1,6 +1,7 @@
 """Decisions of a pass: ops for the journal, answers for workers, and topics that later steps of the pass look at.
 
-    note, note_in_order, note_many, count      -> ops, in the journal with the next commit
+    note, note_for, note_in_order, note_many, count
+                                               -> ops, in the journal with the next commit
     answer_needs_sync                          -> the next commit syncs
     after_commit                               -> actions on files, in the sync step of the pass
     outbox                                     -> one envelope for each worker, sent when the pass is durable
@@ -16,6 +17,7 @@ from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.frames import NO_REQUEST
 from geminga.proto.rows import Row, Rows
 from geminga.storage.ledgers import journal_ops
+from geminga.storage.ledgers.checkpoints import Changed
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics.partition import Partition
@@ -144,6 +146,11 @@ class Decisions:
         self.changed[partition] = None
         self._ops.append(op)
         self.journal.mark_dirty(partition)
+
+    def note_for(self, changed: Changed, op: bytes) -> None:
+        """Note an op that changes something other than a partition."""
+        self._ops.append(op)
+        self.journal.mark_dirty(changed)
 
     def note_in_order(self, partition: Partition, ops: Rows) -> None:
         """Note ops (n,) of format.OPS that follow all that were noted before."""

@@ -67,6 +67,24 @@ class CompactedReaders(Protocol):
         """Give the subscription the compacted view that its consumers read, before the first one attaches."""
 
 
+class TransactionCoordinator(Protocol):
+    """The part of the coordinator of transactions that commands use.  Its functions answer the client."""
+
+    def new(self, session: Session, request_id: int, coordinator: int, lifetime_ms: int) -> None:
+        """Begin a transaction.  Raises Refusal, StorageFull, NotDurable."""
+
+    def add(self, session: Session, request_id: int, bits: tuple[int, int], wanted: list[tuple[str, str | None]],
+            kind: int, answer: Callable[[int, int, int], bytes]) -> None:
+        """Add topics, or subscriptions, to a transaction.  Raises Refusal, StorageFull."""
+
+    def backed_up(self) -> dict[int, bytes]:
+        """Return the content of each coordinator's table in a backup, by number.  Raises Refusal."""
+
+    def end(self, session: Session, request_id: int, bits: tuple[int, int], kind: int,
+            answer: Callable[[int, int, int], bytes], *, commits: bool) -> None:
+        """Commit or abort a transaction.  Raises Refusal, StorageFull."""
+
+
 class OwnerContext(Protocol):
     """One owner, between the beginning of a pass and its end."""
 
@@ -106,6 +124,9 @@ class OwnerContext(Protocol):
 
     @property
     def views(self) -> CompactedReaders: ...
+
+    @property
+    def coordinator(self) -> TransactionCoordinator: ...
 
     @property
     def has_ops(self) -> bool: ...
@@ -190,6 +211,12 @@ class OwnerContext(Protocol):
 
     def publish_held(self, topic: Topic) -> None:
         """Publish the SENDs to the topic that a rate holds back."""
+
+    def publish_asked(self, partition: Partition, transaction: int) -> None:
+        """Publish the SENDs that wait for a coordinator, which has answered about this transaction."""
+
+    def drop_sends(self, worker: int, rows: NDArray[Any]) -> None:
+        """Answer rows (n,) SEND_ROW, which are being published, with receipts, and store nothing."""
 
     def refuse_sends(self, worker: int, rows: NDArray[Any], code: api.ServerError.ValueType, text: str) -> None:
         """Answer rows (n,) SEND_ROW, which are being published, with an error."""

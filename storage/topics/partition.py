@@ -2,6 +2,7 @@
 
 Callers note changes of a partition as ops (journal_ops.py).  Nothing in this file syncs or answers.
 """
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,24 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
+from geminga.proto.sends import IN_TRANSACTION, IS_BATCH
 from geminga.storage import format
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor
+from geminga.storage.cursors.open_transactions import OpenTransactions
 from geminga.storage.cursors.producer_sequences import Sequences
-from geminga.storage.cursors.state_file import Snapshot, State, StateFile
+from geminga.storage.cursors.state_file import State, StateFile
+from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.delayed import persistence
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.ledgers import compacted_ledgers, ledger_files, ledger_headers
+from geminga.storage.ledgers import compacted_ledgers, cut_ledger, ledger_files, ledger_headers
+from geminga.storage.ledgers.checkpoints import FileSnapshot
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.readable import StoredLedger
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits
 from geminga.storage.topics.subscription import Producer, Subscription
 
+_STRETCH = 4_096            # entries that are examined at once
 _SHRINK_MIN = 1 << 20      # bytes of an acknowledged open ledger from which on it is replaced by a new one
 
 
@@ -46,6 +53,7 @@ class Partition(ManagedLedger):
     deduplicates: bool = False       # messages that a producer sends again are not stored again
     is_terminated: bool = False      # nothing can be published any more
     is_released: bool = False        # unloaded: another object may stand for the partition now
+    transactions: OpenTransactions | None = None      # None: none was open since the partition was opened
     schedule: DelayedIndex | None = None      # of delayed entries; None: no entry was ever delayed
     # Entries that were discarded because they are lost; the journal has yet to be told.
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)
@@ -76,6 +84,17 @@ class Partition(ManagedLedger):
         if self.schedule is not None:
             self.schedule.tick_ms, self.schedule.window_ms = policies.delay_tick_ms, policies.delay_window_ms
 
+    def with_transactions(self) -> OpenTransactions:
+        """Return the open transactions, none at first."""
+        if self.transactions is None:
+            self.transactions = OpenTransactions()
+        return self.transactions
+
+    @property
+    def limit(self) -> Position | None:
+        """Position of the first entry that an open transaction published; None: there is none."""
+        return None if self.transactions is None else self.transactions.limit
+
     def begin_schedule(self, *, is_strict: bool) -> DelayedIndex:
         """Give the partition an index of delayed entries, for its first one."""
         self.schedule = DelayedIndex(
@@ -89,10 +108,69 @@ class Partition(ManagedLedger):
         self.discarded.check()
         if self.schedule is not None:
             self.schedule.check()
+        if self.transactions is not None:
+            self._check_transactions(self.transactions)
         assert self.attached.keys() <= set(self.subscriptions.values()), self
         for key, subscription in self.subscriptions.items():
             assert subscription.key == key and subscription.partition is self, (self, subscription)
             subscription.check()
+
+    def _check_transactions(self, transactions: OpenTransactions) -> None:
+        """Assert that entries of open transactions are there, and that no dispatcher has read beyond the limit.
+
+        A cursor may be beyond it, which was reset or skipped there; then entries are read from behind it.
+        """
+        transactions.check()
+        for each in transactions.by_id.values():
+            for ledger_id, runs in each.entries.items():
+                ledger = self.find(ledger_id)
+                assert ledger is not None and runs[-1][1] <= ledger.entries, (self, ledger_id, runs)
+        by_id = {one.cursor.subscription_id: one for one in self.subscriptions.values() if one.is_durable}
+        for number, each in transactions.by_id.items():
+            for subscription_id, acks in each.acks.items():
+                withheld = by_id[subscription_id].withheld
+                assert withheld is not None and withheld.by_transaction[number] is acks, (self, number)
+        limit = transactions.limit
+        for subscription in self.subscriptions.values():
+            ledger_id, entry_id = subscription.cursor.mark_delete
+            assert limit is None or subscription.read <= max(limit, (ledger_id, entry_id + 1)), (subscription, limit)
+
+    def last_message(self) -> tuple[int, int, int]:
+        """Return (ledger, entry, batch index) of the last message that consumers can get, else (-1, -1, -1).
+
+        Messages of open transactions, all behind the first of them, and those of aborted ones are left out.
+        """
+        if self.transactions is None and not self.discarded.bitmaps:      # nearly always
+            return ManagedLedger.last_message(self)
+        for ledger in reversed(self.readable_ledgers):
+            for end in range(ledger.entries, 0, -_STRETCH):
+                first = max(0, end - _STRETCH)
+                is_aborted = self.aborted(ledger, first, end)
+                if not is_aborted.all():
+                    entry_id = first + int(np.flatnonzero(~is_aborted)[-1])
+                    is_batch = int(ledger.column("flags")[entry_id]) & IS_BATCH
+                    messages = int(ledger.column("messages")[entry_id])
+                    return ledger.ledger_id, entry_id, messages - 1 if is_batch else -1
+        return -1, -1, -1
+
+    @property
+    def readable_ledgers(self) -> Sequence[StoredLedger]:
+        """The ledgers as far as consumers get entries of them: up to the first open transaction."""
+        return self.ledgers if self.limit is None else cut_ledger.before(self.ledgers, self.limit)
+
+    def aborted(self, ledger: StoredLedger, first: int, end: int) -> NDArray[np.bool_]:
+        """Return which of a ledger's entries first .. end - 1 aborted transactions have published."""
+        if self.transactions is None and not self.discarded.bitmaps:      # nearly always
+            return np.zeros(end - first, bool)
+        is_in: NDArray[np.bool_] = ledger.column("flags")[first:end] & IN_TRANSACTION != 0
+        return self.discarded.acknowledged(ledger.ledger_id, first, end) & is_in
+
+    @property
+    def delayed(self) -> int:
+        """Number of delayed entries that wait, without cancelled ones and those of aborted transactions."""
+        if self.schedule is None:
+            return 0
+        return self.schedule.waiting_of(self.discarded) if self.discarded.bitmaps else self.schedule.waiting
 
     @property
     def messages_in(self) -> int:
@@ -110,13 +188,16 @@ class Partition(ManagedLedger):
         """Remove at most `at_most` unneeded ledgers from the beginning of the chain; the caller unlinks them.
 
         Durable subscriptions need the ledgers behind their mark-delete position, the next compaction those behind the
-        horizon, and readers of a compacted view those behind the view's horizon.
+        horizon, readers of a compacted view those behind the view's horizon, and open transactions all from their first
+        entry on.
         """
         needed = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
         if self.compacts:
             needed.append(self.horizon)
             needed += [s.cursor.mark_delete if s.view is None else max(s.cursor.mark_delete, s.view.horizon)
                        for s in self.attached if s.reads_compacted and not s.is_durable]
+        if self.limit is not None:
+            needed.append((self.limit[0], self.limit[1] - 1))
         taken: list[Ledger] = []
         while len(self.ledgers) > 1 and len(taken) < at_most:
             first = self.ledgers[0]
@@ -190,6 +271,20 @@ class Partition(ManagedLedger):
         if cursor.bitmaps and position[0] >= self.ledgers[0].ledger_id:
             cursor.advance(self.ledgers_from(position[0]))
 
+    def withhold(self) -> None:
+        """Withhold what open transactions have acknowledged, in a partition that has just been opened.
+
+        What they acknowledged on subscriptions that do not exist is forgotten.
+        """
+        by_id = {one.cursor.subscription_id: one for one in self.subscriptions.values()}
+        for number, transaction in self.transactions.by_id.items() if self.transactions is not None else ():
+            for subscription_id in transaction.acks.keys() - by_id:
+                del transaction.acks[subscription_id]
+            for subscription_id, acks in transaction.acks.items():
+                subscription = by_id[subscription_id]
+                subscription.withheld = subscription.withheld or Withheld()
+                subscription.withheld.add(number, acks)
+
     def remove_subscription(self, subscription: Subscription) -> None:
         """Remove this subscription.  A newer one of the same name stays."""
         if self.subscriptions.get(subscription.key) is subscription:
@@ -198,7 +293,7 @@ class Partition(ManagedLedger):
 
     # -- checkpoints
 
-    def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
+    def checkpoint(self) -> tuple[list[Path], list[FileSnapshot]]:
         """(files to be synced, snapshots to be written)"""
         if self.is_released:
             return [], []
@@ -208,7 +303,11 @@ class Partition(ManagedLedger):
         """The partition's durable state, without its ledgers, as it is now."""
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
-        return State({NOBODY: self.discarded, **cursors}, self.sequences, delays=delays)
+        if self.transactions is not None:
+            ledger_id, entry_id = self.limit or (0, 0)
+            self.transactions.settled = self.last_confirmed if self.limit is None else (ledger_id, entry_id - 1)
+        return State(
+            {NOBODY: self.discarded, **cursors}, self.sequences, delays=delays, transactions=self.transactions)
 
 
 
@@ -224,7 +323,7 @@ def open_partition(
     stored, file = known or (state_file.read(folder, partition_id), StateFile(folder, partition_id))
     partition = Partition(
         partition_id, name, folder, file, Producers(topic_epoch), options, stored.discarded, damage=stored.damage,
-        sequences=stored.sequences)
+        sequences=stored.sequences, transactions=stored.transactions)
     ledger_headers.remove_unmade(folder)
     partition.ledgers = [
         ledger_files.open_ledger(folder, partition_id, ledger_id) for ledger_id in ledger_headers.ledger_ids(folder)]
@@ -236,6 +335,9 @@ def open_partition(
         each.go_on()      # even if its header says sealed: a crash may have lost the ledger that was made behind it
     if partition.ledgers:
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
+    if partition.transactions is not None:
+        counts = {ledger.ledger_id: ledger.entries for ledger in partition.ledgers}
+        partition.transactions.cut(lambda ledger_id: counts.get(ledger_id, 0))
     _open_view(partition)
     if stored.delays == format.SCHEDULED or (stored.delays == format.UNKNOWN and _has_delayed(partition)):
         persistence.restore(partition.begin_schedule(is_strict=options.delayed_delivery_strict))
@@ -254,6 +356,7 @@ def open_partition(
                 cursor.since = partition.since(cursor.mark_delete)
                 published = partition.next_message - cursor.since
                 cursor.totals[ACKNOWLEDGED] = published - cursor.backlog_messages(partition.ledgers)
+    partition.withhold()
     return partition
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
 from geminga.proto.rows import Rows, as_words, field_names, from_words
-from geminga.proto.sends import SEND_ROW
+from geminga.proto.sends import IN_TRANSACTION, SEND_ROW
 from geminga.storage import format
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.ledgers.journal import Record
@@ -77,8 +77,11 @@ class Batch(Protocol):
 
     demands: list[Demand]
 
-    def place(self, now_ms: int) -> "Plan":
-        """Give each entry its place.  All demands are filled in; entries of one without a ledger are refused."""
+    def place(self, now_ms: int, *, has_transactions: bool = False) -> "Plan":
+        """Give each entry its place.  All demands are filled in; entries of one without a ledger are refused.
+
+        has_transactions: entries may be in transactions, whose ids are in the rows' ledger_id.
+        """
 
 
 @dataclass(slots=True)
@@ -110,15 +113,22 @@ class Plan:
     handles: Rows | None = None
     few: list[tuple[Producer, int, int, int]] = field(default_factory=list)
     latest_ms: int = 0                # the latest due time of a delayed entry; 0: no entry is delayed
+    # If some entries are in transactions: that of each (n,), 0 for none, the SEND_ROWs (n,), and ops for the record.
+    transactions: NDArray[np.uint64] | None = None
+    stored: Rows | None = None
+    ops: bytes = b""
 
     def __repr__(self) -> str:
         counts = f"refused={len(self.refused)} duplicates={self.duplicates}"
         return f"<Plan groups={len(self.groups)} buffers={len(self.data)} {counts}>"
 
     def record(self, ops: bytes) -> Record:
-        """Return the journal's record of the plan, with these ops and the ops for producers' sequence ids."""
+        """Return the journal's record of the plan, with these ops and the plan's own.
+
+        The latter name what the plan stores: a crash must not leave them without the entries.
+        """
         ops += b"".join([partition.sequences.ops(partition.partition_id, producer.identity, progress)
-                         for partition, producer, progress in self.progress])
+                         for partition, producer, progress in self.progress]) + self.ops
         table = b"".join([
             format.GROUP.pack(group.partition.partition_id, group.ledger.ledger_id, group.ledger.entries, group.count)
             for group in self.groups])
@@ -145,6 +155,13 @@ def deliver_at(planned: Plan, group: Group) -> NDArray[np.int64]:
     index = np.frombuffer(planned.index, format.INDEX_ROW) if isinstance(planned.index, bytes) else planned.index
     times: NDArray[np.int64] = index["deliver_at"][group.first:group.first + group.count]
     return times
+
+
+def _find_transactions(planned: Plan, stored: Rows) -> None:
+    """Take the transactions of a plan's entries out of their rows (n,) SEND_ROW, before these get their places."""
+    transactions: NDArray[np.uint64] = np.where(stored["flags"] & IN_TRANSACTION != 0, stored["ledger_id"], 0)
+    if transactions.any():
+        planned.transactions, planned.stored = transactions, stored
 
 
 def _slice(index: Rows | bytes, first: int, count: int) -> Rows | bytes:
@@ -177,7 +194,7 @@ class FewSends:
     def __repr__(self) -> str:
         return f"<FewSends of {len(self._by_partition)} partitions>"
 
-    def place(self, now_ms: int) -> Plan:
+    def place(self, now_ms: int, *, has_transactions: bool = False) -> Plan:
         """Give each entry its place, row by row; see Batch.place."""
         planned = Plan(self._data, [], b"", b"", [], [])
         index: list[bytes] = []
@@ -221,6 +238,10 @@ class FewSends:
                 planned.groups.append(
                     Group(few.partition, ledger, len(index) - count, count, offset, message_index, pieces))
         planned.index, planned.sources = b"".join(index), b"".join(sources)
+        if has_transactions:
+            _find_transactions(planned, np.array([
+                row for few in self._by_partition if few.demand is not None and few.demand.ledger is not None
+                for _, _, _, row, _ in few.stored], SEND_ROW))
         planned.receipts = [(worker, b"".join(rows)) for worker, rows in receipts.items()]
         return planned
 
@@ -270,7 +291,7 @@ class ManySends:
     def __repr__(self) -> str:
         return f"<ManySends {len(self._rows)} of {len(self._starts)} partitions>"
 
-    def place(self, now_ms: int) -> Plan:
+    def place(self, now_ms: int, *, has_transactions: bool = False) -> Plan:
         """Give each entry its place, as arrays; see Batch.place."""
         sends, rows, is_new = self._sends, self._rows, self._is_new
         planned = Plan([data for _, _, data in sends], [], b"", b"", [], [], self._progress)
@@ -280,6 +301,8 @@ class ManySends:
         stored = answered = rows if is_stored is None else from_words(as_words(rows)[is_stored], SEND_ROW)
         if planned.groups:
             planned.handles = stored["producer"]
+            if has_transactions:
+                _find_transactions(planned, stored)
             planned.latest_ms = int(stored["deliver_at"].max())
             sources: NDArray[np.uint32] = stored["offset"].astype(format.SOURCE)
             index = _place(planned.groups, stored, now_ms)

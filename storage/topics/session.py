@@ -13,11 +13,15 @@ class Session:
     protocol_version: int
     address: str = ""                  # of the client: "/host:port"
     client_version: str = ""
+    role: str = ""                     # as which the client is authenticated
+    is_superuser: bool = False
+    connected_ms: int = 0
     supports_partial_producer: bool = False
     producers: dict[int, Producer] = field(default_factory=dict)     # by the client's id
     consumers: dict[int, Consumer] = field(default_factory=dict)     # by the client's id
     # (type, id) of a parked command -> the thing that it waits for
     waiting: dict[tuple[int, int], object] = field(default_factory=dict)
+    told_ended: dict[int, None] = field(default_factory=dict)        # transactions whose end it was told, the newest
     # A command broke the protocol: later ones are ignored until the worker has closed the connection.
     is_over: bool = False
 

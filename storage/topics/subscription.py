@@ -21,6 +21,7 @@ from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import Entries
+from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, CompactedLedgers
 from geminga.storage.ledgers.ledger import Ledger
@@ -280,8 +281,8 @@ class Dispatcher(ABC):
         """Whether the consumer was delivered the entry and has not acknowledged it."""
 
     @abstractmethod
-    def released(self, parked: list[Position]) -> None:
-        """Deliver entries that are no longer parked."""
+    def released(self, entries: list[EntriesOfLedger]) -> None:
+        """Deliver entries that are no longer parked or withheld, as far as the read position is behind them."""
 
     @abstractmethod
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
@@ -324,7 +325,6 @@ class Subscription:
     read: Position = (0, 0)            # the next entry to deliver; always behind the mark-delete position
     allowance: Allowance | None = None                         # of this pass; None: no rate bounds the subscription
     limited: Limited | None = None
-    last_kind: "SubType.ValueType | None" = None               # of the consumers that were attached last
     # Messages, bytes, entries delivered, messages redelivered, chunks delivered: of consumers that have left.
     departed_out: tuple[int, ...] = (0, 0, 0, 0, 0)
     dropped: int = 0                   # messages of a non-persistent topic that no consumer could take
@@ -336,6 +336,8 @@ class Subscription:
     rates: tuple[float, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)   # users' notes
     is_replicated: bool = False        # users want it known in other clusters; there are none
+    withheld: Withheld | None = None   # what open transactions acknowledge; None: nothing
+    transactions_ended: tuple[int, int] = (0, 0)      # that acknowledged here: committed, aborted
 
     @property
     def has_moved(self) -> bool:
@@ -376,6 +378,12 @@ class Subscription:
         self.cursor.check()
         if self.dispatcher is not None:
             self.dispatcher.check()
+        if self.withheld is not None:
+            self.withheld.check()
+            assert self.withheld.by_transaction, self
+            for consumer in self.consumers:
+                for ledger_id, entries in self.dispatcher.held_by(consumer) if self.dispatcher is not None else ():
+                    assert len(self.left_of(ledger_id, entries)) == len(entries), (self, consumer, ledger_id)
 
     def ledgers_from(self, ledger_id: int) -> Sequence[StoredLedger]:
         """The ledgers that consumers read, from that id on: those of the view up to its horizon, then the topic's."""
@@ -407,6 +415,8 @@ class Subscription:
         """Set the read position back behind the mark-delete position: unacknowledged entries are delivered again."""
         ledger_id, entry_id = self.cursor.mark_delete
         self.read = ledger_id, entry_id + 1
+        if self.withheld is not None:
+            self.withheld.is_passed = True
 
     def attach(self, consumer: Consumer) -> None:
         """Add a consumer.  The subscription has a dispatcher of the consumer's type."""
@@ -429,8 +439,6 @@ class Subscription:
         for consumer in self.consumers:
             self._count_out(consumer)
         self.consumers.clear()
-        if self.kind is not None:
-            self.last_kind = self.kind
         self.kind = self.dispatcher = self.view = None
         self.reads_compacted = False
         self.rewind()
@@ -442,7 +450,7 @@ class Subscription:
         self.last_ms = tuple(map(max, self.last_ms, (consumer.acked_ms, consumer.consumed_ms, consumer.flow_ms)))
 
     def deliverable(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
-        """Entries first .. end - 1 of the ledger that are neither acknowledged nor parked, ascending."""
+        """Entries first .. end - 1 of the ledger that are neither acknowledged, parked nor withheld, ascending."""
         if self.view is not None and isinstance(ledger, CompactedLedger):
             yield from self._deliverable_of_view(ledger, first, end)
             return
@@ -453,7 +461,9 @@ class Subscription:
             parked = self.parked(ledger.ledger_id, entries) if self.deaths_max else ()
             if parked:
                 entries = np.setdiff1d(np.asarray(entries), parked, assume_unique=True)
-            if len(entries):
+            if self.withheld is not None:
+                yield from self.withheld.batches(self.cursor, ledger, entries)
+            elif len(entries):
                 yield entries
 
     def _deliverable_of_view(self, ledger: CompactedLedger, first: int, end: int) -> Iterator[Entries]:
@@ -463,11 +473,13 @@ class Subscription:
                 yield some
 
     def left_of(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The entries among these (n,), n > 0, ascending, that are neither acknowledged nor parked."""
+        """The entries among these (n,), n > 0, ascending, that are neither acknowledged, parked nor withheld."""
         first = int(entries[0])
         entries = entries[~self.cursor.acknowledged(ledger_id, first, int(entries[-1]) + 1)[entries - first]]
         if len(entries) and (parked := self.parked(ledger_id, entries)):
             entries = np.setdiff1d(entries, parked, assume_unique=True)
+        if self.withheld is not None and (ledger := self.find(ledger_id)) is not None:
+            entries = np.asarray(self.withheld.left_of(self.cursor, ledger, entries))
         return entries
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
@@ -475,14 +487,8 @@ class Subscription:
         counts = self.cursor.deaths.of(ledger_id, entries) if self.deaths_max else None
         return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
 
-    def all_parked(self) -> list[Position]:
-        """Positions of all unacknowledged entries that are parked, ascending."""
-        reached = self.cursor.deaths.at_least(self.deaths_max) if self.deaths_max else {}
-        return [(ledger_id, entry_id) for ledger_id, entries in sorted(reached.items()) for entry_id in entries.tolist()
-                if not self.cursor.is_acknowledged(ledger_id, entry_id)]
-
     def messages(self, ledger: ReadableLedger, entries: Entries) -> NDArray[np.uint32]:
-        """The number of unacknowledged messages (n,) of each entry.
+        """The number (n,) of messages of each entry that are neither acknowledged nor withheld.
 
         In a compacted ledger all messages count, as clients count the removed ones of a batch too.
         """
@@ -490,10 +496,5 @@ class Subscription:
         if isinstance(ledger, CompactedLedger):
             messages = ledger.rows_of(entries)["messages"]
             return messages
-        column = ledger.column("messages")
-        messages = column[entries.start:entries.stop] if isinstance(entries, range) else column[entries]
-        if self.cursor.parts.get(ledger.ledger_id):
-            messages = messages.copy()
-            for at, bits in self.cursor.parts_of(ledger.ledger_id, entries):
-                messages[at] = bits.bit_count()
-        return messages
+        messages = self.cursor.messages_of(ledger, entries)
+        return messages if self.withheld is None else self.withheld.messages(self.cursor, ledger, entries, messages)

@@ -3,7 +3,8 @@
     begin()      From now on ledgers and views that are new get a second name, a hard link, in the backup's folder.
     (The backup itself links the files that were there before.)
     cut()        Write down, for each partition that was open since begin(): its ledgers, where the last of them ends,
-                 its view, and the state that a checkpoint would write.
+                 its view, and the state that a checkpoint would write.  Then the tables of coordinators of
+                 transactions, without those that are not committed.
 
 For a partition that was not open meanwhile, the backup uses the files. Bytes behind the recorded end of a ledger do not
 count, and a file that is deleted has its second name by then. So an owner stands still only while it writes the cut,
@@ -59,6 +60,7 @@ class BackupSnapshots:
         began, folder = time.perf_counter(), self._folder
         if folder is None:
             raise Refusal(api.MetadataError, "the owner was started again since the backup began")
+        tables = self._owner.coordinator.backed_up()
         self._folder = None
         self._owner.commit()
         self._owner.journal.sync()      # the cut refers to bytes that must not change any more, not even after a crash
@@ -68,8 +70,11 @@ class BackupSnapshots:
         self._released = {}
         name = f"cut-{self._owner.journal.folder.name}"
         with open(folder / name, "wb") as file:
-            file.write(json.dumps([row for row, _ in rows.values()]).encode() + b"\n")
+            about = {"partitions": [row for row, _ in rows.values()],
+                     "tables": [[number, len(data)] for number, data in tables.items()]}
+            file.write(json.dumps(about).encode() + b"\n")
             file.writelines(data for _, data in rows.values())
+            file.writelines(tables.values())
         return name, time.perf_counter() - began
 
     def _recovered(self) -> Iterator[tuple[int, Row]]:

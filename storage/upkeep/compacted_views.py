@@ -115,6 +115,8 @@ class CompactedViews(Watcher):
         if not partition.horizon <= manifest.horizon <= partition.last_confirmed:
             return f"{path}: it reaches up to {manifest.horizon}, " \
                    f"which is not between {partition.horizon} and {partition.last_confirmed}"
+        if partition.limit is not None and manifest.horizon >= partition.limit:
+            return f"{path}: it reaches into a transaction that is open, from {partition.limit} on"
         for ledger_id in (manifest.horizon[0], *(part.ledger_id for part in manifest.parts)):
             is_in_view = partition.view is not None and partition.view.find(ledger_id) is not None
             if partition.find(ledger_id) is None and not is_in_view:
@@ -133,11 +135,12 @@ class CompactedViews(Watcher):
 
     def truncated(self, partition: Partition) -> None:
         """Put an empty view into force after all entries of a compacted partition were deleted.  Raises OSError."""
-        last = next((ledger for ledger in reversed(partition.ledgers) if ledger.entries), None)
+        last, limit = next((ledger for ledger in reversed(partition.ledgers) if ledger.entries), None), partition.limit
         if not partition.compacts or last is None:
             return
-        number = partition.view_number + 1
-        horizon = last.ledger_id, last.last_entry
+        number, horizon = partition.view_number + 1, (last.ledger_id, last.last_entry)
+        if limit is not None:
+            horizon = min(horizon, (limit[0], limit[1] - 1))
         compacted_ledgers.make_empty(partition.folder, number, partition.partition_id, horizon, self._owner.now_ms)
         self._take_over(partition, number)
 
@@ -148,6 +151,10 @@ class CompactedViews(Watcher):
 
 
 def news(partition: Partition) -> int:
-    """Return how many bytes of the partition's entries lie behind the horizon of its compacted view."""
+    """Return how many bytes of the partition's entries lie behind the horizon of its compacted view.
+
+    Those of open transactions, and all behind the first of them, do not count: no compaction can read them yet.
+    """
     ledger_id, entry_id = partition.horizon
-    return partition.bytes_from(ledger_id, entry_id + 1)
+    open_bytes = 0 if partition.limit is None else partition.bytes_from(*partition.limit)
+    return partition.bytes_from(ledger_id, entry_id + 1) - open_bytes

@@ -113,7 +113,10 @@ class HolePuncher(Watcher):
         holes: list[Hole] = []
         if not any(cursor.is_durable for cursor in cursors):
             return holes
+        limit = partition.limit
         for ledger in partition.ledgers:
+            if limit is not None and ledger.ledger_id > limit[0]:
+                break
             if all(cursor.mark_delete[0] < ledger.ledger_id and ledger.ledger_id not in cursor.bitmaps
                    for cursor in cursors):
                 break
@@ -265,4 +268,6 @@ def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tupl
     if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
         ends = [cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id]
         end = min(ends, default=end)
+    if (limit := partition.limit) is not None and ledger.ledger_id == limit[0]:
+        end = min(end, limit[1])      # a commit may still show them to new subscriptions
     return max(0, partition.discarded.first_hole(ledger, 0) - _BEFORE), end

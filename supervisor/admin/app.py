@@ -22,7 +22,7 @@ from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin.monitoring import alarms, backups, health, metrics, operations, stats
+from geminga.supervisor.admin.monitoring import alarms, backups, health, metrics, operations, stats, views
 from geminga.supervisor.admin.requests import audit, authentication, authorization, origins
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics
@@ -39,15 +39,18 @@ from geminga.supervisor.admin.resources import (
     schemas,
     subscriptions,
     topics,
+    transactions,
 )
 from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host.unix_sockets import CLIENTS
 from geminga.workers.addresses import Addresses
 from geminga.workers.directory.schemas import SchemaThread
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.owners.following import follow
-from geminga.workers.process.listeners import Listeners, inside_path
+from geminga.workers.ports.connections import Connections
+from geminga.workers.process.listeners import Listeners
 
 _STATUSES = {
     api.InvalidTopicName: 412,
@@ -78,6 +81,7 @@ PARTS = (
     subscriptions,
     messages,
     delayed,
+    transactions,
     schemas,
     compaction,
     clusters,
@@ -88,6 +92,7 @@ PARTS = (
     definitions,
     metrics,
     operations,
+    views,
     authorization,
 )
 
@@ -161,12 +166,12 @@ def make_app(
     config: Config,
     owners: Owners,
     addresses: Addresses,
-    run_dir: Path,
     counters: dict[tuple[str, int], Counters],
     authenticator: Authenticator,
 ) -> web.Application:
     app = web.Application(
-        middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize],
+        middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize,
+                     health.guard],
         client_max_size=_BODY_MAX,
     )
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
@@ -177,7 +182,7 @@ def make_app(
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(
         authenticator, config.identity, counters["admin", 0])
-    app[health.INSIDE], app[COUNTERS] = inside_path(run_dir), counters
+    app[health.INSIDE], app[COUNTERS] = config.data_dir / CLIENTS, counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
@@ -207,14 +212,15 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
 
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
-        counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator) -> None:
+        counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator,
+        connections: list[Connections]) -> None:
     """Serve HTTP as the admin process until the supervisor tells it to stop."""
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
-    app = make_app(config, owners, addresses, run_dir, counters, authenticator)
+    app = make_app(config, owners, addresses, counters, authenticator)
     app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
-    app[operations.CONTROL] = control
+    app[operations.CONTROL], app[views.CONNECTIONS] = control, connections
     uvloop.run(_serve(app, owners, listeners, control))
 
 
@@ -236,7 +242,8 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
     await runner.setup()
     handler = runner.server
     assert handler is not None      # setup() has made it
-    servers = await listeners.serve(lambda: _accepted(handler))
+    servers = await listeners.serve(lambda _: _accepted(handler), app[TOPICS].addresses.ports, "http",
+                                    inside=lambda: _accepted(handler))
     os.nice(_NICENESS)
     control.send(ready={})
     await stopping.wait()

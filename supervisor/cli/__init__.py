@@ -1,10 +1,16 @@
-"""The commands of `geminga`, except `serve`, `publish`, `read` and `why`, which are in `main.py`.
+"""The commands of `geminga`, except `serve`, which is in `main.py`.
 
     admin/            `geminga admin`
-    nightly.py, backup.py, verify.py, upgrade.py, ledger.py   the data folder: compaction, backups, damage, formats
-    configuration.py, operations.py, debug.py, installed.py   the running broker: configuration, log, status, bundles
-    moving.py, reading.py, definitions.py, tokens.py          import and export, read, definitions, keys and tokens
-    show.py           answers as tables for people
+    messages/         publish, consume, find and move messages
+    views/            tables of what a broker does, and why it does not
+    access/           named brokers, certificates, keys
+    folder/           a data folder: the night, backups, damage, formats
+    configuration.py, operations.py, debug.py   the running broker: configuration, log, status, bundles
+    moving.py, definitions.py       import and export of messages and of definitions
+    running.py        coroutines that talk to a broker, and errors of the connection
+    grammar.py        groups of commands that suggest the nearest name
+    completion.py     names that a shell completes, as a broker knows them
+    output.py, human.py, progress.py, show.py   forms of answers, values for people, bars
 
 A command imports only the modules that it needs, when it runs: imports (numpy, protobuf, aiohttp) take most of its
 time.

@@ -6,64 +6,71 @@
 """
 import os
 import pwd
+import re
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import click
 
-from geminga.supervisor.cli import installed
+from geminga.supervisor.cli import grammar, options, output
+from geminga.supervisor.host import installed
+from geminga.workers.identity.options import Secret
 
 _RELOAD_SECONDS = 120.0      # limit for a reload, which may restart processes
 _SILENT_SECONDS = 10.0       # limit between two answers during a drain, or until the broker's end
-_FILE = click.option("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
-_DATA_DIR = click.option("--data-dir", metavar="DIR", help="the data folder")
-_OF = click.option("--data-dir", metavar="DIR",
-                   help="the broker's data folder (default: ./data, or the installed broker's)")
 
 
-@click.group()
+@click.group(cls=grammar.Group)
 def config() -> None:
-    """Check or print a configuration, made of FILE, the environment and the defaults."""
+    """Check or show a configuration.
+
+    It is made of the file that --config names, the environment and the defaults.
+    """
 
 
 @config.command(epilog="Exit status: 0 a broker can be started, or reloaded, with it; 2 not, and a line says why.")
-@_FILE
-@_DATA_DIR
-@click.option("--user", metavar="NAME",
-              help="the user that the broker runs as, for root (default: geminga, if the package is installed)")
-def check(config: str | None, data_dir: str | None, user: str | None) -> int:
+@options.CONFIG
+@options.DATA_DIR
+@click.option("--user", metavar="NAME", show_default="geminga, if the package is installed",
+              help="The user that the broker runs as, for root.")
+@output.FORM
+def check(config: str | None, data_dir: str | None, user: str | None, form: str) -> int:
     """Tell whether a broker can use a configuration, and print the keys that differ from their defaults.
 
     Keys, certificates and the data folder are checked too.  Files are read as the broker's user, who may read less
     than root.
     """
+    if user is None and config is None and data_dir is None and installed.must_be_root():
+        print(f"geminga: user {pwd.getpwuid(os.geteuid()).pw_name} cannot look as the broker's user; root can: "
+              "sudo geminga config check", file=sys.stderr)
+        return 2
     if (name := user or installed.user()) is None:
-        return _look(config, data_dir, is_all=False)
+        return _look(config, data_dir, output.Output(form), is_all=False)
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
         raise click.BadParameter(f"there is no user {name}", param_hint="--user") from None
-    return _look_as(entry, config, data_dir)
+    return _look_as(entry, config, data_dir, output.Output(form))
 
 
-def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) -> int:
+def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None, form: output.Output) -> int:
     """Check the configuration in a child process with the rights of a user, and return its exit status.
 
     The status is 2 if this process may not take that user's rights.
     """
     # Imported before the rights go: the user may not be allowed to read the modules.
-    from geminga.supervisor.processes import serve  # noqa: F401
+    from geminga.supervisor.configuration import config as configuration  # noqa: F401
+    from geminga.workers.identity import authentication, basic, certificates, tokens  # noqa: F401
     sys.stdout.flush()
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     status = 1
     try:
         if os.geteuid() != user.pw_uid:
-            os.initgroups(user.pw_name, user.pw_gid)
-            os.setgid(user.pw_gid)
-            os.setuid(user.pw_uid)
-        status = _look(config, data_dir, is_all=False, whose=f"as user {user.pw_name}: ")
+            installed.take_rights(user)
+        status = _look(config, data_dir, form, is_all=False, user=user.pw_name)
     except PermissionError as error:
         print(f"geminga: only root can look as user {user.pw_name}: {error.strerror}", file=sys.stderr)
         status = 2
@@ -75,69 +82,83 @@ def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) 
         os._exit(status)
 
 
-@config.command()
-@_FILE
-@_DATA_DIR
-def show(config: str | None, data_dir: str | None) -> int:
-    """Print every key with its value and the value's source; stars for secrets."""
-    return _look(config, data_dir, is_all=True)
+@config.command(epilog="Exit status: 0 done; 2 wrong usage, or a configuration that cannot be used.")
+@options.CONFIG
+@options.DATA_DIR
+@output.FORM
+def show(config: str | None, data_dir: str | None, form: str) -> int:
+    """Show every key with its value and the value's source; stars for secrets."""
+    return _look(config, data_dir, output.Output(form), is_all=True)
 
 
-def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = "") -> int:
+def _look(file: str | None, data_dir: str | None, form: output.Output, *, is_all: bool, user: str = "") -> int:
     """Print the keys of a configuration, all or those that differ from their defaults.  Return the exit status.
 
-    whose: beginning of messages, such as "as user geminga: ".
+    user: the user with whose rights this process looks, if that is not the caller; messages name the user.
     """
-    from geminga.storage.disk import data_folder
-    from geminga.storage.errors import text_of
+    whose = f"as user {user}: " if user else ""
     from geminga.supervisor.configuration import config as configuration
-    from geminga.supervisor.processes.reload import shown, value
-    from geminga.workers.identity.authentication import Authenticator
-    from geminga.workers.identity.certificates import Tls
+    from geminga.supervisor.configuration import places
     from geminga.workers.identity.options import Unusable
     file, given = installed.configuration(file, data_dir), {"data_dir": data_dir}
     try:
         loaded, notes = configuration.load(file, os.environ, given)
         origins = configuration.origins(file, os.environ, given)
         if loaded.tls.certificate:
+            from geminga.workers.identity.certificates import Tls
             Tls(loaded.tls)
-        Authenticator(loaded.identity)
+        if loaded.identity.authentication.methods:
+            from geminga.workers.identity.authentication import Authenticator
+            Authenticator(loaded.identity)
         if not is_all:
-            data_folder.look(loaded.data_dir)
+            places.look(loaded.data_dir)
     except (configuration.ConfigError, Unusable) as error:
         print(f"geminga: {whose}{error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"geminga: {whose}data_dir: {text_of(error)}", file=sys.stderr)
+        print(f"geminga: {whose}{places.unusable(loaded.data_dir, error)}", file=sys.stderr)
         return 2
     for note in notes:
         print(f"geminga: {note}", file=sys.stderr)
+    rows, lines = [], []
     for key, (_, default) in configuration.KEYS.items():
-        holds = value(loaded, key)
+        holds = configuration.value(loaded, key)
         if is_all or (key in origins and holds != default):
             origin = origins.get(key, "default" if holds == default else "worked out")
-            print(f"{key} = {shown(_as_text(holds))}    # {origin}")
+            plain = _plain(holds)
+            rows.append({"key": key, "value": plain, "origin": origin})
+            lines.append(f"{key} = {configuration.shown(plain)}    # {origin}")
+    if is_all:
+        form.stream(zip(rows, lines, strict=True), lambda pair: pair[0], lambda pair: pair[1])
+    else:
+        lines.append(f"{file or 'the configuration without a file'}: ok{f', as user {user}' if user else ''}")
+        form.value({"file": file, "user": user or None, "keys": rows}, lambda _: "\n".join(lines))
     return 0
 
 
-def _as_text(setting: object) -> object:
-    return str(setting) if isinstance(setting, Path) else setting
+def _plain(setting: Any) -> Any:
+    """Return a configuration value as JSON has it; stars for a secret."""
+    if isinstance(setting, tuple):
+        return [_plain(one) for one in setting]
+    if isinstance(setting, Secret) and setting:
+        return "***"
+    return str(setting) if isinstance(setting, Path | str) else setting
 
 
 @click.command(epilog="Exit status: 0 the configuration is in force; 1 no broker serves the folder; "
                       "2 it cannot be used, and the one before stays in force.")
-@_OF
-def reload(data_dir: str | None) -> int:
-    """Have the broker of a data folder reload its configuration, as SIGHUP does.
+@options.DATA_DIR
+@output.FORM
+def reload(data_dir: str | None, form: str) -> int:
+    """Have a broker take over its changed configuration.
 
-    The command ends when the configuration is in force in every process.
+    SIGHUP does the same.  The command ends when the configuration is in force in every process.
     """
     from geminga.supervisor.processes import control_socket
     place = _place(data_dir)
     try:
         for answer in control_socket.ask(place, _RELOAD_SECONDS, reload=True):
-            for change in answer["changes"]:
-                print(change)
+            output.Output(form).value({"changes": answer["changes"]}, lambda told: "\n".join(told["changes"]))
             if answer["error"]:
                 print(f"geminga: {answer['error']}; the configuration before it stays in force", file=sys.stderr)
                 return 2
@@ -152,30 +173,48 @@ def reload(data_dir: str | None) -> int:
 def _place(data_dir: str | None) -> Path:
     """Return the data folder: the one given on the command line, else the configured one.  Raises ConfigError."""
     if data_dir is not None:
-        return Path(data_dir)
-    from geminga.supervisor.configuration import config as configuration
-    return configuration.load(installed.configuration(None, data_dir), os.environ, {})[0].data_dir
+        place = Path(data_dir)
+    else:
+        from geminga.supervisor.configuration import config as configuration
+        place = configuration.load(installed.configuration(None, data_dir), os.environ, {})[0].data_dir
+    installed.become_owner(place, writes=False)
+    return place
+
+
+def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Return a time such as 0.5, 30s or 5m in seconds, from 0 to a day.  Raises BadParameter."""
+    from geminga.supervisor.configuration.units import millis
+    try:
+        seconds = float(value) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", value) else millis(value) / 1_000
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not 0 <= seconds <= 24 * 3600:
+        raise click.BadParameter(f"{value} is not from 0 to 1d")
+    return seconds
 
 
 @click.command(epilog="Exit status: 0 the broker has stopped; 1 no broker serves the folder.")
-@_OF
-@click.option("--seconds", type=click.FloatRange(0, 24 * 3600), default=10, show_default=True,
-              help="how long consumers may take at most")
-def drain(data_dir: str | None, seconds: float) -> int:
-    """Have the broker of a data folder stop after its consumers have acknowledged the messages that they hold.
+@options.DATA_DIR
+@click.option("--seconds", metavar="TIME", default="10", show_default=True, callback=_seconds,
+              help="How long consumers may take at most: seconds, or with a unit as 30s or 5m; up to a day.")
+@output.FORM
+def drain(data_dir: str | None, seconds: float, form: str) -> int:
+    """Have a broker stop once its consumers are done.
 
-    From now on the broker takes no messages, opens no producers and consumers, and delivers nothing.  Messages sent
-    before still get their receipts.
+    They are done when they have acknowledged the messages that they hold.  From now on the broker takes no messages,
+    opens no producers and consumers, and delivers nothing.  Messages sent before still get their receipts.
     """
     from geminga.supervisor.processes import control_socket
-    left = None
+    left, shown = None, output.Output(form)
     try:
         for answer in control_socket.ask(_place(data_dir), _SILENT_SECONDS, drain=seconds):
             if answer["outstanding"] != left:
                 left = answer["outstanding"]
-                print(f"{left} messages are to be acknowledged yet", flush=True)
+                if shown.is_for_people:
+                    print(f"{left} messages are to be acknowledged yet", flush=True)
     except control_socket.NotServed as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 1
-    print(f"stopped; {left} messages will be redelivered" if left else "stopped; nothing is outstanding")
+    shown.value({"outstanding": left or 0}, lambda _: f"stopped; {left} messages will be redelivered" if left
+                else "stopped; nothing is outstanding")
     return 0

@@ -7,27 +7,28 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import installed
-from geminga.supervisor.pulsar_client import credentials
+from geminga.supervisor.cli import grammar, options, output
+from geminga.supervisor.host import installed
+from geminga.supervisor.pulsar_client import target
 
 
-@click.group()
+@click.group(cls=grammar.Group)
 def debug() -> None:
-    """Find out what is wrong with a broker."""
+    """Collect facts about a broker, to find a fault."""
 
 
 @debug.command(epilog="Exit status: 0 the archive is written; 1 it cannot be written; 2 wrong usage.")
 @click.argument("file", required=False)
-@click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
-@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data, or the installed broker's)")
-@click.option("--admin-url", "--http-url", metavar="URL", default="http://127.0.0.1:8080", show_default=True)
-@credentials.options
-def bundle(file: str | None, config: str | None, data_dir: str | None, admin_url: str, **who: Any) -> int:
-    """Collect facts about a broker in FILE (default: geminga-debug-TIME.tar.gz), also when it hangs or is down.
+@options.CONFIG
+@output.FORM
+@target.admin_options
+def bundle(file: str | None, config: str | None, data_dir: str | None, form: str, **who: Any) -> int:
+    """Write facts about a broker to FILE (geminga-debug-TIME.tar.gz unless given), also when it hangs or is down.
 
     The archive has versions, configuration, metrics, stats of the busiest topics, stacks of all processes, queues,
     limits, log, disk and catalogue.  It has no keys, passwords, hashes and tokens, but names of topics, roles and
-    hosts.  Run the command on the broker's host, as its user.  It takes half a minute at most.
+    hosts.  Run the command on the broker's host, as root or as its user; the journal may be for root only.  It takes
+    half a minute at most.
     """
     from geminga.supervisor.configuration import config as configuration
     from geminga.supervisor.tasks import bundle as bundles
@@ -37,15 +38,24 @@ def bundle(file: str | None, config: str | None, data_dir: str | None, admin_url
     except configuration.ConfigError as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 2
-    options = [word for name, value in (("--config", config), ("--data-dir", data_dir)) if value
+    def as_owner() -> None:
+        installed.become_owner(loaded.data_dir, writes=False)
+
+    if os.geteuid():      # who may not read the folder is told so before there is an archive
+        as_owner()
+    words = [word for name, value in (("--config", config), ("--data-dir", data_dir)) if value
                for word in (name, value)]
-    target = Path(file or time.strftime("geminga-debug-%Y%m%d-%H%M%S.tar.gz"))
+    archive = Path(file or time.strftime("geminga-debug-%Y%m%d-%H%M%S.tar.gz"))
     try:
-        missing = bundles.write(target, loaded, admin_url, credentials.of(**who), options, os.environ)
+        broker = target.of(who, loaded.data_dir)
+        missing = bundles.write(archive, loaded, broker.admin_url, broker.credentials, words, os.environ, as_owner)
     except OSError as error:
-        print(f"geminga: {error}", file=sys.stderr)
+        from geminga.storage.errors import text_of
+        print(f"geminga: {text_of(error)}", file=sys.stderr)
         return 1
-    for line in missing:
-        print(f"not in it: {line}", file=sys.stderr)
-    print(target)
+    shown = output.Output(form)
+    if shown.is_for_people:
+        for line in missing:
+            print(f"not in it: {line}", file=sys.stderr)
+    shown.value({"archive": str(archive.absolute()), "missing": missing}, lambda _: str(archive))
     return 0

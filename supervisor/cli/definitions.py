@@ -1,43 +1,48 @@
 """`geminga definitions export|import`: the definitions of a broker, which is everything but messages, as a file."""
+import contextlib
 import json
 import sys
 from typing import Any
 
 import click
 
-from geminga.supervisor.pulsar_client import credentials
-from geminga.supervisor.pulsar_client.rest import WRONG_USAGE, Broker
+from geminga.supervisor.cli import grammar, output
+from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.pulsar_client.rest import WRONG_USAGE
 
 _SECONDS = 600      # limit for an answer of the broker
 _PATH = "/ops/v1/definitions"
-_url = click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True)
 
 
-@click.group()
+@click.group(cls=grammar.Group)
 def definitions() -> None:
-    """Export and import all definitions as JSON; for super users.
+    """Export and import all definitions as JSON.
 
-    Definitions are tenants, namespaces, topics, subscriptions, policies, grants, schemas and changed settings.
+    Only super users may do this.  Definitions are tenants, namespaces, topics, subscriptions, policies, grants, schemas
+    and changed settings.
     """
 
 
-@definitions.command("export")
+@definitions.command("export", epilog=grammar.STATUS)
 @click.argument("file", type=click.File("w", lazy=True), default="-")
-@_url
-@credentials.options
-def export(file: Any, admin_url: str, **who: Any) -> None:
-    """Write all definitions to FILE, or print them."""
-    document = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("GET", _PATH).value()
-    file.write(json.dumps(document, indent=2) + "\n")
+@output.FORM
+@target.admin_options
+def export(file: Any, form: str, **who: Any) -> None:
+    """Write all definitions to FILE, or print them.
+
+    They are JSON, which `geminga definitions import` reads, unless --output asks for YAML.
+    """
+    document = target.of(who).broker(_SECONDS).ask("GET", _PATH).value()
+    with contextlib.redirect_stdout(file):
+        output.Output(form).value(document, lambda document: json.dumps(document, indent=2))
 
 
-@definitions.command("import", epilog="Exit status: 0 done; 1 refused by the broker, in one line; 2 wrong usage; "
-                                      "3 not reachable.")
+@definitions.command("import", epilog=grammar.STATUS)
 @click.argument("file", type=click.File())
-@click.option("--dry-run", is_flag=True, help="only print what would change")
-@_url
-@credentials.options
-def bring(file: Any, dry_run: bool, admin_url: str, **who: Any) -> int | None:
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@output.FORM
+@target.admin_options
+def bring(file: Any, dry_run: bool, form: str, **who: Any) -> int | None:
     """Create and change definitions as FILE has them (-: standard input), and print every change.
 
     Definitions that FILE does not name stay.  Schemas, subscriptions and partitions are only added, never removed.
@@ -45,10 +50,10 @@ def bring(file: Any, dry_run: bool, admin_url: str, **who: Any) -> int | None:
     try:
         wanted = json.load(file)
     except (ValueError, RecursionError) as error:
-        print(f"geminga: {file.name}: it is no JSON: {error}", file=sys.stderr)
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is no JSON: {error}"
+        print(f"geminga: {file.name}: {why}", file=sys.stderr)
         return WRONG_USAGE
     query = {"dry-run": "true"} if dry_run else None
-    answer = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("POST", _PATH, query, wanted).value()
-    for text in answer["changes"]:
-        print(text)
+    answer = target.of(who).broker(_SECONDS).ask("POST", _PATH, query, wanted).value()
+    output.Output(form).value(answer, lambda answer: "\n".join(answer["changes"]))
     return None

@@ -2,28 +2,30 @@
 
 The client and numpy are imported when a command runs, because help, manual page and completion do not need them.
 """
-import asyncio
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from geminga.proto import names
-from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.errors import Refusal
-from geminga.supervisor.pulsar_client import credentials, reasons
+from geminga.supervisor.cli import output
+from geminga.supervisor.cli.completion import complete_topic
+from geminga.supervisor.cli.progress import Progress, progress
+from geminga.supervisor.host.unix_sockets import UNIX
+from geminga.supervisor.pulsar_client import credentials, target
 from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from geminga.proto import names
     from geminga.supervisor.tasks import moving
 
-_TOLD_S = 2          # time between two lines of progress
 _EPILOG = ("The command can be repeated, also after an interruption: messages that are there are not copied again.  "
            "Exit status: 0 all is copied; 1 not all, with a line for each topic; 2 wrong usage; 3 not reachable.")
 _subscriptions = click.option("--subscription", "-s", "subscriptions", multiple=True, metavar="NAME",
-                              help="create it on the target, before the first message; may be repeated")
+                              help="Create it on the target, before the first message; repeatable.")
 
 
 def _of_side(variable: Any, side: str) -> str | None:
@@ -38,91 +40,109 @@ def _other_side(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(f"--{side}", "url_there", required=True, metavar="URL",
-                                help="address of the other cluster: pulsar://HOST:PORT")(function)
-        for option in credentials.parameters():
+                                help="Address of the other cluster: pulsar://HOST:PORT.")(function)
+        for option in target.credentials_options():
             names_there = [f"--{side}-{name.removeprefix('--')}" for name in option.opts if name.islower()]
             ours = f"--{names_there[0].removeprefix(f'--{side}-')}"
             add_option = click.option(
                 *names_there, f"{option.name}_there", is_flag=option.is_flag, metavar=option.metavar,
-                envvar=_of_side(option.envvar, side), help=f"as {ours}, for the other cluster")
+                envvar=_of_side(option.envvar, side), help=f"As {ours}, for the other cluster.")
             function = add_option(function)
         return function
     return add
 
 
-_url = click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
-
-
 @click.command("import", epilog=_EPILOG)
-@click.argument("topics", nargs=-1, required=True)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC|NAMESPACE...")
 @_other_side("from")
-@_url
-@click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True,
-              help="to create partitioned topics at")
 @_subscriptions
-@credentials.options
-def bring(topics: tuple[str, ...], url_there: str, url: str, admin_url: str, subscriptions: tuple[str, ...],
-          **who: Any) -> int:
-    """Copy the messages of topics from a running Pulsar to this broker.
+@output.FORM
+@target.options
+def bring(topics: tuple[str, ...], url_there: str, subscriptions: tuple[str, ...], form: str, **who: Any) -> int:
+    """Copy topics from a running Pulsar to this broker.
 
-    TOPICS are names of topics, or of namespaces for all their topics.
+    A namespace means all its topics.
     """
-    theirs, ours = _credentials(who)
-    return _move(_cluster(url_there, theirs), _cluster(url, ours), topics, subscriptions,
-                 lambda: Broker(admin_url, credentials=ours))
+    theirs, ours = _sides(who)
+    sides = _Sides(_cluster(url_there, theirs), _cluster(ours.url, ours.credentials), ours.broker)
+    return _move(sides, topics, subscriptions, output.Output(form))
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("topics", nargs=-1, required=True)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC|NAMESPACE...", shell_complete=complete_topic)
 @_other_side("to")
 @click.option("--to-admin-url", metavar="URL",
-              help="http://HOST:PORT of the other cluster, to create partitioned topics at")
-@_url
+              help="HTTP address of the other cluster, http://HOST:PORT, to create partitioned topics at.")
 @_subscriptions
-@credentials.options
-def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, url: str,
-           subscriptions: tuple[str, ...], **who: Any) -> int:
-    """Copy the messages of topics from this broker to a running Pulsar.
+@output.FORM
+@target.service_options
+def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, subscriptions: tuple[str, ...],
+           form: str, **who: Any) -> int:
+    """Copy topics from this broker to a running Pulsar.
 
-    TOPICS are names of topics, or of namespaces for all their topics.
+    A namespace means all its topics.
     """
-    theirs, ours = _credentials(who)
+    theirs, ours = _sides(who)
 
     def admin() -> Broker:
         if to_admin_url is None:
             raise click.UsageError("--to-admin-url is needed, to create partitioned topics there")
         return Broker(to_admin_url, credentials=theirs)
 
-    return _move(_cluster(url, ours), _cluster(url_there, theirs), topics, subscriptions, admin)
+    sides = _Sides(_cluster(ours.url, ours.credentials), _cluster(url_there, theirs), admin)
+    return _move(sides, topics, subscriptions, output.Output(form))
 
 
-def _credentials(who: dict[str, Any]) -> tuple[credentials.Credentials, credentials.Credentials]:
-    """Return (credentials for the other cluster, credentials for this one) from the values of the options."""
+class _Sides(NamedTuple):
+    """The two clusters of a copy."""
+
+    source: "moving.Cluster"
+    target: "moving.Cluster"
+    admin: Callable[[], Broker]      # the target's HTTP address, to create partitioned topics at
+
+
+def _sides(who: dict[str, Any]) -> tuple[credentials.Credentials, target.Target]:
+    """Return (credentials for the other cluster, this broker) from the values of the options."""
     theirs = {name.removesuffix("_there"): value for name, value in who.items() if name.endswith("_there")}
     ours = {name: value for name, value in who.items() if not name.endswith("_there")}
-    return credentials.of(**theirs), credentials.of(**ours)
+    return credentials.of(**theirs), target.of(ours)
 
 
 def _cluster(url: str, given: credentials.Credentials) -> "moving.Cluster":
     from geminga.supervisor.tasks import moving
     scheme, _, rest = url.partition("://")
-    if scheme not in ("pulsar", "pulsar+ssl") or not rest:
+    if not url.startswith(UNIX) and (scheme not in ("pulsar", "pulsar+ssl") or not rest):
         raise click.UsageError(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
     return moving.Cluster(url, given.method, given.data, given.context_for(url))
 
 
-def _move(source: "moving.Cluster", target: "moving.Cluster", wanted: tuple[str, ...], subscriptions: tuple[str, ...],
-          admin: Callable[[], Broker]) -> int:
+def _move(sides: _Sides, wanted: tuple[str, ...], subscriptions: tuple[str, ...], shown: output.Output) -> int:
+    """Copy topics and namespaces, print a row for each partition, and return the exit status."""
+    import asyncio
+
+    from geminga.proto.errors import Refusal
     try:
         asked = [_parsed(text) for text in wanted]
     except Refusal as error:
-        print(f"geminga: {error}", file=sys.stderr)
+        print(f"geminga: {error.message}", file=sys.stderr)
         return WRONG_USAGE
-    return asyncio.run(_move_all(source, target, asked, subscriptions, admin))
+    with asyncio.Runner() as runner:
+        if status := runner.run(_unreachable(sides)):
+            return status
+        copies = _Copies(runner, sides, subscriptions)
+        shown.stream(copies.made(asked), lambda row: row, _line)
+        return REFUSED if copies.failed else 0
 
 
-def _parsed(text: str) -> names.TopicName | str:
+def _line(row: dict[str, Any]) -> str:
+    return "{topic}: {messages} messages in {entries} entries, {bytes} bytes, copied in {seconds:.1f} s".format_map(row)
+
+
+def _parsed(text: str) -> "names.TopicName | str":
     """Return a topic's name as TopicName, or a namespace's as str.  Raises Refusal."""
+    from geminga.proto import names
+    from geminga.proto import pulsar_api_pb2 as api
+    from geminga.proto.errors import Refusal
     if "://" not in text and text.count("/") == 1:
         return names.parse_namespace(text)
     topic = names.parse(text)
@@ -131,43 +151,69 @@ def _parsed(text: str) -> names.TopicName | str:
     return topic
 
 
-async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: list[names.TopicName | str],
-                    subscriptions: tuple[str, ...], admin: Callable[[], Broker]) -> int:
-    """Copy topics one after the other, print a line for each partition, and return the exit status."""
-    from geminga.supervisor.pulsar_client.client import ClientError
-    from geminga.supervisor.tasks import moving
-    failed = 0
-    for cluster in (source, target):
+async def _unreachable(sides: _Sides) -> int:
+    """Connect to both clusters once.  If one fails, print the reason and return the exit status, else return 0."""
+    from geminga.supervisor.pulsar_client import reasons
+    from geminga.supervisor.pulsar_client.client import ClientError, NoAddress, NoBroker
+    for cluster in sides.source, sides.target:
         try:
             (await cluster.connect()).close()
-        except OSError as error:
+        except NoAddress as error:
+            print(f"geminga: {error}", file=sys.stderr)
+            return WRONG_USAGE
+        except (OSError, NoBroker) as error:
             print(f"geminga: {cluster.url}: {reasons.of(error, is_secure=cluster.tls is not None)}", file=sys.stderr)
             return NOT_REACHABLE
         except ClientError as error:
             print(f"geminga: {cluster.url}: {error}", file=sys.stderr)
             return REFUSED
-    topics = []
-    for one in asked:
-        try:
-            topics += await _topics_of(source, one) if isinstance(one, str) else [one]
-        except (ClientError, OSError) as error:
-            failed += 1
-            print(f"geminga: {one}: {error}", file=sys.stderr)
-    for topic in topics:
-        try:
-            for part in await _parts(source, target, topic, admin):
-                began, progress = time.monotonic(), _Progress(str(part))
-                copied = await moving.copy_topic(source, target, str(part), subscriptions, progress)
-                print(f"{part}: {copied.messages} messages in {copied.entries} entries, {copied.bytes} bytes, "
-                      f"copied in {time.monotonic() - began:.1f} s", flush=True)
-        except (ClientError, Refused, OSError) as error:
-            failed += 1
-            print(f"geminga: {topic}: {error}", file=sys.stderr)
-    return REFUSED if failed else 0
+    return 0
 
 
-async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.TopicName]:
+class _Copies:
+    """Copies of topics, one after the other, and the number of topics and namespaces that could not be copied."""
+
+    def __init__(self, runner: "asyncio.Runner", sides: _Sides, subscriptions: tuple[str, ...]) -> None:
+        self._runner, self._sides, self._subscriptions = runner, sides, subscriptions
+        self.failed = 0
+
+    def __repr__(self) -> str:
+        return f"<_Copies failed={self.failed}>"
+
+    def made(self, asked: "list[names.TopicName | str]") -> Iterator[dict[str, Any]]:
+        """Copy topics, and all topics of namespaces; yield the figures of each partition.  Reasons are printed."""
+        from geminga.supervisor.pulsar_client.client import ClientError
+        topics = []
+        for one in asked:
+            try:
+                topics += self._runner.run(_topics_of(self._sides.source, one)) if isinstance(one, str) else [one]
+            except (ClientError, OSError) as error:
+                self._fail(one, error)
+        for topic in topics:
+            try:
+                for part in self._runner.run(_parts(*self._sides[:2], topic, self._sides.admin)):
+                    yield self._copy(str(part))
+            except (ClientError, Refused, OSError) as error:
+                self._fail(topic, error)
+
+    def _copy(self, part: str) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        from geminga.supervisor.tasks import moving
+        began = time.monotonic()
+        with progress(part) as bar:
+            copied = self._runner.run(
+                moving.copy_topic(*self._sides[:2], part, self._subscriptions, _Messages(bar)))
+        return {"topic": part, **asdict(copied), "seconds": round(time.monotonic() - began, 3)}
+
+    def _fail(self, what: object, why: Exception) -> None:
+        self.failed += 1
+        print(f"geminga: {what}: {why}", file=sys.stderr)
+
+
+async def _topics_of(source: "moving.Cluster", namespace: str) -> "list[names.TopicName]":
     """Return the namespace's topics except system topics; a partitioned topic counts as one."""
+    from geminga.proto import names
     from geminga.supervisor.pulsar_client.client import ClientError
     connection = await source.connect()
     try:
@@ -180,8 +226,8 @@ async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.Top
     return topics
 
 
-async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: names.TopicName,
-                 admin: Callable[[], Broker]) -> list[names.TopicName]:
+async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: "names.TopicName",
+                 admin: Callable[[], Broker]) -> "list[names.TopicName]":
     """Return the partitions of a topic, or the topic itself if it has none.
 
     Partitions that the target lacks are created there.
@@ -189,7 +235,7 @@ async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: name
     from geminga.supervisor.pulsar_client.client import ClientError
     count = await _partitions(source, topic)
     if count is None:
-        raise ClientError("there is no such topic")
+        raise ClientError(f"there is no such topic{await _question(source, topic)}")
     if not count:
         return [topic]
     there = await _partitions(target, topic)
@@ -198,7 +244,17 @@ async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: name
     return [topic.partition_name(number) for number in range(count)]
 
 
-async def _partitions(cluster: "moving.Cluster", topic: names.TopicName) -> int | None:
+async def _question(cluster: "moving.Cluster", topic: "names.TopicName") -> str:
+    """Return a question for the topic most like one that does not exist, "" if there is none."""
+    from geminga.supervisor.messages import topics
+    connection = await cluster.connect()
+    try:
+        return await topics.question(connection, topic)
+    finally:
+        connection.close()
+
+
+async def _partitions(cluster: "moving.Cluster", topic: "names.TopicName") -> int | None:
     connection = await cluster.connect()
     try:
         return await connection.partitions(str(topic))
@@ -206,17 +262,15 @@ async def _partitions(cluster: "moving.Cluster", topic: names.TopicName) -> int 
         connection.close()
 
 
-class _Progress:
-    """Prints the progress of a copy every two seconds."""
+class _Messages:
+    """Shows copied messages as progress."""
 
-    def __init__(self, topic: str) -> None:
-        self._topic, self._next = topic, time.monotonic() + _TOLD_S
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._shown = bar, 0
 
     def __repr__(self) -> str:
-        return f"<_Progress {self._topic}>"
+        return f"<_Messages {self._shown}>"
 
     def __call__(self, copied: "moving.Copied") -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _TOLD_S
-            print(f"{self._topic}: {copied.messages} messages, {copied.bytes} bytes so far", file=sys.stderr,
-                  flush=True)
+        self._bar.advance(copied.messages - self._shown)
+        self._shown = copied.messages

@@ -4,6 +4,11 @@
     value_ranges.py   which values each key takes
     properties.py     Pulsar's broker.conf and standalone.conf -> the same options
     pulsar_keys.txt   keys of Pulsar that have no effect here
+    quantities.py     times and sizes as values of keys: 10s, 1d, 10M
+    exposure.py       whether everybody on the network may use the broker
+    places.py         what is wrong with a file or folder that a key names, and what to do
+    editing.py        changes of single keys in a TOML file
+    nearest.py        names that are like a mistyped one
     units.py          times, sizes and moments as people write them
 
 Imports: options of the layers below.  Start with `config.py`.

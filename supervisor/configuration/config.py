@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.log import LogOptions
+from geminga.supervisor.configuration import places
+from geminga.supervisor.configuration.nearest import likest
 from geminga.supervisor.configuration.properties import (
+    TRANSLATED,
     ConfigError,
     Setting,
     from_environment,
@@ -24,6 +27,7 @@ from geminga.supervisor.configuration.properties import (
     parse,
     translate,
 )
+from geminga.supervisor.configuration.quantities import reader
 from geminga.supervisor.configuration.value_ranges import FORMS, MIB, RANGES
 from geminga.supervisor.host import host
 from geminga.workers.identity.options import (
@@ -52,6 +56,14 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionOptions:
+    """Use of transactions; workers and owners have both as options of their own."""
+
+    enabled: bool = True                          # transactions may be begun and used
+    max_active: int = 0                           # open at once for each coordinator, which an owner is; 0: no limit
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsOptions:
     """Selection of the topics, consumers and producers that have series in /metrics."""
 
@@ -63,10 +75,11 @@ class MetricsOptions:
 
 @dataclass(frozen=True, slots=True)
 class AlarmOptions:
-    """Thresholds of the memory alarm, in percent of the control group's limit, or of the host's memory."""
+    """Thresholds of alarms.  Percentages are of the control group's memory limit, or of the host's memory."""
 
     memory_percent: int = 85                      # used memory above this is an alarm
     memory_refuse_percent: int = 95               # above this, publishing is refused until it is less; 0: never
+    transaction_s: int = 600                      # an open transaction that consumers wait for longer; 0: no alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +107,11 @@ class Config:
     http_bind: str = ""                           # address of this port; empty: network.bind
     workers: int = 0                              # processes that serve connections; 0: one per core
     owners: int = 0                               # processes that store partitions; 0: one per core
+    drain_s: int = 0                              # that consumers have at SIGTERM to acknowledge; 0: it stops at once
     affinity: str = "none"                        # "spread" pins workers and owners to cores in turn; "none": no pins
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    transactions: TransactionOptions = field(default_factory=TransactionOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     nightly: NightlyOptions = field(default_factory=NightlyOptions)
@@ -113,13 +128,16 @@ class Config:
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
 SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions),
+            "transactions": ("transactions", TransactionOptions),
             "http": ("http", HttpOptions), "metrics": ("metrics", MetricsOptions),
             "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
-# Key of an owner: the key of [network] that it takes its value from, because both sides must agree.
-SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
+# Option of an owner or worker: the key of another section that it takes its value from, because both must agree.
+SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms",
+          "storage.transactions": "transactions.enabled", "network.transactions": "transactions.enabled",
+          "storage.max_active_transactions": "transactions.max_active"}
 
 
 class Key(NamedTuple):
@@ -181,8 +199,23 @@ def _gather(config_path: Path | str | None, environ: Mapping[str, str],
     given = document | translated | variables | line
     for name, setting in given.items():
         if name not in KEYS:
-            raise ConfigError(f"{setting.origin}: {name} is not a key{nearest(name, KEYS)}")
+            raise ConfigError(f"{setting.origin}: {name} is not a key{_hint(name)}")
     return given, notes + more
+
+
+def _hint(name: str) -> str:
+    """Return the text that follows "is not a key": the key or section that was probably meant, "" if none is alike."""
+    section, _, last = name.rpartition(".")
+    if name in SECTIONS:
+        return f": it is a section, begun by a line [{name}]"
+    if last in TRANSLATED:
+        return f": it is Pulsar's name of {TRANSLATED[last][0]}"
+    sections = likest(section or name, SECTIONS, cutoff=0.75)
+    if section not in SECTIONS and sections:
+        whole = f"{sections[0]}.{last}"
+        return f", did you mean {whole}?" if whole in KEYS else f", did you mean section [{sections[0]}]?"
+    same = [key for key in KEYS if key.rpartition(".")[2] == last]
+    return f", did you mean {same[0]}?" if len(same) == 1 else nearest(name, KEYS)
 
 
 def _read(config_path: Path | str) -> tuple[Settings, Settings]:
@@ -191,7 +224,7 @@ def _read(config_path: Path | str) -> tuple[Settings, Settings]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(places.unreadable(path, error)) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
     if path.suffix in (".conf", ".properties"):
@@ -200,7 +233,8 @@ def _read(config_path: Path | str) -> tuple[Settings, Settings]:
         return _flat(tomllib.loads(text), "", text, path), {}
     except tomllib.TOMLDecodeError as error:
         if path.suffix == ".toml":
-            raise ConfigError(f"{path}: {error}") from None
+            last = f"at line {len(text.splitlines())}, the last"
+            raise ConfigError(f"{path}: is not TOML: {str(error).replace('at end of document', last)}") from None
         return {}, parse(text, str(path))
 
 
@@ -247,7 +281,8 @@ def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
 def value_of(name: str, setting: Setting) -> Any:
     """Convert a setting to its key's type, and check the key's range.  Raises ConfigError."""
     try:
-        value = READERS[KEYS[name].type](setting.value)
+        read = reader(name) if KEYS[name].type is int else None
+        value = (read or READERS[KEYS[name].type])(setting.value)
     except ValueError as error:
         shown = "what it is" if "Secret" in str(KEYS[name].type) else repr(setting.value)
         raise ConfigError(f"{setting.origin}: {name} must be {error}, not {shown}") from None
@@ -401,6 +436,23 @@ def _compose(values: Mapping[str, Any]) -> Config:
         for section, (name, options) in SECTIONS.items()
     }
     return Config(**{name: value for name, value in values.items() if "." not in name}, **parts)
+
+
+def value(config: Config, key: str) -> Any:
+    """Return a configuration's value of a key such as "storage.retention_s"."""
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(config, SECTIONS[section][0]) if section else config, name)
+
+
+def shown(setting: Any) -> str:
+    """Return a configuration value as TOML text; stars for a secret."""
+    if isinstance(setting, bool):
+        return str(setting).lower()
+    if isinstance(setting, tuple | list):
+        return f"[{', '.join(map(shown, setting))}]"
+    if isinstance(setting, int):
+        return str(setting)
+    return f'"{"***" if isinstance(setting, Secret) and setting else setting}"'
 
 
 def core_count(root: Path = Path("/")) -> int:

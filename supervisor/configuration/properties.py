@@ -6,24 +6,24 @@ A name of Pulsar's is of one of five kinds:
 
     translated        TRANSLATED and SPECIAL
     refused           REFUSED: ignoring its value would leave something open that its owner wanted closed
-    not followed      NOT_YET and UNMET: a line at start says what holds instead
+    not followed      UNMET: a line at start says what holds instead
     without effect    all others in pulsar_keys.txt, and those above with values that demand nothing: one line at start
     misspelt          an error
 
 Ranges are checked once, in config.py, for values from every source.
 """
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from geminga.supervisor.configuration.nearest import likest
+from geminga.supervisor.configuration.quantities import has_unit
+
 ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
 FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands any name that follows to a client library of its own
 NEVER_S = 10 * 365 * 24 * 3600                     # Pulsar's "no limit" for a ledger's age: ten years stand for never
-
-LATER = "not available in this version"
 
 
 def _is_on(text: str) -> bool:
@@ -57,8 +57,8 @@ REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
     "brokerInterceptors": (_is_said, f"{_PLUGINS}: requests would pass without the interceptors' checks"),
     "brokerEntryPayloadProcessors": (_is_said, f"{_PLUGINS}: payloads would be stored as they come"),
     "enablePersistentTopics": (_is_off, "persistent topics cannot be switched off"),
-    "haProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would be closed"),
-    "webServiceHaProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would be closed"),
+    "webServiceHaProxyProtocolEnabled": (
+        _is_on, "PROXY headers are not understood over HTTP: connections would be closed"),
     "bindAddresses": (_is_said, "one address is supported: set bindAddress and the ports"),
     "tokenSettingPrefix": (_is_said, "keys under another prefix are not read: set tokenSecretKey or tokenPublicKey"),
     "sslFactoryPlugin": (_is_foreign, f"{_PLUGINS}: set tlsCertificateFilePath and its siblings to PEM files"),
@@ -70,10 +70,6 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "systemTopicEnabled": (
         _is_off, "policies of topics stay available: they are in the catalogue, not in system topics"),
     "topicLevelPoliciesEnabled": (_is_off, "policies of topics stay available"),
-    "brokerMaxConnections": (_is_bound, "the number is not bounded"),
-    "brokerMaxConnectionsPerIp": (_is_bound, "the number is not bounded"),
-    "maxTenants": (_is_bound, "the number is not bounded"),
-    "maxNamespacesPerTenant": (_is_bound, "the number is not bounded"),
     "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by this key"),
     "httpRequestsLimitEnabled": (_is_on, "requests over HTTP have no rate"),
     "webSocketServiceEnabled": (_is_on, "WebSocket is not served"),
@@ -84,7 +80,8 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "extraServerComponents": (_is_said, _PLUGINS),
     "managedLedgerOffloadDriver": (_is_said, "nothing is offloaded"),
     "bootstrapNamespaces": (_is_said, "these namespaces are not created"),
-    "internalListenerName": (_is_said, "clients that name no listener are told network.advertised_address"),
+    "internalListenerName": (
+        _is_said, "clients that name no listener are sent to network.advertised_address, or stay where they came"),
     "subscriptionRedeliveryTrackerEnabled": (_is_off, "redeliveries are counted"),
     "enableBrokerSideSubscriptionPatternEvaluation": (
         _is_off, "the broker evaluates patterns for clients that ask for it"),
@@ -100,12 +97,14 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "dispatchRateLimiterFactoryClassName": (_is_foreign, _PLUGINS),
     "delayedDeliveryTrackerFactoryClassName": (_is_foreign, _PLUGINS),
     "schemaRegistryStorageClassName": (_is_foreign, _PLUGINS),
+    "transactionMetadataStoreProviderClassName": (_is_foreign, _PLUGINS),
+    "transactionBufferProviderClassName": (_is_foreign, _PLUGINS),
+    "transactionPendingAckStoreProviderClassName": (_is_foreign, _PLUGINS),
 }
 METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token",
            "AuthenticationProviderBasic": "basic"}
 AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
 ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names in proposals
-NOT_YET = {"transactionCoordinatorEnabled": "transactions are"}
 PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
 TLS_PORTS = {"brokerServicePortTls": "tls.port", "webServicePortTls": "tls.http_port"}
 INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestampMetadataInterceptor": "timestamp"}
@@ -158,7 +157,7 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
     special, notes = _special(said, properties)
     unmet = {name: text for name, (demands, text) in UNMET.items() if name in said and demands(said[name].value)}
     notes += [f"{said[name].origin}: not followed: {text}" for name, text in unmet.items()]
-    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - NOT_YET.keys() - REFUSED.keys() - unmet.keys())
+    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - REFUSED.keys() - unmet.keys())
     if unheard:
         notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
     return given | special, notes
@@ -166,7 +165,7 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ", did you mean NAME?" for the most similar name, "" if no name is similar."""
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    matches = likest(name, names, cutoff=cutoff)
     return f", did you mean {matches[0]}?" if matches else ""
 
 
@@ -206,16 +205,17 @@ def _whole(text: str) -> int:
         raise ValueError(f"must be a whole number, not {text!r}") from None
 
 
-def _scaled(factor: int) -> Callable[[str], int]:
-    return lambda text: _whole(text) * factor
+def _scaled(factor: int) -> Callable[[str], int | str]:
+    """Return a converter that multiplies a number by the factor; a number with a unit stays text."""
+    return lambda text: text if has_unit(text) else _whole(text) * factor
 
 
-def _bounded(factor: int) -> Callable[[str], int]:
-    """Return a converter that multiplies a number by the factor.
+def _bounded(factor: int) -> Callable[[str], int | str]:
+    """Return a converter that multiplies a number by the factor; a number with a unit stays text.
 
     The converter keeps 0 and negative numbers, which mean "no bound".
     """
-    return lambda text: number * factor if (number := _whole(text)) > 0 else number
+    return lambda text: text if has_unit(text) else number * factor if (number := _whole(text)) > 0 else number
 
 
 def _percent(text: str) -> int:
@@ -226,7 +226,9 @@ def _percent(text: str) -> int:
         raise ValueError(f"must be a number, not {text!r}") from None
 
 
-def _age_s(text: str) -> int:
+def _age_s(text: str) -> int | str:
+    if has_unit(text):
+        return text
     minutes = _whole(text)
     return minutes * 60 if minutes > 0 else NEVER_S
 
@@ -271,6 +273,8 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": ("storage.inactive_topic_s", str),
     "brokerDeleteInactiveTopicsMode": ("storage.inactive_topic_mode", str),
     "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
+    "brokerMaxConnections": ("network.max_connections", str),
+    "brokerMaxConnectionsPerIp": ("network.max_connections_per_address", str),
     "brokerPublisherThrottlingMaxByteRate": ("storage.publish_bytes_per_broker", str),
     "brokerPublisherThrottlingMaxMessageRate": ("storage.publish_messages_per_broker", str),
     "brokerServicePort": ("network.port", str),
@@ -300,6 +304,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
     "forceDeleteNamespaceAllowed": ("storage.force_delete_namespaces", str),
     "forceDeleteTenantAllowed": ("storage.force_delete_tenants", str),
+    "haProxyProtocolEnabled": ("network.proxy_protocol", str),
     "isAllowAutoUpdateSchemaEnabled": ("storage.schema_auto_update", str),
     "isDelayedDeliveryDeliverAtTimeStrict": ("storage.delayed_delivery_strict", str),
     "isSchemaValidationEnforced": ("storage.schema_validation_enforced", str),
@@ -307,16 +312,19 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "managedLedgerMaxEntriesPerLedger": ("storage.roll_over_entries", str),
     "managedLedgerMaxLedgerRolloverTimeMinutes": ("storage.roll_over_age_s", _age_s),
     "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", _scaled(1 << 20)),
+    "maxActiveTransactionsPerCoordinator": ("transactions.max_active", str),
     "maxConcurrentNonPersistentMessagePerConnection": ("storage.max_live_messages_per_connection", str),
     "maxConsumersPerSubscription": ("storage.max_consumers_per_subscription", str),
     "maxConsumersPerTopic": ("storage.max_consumers_per_topic", str),
     "maxMessageSize": ("network.max_message_size", str),
+    "maxNamespacesPerTenant": ("storage.max_namespaces_per_tenant", str),
     "maxProducersPerTopic": ("storage.max_producers_per_topic", str),
     "maxPublishRatePerTopicInBytes": ("storage.publish_bytes_per_topic", str),
     "maxPublishRatePerTopicInMessages": ("storage.publish_messages_per_topic", str),
     "maxSameAddressConsumersPerTopic": ("storage.max_same_address_consumers_per_topic", str),
     "maxSameAddressProducersPerTopic": ("storage.max_same_address_producers_per_topic", str),
     "maxSubscriptionsPerTopic": ("storage.max_subscriptions_per_topic", str),
+    "maxTenants": ("storage.max_tenants", str),
     "maxTopicsPerNamespace": ("storage.max_topics_per_namespace", str),
     "maxUnackedMessagesPerBroker": ("storage.max_unacked_messages_per_broker", str),
     "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
@@ -346,6 +354,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "tokenPublicKey": ("authentication.public_keys", lambda text: (text,)),
     "tokenSecretKey": ("authentication.secret_keys", lambda text: (text,)),
     "topicCompactionRetainNullKey": ("nightly.retain_keyless", str),
+    "transactionCoordinatorEnabled": ("transactions.enabled", str),
     "ttlDurationDefaultInSeconds": ("storage.message_ttl_s", str),
     "webServicePort": ("http_port", str),
     "webServicePortTls": ("tls.http_port", str),
@@ -358,8 +367,7 @@ SPECIAL = {"activeConsumerFailoverConsistentHashing", "allowAutoTopicCreationTyp
 def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
     _refuse_tls_without_certificate(said)
     given = _partitions(said) | _ports(properties) | _methods(said) | _quota(said) | _failover(said)
-    wanted = [name for name in NOT_YET if name in said and said[name].value.lower() == "true"]
-    notes = [f"{said[name].origin}: {NOT_YET[name]} {LATER}" for name in wanted]
+    notes = []
     sync = said.get("journalSyncData")
     if sync and sync.value.lower() == "true":
         given["storage.sync"] = Setting("group", sync.origin)
@@ -375,8 +383,9 @@ def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
     Pulsar prefers the older name if its value is above 0.
     """
     setting = said.get("backlogQuotaDefaultLimitGB")
-    size = _converted(setting, _whole) if setting else None
-    return {"storage.backlog_quota_bytes": size._replace(value=size.value << 30)} if size and size.value > 0 else {}
+    size = _converted(setting, _bounded(1 << 30)) if setting else None
+    has_bound = size is not None and (isinstance(size.value, str) or size.value > 0)
+    return {"storage.backlog_quota_bytes": size} if size is not None and has_bound else {}
 
 
 def _failover(said: Mapping[str, Setting]) -> dict[str, Setting]:

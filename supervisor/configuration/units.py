@@ -43,10 +43,11 @@ def moment(text: str, now_ms: int) -> int:
 
 def instant(time_ms: int) -> str:
     """Return a moment in ms as ISO 8601; as "N ms" if the number is beyond all dates, which producers may send."""
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
     try:
-        return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):
+        when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)      # exact, unlike a float's seconds
+        return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
         return f"{time_ms} ms"
 
 

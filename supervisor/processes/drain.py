@@ -18,6 +18,7 @@ class Drain:
     def __init__(self, supervisor: Supervision):
         self._supervisor = supervisor
         self._by: float | None = None             # monotonic; the broker stops then, whatever is outstanding
+        self._wanted: float | None = None         # seconds of a drain that a signal has asked for
         self._callers: list[Control] = []         # connections that are told how many messages are outstanding
 
     def __repr__(self) -> str:
@@ -42,6 +43,13 @@ class Drain:
         self._callers.append(caller)
         self._begin(seconds)
 
+    def requested(self, seconds: float) -> None:
+        """Record a signal to stop: `go_on` begins a drain of at most `seconds`.  A second signal ends any drain."""
+        if seconds and not self.is_under_way and self._wanted is None:
+            self._wanted = seconds
+        else:
+            self._supervisor.begin_stop()
+
     def _begin(self, seconds: float) -> None:
         supervisor = self._supervisor
         if not supervisor.is_ready or supervisor.is_stopping:
@@ -54,13 +62,19 @@ class Drain:
         self._by = time.monotonic() + seconds
 
     def go_on(self) -> None:
-        """Report the number of outstanding messages to callers, and begin the stop when the drain is over."""
+        """Report the number of outstanding messages to callers, and begin the stop when the drain is over.
+
+        Callers are told nothing until every process refuses new work: a number would be no limit of what is to come.
+        """
         supervisor = self._supervisor
+        if self._wanted is not None and self._by is None:
+            self._begin(self._wanted)
         if self._by is None or supervisor.is_stopping:
             return
         outstanding, is_done = self.outstanding, all(child.is_drained for child in supervisor.children)
-        for caller in self._callers:
-            caller.send(outstanding=outstanding)
+        if is_done:
+            for caller in self._callers:
+                caller.send(outstanding=outstanding)
         if (is_done and not outstanding) or time.monotonic() >= self._by:
             log.info(f"the broker was drained: {outstanding} messages are not acknowledged")
             supervisor.begin_stop()

@@ -1,10 +1,15 @@
 """Listening sockets of the broker, and the folder of the sockets between its processes."""
+import contextlib
+import errno
 import shutil
 import socket
 import tempfile
 from pathlib import Path
 
+from geminga.workers.addresses import is_wildcard
+
 _SOCKET_PATH_MAX = 80         # bytes of the folder's path; the kernel takes 107 with the socket's name
+_FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}      # addresses reserved for examples
 
 
 class CannotServe(Exception):
@@ -31,8 +36,51 @@ def open_listener(bind: str, port: int, key: str, *, is_shared: bool = False, is
         listener.bind(address)
         listener.listen(1024)
     except OSError as error:
-        raise CannotServe(f"{key}: cannot listen on {bind}:{port}: {error.strerror or error}") from None
+        raise CannotServe(f"{key}: cannot listen on {bind}:{port}: {error.strerror or error}{_remedy(error, key, port)}"
+                          ) from None
     return listener
+
+
+def reached_from_others(bind: str) -> str:
+    """Return the address under which other hosts reach a listener on all addresses; "" for one on a single address.
+
+    The host may have more addresses: this is the one of its default route.
+    """
+    if not is_wildcard(bind):
+        return ""
+    families = (socket.AF_INET, socket.AF_INET6) if bind == "::" else (socket.AF_INET,)
+    for family in families:
+        # A datagram socket that connects only chooses a route: nothing is sent.
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((_FAR[family], 9))
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def _remedy(error: OSError, key: str, port: int) -> str:
+    """Return the text that follows a failure to listen: its cause as far as it can be seen, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return f" by {_holder(port)}; stop that process, or set {key} to another port"
+    if error.errno == errno.EACCES:
+        return f"; ports below 1024 are root's: set {key} to a higher one"
+    bind_key = "http_bind or network.bind" if "http" in key else "network.bind"
+    return f"; set {bind_key} to an address of this host"
+
+
+def _holder(port: int) -> str:
+    """Return the names and numbers of the processes that listen on a port, as far as this user may see them."""
+    import psutil
+    listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN
+                 and getattr(one.laddr, "port", -1) == port]
+    holders = {}
+    for pid in sorted({one.pid for one in listening if one.pid is not None}):
+        with contextlib.suppress(psutil.Error):
+            holders[pid] = psutil.Process(pid).name()
+    if not holders:
+        return "a process of another user, which root can see with: ss -ltnp"
+    pid, name = next(iter(holders.items()))
+    others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    return f"process {pid} ({name}){others}"
 
 
 def make_run_dir(data_dir: Path) -> Path:

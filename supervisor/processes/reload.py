@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from geminga.storage.runtime.control import Control, packed
 from geminga.storage.runtime.log import log
-from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError
+from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError, shown, value
 from geminga.supervisor.processes.children import READY, Child, spread
 from geminga.supervisor.processes.supervision import Supervision
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
-from geminga.workers.identity.options import Secret, Unusable
+from geminga.workers.identity.options import Unusable
 
 _LISTENERS = "listeners are opened before the processes that accept from them start"
 NEEDS_RESTART = {
@@ -23,7 +23,7 @@ NEEDS_RESTART = {
     "workers": "listeners and shared memory of each are made at the start",
     "owners": "partitions and journals are distributed among them at the start",
     "network.bind": _LISTENERS, "network.port": _LISTENERS, "http_bind": _LISTENERS, "http_port": _LISTENERS,
-    "tls.port": _LISTENERS, "tls.http_port": _LISTENERS,
+    "network.proxy_protocol": _LISTENERS, "tls.port": _LISTENERS, "tls.http_port": _LISTENERS,
 }
 TLS_SWITCH = "listeners with TLS are opened at the start"
 
@@ -39,23 +39,6 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.key}: {shown(self.old)} -> {shown(self.new)}"
         return f"{text} needs a restart ({self.needs}); {shown(self.old)} stays" if self.needs else text
-
-
-def value(config: Config, key: str) -> Any:
-    """Return a configuration's value of a key such as "storage.retention_s"."""
-    section, _, name = key.rpartition(".")
-    return getattr(getattr(config, SECTIONS[section][0]) if section else config, name)
-
-
-def shown(setting: Any) -> str:
-    """Return a configuration value as TOML text; stars for a secret."""
-    if isinstance(setting, bool):
-        return str(setting).lower()
-    if isinstance(setting, tuple):
-        return f"[{', '.join(map(shown, setting))}]"
-    if isinstance(setting, int):
-        return str(setting)
-    return f'"{"***" if isinstance(setting, Secret) and setting else setting}"'
 
 
 def merged(old: Config, new: Config) -> tuple[Config, list[Change]]:

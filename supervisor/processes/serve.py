@@ -1,9 +1,9 @@
 """The supervisor: it opens sockets, forks the other processes, watches them, and stops them.
 
-    bind -> catalogue -> fork owners (each recovers its partitions) -> when all are ready: workers and admin -> watch
+    bind -> catalogue -> fork owners (each recovers its partitions) and admin -> when owners are ready: workers -> watch
 
-Every pass of `run` restores the wanted state: a child that has ended is started again, whatever woke the loop.  Workers
-start when all owners have recovered for the first time, so no client meets a broker with partitions missing.
+Every pass of `run` starts children that have ended again.  Workers start when all owners have recovered for the first
+time, so no client misses partitions; until then the admin process answers that the broker is loading.
 """
 import contextlib
 import fcntl
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk import data_folder
-from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_place, text_of
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_place
 from geminga.storage.offline import backup
 from geminga.storage.owner import process as owner_process
 from geminga.storage.owner import recovery
@@ -30,8 +30,9 @@ from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import Rule, log
 from geminga.supervisor import bootstrap
+from geminga.supervisor.configuration import exposure, places
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host import tune
+from geminga.supervisor.host import tune, unix_sockets
 from geminga.supervisor.host.stacks import listen
 from geminga.supervisor.processes.children import (
     EXIT_CANNOT_BOOT,
@@ -48,15 +49,16 @@ from geminga.supervisor.processes.children import (
 from geminga.supervisor.processes.control_socket import ControlSocket
 from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
-from geminga.supervisor.processes.listening import CannotServe, make_run_dir, open_listener
+from geminga.supervisor.processes.listening import CannotServe, make_run_dir, open_listener, reached_from_others
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
+from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process import main as worker_process
-from geminga.workers.process.listeners import Listeners, inside_path
+from geminga.workers.process.listeners import Listeners
 
 STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # a stop kills children that take longer to end
 
@@ -119,9 +121,8 @@ class Supervisor:
         _raise_file_limit()
         self._bind()
         self.run_dir = make_run_dir(config.data_dir)
-        self._inside = socket.socket(socket.AF_UNIX)
-        self._inside.bind(str(inside_path(self.run_dir)))
-        self._inside.listen(128)
+        self._inside = {path: unix_sockets.listen(config.data_dir / path)
+                        for path in (unix_sockets.CLIENTS, unix_sockets.HTTP)}
         self._control_socket = ControlSocket(config.data_dir, self._selector,
                                              {"reload": self._reload.asked, "drain": self._drain.asked})
         try:
@@ -136,6 +137,7 @@ class Supervisor:
         self.counters = dict(zip(
             [*(("owner", n) for n in range(config.owners)), *(("worker", n) for n in range(config.workers)),
              ("admin", 0)], counters, strict=True))
+        self._admissions = make_admissions(config.workers)
         self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
         self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
@@ -167,6 +169,8 @@ class Supervisor:
         self.addresses = addresses(config.worker, port, tls_port, http, https)
         host = config.worker.advertised_address or config.worker.bind
         self._shown = {"clients": [url("pulsar", host, port), url("pulsar+ssl", host, tls_port)], "http": [http, https]}
+        others = "" if config.worker.advertised_address else reached_from_others(config.worker.bind)
+        self._shown_to_others = [url("pulsar", others, port), url("pulsar+ssl", others, tls_port)] if others else []
 
     def _http_url(self, scheme: str) -> str:
         listener = self.http_listeners.get(scheme)
@@ -194,17 +198,19 @@ class Supervisor:
     def _be_worker(self, child: Child, control: Control) -> None:
         self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         plain, tls = (sockets[child.index] if sockets else None for sockets in self.listeners.values())
+        listeners = Listeners(plain, tls, self.certificates, self._inside[unix_sockets.CLIENTS])
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
-                           Listeners(plain, tls, self.certificates, self._inside), self.addresses, control,
-                           self.counters["worker", child.index], self.config.storage, self.authenticator,
+                           listeners, self.addresses, control, self.counters["worker", child.index],
+                           self._admissions[child.index], self.config.storage, self.authenticator,
                            self.config.authorization)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
-        listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates)
+        listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates,
+                              self._inside[unix_sockets.HTTP])
         app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control,
-                self.authenticator)
+                self.authenticator, [each.connections for each in self._admissions])
 
     # -- the loop
 
@@ -242,7 +248,7 @@ class Supervisor:
         signal.signal(signal.SIGHUP, self._reload.requested)
 
     def _stop_requested(self, *_) -> None:
-        self.begin_stop()
+        self._drain.requested(self.config.drain_s)
 
     @property
     def is_draining(self) -> bool:
@@ -267,7 +273,7 @@ class Supervisor:
             return
         owners_are_ready = self.is_ready or all(child.state == READY for child in self._of("owner"))
         for child in self.children:
-            may_start = child.role == "owner" or owners_are_ready
+            may_start = child.role != "worker" or owners_are_ready
             if child.state == GONE and may_start and time.monotonic() >= child.started:
                 self._serial += 1
                 others = [other.control for other in self.children if other.process is not None]
@@ -309,13 +315,13 @@ class Supervisor:
                 self._selector.unregister(child.control)
 
     def _tell_all(self, message: dict) -> None:
-        """Send a message to all children.
+        """Send a message to all children, or to all workers if it closes a client's connection.
 
         Rules of log levels are applied in the supervisor too, so that children which are forked later inherit them.
         """
         if "log" in message:
             log.follow(Rule(*rule) for rule in message["log"])
-        for child in self.children:
+        for child in self._of("worker") if "close" in message else self.children:
             if child.state in (STARTING, READY):
                 child.control.send(**message)
 
@@ -367,15 +373,14 @@ class Supervisor:
                f"{self.config.workers} workers and {self.config.owners} owners"
 
     def _introduce(self, child: Child) -> None:
-        """Tell workers and the admin process about a new owner; tell a new worker or admin process about all owners."""
+        """Tell all others about a new owner, and a new process about all owners."""
         if child.role == "owner":
-            for other in self._of("worker") + self._of("admin"):
-                if other.state in (STARTING, READY):
+            for other in self.children:
+                if other is not child and other.state in (STARTING, READY):
                     other.control.send(owner=[child.index, child.serial])
-        else:
-            for owner in self._of("owner"):
-                if owner.state == READY:
-                    child.control.send(owner=[owner.index, owner.serial])
+        for owner in self._of("owner"):
+            if owner.state == READY and owner is not child:
+                child.control.send(owner=[owner.index, owner.serial])
 
     def _reap(self) -> None:
         while True:
@@ -408,7 +413,7 @@ class Supervisor:
             self.begin_stop()
         gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial},
                 "admin": {"worker_gone": child.serial}}[child.role]
-        for other in self._of("worker") + self._of("admin") if child.role == "owner" else self._of("owner"):
+        for other in self.children if child.role == "owner" else self._of("owner"):
             if other.process is not None:
                 other.control.send(**gone)
 
@@ -420,9 +425,11 @@ class Supervisor:
         recovery.settle(self.config.data_dir, self.config.owners)
         self.tell_status()
         self.notify.ready()
+        others = [f"{url} (from other hosts)" for url in self._shown_to_others if url]
+        shown = {**self._shown, "clients": [*self._shown["clients"], *others]}
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: "
               f"{self.config.workers} workers, {self.config.owners} owners\n"
-              + "".join(f"  {name:<9} {url}\n" for name, urls in self._shown.items() for url in filter(None, urls)) +
+              + "".join(f"  {name:<9} {url}\n" for name, urls in shown.items() for url in filter(None, urls)) +
               f"  data      {self.config.data_dir.resolve()}\n"
               f"Publish a first message:\n"
               f"  {Path(sys.argv[0]).absolute()} publish --url {next(filter(None, self._shown['clients']))} "
@@ -483,8 +490,10 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
         log.error(str(error), code="G330")
         return 2 if isinstance(error, Unusable) else 1
     except OSError as error:
-        log.error(f"data_dir: {text_of(error)}", code="G330")
+        log.error(places.unusable(config.data_dir, error), code="G330")
         return 2 if is_of_place(error) else 1
+    if told := exposure.warning(config):
+        log.warning(told, code="G409")
     for check in tune.at_start(config):
         log.warning(check.text, code="G321")
     return supervisor.run()

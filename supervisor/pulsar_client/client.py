@@ -9,22 +9,23 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import urlsplit
 
-from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from geminga.proto import frames, sends
+from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.host import unix_sockets
 from geminga.supervisor.pulsar_client import reasons
+from geminga.supervisor.pulsar_client.entries import Entry, entry_of
 
 T = api.BaseCommand.Type
 _PERMITS = 5_000
 _CONNECT_S = 10             # limit for a connection and its handshake
 _SILENCE_S = 60             # a wait for an answer ends after this time without a frame
 _FRAME_MAX = 1 << 30        # bytes; a peer that announces more is not a broker
+_MESSAGE_SIZE_MAX = 5 << 20      # bytes, if the broker does not say another limit
 _OTHERS = b"HTTP", b"\x15\x03"      # first bytes of an HTTP server, and of one that expects TLS
 _PROTOCOL = "Pulsar's protocol"
 _HELD_MAX = 16 << 20        # bytes received and not consumed yet; beyond, the socket is not read
@@ -49,28 +50,16 @@ class Silence(ClientError):
     """An error: the broker sent no frame for a minute."""
 
 
+class NoBroker(ClientError):
+    """An error: no broker answers at an address, or none that lets anybody connect to it."""
+
+    exit_status = 3
+
+
 class NoAddress(ClientError):
     """An error: a text is not the address of a broker."""
 
     exit_status = 2
-
-
-class Entry(NamedTuple):
-    """An entry with its checksum, as it is stored, and its position."""
-
-    ledger_id: int
-    entry_id: int
-    metadata: api.MessageMetadata
-    data: bytes
-
-    @property
-    def payload(self) -> bytes:
-        size = frames.SIZE.unpack_from(self.data, frames.CHECKSUM_END)[0]
-        return self.data[frames.CHECKSUM_END + 4 + size:]
-
-    @property
-    def messages(self) -> int:
-        return max(1, self.metadata.num_messages_in_batch)
 
 
 class BrokerConnection(asyncio.Protocol):
@@ -88,6 +77,10 @@ class BrokerConnection(asyncio.Protocol):
         self._end = ""                                       # why the connection ended, "" while it is open
         self._heard = False                                  # whether the peer has sent any command of the protocol
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
+        self.place = "", ""        # URL of the broker or proxy, and host:port of the broker behind the proxy
+        self.message_size_max = _MESSAGE_SIZE_MAX            # bytes of the largest entry that the broker takes
+        # Consumer: frames of its messages that came while another answer was waited for; other consumers' are skipped.
+        self._kept: dict[int, deque[tuple[api.BaseCommand, bytes]]] = {}
 
     def __repr__(self) -> str:
         return f"<BrokerConnection frames={len(self._came)} held={self._held} end={self._end!r}>"
@@ -163,25 +156,40 @@ class BrokerConnection(asyncio.Protocol):
         Frames of other types are skipped. Raises ClientError for an error from the broker.
         """
         while True:
-            while not self._came:
-                await self._more()
-            command, entry = self._came.popleft()
-            self._held -= len(entry)
-            if self._is_paused and self._held < _HELD_MAX // 2:
-                self._is_paused = False
-                self._transport.resume_reading()
-            _check(command)
-            if command.type == expected:
+            command, entry = await self.frame()
+            check(command)
+            if command.type == T.MESSAGE and command.message.consumer_id in self._kept:
+                self._kept[command.message.consumer_id].append((command, entry))
+                if expected == T.MESSAGE:
+                    return command, entry
+            elif command.type == expected:
                 return command, entry
 
-    async def _more(self) -> None:
+    async def frame(self, silence_s: float = _SILENCE_S) -> tuple[api.BaseCommand, bytes]:
+        """Wait for the next frame of any type but PING, and return (command, entry).  Raises ClientError, Silence."""
+        while (frame := self.frame_at_hand()) is None:
+            await self._more(silence_s)
+        return frame
+
+    def frame_at_hand(self) -> tuple[api.BaseCommand, bytes] | None:
+        """Return the next frame as (command, entry) if it has arrived already, else None."""
+        if not self._came:
+            return None
+        command, entry = self._came.popleft()
+        self._held -= len(entry)
+        if self._is_paused and self._held < _HELD_MAX // 2:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return command, entry
+
+    async def _more(self, silence_s: float) -> None:
         if self._end:
             raise ClientError(self._end)
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(self._waiter, _SILENCE_S)
+            await asyncio.wait_for(self._waiter, silence_s)
         except TimeoutError:
-            raise Silence(f"nothing came for {_SILENCE_S} s") from None
+            raise Silence(f"nothing came for {silence_s:g} s") from None
 
     def request_id(self) -> int:
         return next(self._request_ids)
@@ -227,8 +235,12 @@ class BrokerConnection(asyncio.Protocol):
                 send.is_chunk = True
             body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()
             written += frames.SIZES.pack(4 + len(body) + len(entry.data), len(body)), body, entry.data
+        await self.write(written)
+
+    async def write(self, pieces: list[bytes]) -> None:
+        """Write complete frames, in any number of pieces, once there is room for more."""
         await self._can_write.wait()
-        self._transport.write(b"".join(written))
+        self._transport.write(b"".join(pieces))
 
     async def receipt(self) -> tuple[int, int]:
         """Wait for the next receipt of a published entry, and return its (ledger, entry).  Raises ClientError."""
@@ -257,10 +269,34 @@ class BrokerConnection(asyncio.Protocol):
         await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
         return request.consumer_id
 
+    def next_consumer_id(self) -> int:
+        return next(self._consumer_ids)
+
+    def keep_messages(self, consumer: int) -> None:
+        """Keep messages of a consumer that come while another answer is waited for; `message` returns all of them."""
+        self._kept[consumer] = deque()
+
+    async def message(self, consumer: int) -> tuple[api.CommandMessage, bytes]:
+        """Wait for the next message of a consumer whose messages are kept, and return (command, entry)."""
+        while not self._kept[consumer]:
+            await self.receive(T.MESSAGE)
+        command, entry = self._kept[consumer].popleft()
+        return command.message, entry
+
+    def send_together(self, commands: list[api.BaseCommand]) -> None:
+        """Send commands by one write: if the process is killed, the broker gets all or none."""
+        bodies = [command.SerializeToString() for command in commands]
+        self._transport.write(b"".join(frames.SIZES.pack(4 + len(body), len(body)) + body for body in bodies))
+
     async def close_consumer(self, consumer: int) -> None:
         close = api.CommandCloseConsumer(consumer_id=consumer, request_id=self.request_id())
         self.send(api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=close))
         await self.receive(T.SUCCESS)
+
+    async def unsubscribe(self, consumer: int) -> None:
+        """Remove a consumer and its subscription.  Raises ClientError."""
+        unsubscribe = api.CommandUnsubscribe(consumer_id=consumer, request_id=self.request_id())
+        await self.call(api.BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=unsubscribe), T.SUCCESS)
 
     async def last(self, consumer: int) -> tuple[int, int] | None:
         """Return (ledger, entry) of the topic's last entry, None if it has none.  Raises ClientError."""
@@ -285,10 +321,7 @@ class BrokerConnection(asyncio.Protocol):
             command, data = await self.receive(T.MESSAGE)
             if command.message.consumer_id != consumer:
                 continue
-            data, place = sends.with_checksum(data), command.message.message_id
-            size = frames.SIZE.unpack_from(data, frames.CHECKSUM_END)[0]
-            metadata = api.MessageMetadata.FromString(data[frames.CHECKSUM_END + 4:frames.CHECKSUM_END + 4 + size])
-            run.append(Entry(place.ledgerId, place.entryId, metadata, data))
+            run.append(entry_of(command.message, data))
             used += run[-1].messages
             is_end = run[-1][:2] >= last
             if is_end or not self._came or used * 2 >= permits:
@@ -331,17 +364,18 @@ class BrokerConnection(asyncio.Protocol):
 
     async def schemas(self, topic: str) -> dict[int, api.Schema]:
         """Return {version: schema} of a topic, in ascending order of versions."""
-        newest = await self._schema(topic, b"")
+        newest = await self.schema(topic, b"")
         if newest is None:
             return {}
         older_ones = {}
         for version in range(int.from_bytes(newest.schema_version)):
-            older = await self._schema(topic, version.to_bytes(8))
+            older = await self.schema(topic, version.to_bytes(8))
             if older is not None:
                 older_ones[version] = older.schema
         return older_ones | {int.from_bytes(newest.schema_version): newest.schema}
 
-    async def _schema(self, topic: str, version: bytes) -> api.CommandGetSchemaResponse | None:
+    async def schema(self, topic: str, version: bytes) -> api.CommandGetSchemaResponse | None:
+        """Return a version of a topic's schema, the newest for b"", None if there is none.  Raises ClientError."""
         request = api.CommandGetSchema(topic=topic, request_id=self.request_id())
         if version:
             request.schema_version = version
@@ -362,7 +396,7 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.close()
 
 
-def _check(command: api.BaseCommand) -> None:
+def check(command: api.BaseCommand) -> None:
     """Raise ClientError if a command from the broker is an error, or closes the producer or consumer."""
     if command.type in _ENDS:
         raise ClientError(f"the broker closed {_ENDS[command.type]}")
@@ -376,19 +410,29 @@ def _check(command: api.BaseCommand) -> None:
 
 async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None,
                   beyond: str = "") -> BrokerConnection:
-    """Connect to the broker at pulsar://host:port, or at pulsar+ssl:// with `tls`.
+    """Connect to the broker at pulsar://host:port, at pulsar+ssl:// with `tls`, or at unix:PATH without credentials.
 
     method, data: credentials.  beyond: host:port of a broker behind the proxy at `url`, "" without a proxy.
 
-    Raises OSError, ClientError.
+    Raises OSError, NoBroker, NoAddress, ClientError.
     """
-    host, port = _address(url)
+    if url.startswith(unix_sockets.UNIX):
+        opening = unix_sockets.open_connection(url, BrokerConnection)
+    else:
+        opening = asyncio.get_running_loop().create_connection(BrokerConnection, *_address(url), ssl=tls)
     try:
         async with asyncio.timeout(_CONNECT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(BrokerConnection, host, port, ssl=tls)
+            connection = (await opening)[1]
+            connection.place = url, beyond
             return await _introduced(connection, method, data, beyond)
+    except NoAddress:
+        raise
+    except ClientError as error:
+        if error.code in (None, api.NotAllowedError):      # no broker's answer, or another protocol's port
+            raise NoBroker(str(error), error.code) from None
+        raise
     except TimeoutError:
-        raise ClientError(f"no answer within {_CONNECT_S} s") from None
+        raise NoBroker(f"no answer within {_CONNECT_S} s") from None
 
 
 def _address(url: str) -> tuple[str, int]:
@@ -398,7 +442,7 @@ def _address(url: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or not url.startswith(("pulsar://", "pulsar+ssl://")):
+    if not host or not url.startswith(("pulsar://", "pulsar+ssl://")) or not url.isprintable():
         raise NoAddress(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
     return host, port or (6651 if parts.scheme == "pulsar+ssl" else 6650)
 
@@ -406,6 +450,8 @@ def _address(url: str) -> tuple[str, int]:
 async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "",
                            tls: ssl.SSLContext | None = None) -> BrokerConnection:
     """Connect to the broker of the cluster that serves the topic, as `connect` does.  Raises ClientError, OSError."""
+    if url.startswith(unix_sockets.UNIX):      # this broker serves all topics
+        return await connect(url)
     at, beyond, is_authoritative = url, "", False
     for _ in range(_HOPS_MAX):
         connection = await connect(at, method, data, tls, beyond)
@@ -416,20 +462,13 @@ async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "
             raise
         address = answer.brokerServiceUrlTls if tls else answer.brokerServiceUrl
         place = (url, urlsplit(address).netloc) if answer.proxy_through_service_url else (address, "")
-        is_there = place == (at, beyond)
-        if is_there and answer.response == answer.Connect:
+        if place == connection.place and answer.response == answer.Connect:
             return connection
         connection.close()
         if answer.response == answer.Connect:
             return await connect(place[0], method, data, tls, place[1])
         (at, beyond), is_authoritative = place, answer.authoritative
     raise ClientError(f"{topic} has no broker: each names another one")
-
-
-async def connect_inside(path: Path) -> BrokerConnection:
-    """Connect over the Unix socket that a worker has for the broker's own processes."""
-    _, connection = await asyncio.get_running_loop().create_unix_connection(BrokerConnection, str(path))
-    return await _introduced(connection)
 
 
 async def _introduced(connection: BrokerConnection, method: str = "", data: str = "",
@@ -443,25 +482,15 @@ async def _introduced(connection: BrokerConnection, method: str = "", data: str 
     if beyond:
         request.proxy_to_broker_url = beyond
     try:
-        await connection.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
+        answer = await connection.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
+        connection.message_size_max = answer.connected.max_message_size or _MESSAGE_SIZE_MAX
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-async def publish(url: str, topic: str, payloads: list[bytes], method: str = "", data: str = "",
-                  tls: ssl.SSLContext | None = None) -> list[tuple[int, int]]:
-    """Publish each payload as a message; return (ledger, entry) of each.  Raises ClientError, OSError."""
-    connection = await connect(url, method, data, tls)
-    try:
-        return await connection.publish(topic, payloads)
-    finally:
-        connection.close()
-
-
 def _entry(producer_name: str, sequence_id: int, payload: bytes) -> bytes:
     metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=sequence_id,
                                    publish_time=time.time_ns() // 1_000_000).SerializeToString()
-    body = frames.SIZE.pack(len(metadata)) + metadata + payload
-    return frames.MAGIC.to_bytes(2, "big") + frames.SIZE.pack(crc32c(body)) + body
+    return frames.with_checksum(frames.SIZE.pack(len(metadata)) + metadata + payload)

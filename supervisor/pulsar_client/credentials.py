@@ -8,12 +8,10 @@
     --tls-allow-insecure                accept any certificate
 
 The variables GEMINGA_AUTH_PLUGIN and GEMINGA_AUTH_PARAMS count as much as the options, and do not appear in a list of
-processes.  PULSAR_CLIENT_CONF names a file such as Pulsar's client.conf, which gives values for options that are not
-given.
+processes.
 """
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -69,14 +67,7 @@ def _why(error: OSError) -> str:
 
 
 NOBODY = Credentials()
-_CONF = {"authPlugin": "auth_plugin", "authParams": "auth_params", "tlsTrustCertsFilePath": "tls_trust_cert_path",
-         "tlsAllowInsecureConnection": "tls_allow_insecure"}       # Pulsar's settings -> parameters of all commands
-_URLS = {"publish": ("brokerServiceUrl", "url"), "read": ("brokerServiceUrl", "url"),
-         "import": ("brokerServiceUrl", "url"), "export": ("brokerServiceUrl", "url"),
-         "why": ("webServiceUrl", "http_url"),
-         "admin": ("webServiceUrl", "url"), "status": ("webServiceUrl", "http_url"),
-         "level": ("webServiceUrl", "http_url")}                   # command -> (Pulsar's setting, its parameter)
-_OPTIONS = (
+OPTIONS = (
     (["--auth-plugin"], {"envvar": "GEMINGA_AUTH_PLUGIN", "metavar": "NAME",
                          "help": "AuthenticationToken, AuthenticationBasic or AuthenticationTls."}),
     (["--auth-params"], {"envvar": "GEMINGA_AUTH_PARAMS", "metavar": "TEXT",
@@ -87,45 +78,6 @@ _OPTIONS = (
         "help": "PEM file of authorities to check the broker's certificate with; else the system's."}),
     (["--tls-allow-insecure"], {"is_flag": True, "help": "Accept any certificate of the broker."}),
 )
-
-
-def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command's function with the options of credentials, such as --auth-plugin.
-
-    The function passes their values to `of`.
-    """
-    for names, attributes in reversed(_OPTIONS):
-        function = click.option(*names, **attributes)(function)
-    return function
-
-
-def parameters() -> list[click.Option]:
-    """Return the options of credentials, such as --auth-plugin, as click objects.
-
-    Commands that are made without a decorated function use these objects.
-    """
-    return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
-
-
-class NoDefaults(Exception):
-    """An error: the file that PULSAR_CLIENT_CONF names cannot be read."""
-
-    exit_status = 2
-
-
-def defaults(path: str) -> dict[str, dict[str, str]]:
-    """Read a client.conf, and return defaults for click: {command: {parameter: value}}.  Raises NoDefaults."""
-    from geminga.supervisor.configuration.properties import parse
-    try:
-        settings = parse(Path(path).read_text(errors="replace"), path)
-    except OSError as error:
-        raise NoDefaults(f"PULSAR_CLIENT_CONF: {path}: {error.strerror}") from None
-    values = {name: setting.value for name, setting in settings.items() if setting.value}
-    common = {ours: values[theirs] for theirs, ours in _CONF.items() if theirs in values}
-    by_command: dict[str, Any] = {
-        command: common | ({ours: values[theirs]} if theirs in values else {})
-        for command, (theirs, ours) in _URLS.items()}
-    return by_command | {"log": {"level": by_command.pop("level")}}
 
 
 def of(auth_plugin: str | None = None, auth_params: str | None = None, tls_trust_cert_path: str | None = None,
@@ -153,7 +105,11 @@ def _token(params: str) -> Credentials:
     if params.startswith("{"):
         params = "token:" + str(json.loads(params)["token"])
     if params.startswith("file:"):
-        token = Path(unquote(urlsplit(params).path)).read_text(errors="replace")
+        path = unquote(urlsplit(params).path)
+        try:
+            token = Path(path).read_text(errors="replace")
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from None
     else:
         token = params.removeprefix("token:")
     if not (token := token.strip()).isascii() or not token.isprintable() or not token:

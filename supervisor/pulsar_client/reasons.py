@@ -24,6 +24,8 @@ def of(error: Exception, *, is_secure: bool) -> str:
         return f"there is no such host: {error.strerror}"
     if isinstance(error, ConnectionError) and is_secure and not error.errno:
         return _NOT_TLS
+    if isinstance(error, ConnectionRefusedError):
+        return "Connection refused: no broker listens there"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return " ".join(str(error).split()) or type(error).__name__

@@ -5,12 +5,16 @@ time that a command takes to start.
 """
 import json
 import socket
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
+from geminga.supervisor.host import unix_sockets
+from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.pulsar_client import reasons
 from geminga.supervisor.pulsar_client.credentials import NOBODY, Credentials
 
+_BAD_REQUEST = 400
 DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
 
 
@@ -28,6 +32,18 @@ class NotReachable(Exception):
     """An error: the broker did not answer, or the address is not one of HTTP.  The text gives the reason."""
 
     exit_status = NOT_REACHABLE
+
+
+class NoAddress(NotReachable):
+    """An error: a text is not an address of HTTP."""
+
+    exit_status = WRONG_USAGE
+
+
+class NotText(ValueError):
+    """An error: a name on the command line is not UTF-8."""
+
+    exit_status = WRONG_USAGE
 
 
 class Answer(NamedTuple):
@@ -49,7 +65,7 @@ class Answer(NamedTuple):
 
 
 class Broker:
-    """The HTTP address of a broker, and the credentials for requests to it."""
+    """The HTTP address of a broker, http://, https:// or unix:PATH, and the credentials for requests to it."""
 
     def __init__(self, url: str, timeout_s: float = 60.0, credentials: Credentials = NOBODY) -> None:
         parts: SplitResult | None
@@ -58,8 +74,12 @@ class Broker:
             port = parts.port
         except ValueError:
             parts = port = None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NotReachable(f"{url!r} is no address such as http://127.0.0.1:8080")
+        self._socket = Path(url.removeprefix(UNIX)) if url.startswith(UNIX) else None
+        if self._socket is not None:
+            parts = urlsplit("http://localhost")
+        is_text = self._socket is not None or (url.isascii() and url.isprintable())
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or not is_text:
+            raise NoAddress(f"{url!r} is no address of HTTP such as http://127.0.0.1:8080")
         self._port = port or (443 if parts.scheme == "https" else 80)
         self._url = url
         self._parts = parts
@@ -74,7 +94,7 @@ class Broker:
         target = self._parts.path.rstrip("/") + path
         if query:
             target += ("&" if "?" in path else "?") + urlencode({name: shown(value) for name, value in query.items()})
-        content = b"" if body is None else json.dumps(body).encode()
+        content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
         lines = [f"{method} {target} HTTP/1.0", f"Host: {self._parts.netloc.rpartition('@')[2]}",
                  "Accept: application/json, */*",
                  *self._credentials.headers(), *(["Content-Type: application/json"] if content else []),
@@ -84,12 +104,15 @@ class Broker:
         except (OSError, ValueError) as error:
             raise NotReachable(f"{self._url}: {reasons.of(error, is_secure=self._parts.scheme == 'https')}") from error
         if answer.status >= 300:
-            raise Refused(answer.status, _reason(answer))
+            reason = _reason(answer)
+            if answer.status == _BAD_REQUEST and reason.startswith("Port ") and " serves " in reason:
+                raise NotReachable(f"{self._url}: {reason}")      # a port of Pulsar's protocol
+            raise Refused(answer.status, reason)
         return answer
 
     def _exchange(self, sent: bytes) -> bytes:
         context = self._credentials.context_for(self._url)
-        with socket.create_connection((self._parts.hostname, self._port), self._timeout_s) as link:
+        with self._connected() as link:
             if context is not None:
                 link = context.wrap_socket(link, server_hostname=self._parts.hostname)
             link.sendall(sent)
@@ -97,6 +120,11 @@ class Broker:
             while some := link.recv(1 << 20):
                 received.append(some)
         return b"".join(received)
+
+    def _connected(self) -> socket.socket:
+        if self._socket is not None:
+            return unix_sockets.connect(self._socket, self._timeout_s)
+        return socket.create_connection((self._parts.hostname, self._port), self._timeout_s)
 
 
 def _parsed(received: bytes) -> Answer:
@@ -128,8 +156,11 @@ def shown(value: Any) -> str:
 
 
 def quoted(part: str) -> str:
-    """Percent-encode one part of a URL's path."""
-    return quote(part, safe="")
+    """Percent-encode one part of a URL's path.  Raises NotText."""
+    try:
+        return quote(part, safe="")
+    except UnicodeEncodeError:
+        raise NotText(f"{part!r} is not UTF-8") from None
 
 
 def topic_path(name: str) -> str:

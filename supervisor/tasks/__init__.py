@@ -4,7 +4,8 @@
     nights.py       compaction and retention by the nightly job, and its report
     backups.py      a backup, with or without a running broker
     moving.py       copies topics between clusters
+    redriving.py, redrive_topics.py   dead letters back to their origin
     bundle.py       an archive for finding out what is wrong with a broker, without secrets
 
-Imports: `configuration/`, `pulsar_client/`, storage.  Start with `nights.py`.
+Imports: `configuration/`, `pulsar_client/`, `messages/`, storage.  Start with `nights.py`.
 """

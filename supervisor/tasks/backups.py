@@ -1,6 +1,7 @@
 """Backups of a data folder, with or without a running broker."""
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk import data_folder, locks
@@ -8,32 +9,46 @@ from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.offline import backup
 from geminga.storage.offline.backup import BackupReport
 from geminga.storage.owner import recovery
-from geminga.supervisor.tasks import job_socket
 from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun, Refused
 
 
-def make(data_dir: Path, parent: Path, keep: int = 0) -> BackupReport:
+def make(data_dir: Path, parent: Path, keep: int = 0,
+         told: backup.Told = lambda done, total: None) -> BackupReport:
     """Make a backup of the data folder in a new folder of `parent`.
 
-    With `keep` above 0, all but the newest `keep` backups are deleted afterwards. Raises CannotRun or OSError, and
-    leaves no files then.
+    With `keep` above 0, all but the newest `keep` backups are deleted afterwards. told: see backup.Told.
+
+    Raises CannotRun or OSError, and leaves no files then.
     """
     try:
         data_folder.check(data_dir)
-        job_socket.check_user(data_dir)
         with contextlib.closing(BrokerSocket(data_dir)) as broker:
             if broker.is_served():
                 return backup.make(data_dir, parent, lambda: broker.ask("backup-begin", owner="all"),
-                                   lambda: broker.ask("backup-cut", owner="all"), keep=keep)
+                                   lambda: _cut(broker), keep=keep, told=told)
         with locks.lock(data_dir / locks.LOCK) as is_ours:
             if not is_ours:
                 raise CannotRun(f"{data_dir}: a broker has just been started on it; try again")
             _put_in_place(data_dir)
-            return backup.make(data_dir, parent, lambda: None, list, keep=keep)
+            return backup.make(data_dir, parent, lambda: None, list, keep=keep, told=told)
     except (data_folder.CannotUse, backup.CannotBackUp, CatalogueError, CorruptFile, StorageFull, NotDurable) as error:
         raise CannotRun(str(error)) from None
     except Refused as error:
         raise CannotRun(f"the broker refuses: {error}") from None
+
+
+def _cut(broker: BrokerSocket) -> list[dict[str, Any]]:
+    """Have all owners write down where their files end, and decide no commit of a transaction meanwhile.
+
+    Raises Refused, OSError.
+    """
+    broker.ask("backup-hold", owner="all")
+    try:
+        cuts: list[dict[str, Any]] = broker.ask("backup-cut", owner="all")
+        return cuts
+    finally:
+        with contextlib.suppress(Refused):      # owners that do not hear of it go on after some seconds
+            broker.ask("backup-hold", owner="all", is_over=True)
 
 
 def _put_in_place(data_dir: Path) -> None:

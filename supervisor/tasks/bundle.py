@@ -46,23 +46,35 @@ _LOOKS = re.compile(r"eyJ[\w-]{5,}\.[\w-]+\.[\w-]*|(?<=Bearer )\S+|(?<=Basic )\S
 
 
 def write(target: Path, config: Config, admin_url: str, credentials: Credentials, options: list[str],
-          environ: Mapping[str, str]) -> list[str]:
+          environ: Mapping[str, str], as_owner: Callable[[], None] = lambda: None) -> list[str]:
     """Write the archive of a debug bundle to a new file; return a line for each missing part.  Raises OSError.
 
-    `options` are those of `geminga config show`.
+    `options` are those of `geminga config show`.  as_owner: gives root's rights up for those of the folder's owner.
+    The archive is made before, so that it is root's, and holds the journal, which the owner may not read.  If it
+    raises an error, no archive is left.
     """
     hidden, missing = secrets(config, environ, credentials), []
     broker = Broker(admin_url, _HTTP_SECONDS, credentials)
     began = time.time()
     with open(target, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file, \
             gzip.GzipFile("", "wb", 6, file) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, part in _parts(config, broker, admin_url, options, environ):
+
+        def add(name: str, part: Callable[[], str]) -> None:
             try:
                 text = part()
             except Exception as error:      # a bundle is made when something is broken, so any part may fail
                 missing.append(f"{name}: {error or type(error).__name__}")
-                continue
-            _add(archive, name, masked(text, hidden), began)
+            else:
+                _add(archive, name, masked(text, hidden), began)
+
+        add("log.txt", _journal)
+        try:
+            as_owner()
+        except BaseException:
+            target.unlink()
+            raise
+        for name, part in _parts(config, broker, admin_url, options, environ):
+            add(name, part)
         _add(archive, "missing.txt", masked("\n".join(missing), hidden), began)
     return missing
 
@@ -130,8 +142,6 @@ def _parts(config: Config, broker: Broker, admin_url: str, options: list[str],
     yield "folder.txt", lambda: _folder(data_dir)
     yield "catalogue.txt", lambda: _catalogue(data_dir)
     yield "sockets.txt", lambda: _run("ss", "-a", "-n", "-x", "-t", "-p")
-    yield "log.txt", lambda: _run("journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager",
-                                  "--output", "short-precise")
     yield "night.json", (data_dir / REPORT).read_text
     yield "status.txt", lambda: _command("status", "--admin-url", admin_url)
     yield "tune.txt", lambda: _command("tune", *options)
@@ -183,6 +193,11 @@ def busiest(metrics: str) -> list[str]:
 
 def _refuse(why: str) -> str:
     raise ValueError(why)
+
+
+def _journal() -> str:
+    return _run("journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager", "--output",
+                "short-precise")
 
 
 def _command(*words: str) -> str:

@@ -10,8 +10,6 @@ This module imports neither Arrow nor Spark.
 """
 import contextlib
 import json
-import os
-import pwd
 import socket
 import time
 from collections.abc import Mapping
@@ -45,20 +43,6 @@ class Gone(Refused):
     """An error: the broker that served the data folder has ended."""
 
 
-def check_user(data_dir: Path) -> None:
-    """Refuse to write into another user's folder, as that user's broker could not read the files.
-
-    Raises CannotRun; OSError if the folder cannot be examined.
-    """
-    owner = data_dir.stat().st_uid
-    if owner != os.geteuid():
-        try:
-            name = pwd.getpwuid(owner).pw_name
-        except KeyError:
-            name = f"#{owner}"
-        raise CannotRun(f"{data_dir} is user {name}'s, who has to run this: runuser -u {name} -- geminga ...")
-
-
 class BrokerSocket:
     """The connection of a job to the broker of a data folder, while a broker serves it.
 
@@ -84,6 +68,16 @@ class BrokerSocket:
         if self._link is None:
             self._connect()
         return self._link is not None
+
+    def settle(self, topic: str) -> bool:
+        """Have a partition's owner write down how transactions have ended; return whether it did."""
+        try:
+            if not self.is_served():
+                return False
+            self.ask("settle", topic=topic)
+        except Refused:
+            return False
+        return True
 
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
         """Put a compacted view of a partition in force, through the broker or, without one, directly in the folder.

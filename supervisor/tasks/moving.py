@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from geminga.supervisor.pulsar_client import client
-from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Entry, Silence
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Silence
+from geminga.supervisor.pulsar_client.entries import Entry
 
 _PRODUCER = "geminga-copy"
 _UNDER_WAY_MAX = 5_000          # entries without a receipt

@@ -189,14 +189,16 @@ class Box:
 
         Raises AssertionError if is_checked and the command fails.
         """
-        inside = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--root", "--wd",
-                  "--"]
-        done = subprocess.run([*inside, "env", "-i", *_ENVIRONMENT, *command], capture_output=True, text=True,
-                              timeout=seconds)
+        done = subprocess.run([*self.inside(), *command], capture_output=True, text=True, timeout=seconds)
         if is_checked and done.returncode:
             raise AssertionError(f"`{' '.join(command)}` in the box ended with status "
                                  f"{done.returncode}:\n{done.stdout}{done.stderr}")
         return done
+
+    def inside(self) -> list[str]:
+        """Return the words that run what follows them inside, as root, in the folder /."""
+        return ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--root", "--wd",
+                "--", "env", "-i", *_ENVIRONMENT]
 
     def say(self, *command: str, **how) -> str:
         """Return what a command inside prints."""

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import test_runbook as runbook
 from ..crash.traffic import Publisher, Subscriber, read, topic_of_owner
 from ..harness import eventually, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
@@ -33,7 +34,7 @@ CONFIGURATION = "/etc/geminga/geminga.toml"
 MINUTE = 60
 SERVICES = "geminga.service", "geminga-nightly.service", "geminga-nightly-failed.service"
 UNITS = *SERVICES, "geminga-nightly.timer", "geminga-nightly.slice"
-BASIC = "workers = 2\nowners = 2\n"
+BASIC = 'data_dir = "/var/lib/geminga"\nworkers = 2\nowners = 2\n'
 
 Shown = Callable[[Box], str | None]       # raises if the check fails; the returned text is printed
 ALL: list[Shown] = []
@@ -284,16 +285,54 @@ def keys_are_credentials_that_only_root_can_read(box: Box) -> None:
     drop_in(box, "geminga.service", "[Service]\nLoadCredential=token.key:/etc/geminga/secrets/token.key\n")
     configure(box, '[authentication]\nmethods = ["token"]\nsecret_keys = ["credential:token.key"]\n')
     box.run("systemctl", "restart", "geminga")
-    assert box.run("geminga", "publish", "my-topic", "hello", is_checked=False).returncode == 1
-    box.run("geminga", "publish", "my-topic", "hello", "--auth-plugin", "AuthenticationToken", "--auth-params",
-            f"token:{token}")
+    # Only a named address asks for a token: by the socket in the data folder root needs none.
+    named = "geminga", "publish", "--url", "pulsar://127.0.0.1:6650", "my-topic", "hello"
+    assert box.run(*named, is_checked=False).returncode == 1
+    authenticated = *named, "--auth-plugin", "AuthenticationToken", "--auth-params", f"token:{token}"
+    box.run(*authenticated)
     box.run("systemctl", "reload", "geminga")
-    box.run("geminga", "publish", "my-topic", "hello", "--auth-plugin", "AuthenticationToken", "--auth-params",
-            f"token:{token}")
+    box.run(*authenticated)
     take_back(box, "geminga.service")
     configure(box, "")
     shutil.rmtree(secrets)
     box.run("systemctl", "restart", "geminga")
+
+
+@shown
+def every_command_of_the_runbook_runs_as_root(box: Box) -> str:
+    """Each is understood, and finds the installed broker; none needs an address, a token or another user."""
+    topic, commands = unique_topic("runbook"), sorted(set(runbook.commands()))
+    publish(topic)
+    box.run("install", "-d", "-o", "geminga", "-g", "geminga", "/mnt/OTHER")
+    token = box.say("sh", "-c", "geminga admin tokens create-secret-key -o /tmp/key && "
+                    "geminga admin tokens create -sk /tmp/key -s joe")
+    ledger = box.say("sh", "-c", "ls /var/lib/geminga/partitions/*/*.ledger | head -n 1")
+    places = {"TOPIC": topic, "SUBSCRIPTION": "billing", "NAMESPACE": "public/default", "ROLE": "joe",
+              "ACTION": "produce", "TOKEN": token, "FILE": ledger, "BACKUP": "/mnt/OTHER/none"}
+    for words in commands:
+        box.run("geminga", "admin", "topics", "create-subscription", topic, "-s", "billing", is_checked=False)
+        done = box.run("geminga", *(places.get(word, word) for word in words), is_checked=False)
+        assert done.returncode != 2 and "Traceback" not in done.stderr, (words, done.stdout, done.stderr)
+    strangers = box.run("find", "/var/lib/geminga", "/mnt/OTHER", "!", "-user", "geminga")
+    assert not strangers.stdout, strangers.stdout
+    asked = box.run("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "geminga", "nightly", "report",
+                    is_checked=False)
+    assert asked.returncode == 1 and "sudo -u geminga geminga nightly report" in asked.stderr, asked.stderr
+    return f"{len(commands)} commands"
+
+
+@shown
+def it_is_secured_in_one_step_and_this_is_taken_back(box: Box) -> None:
+    before = box.path(CONFIGURATION).read_bytes()
+    box.run("geminga", "secure", "--host", "broker.example.com", "--restart")
+    assert not serves()      # by the port without TLS
+    assert "ready" in box.say("geminga", "status")
+    box.run("geminga", "admin", "--admin-url", "https://localhost:8443", "--tls-trust-cert-path",
+            "/etc/geminga/secure/ca.pem", "--auth-plugin", "AuthenticationToken", "--auth-params",
+            "file:/etc/geminga/secure/admin.token", "tenants", "list")
+    box.run("geminga", "secure", "--undo", "--restart")
+    assert serves() and box.path(CONFIGURATION).read_bytes() == before
+    assert not box.path("/etc/geminga/secure").exists()
 
 
 @shown

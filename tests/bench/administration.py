@@ -6,9 +6,10 @@
     metrics     GET /metrics: its bytes, its series
     stats       GET .../stats of one topic, and of another
     list        GET of the namespace's topics
+    table       GET /ops/v1/topics, the 20 topics with the highest rates; 1000 of them; the 20 oldest subscriptions
 
 Each of these is printed as median, least and most time, with the CPU time of the broker's processes for one request.
-The target for the median is 300 ms for /metrics, 10 ms for stats, 100 ms for the list.
+The target for the median is 300 ms for /metrics, 10 ms for stats, 100 ms for the list and for tables.
 
     messages    published and consumed at full speed on one topic, so many seconds without administration and as many
                 with it, in turns: /metrics at the beginning, then stats of a topic and the list of topics each second,
@@ -95,7 +96,10 @@ async def measure(url: str, pid: int, topics: int, subscriptions: int, rounds: i
         first, _ = await _timed(session, "/metrics")
         for what, paths in (("metrics", ["/metrics"] * rounds),
                             ("stats", [f"{topic}{n * 7 % topics}/stats" for n in range(20 * rounds)]),
-                            ("list", [f"/admin/v2/persistent/{NAMESPACE}"] * rounds)):
+                            ("list", [f"/admin/v2/persistent/{NAMESPACE}"] * rounds),
+                            ("table", ["/ops/v1/topics?limit=20"] * rounds),
+                            ("table 1000", ["/ops/v1/topics?limit=1000"] * rounds),
+                            ("oldest", ["/ops/v1/subscriptions?sort=oldest_seconds&limit=20"] * rounds)):
             times, cpu, body = await _repeated(session, paths, pid)
             series = sum(1 for line in body.splitlines() if not line.startswith(b"#"))
             size = (

@@ -12,9 +12,10 @@ import multiprocessing as mp
 import time
 
 import numpy as np
-import wire
 from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
+
+from geminga.supervisor.load import wire
 
 NAP_S = 0.002
 TICK_S = 0.001              # with a rate, messages that are due are sent once in this time

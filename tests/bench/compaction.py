@@ -33,8 +33,9 @@ from geminga.storage.disk import files
 from geminga.storage.jobs import confirmed, engines, nightly
 
 sys.path.insert(0, str(Path(__file__).parent))
-import wire
 from link import ANSWER_MAX_S, Link, Load
+
+from geminga.supervisor.load import wire
 
 from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
 

@@ -36,11 +36,12 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-import wire
 from clients import Consumer
 from link import CLOCK, BrokerError, Link, Load
 from load import Running, _subscribe_and_leave, measure, measure_backlog, topic_names
 from usage import cpu_seconds
+
+from geminga.supervisor.load import wire
 
 from ..harness import COMMAND, Broker
 

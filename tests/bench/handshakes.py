@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jwt
-import wire
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from passlib.hash import bcrypt
 from usage import cpu_seconds, memory_bytes
+
+from geminga.supervisor.load import wire
 
 SECRET = b"a secret key of more than 32 bytes"
 SETTLE_S, IDLE_S = 2.0, 35.0

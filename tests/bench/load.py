@@ -18,11 +18,12 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import wire
 from clients import Consumer, Producer
 from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
 from usage import cpu_seconds
+
+from geminga.supervisor.load import wire
 
 LOOK_S = 0.05   # seconds between two looks at the Board while waiting for a count
 START_MAX_S = 300.0

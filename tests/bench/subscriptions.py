@@ -28,10 +28,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import psutil
-import wire
 from link import CLOCK, Link, Load
 from load import Running, measure, topic_names
 from usage import cpu_seconds, memory_bytes
+
+from geminga.supervisor.load import wire
 
 MANY, RATE, ROUNDS, SECONDS, SETTLE_S = 10, 20_000, 3, 5.0, 3.0
 IDS_EACH = 1_000        # ids in one ACK

@@ -25,7 +25,8 @@ import numpy as np
 from link import BrokerError, Load, Refused
 from load import Figures, address, measure, measure_backlog, topic_names
 from usage import memory_bytes
-from wire import WireError
+
+from geminga.supervisor.load.wire import WireError
 
 BATCH = {"batch": 100, "window": 5000, "lead": 1_000_000}
 TOPICS, TOPICS_PERMITS, TOPICS_RATE = 500, 1000, 10_000

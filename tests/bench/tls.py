@@ -24,10 +24,11 @@ from dataclasses import dataclass
 
 import jwt
 import trustme
-import wire
 from link import CLOCK, Load
 from load import measure, topic_names
 from usage import cpu_seconds, memory_bytes
+
+from geminga.supervisor.load import wire
 
 SECRET = b"a secret key of more than 32 bytes"
 SIZE, WARMUP_S, SETTLE_S, IDLE_S = 1024, 2.0, 3.0, 35.0      # the last is longer than the time between two PINGs
@@ -97,7 +98,7 @@ class Idle(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        transport.write(wire.connect(jwt.encode({"sub": "somebody", "exp": time.time() + 3600}, SECRET)))
+        transport.write(wire.connect("token", jwt.encode({"sub": "somebody", "exp": time.time() + 3600}, SECRET)))
 
     def data_received(self, data: bytes) -> None:
         kind, _ = wire.command_of(data, 0)

@@ -1,7 +1,8 @@
 """CPU time and memory of a process and all processes below it, as the kernel counts them."""
 
 import psutil
-from link import BrokerError
+
+from geminga.supervisor.load.link import BrokerError
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -13,6 +14,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process and all below it have used, in seconds.  Raises BrokerError."""
     times = [process.cpu_times() for process in _tree(pid)]
     return sum(each.user + each.system for each in times)
 

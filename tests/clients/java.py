@@ -4,6 +4,7 @@ The jars go to $XDG_CACHE_HOME/geminga-tests (or ~/.cache/geminga-tests), in a f
 that a change of version fetches anew and nothing is ever half there.
 """
 
+import base64
 import hashlib
 import os
 import shutil
@@ -31,8 +32,11 @@ CLIENT = "org.apache.pulsar.client.cli.PulsarClientTool"
 PERF = "org.apache.pulsar.testclient.PulsarPerfTestTool"
 ADMIN = "org.apache.pulsar.admin.cli.PulsarAdminTool"
 
+ADMIN_LINES = Path(__file__).parents[1] / "supervisor/sweep/Admin.java"      # runs a command of each line of its input
+
 FETCH_SECONDS = 600
 RUN_SECONDS = 60
+COMPILE_SECONDS = 300
 
 OPENED = ["java.base/sun.net", "java.base/jdk.internal.platform", "java.base/java.nio", "java.base/jdk.internal.misc"]
 # Each run lasts seconds: time spent on optimising code for later would be lost.
@@ -113,6 +117,15 @@ class JavaTools:
     def admin(self, *arguments: str) -> str:
         return self._run(ADMIN, *arguments)
 
+    def admin_all(self, commands: list[str]) -> list[tuple[int, str]]:
+        """Run pulsar-admin commands in one virtual machine; return exit status and output of each."""
+        said = "".join("\x1f".join(command.split()) + "\n" for command in commands)
+        done = subprocess.run([*self._java, str(ADMIN_LINES), str(self._conf)], capture_output=True, text=True,
+                              timeout=RUN_SECONDS, input=said)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [line.split(" ") for line in done.stdout.splitlines()]
+        return [(int(status), base64.b64decode(out).decode()) for status, out, _ in lines]
+
     def program(self, source: Path, *arguments: str, said: str = "") -> str:
         """Run a Java program of one source file with `said` on standard input; return its standard output."""
         done = subprocess.run([*self._java, str(source), self._service_url, *arguments], capture_output=True, text=True,
@@ -121,6 +134,19 @@ class JavaTools:
             f"{source} {arguments}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         )
         return done.stdout
+
+    def start(self, folder: Path, sources: Path, main: str, *arguments: str) -> "subprocess.Popen[str]":
+        """Compile all Java programs of a folder into another folder, and start the class `main` with pipes for input
+        and output; the log goes to the file `log` in that folder.
+        """
+        compiler = ["java", *JVM_OPTIONS, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-proc:none"]
+        jars = ":".join(map(str, Path(self._java[-1]).parent.glob("*.jar")))      # the compiler knows no wildcard
+        command = [*compiler, "-d", str(folder), "-cp", jars, *map(str, sorted(sources.glob("*.java")))]
+        compiled = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+        assert compiled.returncode == 0, compiled.stderr[-3000:]
+        with (folder / "log").open("w") as log:
+            command = [*self._java[:-1], f"{folder}:{self._java[-1]}", main, self._service_url, *arguments]
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def _run(self, tool: str, *arguments: str) -> str:
         command = [*self._java, f"-Dpulsar.client.conf={self._conf}", tool, str(self._conf), *arguments]

@@ -14,7 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pulsar
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+
 from ..harness import partitioned_topic, request, unique_topic
+from ..supervisor.test_transactions import acknowledge, add, begin, publish
+from ..workers.peer import Peer
 from .java import JavaTools, fetch_jars
 
 pytestmark = pytest.mark.java
@@ -133,6 +137,43 @@ def test_java_administrates_partitioned_topics(broker, java):
     java.admin("topics", "create-partitioned-topic", topic, "-p", "4")
     assert re.search(r'"partitions"\s*:\s*4', java.admin("topics", "get-partitioned-topic-metadata", topic))
     assert broker.service_url in java.admin("topics", "lookup", f"{topic}-partition-0")
+
+
+def test_java_administrates_transactions(broker, java):
+    """Pulsar's tool reads every answer about transactions, and aborts one; stores that there are none of are 404."""
+    topic, sub = unique_topic("java"), "sub"
+    with Peer(broker.service_url) as peer:
+        peer.open_producer(topic)
+        peer.subscribe(topic, sub)
+        plain = publish(peer)
+        its, path = begin(peer, 0)
+        add(peer, its, topic)
+        add(peer, its, topic, sub)
+        first = publish(peer, 1, **its)
+        acknowledge(peer, its, plain, api.CommandAck.Cumulative)
+    most, least = path.split("/")
+    one, at, on = f"-m {most} -l {least}", f"-t {topic}", f"-t {topic} -s {sub}"
+    there = f"-l {plain.ledgerId} -e {plain.entryId}"
+    verbs = [
+        "coordinators-list", "coordinator-stats", "coordinator-stats -c 0", f"transaction-metadata {one}",
+        f"transaction-in-buffer-stats {one} {at}", f"transaction-in-pending-ack-stats {one} {on}",
+        f"transaction-buffer-stats -l -s {at}", f"pending-ack-stats -l {on}",
+        f"position-stats-in-pending-ack {there} {on}", "slow-transactions -t 1m", f"abort-transaction {one}",
+        f"abort-transaction {one}", f"transaction-metadata {one}", "scale-transactionCoordinators -r 1",
+        "coordinator-internal-stats -c 0", f"pending-ack-internal-stats {on}", f"buffer-snapshot-internal-stats {at}"]
+    told = java.admin_all([f"transactions {verb}" for verb in verbs])
+    assert [status for status, _ in told] == [0] * 11 + [1] * 6
+    printed = [json.loads(out.partition("}\nExit")[0] + "}") if out.startswith("{") else out for _, out in told]
+    assert f"0    {broker.service_url}\n" in printed[0]
+    assert "TransactionCoordinatorStats(state=Ready, " in printed[1] and printed[2]["ongoingTxnSize"] >= 1
+    start, position = f"{first.ledgerId}:{first.entryId}", f"{plain.ledgerId}:{plain.entryId}"
+    buffer, pending = {"startPosition": start, "aborted": False}, {"cumulativeAckPosition": position}
+    assert (printed[3]["producedPartitions"], printed[3]["ackedPartitions"]) == (
+        {topic: buffer}, {topic: {sub: pending}})
+    assert printed[4:6] == [buffer, pending]
+    assert (printed[6]["state"], printed[6]["maxReadPosition"]) == ("Ready", position)
+    assert printed[6]["lowWaterMarks"]["0"] < int(least) and printed[7]["ongoingTxnSize"] == 1
+    assert f"txnId=({most},{least}), status=OPEN" in printed[9]
 
 
 def test_java_finds_the_broker_well(java):

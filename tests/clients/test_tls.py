@@ -17,6 +17,7 @@ import trustme
 from cryptography import x509
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE
 
 from ..conftest import _running_broker
 from ..harness import COMMAND, Broker, eventually, unique_topic
@@ -231,7 +232,7 @@ def test_a_start_with_bad_certificates_is_refused(authority, tmp_path):
     command = [*COMMAND, "--config", config, "--data-dir", tmp_path / "data"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith("geminga: tls.key must be of the first certificate")
+    assert " geminga: tls.key must be of the first certificate" in done.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -259,7 +260,7 @@ def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
             return subprocess.run([GEMINGA, *words], capture_output=True, text=True, timeout=60, check=False,
                                   env=os.environ | environment)
 
-        assert run("publish", "--url", own.tls_url, topic, "no").returncode == 1
+        assert run("publish", "--url", own.tls_url, topic, "no").returncode == NOT_REACHABLE
         assert (
             run("publish", "--url", own.tls_url, "--tls-trust-cert-path", authority.trusted, topic, "yes").returncode
             == 0

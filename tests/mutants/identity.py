@@ -73,7 +73,7 @@ BUGS = [
          "nobody sees that tokens expire",
          "workers/test_authentication_attempts.py workers/test_authentication.py supervisor/test_metrics.py")),
     *of("workers/identity/authorization.py", "workers/test_authorization.py",
-        ("if identity.method == INTERNAL:", "if not identity.method:", "who was not asked is the broker itself"),
+        ("if identity.method == LOCAL:", "if not identity.method:", "who was not asked is the broker itself"),
         ("key = identity.role, identity.proxy, action, resource, subscription\n",
          "key = identity.role, '', action, resource, subscription\n", "a proxy may what its original may"),
         ("if max(len(self._decided), len(self._policies)) >= _DECISIONS_MAX:",

@@ -78,6 +78,7 @@ class Heard:
     error: str = ""        # of the ProtocolError that ended it
     state: str = connections.NEW
     runs: int = 0          # events that were read as arrays
+    kinds: set[str] = field(default_factory=set)      # classes of events about SENDs that were not refused
 
 
 def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *, admits: bool = True) -> Heard:
@@ -106,6 +107,8 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *,
         for event in events:
             heard.runs += isinstance(event, Sends) and isinstance(event.entries, np.ndarray)
             heard.events += flat(event)
+            if isinstance(event, Sends | Send):
+                heard.kinds.add(type(event).__name__)
         heard.state = connection.state
         if heard.error:
             return heard

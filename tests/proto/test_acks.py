@@ -45,6 +45,14 @@ def test_a_thousand_ids_in_a_row_are_read_as_arrays():
     assert found is not None and np.array_equal(found.entry_ids, np.arange(16_000, 17_000))
 
 
+@pytest.mark.parametrize("of", [{"txnid_most_bits": 1, "txnid_least_bits": 7}, {"txnid_least_bits": 7},
+                                {"txnid_most_bits": 0, "txnid_least_bits": 0}], ids=str)
+def test_an_ack_with_a_transactions_id_is_left_to_the_library(of):
+    ids = [{"ledgerId": 300, "entryId": 16_000 + n} for n in range(1000)]
+    for more in ({}, {"request_id": 5}):
+        assert acks.read(ack(ids, ack_type=api.CommandAck.Individual, **of, **more)) is None
+
+
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(ids=IDS, at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 3))

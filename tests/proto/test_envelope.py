@@ -48,7 +48,8 @@ def test_an_envelope_is_these_frames():
 def test_every_kind_has_its_own_number_and_rows():
     kinds = [envelope.SENDS, envelope.ACKS, envelope.FLOWS, envelope.COMMANDS,
              envelope.RECEIPTS, envelope.RUNS, envelope.REPLIES, envelope.FORGET, envelope.ENTRY_LISTS,
-             envelope.TRANSIENT, envelope.QUESTIONS, envelope.ANSWERS]
+             envelope.TRANSIENT, envelope.QUESTIONS, envelope.ANSWERS, envelope.SENDS_IN_TRANSACTIONS,
+             envelope.TRANSACTIONS]
     assert len(set(kinds)) == len(kinds)
     assert set(ROWS) == set(kinds)
 

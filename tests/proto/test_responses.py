@@ -4,6 +4,8 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
 
+T = api.BaseCommand.Type
+
 
 def said(frame: bytes) -> api.BaseCommand:
     return api.BaseCommand.FromString(frame[8:])
@@ -36,3 +38,36 @@ def test_a_list_that_is_as_the_client_knows_it_is_not_sent_again():
             responses.topics_of_namespace(1, ["a"], "hash", is_filtered=True, has_changed=has_changed)
         ).getTopicsOfNamespaceResponse
         assert (list(found.topics), found.changed) == (["a"] * has_changed, has_changed)
+
+
+TRANSACTION_COMMANDS = {T.NEW_TXN: ("newTxnResponse", responses.new_transaction),
+                        T.ADD_PARTITION_TO_TXN: ("addPartitionToTxnResponse", responses.added_partition),
+                        T.ADD_SUBSCRIPTION_TO_TXN: ("addSubscriptionToTxnResponse", responses.added_subscription),
+                        T.END_TXN: ("endTxnResponse", responses.ended_transaction)}
+
+
+@pytest.mark.parametrize("kind", TRANSACTION_COMMANDS)
+def test_an_answer_about_a_transaction_names_its_id(kind):
+    field, answer = TRANSACTION_COMMANDS[kind]
+    command = said(answer(7, 3, 9))
+    found = getattr(command, field)
+    assert command.type == kind + 1 and not (found.HasField("error") or found.HasField("message"))
+    assert (found.request_id, found.txnid_most_bits, found.txnid_least_bits) == (7, 3, 9)
+
+
+@pytest.mark.parametrize("kind", [*TRANSACTION_COMMANDS, T.END_TXN_ON_PARTITION, T.END_TXN_ON_SUBSCRIPTION])
+def test_a_refused_command_about_a_transaction_gets_its_own_response_with_the_coordinator(kind):
+    """Java clients find the waiting request by the coordinator, and close the connection if they do not."""
+    command = said(responses.transaction_refused(kind, 7, api.TransactionNotFound, "gone", 3, 9))
+    (_, _), (_, found) = command.ListFields()
+    assert command.type == kind + 1
+    assert (found.request_id, found.txnid_most_bits, found.txnid_least_bits) == (7, 3, 9)
+    assert (found.error, found.message) == (api.TransactionNotFound, "gone")
+
+
+def test_a_coordinator_is_connected_or_not():
+    found = said(responses.transaction_coordinator_connected(7)).tcClientConnectResponse
+    assert found.request_id == 7 and not found.HasField("error")
+    refused = responses.transaction_refused(T.TC_CLIENT_CONNECT_REQUEST, 7, api.TransactionCoordinatorNotFound, "none")
+    found = said(refused).tcClientConnectResponse
+    assert (found.request_id, found.error) == (7, api.TransactionCoordinatorNotFound)

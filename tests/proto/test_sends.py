@@ -55,6 +55,10 @@ def understood(frame: bytes) -> tuple:
         "messages": metadata.num_messages_in_batch, "key_hash": key_hash, "crc32c": checksum,
         "flags": flags + (8 if key is not None else 0),
     }
+    if said.txnid_most_bits or said.txnid_least_bits:
+        if said.txnid_most_bits > 127 or not 0 < said.txnid_least_bits < 2**56:
+            return "refused", said.producer_id, said.sequence_id, api.NotAllowedError
+        row |= {"message_index": said.txnid_most_bits * 2**56 + said.txnid_least_bits, "flags": row["flags"] + 64}
     return "send", tuple(row.get(name, 0) for name in FIELDS), entry
 
 
@@ -81,6 +85,11 @@ COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
     "num_messages": st.sampled_from([1, 300]), "highest_sequence_id": NUMBERS, "is_chunk": st.booleans(),
     "marker": st.just(False),
 })
+TRANSACTIONS = st.sampled_from([
+    {}, {}, {"txnid_most_bits": 0, "txnid_least_bits": 0}, {"txnid_most_bits": 3, "txnid_least_bits": 700},
+    {"txnid_least_bits": 9}, {"txnid_most_bits": 127, "txnid_least_bits": 2**56 - 1},
+    {"txnid_most_bits": 128, "txnid_least_bits": 1}, {"txnid_most_bits": 3}, {"txnid_least_bits": 2**56},
+])
 # too small for 300 messages, or just not
 PAYLOADS = st.sampled_from([b"", b"x", b"p" * 60, b"p" * 1_799, b"p" * 1_800])
 # of frames alike: too few for a run, or enough
@@ -91,7 +100,9 @@ COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_M
 def some_alike(draw) -> list[bytes]:
     """Draw SEND frames that differ as successive messages do, some of them damaged."""
     count, first, producer = draw(COUNTS), draw(NUMBERS), draw(NUMBERS)
-    metadata, said, payload = draw(KEYS) | draw(EXTRAS), draw(COMMAND_EXTRAS), draw(PAYLOADS)
+    transaction, payload = draw(TRANSACTIONS), draw(PAYLOADS)
+    metadata = draw(KEYS) | draw(EXTRAS) | draw(st.sampled_from([{}, transaction]))
+    said = draw(COMMAND_EXTRAS) | transaction
     has_checksum = draw(st.sampled_from([True, True, True, False]))
     damaged = draw(st.sets(st.integers(0, count - 1), max_size=3)) if payload and has_checksum else ()
     frames = []
@@ -260,11 +271,49 @@ def test_an_entry_that_cannot_be_read_breaks_the_protocol(entry):
     assert heard.events[1:] == [understood(send())]
 
 
-def test_a_send_of_a_transaction_is_refused_and_nothing_else():
-    for half in ({"txnid_most_bits": 1, "txnid_least_bits": 2}, {"txnid_most_bits": 1}, {"txnid_least_bits": 1}):
-        heard = listen([CONNECT, send(sequence_id=1) + send(sequence_id=2, **half) + send(sequence_id=3)])
-        assert heard.events[1:] == [
-            understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]
+OPEN = {"txnid_most_bits": 3, "txnid_least_bits": 700}
+UNKNOWN = ({"txnid_most_bits": 1}, {"txnid_most_bits": 128, "txnid_least_bits": 1}, {"txnid_least_bits": 2**56},
+           {"txnid_most_bits": 2**64 - 1, "txnid_least_bits": 2**64 - 1})
+
+
+def in_transaction(count=64, *, first=1_000, of=OPEN):
+    """Return SENDs as clients write them: the id is in the command and in the metadata."""
+    return [send(entry_of(message_metadata(sequence_id=number, **of)), sequence_id=number, **of)
+            for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN, ids=str)
+def test_a_send_in_a_transaction_that_nobody_can_have_begun_is_refused_and_nothing_else(unknown):
+    heard = listen([CONNECT, send(sequence_id=1) + send(sequence_id=2, **unknown) + send(sequence_id=3)])
+    assert heard.events[1:] == [
+        understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]
+
+
+def test_sends_of_one_transaction_are_a_run_of_their_own():
+    """Runs end where another transaction begins, and where plain SENDs do."""
+    one, other, plain = in_transaction(), in_transaction(of={"txnid_most_bits": 3, "txnid_least_bits": 701}), ALIKE
+    frames = one + other + one + plain + one
+    heard = listen([CONNECT, b"".join(frames)])
+    assert heard.events[1:] == [understood(frame) for frame in frames]
+    assert heard.runs >= 5
+    assert heard.kinds == {"SendsInTransaction", "SendInTransaction", "Sends", "Send"}
+
+
+def test_what_is_no_transaction_is_a_plain_send():
+    """Ids of zeros, and ids in the metadata only, make no SEND transactional."""
+    zeros = {"txnid_most_bits": 0, "txnid_least_bits": 0}
+    for frames in ([send(sequence_id=1_000 + number, **zeros) for number in range(64)],
+                   [send(entry_of(message_metadata(**OPEN)), sequence_id=1_000 + number) for number in range(64)]):
+        heard = listen([CONNECT, b"".join(frames)])
+        assert heard.kinds == {"Send", "Sends"}
+        assert heard.events[1:] == [understood(frame) for frame in frames]
+
+
+def test_a_wrong_checksum_in_a_transaction_refuses_its_own_entry():
+    frames = [frame[:-1] + b"?" if number == 40 else frame for number, frame in enumerate(in_transaction())]
+    heard = listen([CONNECT, b"".join(frames)])
+    assert heard.events[1:] == [understood(frame) for frame in frames]
+    assert heard.kinds == {"SendsInTransaction", "SendInTransaction"}
 
 
 def test_a_number_of_more_than_64_bits_is_none_alone_and_in_a_run():

@@ -56,7 +56,7 @@ def patched(patches: Iterator[tuple]) -> Iterator[None]:
         yield
 
 
-def _sometimes(where, name: str, instead: Callable, every: int) -> tuple:
+def sometimes(where, name: str, instead: Callable, every: int) -> tuple:
     """Replace every n-th call of a function by `instead`, which is given the original function."""
     right, numbers = getattr(where, name), itertools.count(1)
 
@@ -68,11 +68,11 @@ def _sometimes(where, name: str, instead: Callable, every: int) -> tuple:
     return where, name, call
 
 
-def _nothing(*_, **__) -> None:
+def nothing(*_, **__) -> None:
     pass
 
 
-def _without(where, name: str, line: str) -> tuple:
+def without(where, name: str, line: str) -> tuple:
     """Return the function without its one line that begins with `line`."""
     right = getattr(where, name)
     lines = textwrap.dedent(inspect.getsource(right)).split("\n")
@@ -87,7 +87,7 @@ def _without(where, name: str, line: str) -> tuple:
 
 @canary("every send is answered")
 def a_receipt_is_forgotten():
-    yield _sometimes(Outbox, "receipts", _nothing, 5)
+    yield sometimes(Outbox, "receipts", nothing, 5)
 
 
 @canary("no position is used twice")
@@ -96,12 +96,12 @@ def positions_are_used_twice():
         rows = (np.frombuffer(rows, RECEIPT_ROW) if isinstance(rows, bytes) else rows).copy()
         rows["entry_id"] -= rows["entry_id"] > 0
         right(outbox, rows)
-    yield _sometimes(Outbox, "receipts", receipts, 3)
+    yield sometimes(Outbox, "receipts", receipts, 3)
 
 
 @canary("receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted")
 def the_journal_is_not_synced():
-    yield Journal, "sync", _nothing
+    yield Journal, "sync", nothing
 
 
 @canary("receipted entries are there", "messages are counted")
@@ -118,12 +118,12 @@ def entries_are_not_replayed():
 def bytes_change():
     def write(right, ledger, pieces, offset):
         right(ledger, [bytes(b"".join(pieces)[:-1]) + b"?"] if offset else pieces, offset)      # not the file's header
-    yield _sometimes(Ledger, "write", write, 7)
+    yield sometimes(Ledger, "write", write, 7)
 
 
 @canary("what is sent again is stored once")
 def what_is_sent_again_is_forgotten():
-    yield Sequences, "learn", _nothing
+    yield Sequences, "learn", nothing
 
 
 # -- what is acknowledged
@@ -135,12 +135,12 @@ def an_acknowledgement_is_undone():
         for entry_id in fresh[:1].tolist():
             cursor.bitmaps[ledger.ledger_id][entry_id >> 3] &= ~np.uint8(1 << (entry_id & 7))
         return fresh
-    yield _sometimes(Cursor, "acknowledge", acknowledge, 3)
+    yield sometimes(Cursor, "acknowledge", acknowledge, 3)
 
 
-@canary("what was acknowledged stays so, and nothing else is")
+@canary("what was acknowledged stays so, and nothing else is", "totals add up")
 def acknowledgements_are_not_in_the_journal():
-    yield Owner, "note_many", _nothing
+    yield Owner, "note_many", nothing
 
 
 @canary("every acknowledgement that asks is answered")
@@ -150,14 +150,14 @@ def an_acknowledgement_is_not_answered():
         for acks in found.values():
             acks.requests = acks.requests[1:]
         return found
-    yield _sometimes(acknowledge, "acks_by_consumer", acks_by_consumer, 3)
+    yield sometimes(acknowledge, "acks_by_consumer", acks_by_consumer, 3)
 
 
 @canary("totals add up", "totals are the model's own")
 def totals_are_wrong():
     def count(right, owner, subscription, reason, messages):
         right(owner, subscription, reason, messages + 1)
-    yield _sometimes(Owner, "count", count, 5)
+    yield sometimes(Owner, "count", count, 5)
 
 
 @canary("what is left of a batch is said", "totals add up", "what an owner holds agrees with itself")
@@ -172,19 +172,19 @@ def a_delivery_comes_twice():
     def deliver(right, *arguments):
         right(*arguments)
         right(*arguments)
-    yield _sometimes(Dispatching, "_deliver", deliver, 5)
+    yield sometimes(Dispatching, "_deliver", deliver, 5)
 
 
 @canary("what is due is delivered")
 def a_delivery_is_held_back():
-    yield _sometimes(Dispatching, "_dispatch", _nothing, 5)
+    yield sometimes(Dispatching, "_dispatch", nothing, 5)
 
 
 @canary("entries are delivered in order")
 def deliveries_come_in_another_order():
     def next_batches(right, *arguments):
         return right(*arguments)[::-1]
-    yield _sometimes(Exclusive, "next_batches", next_batches, 1)
+    yield sometimes(Exclusive, "next_batches", next_batches, 1)
 
 
 @canary("one consumer is active", "what is due is delivered")
@@ -209,7 +209,7 @@ def redeliveries_are_counted_twice():
     def add(right, *arguments):
         right(*arguments)
         return right(*arguments)
-    yield _sometimes(EntryCounts, "add", add, 2)
+    yield sometimes(EntryCounts, "add", add, 2)
 
 
 @canary("permits are exact", "permits are not exceeded")
@@ -229,18 +229,18 @@ def nothing_is_deleted():
 def too_much_is_deleted():
     def take(right, partition, *_):
         return [partition.ledgers.pop(0) for _ in partition.ledgers[1:]]
-    yield _sometimes(Partition, "take_acknowledged_ledgers", take, 2)
+    yield sometimes(Partition, "take_acknowledged_ledgers", take, 2)
 
 
 # a ledger that should be gone comes back without them
 @canary("no file is left behind", "receipted entries are there")
 def files_are_left_behind():
-    yield Ledger, "unlink", _nothing
+    yield Ledger, "unlink", nothing
 
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired():
-    yield journal, "_retire", _nothing
+    yield journal, "_retire", nothing
 
 
 _KEPT = "receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted"
@@ -248,7 +248,7 @@ _KEPT = "receipted entries are there", "what was acknowledged stays so, and noth
 
 @canary(*_KEPT, "nothing but the disk's own failures ends an owner")
 def files_are_not_synced_at_a_checkpoint():
-    yield _without(journal, "write_checkpoint", "sync(path, os.fdatasync)")
+    yield without(journal, "write_checkpoint", "sync(path, os.fdatasync)")
 
 
 @canary(*_KEPT, "nothing but the disk's own failures ends an owner")
@@ -259,27 +259,27 @@ def folders_are_not_synced_at_a_checkpoint():
 
 @canary(*_KEPT)
 def states_are_not_written_at_a_checkpoint():
-    yield _without(journal, "write_checkpoint", "snapshot.write()")
+    yield without(journal, "write_checkpoint", "snapshot.write()")
 
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired_at_a_checkpoint():
-    yield _without(Journal, "_write_and_retire", "_retire(segment)")
+    yield without(Journal, "_write_and_retire", "_retire(segment)")
 
 
 @canary(*_KEPT)
 def nothing_is_put_in_place_at_a_stop():
-    yield _without(Journal, "close", "write_checkpoint(")
+    yield without(Journal, "close", "write_checkpoint(")
 
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired_at_a_stop():
-    yield _without(Journal, "close", "_retire(segment)")
+    yield without(Journal, "close", "_retire(segment)")
 
 
 @canary("nothing is replayed after a clean stop")
 def what_a_stop_has_retired_is_not_synced():
-    yield _without(Journal, "close", "os.fdatasync(segment.fd)")
+    yield without(Journal, "close", "os.fdatasync(segment.fd)")
 
 
 @canary("a failed sync ends the owner")
@@ -301,4 +301,4 @@ def a_counter_is_wrong():
 def an_owner_falls_over():
     def tick(right, owner):
         raise ValueError("what nobody expected")
-    yield _sometimes(Owner, "_tick", tick, 3)
+    yield sometimes(Owner, "_tick", tick, 3)

@@ -1,7 +1,8 @@
 """Worlds under seeds: .venv/bin/python tests/simulation/simulate.py --seed N [--seeds 10000] [--steps 60] [--verbose]
 [--canary NAME]
 
-The first that breaks a promise ends the run, with the command that shows it again.
+The first that breaks a promise ends the run, with the command that shows it again.  One world in TRANSACTIONS_EACH has
+transactions, and up to two owners.
 """
 import argparse
 import contextlib
@@ -22,8 +23,11 @@ from . import world
 from .canaries import CANARIES
 from .life import Life
 from .model import Broken
+from .transaction_canaries import TRANSACTION_CANARIES
+from .transaction_life import TransactionLife
 
 STEPS = 60
+TRANSACTIONS_EACH = 5
 MEMORY = Path("/dev/shm")
 
 
@@ -36,6 +40,11 @@ def make_template() -> None:
         world.TEMPLATE["bytes"] = path.read_bytes()
 
 
+def has_transactions(seed: int) -> bool:
+    """Whether the world of this seed has transactions."""
+    return seed % TRANSACTIONS_EACH == TRANSACTIONS_EACH - 1
+
+
 def simulate(
     seed: int, steps: int = STEPS, *, canary: str = "", is_verbose: bool = False
 ) -> tuple[str, dict[str, int]]:
@@ -43,9 +52,9 @@ def simulate(
     if not world.TEMPLATE:
         make_template()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        life = Life(seed, Path(folder))
+        life = (TransactionLife if has_transactions(seed) else Life)(seed, Path(folder))
         life.verbose = is_verbose
-        with CANARIES[canary][0]() if canary else contextlib.nullcontext():
+        with (CANARIES | TRANSACTION_CANARIES)[canary][0]() if canary else contextlib.nullcontext():
             life.live(steps)
     counts = (
         life.counts
@@ -76,7 +85,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each world")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds")
     parser.add_argument("--keep-going", action="store_true", help="also after one that breaks a promise")
-    parser.add_argument("--canary", default="", choices=sorted(CANARIES), help="what is wrong with the owners")
+    parser.add_argument("--canary", default="", choices=sorted(CANARIES | TRANSACTION_CANARIES),
+                        help="what is wrong with the owners")
     parser.add_argument("--identity", action="store_true",
                         help="only print what identifies all that happens under the first seed")
     parser.add_argument("--verbose", action="store_true", help="tell what happens")

@@ -17,9 +17,10 @@ from geminga.storage.ledgers import (
     ledger_files,
     ledger_headers,
 )
+from geminga.storage.ledgers.checkpoints import SnapshotFile
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.offline import backup, repair, restore
+from geminga.storage.offline import backup, backup_items, repair, restore
 from geminga.storage.owner import recovery
 from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.owner_pass import Pass
@@ -69,7 +70,7 @@ NOTICED = {
     "a_file_written_anew_gets_no_name": Step(files.write_anew, "fresh.replace("),
     "trimmed_ledgers_are_left_behind": Step(Trimming.unlink_taken, "ledger.unlink("),
     "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "deleted.unlink("),
-    "a_state_is_not_written": Step(StateFile.write, "write_anew("),
+    "a_state_is_not_written": Step(SnapshotFile._replace, "write_anew("),
     "a_pass_does_not_sync_when_due": Step(Pass.end, "self.sync("),
 }
 
@@ -130,6 +131,7 @@ UNNOTICED = {
 OUT_OF_REACH = {
     amendments: "The simulation changes the time of no message.",
     backup: "The simulation makes no backup.",
+    backup_items: "The simulation makes no backup.",
     compacted_ledgers: "The simulation compacts nothing.",
     data_folder: "The supervisor calls it before owners start.",
     housekeeping: "The simulation deletes no topic.",

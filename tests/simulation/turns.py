@@ -53,6 +53,9 @@ class Task(Future):
     def _end(self) -> None:
         while not self.done():
             self.go_on()
+            if self._turns.is_locked:      # another task has to give a lock back
+                self._turns.is_locked = False
+                self._turns.some()
             if self._turns.disk.is_dead:
                 raise Killed
 
@@ -64,6 +67,7 @@ class Turns:
         self.disk, self.chance = disk, chance
         self.tasks: list[Task] = []
         self.running: Task | None = None          # None: the owner
+        self.is_locked = False                    # a task has met a lock that is taken
         self._owner_yields = chance.choice([0.05, 0.3, 0.9])      # per call of the disk
         self._task_yields = chance.choice([0.05, 0.5, 0.9])
         disk.pause, disk.is_owner = self.pause, lambda: self.running is None
@@ -113,6 +117,7 @@ class Lock:
             if self._turns.disk.is_dead:
                 raise Killed
             if self._turns.running is not None:
+                self._turns.is_locked = True
                 self._turns.running.wait()
             else:
                 self._turns.some()

@@ -18,10 +18,9 @@ from zlib import crc32
 
 from geminga.proto import envelope, names
 from geminga.storage.catalogue import catalogue, stored_schemas, topics
-from geminga.storage.cursors import state_file
 from geminga.storage.delayed import index, window_files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
-from geminga.storage.ledgers import journal
+from geminga.storage.ledgers import checkpoints, journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner import dispatching, durability, owner, owner_pass, publishing, recovery
 from geminga.storage.topics.partition import Partition
@@ -41,6 +40,8 @@ SYNCED_MS = 30          # an acknowledgement that nobody waits for is on disk af
 ANSWERS = {T.SUCCESS, T.ACK_RESPONSE}
 TEMPLATE: dict[str, bytes] = {}      # a catalogue that nobody has used
 FAILURES = OSError, StorageFull, NotDurable
+# A write cut short by what was one bit anyway looks like a bit that is wrong, and is whole when that is made good.
+MENDED = "has a bit that is wrong, and was made good"
 
 
 class Again(Exception):
@@ -109,7 +110,7 @@ class World:
             for module in (journal, delayed_scheduler):
                 put(module, "ThreadPoolExecutor", lambda *_: self.turns)
             put(delayed_scheduler, "sync_all", self.disk.sync_all)
-            put(state_file, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
+            put(checkpoints, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
             for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index,
                            window_files):
                 put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
@@ -171,10 +172,7 @@ class World:
                 self.count("starts that failed")
             else:
                 self.disk.fate = Fate()
-                # A write cut short by what was one bit anyway looks like a bit that is wrong, and is whole when that is
-                # made good.
-                damage = [text for text in self.rig.damage
-                          if not text.endswith("has a bit that is wrong, and was made good")]
+                damage = [text for text in self.rig.damage if not text.endswith(MENDED)]
                 demand(not damage, "a crash damages nothing", damage)
                 break
             self.disk.is_dead = True

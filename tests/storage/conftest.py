@@ -7,21 +7,23 @@ from .delays import Life
 from .journals import Journals
 from .lives import AtOnce
 from .rig import Rig
+from .transactional import TransactionalRig
 
 
 class Rigs:
     """Starts owners on the test's folders; a crashed one is kept on files that no other owner uses."""
 
-    def __init__(self, folder):
-        self._folder = folder
+    def __init__(self, folder, kind=Rig):
+        """kind: the class of each rig."""
+        self._folder, self._kind = folder, kind
         self._made = []
 
     def __call__(self, **options) -> Rig:
-        return self._keep(Rig(self._folder / f"data-{len(self._made)}", **options))
+        return self._keep(self._kind(self._folder / f"data-{len(self._made)}", **options))
 
     def on(self, data_dir, **options) -> Rig:
         """Start an owner on this folder."""
-        return self._keep(Rig(data_dir, **options))
+        return self._keep(self._kind(data_dir, **options))
 
     def crash(self, rig, **options) -> Rig:
         """Kill the owner, and return the next one after its recovery."""
@@ -31,7 +33,7 @@ class Rigs:
         """Stop the owner, and start the next one on the same folder."""
         self._made.remove(rig)
         rig.close()
-        return self._keep(Rig(rig.data_dir, now_ms=rig.now_ms, **rig.settings | options))
+        return self._keep(self._kind(rig.data_dir, now_ms=rig.now_ms, **rig.settings | options))
 
     def _keep(self, rig):
         self._made.append(rig)
@@ -45,6 +47,14 @@ class Rigs:
 @pytest.fixture
 def rigs(tmp_path):
     made = Rigs(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def uncoordinated(tmp_path):
+    """Rigs without coordinators: the test says when a transaction is added and ended."""
+    made = Rigs(tmp_path, TransactionalRig)
     yield made
     made.close()
 

@@ -101,17 +101,19 @@ class Rig:
     """
 
     def __init__(
-        self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, owners=1, has_moved=False, **options
+        self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, owners=1, index=None, has_moved=False,
+        **options
     ):
-        """Start an owner.  is_mine: which partitions are its own; it is the last of `owners`.  has_moved: the number
-        of owners has changed.
+        """Start an owner.  is_mine: which partitions are its own.  index: its index among `owners`, the last if None.
+        has_moved: the number of owners has changed.
         """
+        index = owners - 1 if index is None else index
         self.data_dir, self.now_ms = data_dir, now_ms
         self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0} | options
         self.options = StorageOptions(**self.settings)
         self._numbers = itertools.count(1)
-        folder = journal_folder(data_dir, owners - 1)
-        recovered = recover_owner(data_dir, owners - 1, owners, has_moved=has_moved)
+        folder = journal_folder(data_dir, index)
+        recovered = recover_owner(data_dir, index, owners, has_moved=has_moved)
         self.recovered, self.damage = recovered.entries, recovered.damage
         self.journal = open_journal(
             folder,
@@ -123,7 +125,8 @@ class Rig:
         self.counters = make_counters(1)[0]
         catalogue = open_catalogue(data_dir / "catalogue.sqlite", lambda: 0)
         self.owner = Owner(
-            data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery, is_mine
+            data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery, is_mine,
+            index=index, owners=owners, has_moved=has_moved,
         )
         self.is_open = True
 
@@ -136,12 +139,14 @@ class Rig:
     def settle(self):
         """Wait for checkpoints under way, so that the files are the same in every run."""
         saving = self.owner.schedules._saving
-        wait([checkpoint.done for checkpoint in self.journal._checkpoints] + ([saving[0]] if saving else []))
+        early = self.journal._early
+        wait([checkpoint.done for checkpoint in self.journal._checkpoints] + ([saving[0]] if saving else [])
+             + ([early] if early is not None else []))
 
     def crashed(self, target: Path, **options) -> "Rig":
         """Return the next owner, on a copy of the files as they are."""
         self.settle()
-        return Rig(copy_of(self.data_dir, target), now_ms=self.now_ms, **self.settings | options)
+        return type(self)(copy_of(self.data_dir, target), now_ms=self.now_ms, **self.settings | options)
 
     # -- what workers send
 
@@ -155,7 +160,7 @@ class Rig:
             sequence_id = self.number()
             entry = entry_of(payload, sequence_id=sequence_id, **(more[0] if more else {}))
             command = api.CommandSend(
-                producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.is_chunk(entry)
+                producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.command_of(entry).is_chunk
             )
             row = np.array([sends.read_one(command, entry)], sends.SEND_ROW)
             row["producer"], row["connection"], row["offset"] = handle.number, handle.connection, offset

@@ -28,7 +28,9 @@ def taken(rigs, tmp_path):
         def cut():
             before_cut()
             rig.run()
+            ask(rig, "backup-hold")
             found = [ask(rig, "backup-cut")]
+            ask(rig, "backup-hold", is_over=True)
             after_cut()
             return found
 
@@ -44,8 +46,8 @@ def taken(rigs, tmp_path):
         rig.close()
 
 
-def ask(rig, question):
-    [answer] = rig.run(rig.tell(question)).answered
+def ask(rig, question, **fields):
+    [answer] = rig.run(rig.tell(question, **fields)).answered
     return answer["answer"]
 
 
@@ -216,6 +218,7 @@ def test_what_a_cut_has_is_not_undone_by_a_power_cut(rigs, tmp_path, monkeypatch
     rig.run(rig.acks(consumer, positions[1]))
     ask(rig, "backup-begin")
     format.linked_folder(rig.data_dir).mkdir(parents=True)
+    ask(rig, "backup-hold")
     ask(rig, "backup-cut")
     disk.after_power_cut(tmp_path / "left", with_sizes=True)
     monkeypatch.undo()

@@ -20,6 +20,7 @@ from geminga.storage.topics.subscription import SubType
 from geminga.storage.upkeep.compacted_views import news
 from geminga.workers.clients.egress import Ledgers
 
+from . import transacting
 from .files import flip
 
 SECOND = 1_000
@@ -428,6 +429,36 @@ def test_acknowledgements_of_what_only_the_view_has_are_kept(rigs):
     assert keys_of(reading.read()) == ["y", "m", "n", "o"]
     reading.ack(positions[-1], cumulative=True)
     assert topic.account("sub")["backlog"] == 0
+
+
+def test_transactions_acknowledge_what_only_the_view_has(uncoordinated):
+    """Entries and messages that only the view has are withheld, and committed or given back, as all others are."""
+    topic = small(uncoordinated)
+    other = topic.rig.consumer("t", "other")
+    [cut] = topic.publish([("x", b"1"), ("y", b"1"), ("z", b"1"), ("k0", b"1")])
+    positions = topic.publish(*[(f"k{number}", b"1") for number in range(9)], ("y", b"2"))
+    topic.compact()
+    topic.run(topic.rig.acks(other, positions[-1], cumulative=True))
+    topic.run(after_ms=2 * SECOND)
+    assert topic.partition.ledgers[0].ledger_id > positions[2][0]
+    reading = Reading(topic, "sub")
+    assert keys_of(reading.read()) == ["x", "z", *(f"k{number}" for number in range(9)), "y"]
+    transacting.open_for(topic.rig, transacting.FIRST, transacting.SECOND)
+    asked = positions[1], (*cut, [0b1110])
+    assert transacting.answer(topic.rig, reading.consumer, transacting.FIRST, *asked) is None
+    assert transacting.answer(topic.rig, reading.consumer, transacting.SECOND, positions[2], (*cut, [0b0011])) is None
+    for taken in (positions[1], cut, (*cut, [0b1011]), (*cut, [0b1110])):
+        error = transacting.answer(topic.rig, reading.consumer, transacting.SECOND, taken)
+        assert error == api.TransactionConflict
+    topic.moved(uncoordinated.crash(topic.rig))
+    reading.attach()
+    assert keys_of(reading.read()) == ["k0", *(f"k{number}" for number in range(3, 9)), "y"]
+    transacting.end(topic.rig, transacting.FIRST, commits=True)
+    transacting.end(topic.rig, transacting.SECOND, commits=False)
+    topic.moved(uncoordinated.crash(topic.rig))
+    reading.attach()
+    assert keys_of(reading.read()) == ["z", "k0", *(f"k{number}" for number in range(2, 9)), "y"]
+    topic.account("sub")
 
 
 def test_parts_of_cut_batches_are_acknowledged_when_all_is_that_is_there(topic):

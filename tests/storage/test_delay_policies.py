@@ -304,10 +304,13 @@ def test_f186_next_to_rates_what_is_held_back_gets_its_time_when_it_came(rig):
     assert times(rig) == [START_MS + 10_000] * 30
 
 
-def test_f186_transactions_are_refused_where_they_come_in():
-    """SENDs of transactions are refused, so they cannot evade the policies."""
-    with pytest.raises(sends.TransactionsRefused):
-        sends.read_one(api.CommandSend(producer_id=1, sequence_id=1, txnid_least_bits=1), entry_of(b"x"))
+def test_f186_a_send_in_a_transaction_asks_for_its_delay_as_any_other():
+    """The row of a SEND in a transaction differs in the transaction only, so it cannot evade the policies."""
+    entry, names = entry_of(b"x", deliver_at_time=5), sends.SEND_ROW.names
+    said = [api.CommandSend(producer_id=1, sequence_id=1, txnid_least_bits=least) for least in (0, 1)]
+    plain, in_transaction = (sends.read_one(one, entry) for one in said)
+    assert [name for name, one, other in zip(names, plain, in_transaction, strict=True) if one != other] == [
+        "message_index", "flags"]
 
 
 def test_f186_topics_that_keep_nothing_know_no_delays(rig):

@@ -100,11 +100,11 @@ def test_what_the_index_takes_is_told(spread, rigs):
 @pytest.mark.slow
 def test_what_waits_is_listed_in_the_order_of_time(kept):
     rig, times = kept
-    assert [row["deliverAt"] for row in waiting(rig)["rows"]] == times.tolist()
-    assert [row["deliverAt"] for row in waiting(rig, at_most=7)["rows"]] == times[:7].tolist()
+    assert [row["deliver_at"] for row in waiting(rig)["rows"]] == times.tolist()
+    assert [row["deliver_at"] for row in waiting(rig, at_most=7)["rows"]] == times[:7].tolist()
     first, end = times[100], times[300]
     rows = waiting(rig, first_ms=int(first), end_ms=int(end))["rows"]
-    assert [row["deliverAt"] for row in rows] == times[100:300].tolist()
+    assert [row["deliver_at"] for row in rows] == times[100:300].tolist()
     assert waiting(rig, first_ms=int(times[-1]) + 1)["rows"] == waiting(rig, end_ms=int(times[0]))["rows"] == []
     assert len({row["id"] for row in waiting(rig)["rows"]}) == 3_000
 
@@ -118,7 +118,7 @@ def test_what_is_due_does_not_wait_any_more(spread, tmp_path):
         one.run()
         told = waiting(one)
         assert (told["waiting"], told["next_due_ms"]) == (len(left), left[0])
-        assert [row["deliverAt"] for row in told["rows"]] == left.tolist()
+        assert [row["deliver_at"] for row in told["rows"]] == left.tolist()
         assert sum(row["entries"] for row in waiting(one, "hour", first_ms=int(left[0]))["rows"]) == len(left)
     one.close()
     rig.run(after_ms=25 * HOUR_MS)
@@ -131,8 +131,8 @@ def test_each_entry_is_told_with_what_it_is(rig):
     sent = at(producer, b"x", 2_000, publish_time=5), at(producer, b"many", 1_000, batch=3)
     [plain, batch] = rig.run(rig.sends(*sent)).positions
     first, second = waiting(rig)["rows"]
-    assert (first["id"], first["messages"], first["deliverAt"]) == ("{}:{}".format(*batch), 3, START_MS + 1_000)
-    assert second.items() >= {"id": "{}:{}".format(*plain), "partition": -1, "publishTime": 5, "messages": 1}.items()
+    assert (first["id"], first["messages"], first["deliver_at"]) == ("{}:{}".format(*batch), 3, START_MS + 1_000)
+    assert second.items() >= {"id": "{}:{}".format(*plain), "partition": -1, "publish_time": 5, "messages": 1}.items()
 
 
 def test_of_a_topic_that_nothing_waits_in_there_are_no_rows(rig):
@@ -148,7 +148,7 @@ def check_counts(rig, times):
     """Assert that exactly the messages with these times wait, as listed, by hour, by window and in total."""
     times = np.sort(times)
     told = waiting(rig)
-    assert [row["deliverAt"] for row in told["rows"]] == times.tolist() and told["waiting"] == len(times)
+    assert [row["deliver_at"] for row in told["rows"]] == times.tolist() and told["waiting"] == len(times)
     hours, counts = np.unique(times // HOUR_MS, return_counts=True)
     assert [(row["from"] // HOUR_MS, row["entries"]) for row in waiting(rig, "hour")["rows"]] == list(
         zip(hours.tolist(), counts.tolist(), strict=True))
@@ -275,7 +275,7 @@ def test_another_time_holds_and_the_old_one_does_not(rig, tmp_path, kind, before
     assert reschedule(rig, position, after_ms) is True
     told = waiting(rig)
     assert told["next_due_ms"] == START_MS + after_ms
-    assert [row["deliverAt"] for row in told["rows"]] == [START_MS + after_ms]
+    assert [row["deliver_at"] for row in told["rows"]] == [START_MS + after_ms]
     assert sum(row["entries"] for row in waiting(rig, "hour", first_ms=START_MS + after_ms)["rows"]) == 1
     after = rig.crashed(tmp_path / "next")
     for one, its in ((rig, consumer), (after, after.consumer("t", subType=kind))):
@@ -311,7 +311,7 @@ def test_a_time_may_change_again_and_a_changed_one_be_cancelled(rigs, rig):
         rig = rigs.crash(rig)
     assert cancel(rig, gone) is True
     rig = rigs.restart(rig)
-    assert [row["deliverAt"] for row in waiting(rig)["rows"]] == [START_MS + 3_000]
+    assert [row["deliver_at"] for row in waiting(rig)["rows"]] == [START_MS + 3_000]
     consumer = rig.consumer("t", subType=SubType.Shared)
     assert given(rig, rig.run(rig.flow(consumer, 9)), consumer) == []
     assert given(rig, rig.run(after_ms=3_000), consumer) == [b"moved"]

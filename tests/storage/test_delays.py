@@ -320,10 +320,12 @@ def test_compacted_topics_have_delayed_messages_too(life):
     assert life.names_of(shared) == ["new"]
 
 
-def test_a_transaction_is_refused_with_a_delay_as_without(rig):
+def test_a_producer_for_transactions_is_made_unless_they_are_switched_off(rigs):
+    rig = rigs(transactions=False)
     answers = rig.run(rig.command("producer", topic="t", producer_id=7, request_id=8, txn_enabled=True))
     [refused] = answers.commands(T.ERROR)
     assert refused.error.error == api.NotAllowedError
+    assert rigs().producer("t", txn_enabled=True)
 
 
 def test_what_a_producer_sends_again_waits_once(rigs):

@@ -92,7 +92,7 @@ def test_a_state_says_what_was_acknowledged_and_given_back_and_what_producers_se
     assert {"ledger": ledger_id, "acknowledged": ["0-1", "4"]} in found
     assert {"ledger": ledger_id, "redelivered": {"2": 1}} in found
     [cursor] = [line for line in found if line.get("up_to") == f"{ledger_id}:1"]
-    assert cursor["acknowledged"] == 3
+    assert (cursor["acknowledged"], cursor["type"]) == (3, "Shared")
     assert len([line for line in found if "last_sequence" in line]) == 1
     assert [line["checksum"] for line in found[:2]] == ["whole", "whole"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
 from geminga.storage.admin import queries, questions
 from geminga.storage.commands import commands, consumers, producers, subscriptions
 from geminga.storage.errors import Interrupted, NotDurable
@@ -219,3 +220,34 @@ def test_a_question_of_administration_that_fails_is_answered(rig, monkeypatch, c
     assert answer["refused"] == api.UnknownError
     assert len(tracebacks(capfd)) == 1
     witness.is_served()
+
+
+REFUSED = [      # (field of the command, its other fields, field of its answer, what the answer says)
+    ("newTxn", {"tc_id": 3}, "newTxnResponse", {"txnid_most_bits": 3}),
+    ("addPartitionToTxn", {"txnid_most_bits": 3, "txnid_least_bits": 9}, "addPartitionToTxnResponse",
+     {"txnid_most_bits": 3, "txnid_least_bits": 9}),
+    ("addSubscriptionToTxn", {"txnid_most_bits": 3, "txnid_least_bits": 9}, "addSubscriptionToTxnResponse",
+     {"txnid_most_bits": 3, "txnid_least_bits": 9}),
+    ("endTxn", {"txnid_most_bits": 3, "txnid_least_bits": 9}, "endTxnResponse",
+     {"txnid_most_bits": 3, "txnid_least_bits": 9}),
+    ("ack", {"consumer_id": 5, "ack_type": api.CommandAck.Individual}, "ackResponse", {"consumer_id": 5}),
+]
+
+
+def refuse_everything(*_):
+    raise Refusal(api.TransactionNotFound, "gone")
+
+
+@pytest.mark.parametrize("field, fields, response, said", REFUSED, ids=[row[0] for row in REFUSED])
+def test_a_refused_command_of_a_transaction_is_answered_by_its_own_response(
+        rig, monkeypatch, field, fields, response, said):
+    monkeypatch.setitem(commands._COMMANDS, api.BaseCommand.DESCRIPTOR.fields_by_name[field].number, refuse_everything)
+    [command] = rig.run(rig.command(field, request_id=7, **fields)).commands()
+    found = getattr(command, response)
+    assert (found.request_id, found.error, found.message) == (7, api.TransactionNotFound, "gone")
+    assert {name: getattr(found, name) for name in said} == said
+
+
+def test_a_refused_ack_whose_client_waits_for_no_answer_gets_none(rig, monkeypatch):
+    monkeypatch.setitem(commands._COMMANDS, T.ACK, refuse_everything)
+    assert rig.run(rig.command("ack", consumer_id=5, ack_type=api.CommandAck.Individual)).commands() == []

@@ -29,6 +29,16 @@ ONE = [
     (ops.sequences_forgotten(7), (13, 0, 7, 0, 0, 0)),
     (ops.partition_deleted(7), (14, 0, 7, 0, 0, 0)),
     (ops.delayed(7), (15, 0, 7, 0, 0, 0)),
+    (ops.type_changed(7, 5, 3), (16 | 3 << 8, 5, 7, 0, 0, 0)),
+    (ops.coordinated(9, 2, 0xFFFFFFFF, opened_ms=1_700_000_000_000, lifetime_ms=12),
+     (17 | 2 << 8, 0xFFFFFFFF, 0, 1_700_000_000_000, 12, 9)),
+    (ops.added_to_transaction(9, 7, 5), (18, 5, 7, 0, 0, 9)),
+    (ops.transaction_entries(9, 7, 3, 4, 6), (19, 1, 7, 3, 4, 9)),
+    (ops.transaction_sequence(9, 7, -1, 8, is_last=True), (20 | 1 << 8, 0, 7, -1, 8, 9)),
+    (ops.transaction_acks(9, 7, 5, 3, 4, 6), (21, 5, 7, 3, 4 | 1 << 32, 9)),
+    (ops.transaction_ack_up_to(9, 7, 5, (3, -1)), (22, 5, 7, 3, -1, 9)),
+    (ops.transaction_ack_part(9, 7, 5, (3, 4), 2, 6), (23 | 2 << 8, 5, 7, 3, 4 | 6 << 32, 9)),
+    (ops.transaction_ended(9, 7), (24, 0, 7, 0, 0, 9)),
 ]
 
 
@@ -57,7 +67,7 @@ def test_every_kind_has_fields_a_reader_and_a_name():
     """Each kind of operation has a row in every table. Otherwise a start would skip it, or a dump would print its
     number.
     """
-    assert set(format.OPS) == set(range(1, 16)) == set(replayed_ops._APPLY) == set(dump._OPS)
+    assert set(format.OPS) == set(range(1, 25)) == set(replayed_ops._APPLY) == set(dump._OPS)
     for dtype in format.OPS.values():
         assert field_names(dtype)[0].startswith("kind") and dtype.fields["partition_id"][1] == 8
 
@@ -84,3 +94,9 @@ def test_a_dump_names_the_fields_of_an_op():
     chunked = np.frombuffer(ops.chunked(7, (-1, 2), 8, next_chunk=4, crc32c=9), format.OP_ROW)
     assert dump._op(chunked) == {"op": "chunked", "partition": 7, "crc32c": 9, "sequence_id": 8, "next_chunk": 4,
                                  "producer": "ff" * 8 + "02" + "00" * 7}
+    for number, name in ((3, "Key_Shared"), (70_000, 70_000)):
+        changed = np.frombuffer(ops.type_changed(7, 5, number), format.OP_ROW)
+        assert dump._op(changed) == {"op": "type changed", "partition": 7, "subscription": 5, "type": name}
+    decided = np.frombuffer(ops.coordinated(1 << 56 | 9, 2, 3, opened_ms=1, lifetime_ms=12), format.OP_ROW)
+    assert dump._op(decided) == {"op": "coordinated", "partition": 0, "state": "committing", "role": 3, "opened_ms": 1,
+                                 "lifetime_ms": 12, "transaction": "(1,9)"}

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,15 @@ def run(code=SAYS, *arguments, **how):
 
 def test_text_cannot_pass_for_another_line_or_speak_to_a_terminal():
     said = run(stderr=subprocess.PIPE).stderr
-    assert said == b"geminga: first\n    second \\x1b[31m\\udc80 topic=t subscription=s\n"
+    assert said.endswith(b"geminga: first\n    second \\x1b[31m\\udc80 topic=t subscription=s [G101]\n")
+
+
+def test_a_line_of_text_begins_with_its_time_and_level():
+    """The time is of UTC, with milliseconds; the code stands at the end."""
+    line = run(stderr=subprocess.PIPE).stderr.decode(errors="replace").splitlines()[0]
+    when, level, rest = line.split(maxsplit=2)
+    assert abs(datetime.fromisoformat(when).timestamp() - time.time()) < 60 and len(when) == 24
+    assert (level, rest) == ("WARNING", "geminga: first")
 
 
 def test_json_is_an_object_a_line():

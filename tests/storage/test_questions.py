@@ -7,7 +7,7 @@ import pytest
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.admin import questions, typed_json
+from geminga.storage.admin import questions, table_questions, transactions, typed_json
 from geminga.storage.admin.queries import FUNCTIONS
 from geminga.storage.topics.subscription import SubType
 
@@ -181,6 +181,7 @@ def test_why_a_key_waits(rigs):
     assert draining == {
         "cause": "draining key",
         "hash": 27274,
+        "key": "B",
         "consumer": "first",
         "since_ms": rig.now_ms,
         "messages": 1,
@@ -285,7 +286,8 @@ def test_each_question_has_a_function_that_takes_it_and_gives_its_answer():
     """Each class of questions has a function whose annotations have that class and its answer. The type checker
     cannot check a table of functions with different arguments.
     """
-    kinds = {kind for _, kind in inspect.getmembers(questions, inspect.isclass)
+    kinds = {kind for module in (questions, table_questions, transactions)
+             for _, kind in inspect.getmembers(module, inspect.isclass)
              if issubclass(kind, questions.Question) and kind.name}
     assert FUNCTIONS.keys() == kinds
     for kind, function in FUNCTIONS.items():

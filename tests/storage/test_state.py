@@ -34,6 +34,7 @@ def cursors(draw, subscription_id):
     found = Cursor(subscription_id, (draw(st.integers(-1, 5)), draw(st.integers(-1, 1 << 40))), is_durable=True,
                    since=draw(LEDGERS))
     found.totals = draw(st.lists(LEDGERS, min_size=4, max_size=4))
+    found.last_type = draw(st.none() | st.integers(0, 3))
     first = max(0, found.mark_delete[0])
     for ledger_id, entries in draw(st.dictionaries(LEDGERS, st.sets(st.integers(0, 9_000), min_size=1, max_size=9),
                                                    max_size=3)).items():
@@ -71,6 +72,7 @@ def told(found):
                 cursor.mark_delete,
                 cursor.since,
                 list(cursor.totals),
+                cursor.last_type,
                 cursor.parts,
                 *(
                     {
@@ -113,6 +115,7 @@ def whole(tmp_path):
     for subscription_id in (NOBODY, SUBSCRIPTION, 9):
         cursor = found.cursors[subscription_id] = Cursor(subscription_id, (3, 5), is_durable=True, since=7)
         cursor.totals = [1, 2, 3, 4]
+        cursor.last_type = 2
         cursor.acknowledge(Length(3, 40), ids(8, 9, 30))
         cursor.parts = {3: {20: 5}}
         cursor.redeliveries.put(4, 1, 3, 2)

@@ -8,8 +8,9 @@ import pytest
 
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import log
+from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor import main
-from geminga.supervisor.admin.monitoring import alarms
+from geminga.supervisor.admin.monitoring import alarms, hanging_transactions
 from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
 from geminga.supervisor.configuration.config import AlarmOptions, Config
 
@@ -281,6 +282,73 @@ def test_a_process_that_is_started_three_times_within_ten_minutes_is_an_alarm(ho
     assert host.raised() == {"processes": "owner 0 had to be started again and again in the last ten minutes"}
     host.passes(600)
     assert host.raised() == {} and [code for code, _ in host.said] == ["G206", "G206"]
+
+
+# -- transactions -------------------------------------------------------------------------------------------------
+
+def row(**more):
+    return {"transaction": "(0,17)", "state": "open", "open_seconds": 601, "left_seconds": 60, "ending_seconds": None,
+            "role": None, "waiting": [{"topic": "persistent://a/b/c", "subscription": "s"}], "unfinished": []} | more
+
+
+class OwnersUp:
+    """The owners that serve, of two."""
+
+    def __init__(self, *up):
+        self.up, self.count = up, 2
+
+    def is_up(self, index):
+        return index in self.up
+
+
+def test_an_open_transaction_hangs_once_consumers_have_waited_for_long():
+    def told(open_seconds=600, **more):
+        return hanging_transactions.sentence(row(**more), OwnersUp(0, 1), open_seconds)
+
+    assert told() == ("transaction (0,17) has been open for 10 min, and subscription s of persistent://a/b/c waits "
+                      "for its end: look at the application that began it, or give it up by geminga transactions abort "
+                      "0,17")
+    assert "look at the application of shop that began it" in told(role="shop")
+    assert "s of persistent://a/b/c and 1 more wait for its end" in told(waiting=2 * row()["waiting"])
+    assert told(open_seconds=601) == told(waiting=[]) == told(open_seconds=0) == ""
+
+
+@pytest.mark.parametrize("state", ["committing", "aborting"])
+def test_a_decided_transaction_hangs_once_it_has_not_ended_for_a_minute(state):
+    topic = "persistent://a/b/c"
+    its = owner_of(topic, 2)
+
+    def told(up, ending_seconds=61, unfinished=(topic,)):
+        return hanging_transactions.sentence(
+            row(state=state, ending_seconds=ending_seconds, unfinished=list(unfinished)), OwnersUp(*up), 600)
+
+    assert told([1 - its]).startswith(f"transaction (0,17) has been {state} for 61 s, because owner {its}, which "
+                                      f"has {topic}, is down: journalctl -u geminga PROCESS=owner-{its}")
+    assert f"because it cannot end in {topic}: journalctl -u geminga CODE=G120" in told([0, 1])
+    assert told([], ending_seconds=60) == told([], unfinished=()) == ""
+
+
+def test_transactions_still_hang_while_their_coordinator_does_not_answer():
+    def told(before, rows=(), missing=()):
+        return hanging_transactions.sentences(before, list(rows), list(missing), OwnersUp(0, 1), 600)
+
+    before = {"(0,17)": "first", "(1,4)": "second", "(2,9)": "third"}
+    assert told(before) == {}
+    assert told(before, missing=[1]) == {"(1,4)": "second"}
+    assert told(before, missing=[0]) == {"(0,17)": "first", "(2,9)": "third"}, "coordinator 2 is owner 0's"
+    assert told(before, [row()], [1]).keys() == {"(0,17)", "(1,4)"}
+
+
+def test_transactions_that_hang_are_an_alarm_that_names_three_of_them(host):
+    host.alarms.transactions.sentences = {f"(0,{number})": f"transaction {number} hangs" for number in range(5)}
+    host.passes()
+    host.passes()
+    assert host.raised() == {
+        "transactions": "transaction 0 hangs; transaction 1 hangs; transaction 2 hangs; and 2 others"}
+    assert [code for code, _ in host.said] == ["G520"]
+    host.alarms.transactions.sentences = {}
+    host.passes()
+    assert host.raised() == {} and host.said[-1] == ("G520", "alarm transactions is over")
 
 
 # -- pages about alarms

@@ -161,7 +161,7 @@ def test_who_may_consume_sees_what_waits_and_only_administrators_change_it(guard
     path = f"/ops/v1/delayed/persistent/{place}/plain"
     for asked, allowed, refused in ((("GET", path), MAY[authorization.CONSUMES], 401),
                                     (("DELETE", f"{path}/999:0"), ADMINS, 403),
-                                    (("PATCH", f"{path}/999:0", {"deliverAt": "1h"}), ADMINS, 403)):
+                                    (("PATCH", f"{path}/999:0", {"deliver_at": "1h"}), ADMINS, 403)):
         found = {role: guarded.ask(role, *asked)[0] for role in rights.ROLES}
         expected = 200 if asked[0] == "GET" else 404
         assert found == {role: expected if role in allowed else refused for role in rights.ROLES}
@@ -256,6 +256,7 @@ OF_OTHERS = {
     T.WATCH_TOPIC_LIST_CLOSE: {"watcher_id": 1, "request_id": 7},
     T.TC_CLIENT_CONNECT_REQUEST: {"tc_id": 0, "request_id": 7},
     T.NEW_TXN: {"request_id": 7}, T.ADD_PARTITION_TO_TXN: {"request_id": 7},
+    T.END_TXN_ON_PARTITION: {"request_id": 7}, T.END_TXN_ON_SUBSCRIPTION: {"request_id": 7},
     T.ADD_SUBSCRIPTION_TO_TXN: {"request_id": 7},
     T.END_TXN: {"request_id": 7}, T.CONNECT: {"client_version": "again"},
     T.AUTH_RESPONSE: {"response": {"auth_method_name": "token", "auth_data": b"bad"}},
@@ -469,7 +470,7 @@ def test_can_i_tells_why_to_who_administers(guarded, place):
     assert guarded.ask("tenant-admin", "GET", f"{path}topic-producer&action=produce") == (
         200, {"allowed": True, "why": f"produce on persistent://{place}/plain is granted to topic-producer"})
     status, said = guarded.ask("tenant-admin", "GET", f"{path}topic-producer&action=consume&subscription=x")
-    assert (status, said["allowed"], said["couldGrant"]) == (200, False, ["admin", "tenant-admin"])
+    assert (status, said["allowed"], said["could_grant"]) == (200, False, ["admin", "tenant-admin"])
     assert "consume" in said["why"] and "topic-producer" in said["why"]
     assert guarded.ask("topic-producer", "GET", f"{path}topic-producer&action=produce")[0] == 403
     assert [guarded.ask("admin", "GET", path + rest)[0] for rest in ("", "x&action=dance", "&action=produce")] == [

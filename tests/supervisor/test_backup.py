@@ -14,6 +14,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.offline import backup
@@ -21,6 +22,7 @@ from geminga.supervisor.tasks import job_socket
 
 from ..crash.backups import CONFIGURATION
 from ..harness import Broker, eventually, request, unique_topic
+from ..workers.test_coordinators import Begun
 from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
 from .test_serve import GEMINGA, run
@@ -355,6 +357,7 @@ def test_a_start_removes_what_a_killed_backup_has_kept_in_the_data_folder(start,
 def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_of_it(broker, place, one):
     def kill_and_cut():
         broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
+        side.ask("backup-hold", owner="all")
         return side.ask("backup-cut", owner="all")
 
     with (
@@ -364,6 +367,23 @@ def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_
         backup.make(broker.data_dir, place / "owners", lambda: side.ask("backup-begin", owner="all"), kill_and_cut)
     assert complete(place / "owners") and not format.linked_folder(broker.data_dir).exists()
     make(broker, place / "owners")
+
+
+def test_a_restored_copy_has_transactions_that_were_committed_and_aborts_those_that_were_open(broker, start, place):
+    """The topics of each belong to two owners.  Ids go on behind those that the old broker has given out since."""
+    done, unfinished = Begun(broker, 0), Begun(broker, 1)
+    for topic in (*done.topics, *unfinished.topics):      # else nothing is kept for long
+        admin(broker, "PUT", f"{path_of(topic)}/subscription/keeps-it", "earliest")
+    done.end(api.COMMIT)
+    report = make(broker, place / "transactions")
+    unfinished.end(api.COMMIT)
+    last = Begun(broker, 1)
+    again = start(put(report["folder"], place / "transactions restored"))
+    before, later = unfinished.stored(), Begun(again, 1)
+    done.broker = unfinished.broker = again
+    assert (done.stored(), unfinished.stored(), before) == ([1, 1], [0, 0], [1, 1])
+    assert later.bits["txnid_least_bits"] > last.bits["txnid_least_bits"]
+    again.close()
 
 
 def test_another_backup_meanwhile_is_refused_in_one_line(broker, place, one):

@@ -43,7 +43,7 @@ def made_app(tmp_path, owners=None):
     config, _ = load(None, {}, {"data_dir": tmp_path / "data"})
     where = Addresses("pulsar://127.0.0.1:1", "", "http://127.0.0.1:2")
     counters = {("admin", 0): make_counters(1)[0]}
-    made = app.make_app(config, owners or SimpleNamespace(), where, tmp_path, counters, Authenticator(config.identity))
+    made = app.make_app(config, owners or SimpleNamespace(), where, counters, Authenticator(config.identity))
     yield made
     made[request_parts.TOPICS].catalogue.close()
 
@@ -153,7 +153,7 @@ def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes,
 ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1", b"9" * 30, b'"x"', b'"\\ud800"',
        b'["\\ud800"]', b'{"\\udfff": "\\ud800"}', b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}',
        b'{"folder": "/\\u0000"}',
-       b'{"deliverAt": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}',
+       b'{"deliver_at": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}',
        b'{"partitions": [2]}', b'{"properties": []}', b'{"version": 1, "topics": [], "tenants": {"x": 5}}',
        b'{"type": ["STRING"], "schema": {}}',
        b'{"allowedClusters": [["standalone"]], "adminRoles": 5}', b'{"auth_policies": []}',
@@ -224,7 +224,7 @@ def test_old_paths_and_wrong_methods_are_told(ask):
     for method, path, status, words in (
             ("GET", "/admin/persistent/a/b/c/d/stats", 404, "/admin/v2"), ("GET", "/nothing", 404, "nothing"),
             ("PATCH", "/admin/v2/clusters", 405, "GET"), ("GET", "/admin/v3/functions/a/b", 409, "unctions"),
-            ("POST", "/admin/v3/transactions/x", 503, "transaction"), ("GET", "/admin/v2/worker/cluster", 409, ""),
+            ("POST", "/admin/v3/transactions/x", 404, "nothing"), ("GET", "/admin/v2/worker/cluster", 409, ""),
             ("PUT", "/admin/v2/resourcegroups/x", 405, "groups")):
         found, reason = ask(method, path)
         assert (found, words in reason) == (status, True), (method, path, found, reason)

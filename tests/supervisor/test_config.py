@@ -204,6 +204,39 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_the_key(written, text, l
     assert line in refusal(written(text))
 
 
+@pytest.mark.parametrize(("text", "key", "value"), [
+    ("[storage]\nretention_s = '1d'", "storage.retention_s", 86_400),
+    ("[storage]\nretention_s = '90'", "storage.retention_s", 90),
+    ("[storage]\nretention_s = -1", "storage.retention_s", -1),
+    ("[storage]\ndelayed_delivery_tick_ms = '2s'", "storage.delayed_delivery_tick_ms", 2_000),
+    ("[storage]\ndelayed_delivery_tick_ms = '500ms'", "storage.delayed_delivery_tick_ms", 500),
+    ("[storage]\nretention_bytes = '2G'", "storage.retention_bytes", 2 << 30),
+    ("[network]\nmax_message_size = '10M'", "network.max_message_size", 10 << 20),
+    ("[storage]\npublish_bytes_per_topic = '64k'", "storage.publish_bytes_per_topic", 64 << 10),
+])
+def test_times_and_sizes_are_taken_with_a_unit_and_without(written, text, key, value):
+    """A number without a unit counts in the unit that ends the key's name."""
+    config, _ = load(written(text), {}, {})
+    section, _, name = key.partition(".")
+    assert getattr(getattr(config, SECTIONS[section][0]), name) == value
+
+
+@pytest.mark.parametrize(("line", "part", "name", "value"), [
+    ("defaultRetentionTimeInMinutes=1d", "storage", "retention_s", 86_400),
+    ("defaultRetentionTimeInMinutes=2", "storage", "retention_s", 120),
+    ("defaultRetentionSizeInMB=2G", "storage", "retention_bytes", 2 << 30),
+    ("keepAliveIntervalSeconds=1m", "worker", "keep_alive_interval_ms", 60_000),
+    ("managedLedgerMaxLedgerRolloverTimeMinutes=1h", "storage", "roll_over_age_s", 3_600),
+    ("managedLedgerMaxSizePerLedgerMbytes=1G", "storage", "roll_over_bytes", 1 << 30),
+    ("backlogQuotaDefaultLimitGB=500M", "storage", "backlog_quota_bytes", 500 << 20),
+    ("delayedDeliveryTickTimeMillis=5s", "storage", "delayed_delivery_tick_ms", 5_000),
+    ("maxMessageSize=10M", "worker", "max_message_size", 10 << 20),
+])
+def test_keys_of_pulsar_take_units_too(written, line, part, name, value):
+    """Without a unit a number is of minutes, seconds, milliseconds, MB or GB, as the key's name says."""
+    assert getattr(getattr(load(written(line, "broker.conf"), {}, {})[0], part), name) == value
+
+
 @pytest.mark.parametrize(("environ", "overrides", "line"), [
     ({"GEMINGA_STORAGE_SYNK": "none"}, {},
      "GEMINGA_STORAGE_SYNK: there is no such setting, did you mean GEMINGA_STORAGE_SYNC?"),
@@ -225,7 +258,8 @@ def test_a_wrong_variable_or_argument_is_refused_in_one_line(environ, overrides,
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     """No file, no text: one line with the path."""
-    assert refusal(tmp_path / "none.toml") == f"{tmp_path}/none.toml: No such file or directory"
+    assert refusal(tmp_path / "none.toml") == (
+        f"{tmp_path}/none.toml: there is no such configuration file: name another with --config, or omit --config")
     (tmp_path / "broker.conf").write_bytes(b"\xff\xfe")
     assert refusal(tmp_path / "broker.conf") == f"{tmp_path}/broker.conf: is not UTF-8 text"
 
@@ -319,6 +353,9 @@ def retention(config):
     ("forceDeleteNamespaceAllowed=true", lambda c: c.storage.force_delete_namespaces, True),
     ("forceDeleteTenantAllowed=true", lambda c: c.storage.force_delete_tenants, True),
     ("journalSyncData=true", lambda c: c.storage.sync, "group"),
+    ("transactionCoordinatorEnabled=false", lambda c: c.storage.transactions, False),
+    ("transactionCoordinatorEnabled=true", lambda c: c.worker.transactions, True),
+    ("maxActiveTransactionsPerCoordinator=7", lambda c: c.storage.max_active_transactions, 7),
     ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
 ])
 def test_a_setting_of_pulsar_is_followed_in_our_units(written, line, read, expected):
@@ -362,14 +399,22 @@ def test_settings_without_effect_are_listed_once(written):
         "numIOThreads"]
 
 
-@pytest.mark.parametrize(("name", "what"), [
-    ("transactionCoordinatorEnabled", "transactions are"),
-])
-def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
-    """The broker starts, and a note says which feature clients will miss."""
-    path = written(f"{name}=true", "broker.conf")
-    assert load(path, {}, {})[1] == [f"{path}:1: {name}: {what} not available in this version"]
-    assert load(written(f"{name}=false", "broker.conf"), {}, {})[1] == []
+def test_owners_and_workers_agree_about_transactions(written):
+    config = load(written("[transactions]\nenabled = false\nmax_active = 7"), {}, {})[0]
+    assert (config.storage.transactions, config.worker.transactions, config.storage.max_active_transactions) == (
+        False, False, 7)
+    default = load(None, {}, {})[0]
+    assert (default.storage.transactions, default.worker.transactions, default.storage.max_active_transactions) == (
+        True, True, 0)
+
+
+def test_what_tunes_the_transactions_of_pulsar_has_no_effect(written):
+    names = sorted(name for name in known_names() if name.startswith("transaction") and not name.endswith("ClassName")
+                   and name != "transactionCoordinatorEnabled")
+    assert len(names) == 15
+    text = "\n".join(f"{name}=1" for name in names)
+    assert load(written(text, "broker.conf"), {}, {})[1] == [
+        f"15 settings of Pulsar have no effect here: {', '.join(names)}"]
 
 
 @pytest.mark.slow
@@ -385,13 +430,13 @@ def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
             )
             assert load(path, {}, {})[1] == [note], (name, value)
         assert load(written(f"{name}=", "broker.conf"), {}, {})[1] == []
-    assert load(written("maxTenants=0", "broker.conf"), {}, {})[1] == ["1 settings of Pulsar have no effect here: "
-                                                                       "maxTenants"]
-    path = written("maxTenants=3\nsystemTopicEnabled=false\nsubscriptionRedeliveryTrackerEnabled=true", "broker.conf")
+    name = "maxNumPartitionsPerPartitionedTopic"
+    assert load(written(f"{name}=0", "broker.conf"), {}, {})[1] == [f"1 settings of Pulsar have no effect here: {name}"]
+    path = written(f"{name}=3\nsystemTopicEnabled=false\nsubscriptionRedeliveryTrackerEnabled=true", "broker.conf")
     assert load(path, {}, {})[1] == [
         f"{path}:2: systemTopicEnabled: not followed: policies of topics stay available: they are in the catalogue, "
         "not in system topics",
-        f"{path}:1: maxTenants: not followed: the number is not bounded",
+        f"{path}:1: {name}: not followed: the number is not bounded by this key",
         "1 settings of Pulsar have no effect here: subscriptionRedeliveryTrackerEnabled"]
 
 
@@ -400,8 +445,8 @@ def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
     ("brokerInterceptors=a", "plug-ins of Pulsar are not loaded: requests would pass without the interceptors' checks"),
     ("brokerEntryPayloadProcessors=a.B", "plug-ins of Pulsar are not loaded: payloads would be stored as they come"),
     ("enablePersistentTopics=false", "persistent topics cannot be switched off"),
-    ("haProxyProtocolEnabled=true", "PROXY headers are not understood: connections would be closed"),
-    ("webServiceHaProxyProtocolEnabled=TRUE", "PROXY headers are not understood: connections would be closed"),
+    ("webServiceHaProxyProtocolEnabled=TRUE",
+     "PROXY headers are not understood over HTTP: connections would be closed"),
     ("bindAddresses=a:pulsar://0.0.0.0:6650", "one address is supported: set bindAddress and the ports"),
     ("tokenSettingPrefix=mine", "keys under another prefix are not read: set tokenSecretKey or tokenPublicKey"),
     ("sslFactoryPlugin=a.Mine",
@@ -469,7 +514,8 @@ def test_a_variable_withdraws_a_demand_of_the_file(written):
      "tlsRequireTrustedClientCertOnConnect: must be true or false, not 'yes'"),
     ("brokerServicePort=http", "brokerServicePort: network.port must be a whole number, not 'http'"),
     ("maxMessageSize=0", "maxMessageSize: network.max_message_size must be 1024 to 268435456, not 0"),
-    ("keepAliveIntervalSeconds=1s", "keepAliveIntervalSeconds: must be a whole number, not '1s'"),
+    ("keepAliveIntervalSeconds=1x", "keepAliveIntervalSeconds: network.keep_alive_interval_ms must be a time: "),
+    ("keepAliveIntervalSeconds=soon", "keepAliveIntervalSeconds: must be a whole number, not 'soon'"),
     ("managedLedgerMaxSizePerLedgerMbytes=4",
      "managedLedgerMaxSizePerLedgerMbytes: storage.roll_over_bytes must be at least 5253121"),
     ("allowAutoTopicCreation=no", "allowAutoTopicCreation: storage.auto_create_topics must be true or false, not 'no'"),

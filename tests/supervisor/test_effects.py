@@ -15,6 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.admin.questions import Release, Released, Trim
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
@@ -39,6 +40,7 @@ REFUSED = {
     ("PUT", _T + "/offload"): 405,
     ("POST", _N + "/resourcegroup/{group}"): 412,
     ("POST", _CLUSTER + "/namespaceIsolationPolicies/{policy}"): 405,
+    ("POST", "/admin/v3/transactions/transactionCoordinator/replicas"): 406,
 } | {
     ("*", f"/admin/{path}{{rest}}"): status
     for path, status in {
@@ -53,7 +55,7 @@ REFUSED = {
         "v3/sink": 409,
         "v3/source": 409,
         "v3/packages": 503,
-        "v3/transactions": 503,
+        "v3/transactions": 404,
     }.items()
 }
 EFFECTS = {}
@@ -176,6 +178,17 @@ def _(at):
         at.broker = SimpleNamespace(http_url=another.http_url)
         at.go()
         assert another.ended(10) == 0
+
+
+@effect("POST", "/admin/v3/transactions/abortTransaction/{most}/{least}")
+def _(at):
+    with Peer(at.broker.service_url) as peer:
+        begun = peer.ask(T.NEW_TXN, request_id=1, txn_ttl_millis=60_000, tc_id=1).newTxnResponse
+        at.go(most=1, least=begun.txnid_least_bits)
+        ended = peer.ask(T.END_TXN, request_id=2, txn_action=api.ABORT, txnid_most_bits=1,
+                         txnid_least_bits=begun.txnid_least_bits).endTxnResponse
+        assert (ended.request_id, ended.HasField("error")) == (2, False)
+        assert at.raw("GET", f"/admin/v3/transactions/transactionMetadata/1/{begun.txnid_least_bits}")[0] == 404
 
 
 # -- clusters
@@ -734,8 +747,8 @@ def _(at):
 @effect("PATCH", "/ops/v1/delayed" + _OPS + "/{message}")
 def _(at):
     where, message = delayed(at)
-    at.go({"deliverAt": 4_000_000_000_000}, **message)
-    assert at.get(where)["nextDueAt"] == 4_000_000_000_000
+    at.go({"deliver_at": 4_000_000_000_000}, **message)
+    assert at.get(where)["next_due_at"] == 4_000_000_000_000
 
 
 @effect("POST", "/ops/v1/backup")
@@ -762,6 +775,19 @@ def _(at):
     at.set("PUT", "/ops/v1/log-level", {"level": "debug", "topic": at.name, "seconds": 60})
     at.go()
     assert at.get("/ops/v1/log-level")["for_now"] == []
+
+
+@effect("DELETE", "/ops/v1/clients/{address}")
+def _(at):
+    client = pulsar.Client(at.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(at.name)
+    rows = f"/ops/v1/clients/persistent/{at.place}/t"
+    [address] = [row["address"] for row in at.get(rows)["rows"]]
+    at.go(address=address)
+    [again] = eventually(lambda: [row["address"] for row in at.get(rows)["rows"]], 60)
+    assert again != address
+    producer.send(b"the client has connected again")
+    client.close()
 
 
 # -- keys whose effect is a question to owners: a whole broker asks it sooner or later by itself, so owners are played

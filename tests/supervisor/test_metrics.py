@@ -114,7 +114,9 @@ def test_counters_of_the_broker_only_rise(broker, client):
 
 # Families of Pulsar that do not exist here, or have other labels: the page of differences gives a reason for each.
 ABSENT = ("pulsar_ml_", "pulsar_metadata_store_", "pulsar_web_executor_", "pulsar_resource_group_",
-          "pulsar_broker_pending_bytes_to_dispatch", "pulsar_delayed_message_index_bucket_op_latency_ms")
+          "pulsar_broker_pending_bytes_to_dispatch", "pulsar_delayed_message_index_bucket_op_latency_ms",
+          "pulsar_txn_tb_client_commit_", "pulsar_txn_tb_client_abort_", "pulsar_txn_tp_commit_latency",
+          "pulsar_txn_tc_bufferedwriter_", "pulsar_txn_pending_ack_store_bufferedwriter_")
 PRESENT_OF_THESE = {"pulsar_ml_cache_hits_rate", "pulsar_ml_cache_misses_rate"}
 WITHOUT_NAMESPACE = "pulsar_schema_del_ops_latency", "pulsar_schema_get_ops_latency", "pulsar_schema_put_ops_latency"
 

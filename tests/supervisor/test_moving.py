@@ -234,5 +234,5 @@ def test_who_is_not_reachable_is_named(bring, own, tmp_path):
     status, _, complaint = bring(unique_topic(), source="pulsar://127.0.0.1:1")
     assert status == 3 and complaint.startswith("geminga: pulsar://127.0.0.1:1: ") and len(complaint.splitlines()) == 1
     status, _, complaint = bring(unique_topic(), source=own.http_url.replace("http", "pulsar"))
-    assert status == 1 and len(complaint.splitlines()) == 1
+    assert status == 3 and len(complaint.splitlines()) == 1
     assert bring(unique_topic(), source="http://127.0.0.1:1")[0] == 2

@@ -1,6 +1,5 @@
 """`geminga nightly`, with a broker and without: its output, its report, and its exit status when something fails."""
 import contextlib
-import io
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.jobs import nightly as jobs
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.supervisor.cli.nightly import _ProgressBar, _text
+from geminga.supervisor.cli.folder.nightly import _text
 from geminga.supervisor.main import main
 from geminga.supervisor.tasks import job_socket
 
@@ -298,21 +297,6 @@ def test_it_goes_behind_others():
 
 # -- what is shown
 
-class _Progress:
-    stage, done, total, rate, left_s = "reading", 500_000, 2_000_000, 250_000.0, 6.0
-
-
-def test_without_a_terminal_there_are_lines_now_and_then(monkeypatch):
-    told = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", told)
-    monkeypatch.setattr("geminga.supervisor.cli.nightly._LINE_SECONDS", 0)
-    with _ProgressBar() as shown:
-        shown.compaction(_Progress)
-        shown.other("giving back space", 3, 10)
-    assert told.getvalue() == ("compaction, reading: 500,000 of 2,000,000 messages, 250,000/s, 0:00:06 left\n"
-                               "giving back space: 3 of 10 topics\n")
-
-
 def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
     """The service manager has it reported, in the log and in the report, which keeps the time of the last success."""
     def failed(result, status):
@@ -329,16 +313,3 @@ def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
     status, told, _ = nightly("report")
     assert status == 0 and told.startswith("failed: ended") and "it ended with oom-kill" in told
     assert job_socket.last_report(own.data_dir)["last_success_ms"] == before["last_success_ms"]
-
-
-def test_on_a_terminal_there_is_a_bar(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    told = Terminal()
-    monkeypatch.setattr(sys, "stderr", told)
-    with _ProgressBar() as shown:
-        shown.compaction(_Progress)
-        shown.other("giving back space", 3, 10)
-    assert "25%" in told.getvalue() and "250,000/s, 0:00:06 left" in told.getvalue() and "30%" in told.getvalue()

@@ -22,16 +22,9 @@ from geminga.supervisor.host import host
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
 
 pytestmark = pytest.mark.slow
+OWN_OPTIONS = "--owners", "2", "--workers", "2"
 
 LEVEL = "/ops/v1/log-level"
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    broker = Broker(tmp_path_factory.mktemp("operations") / "data", "--workers", "2", "--owners", "2")
-    broker.start()
-    yield broker
-    broker.close()
 
 
 @pytest.fixture

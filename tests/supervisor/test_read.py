@@ -76,7 +76,9 @@ def test_of_a_partitioned_topic_all_partitions_are_read(broker, clients):
     status, printed, complaints = read(broker, topic)
     assert (status, sorted(printed), complaints) == (0, [str(number) for number in range(9)], [])
     by_partition = [read(broker, f"{topic}-partition-{number}")[1] for number in range(3)]
-    assert printed == sum(by_partition, []) and all(by_partition)
+    assert all(by_partition) and sorted(sum(by_partition, [])) == sorted(printed)
+    for lines in by_partition:      # partitions mix, each in its own order
+        assert [line for line in printed if line in lines] == lines
     status, printed, complaints = read(broker, f"{topic}-partition-3")
     assert (status, printed, len(complaints)) == (1, [], 1) and f"{topic}-partition-3" in complaints[0]
 
@@ -87,8 +89,9 @@ def test_of_a_partitioned_topic_all_partitions_are_read(broker, clients):
 def test_reading_makes_no_topic(broker, name):
     before = topics_of(broker)
     status, printed, complaints = read(broker, name)
-    assert (status, printed, len(complaints)) == (1, [], 1), complaints
-    assert name in complaints[0] and complaints[0].count(";") == 0
+    is_name = name not in ("a/b", "persistent://x", "")
+    assert (status, printed, len(complaints)) == (1 if is_name else 2, [], 1), complaints
+    assert name in complaints[0]
     assert topics_of(broker) == before
     assert request("GET", broker.http_url + "/admin/v2/non-persistent/public/default")[1] == "[]"
 
@@ -97,13 +100,6 @@ def test_a_topic_that_holds_nothing_prints_nothing(broker, clients):
     topic = unique_topic("empty")
     clients.subscribe(topic, "s").close()
     assert read(broker, topic) == (0, [], [])
-
-
-def test_publishing_to_a_partitioned_topic_is_refused_in_one_true_sentence(broker):
-    topic = partitioned_topic(broker.http_url, 2)
-    status, printed, complaints = run("publish", "--url", broker.service_url, topic, "x")
-    assert (status, printed, len(complaints)) == (1, "", 1)
-    assert "is partitioned: use its partitions" in complaints[0] and "does not exist" not in complaints[0]
 
 
 # -- entries that no client library makes
@@ -225,7 +221,7 @@ def others(tmp_path_factory):
 COMMANDS = {"pulsar": (("publish", "{address}", "t", "x"), ("read", "{address}", "t")),
             "http": (("why", "{address}", "t", "s"), ("status", "{address}"),
                      ("admin", "{address}", "tenants", "list"))}
-KNOWN, SECURE = {"pulsar": 1, "http": 3}, {"pulsar": "pulsar+ssl", "http": "https"}
+SECURE = {"pulsar": "pulsar+ssl", "http": "https"}
 REASONS = [      # (listener, whether TLS is wanted, more options, the complaint)
     ("silent", False, (), "without an answer"), ("silent", True, (), "may not speak TLS"),
     ("resets", False, (), "reset|without an answer"), ("resets", True, (), "reset|may not speak TLS"),
@@ -234,7 +230,7 @@ REASONS = [      # (listener, whether TLS is wanted, more options, the complaint
     ("tls", True, ("--tls-trust-cert-path", "{trusted}"), "not to be trusted.*127.0.0.1"),
     ("tls", True, ("--tls-trust-cert-path", "{other}"), "not to be trusted.*(issuer|self-signed)"),
     ("pulsar", True, (), "may not speak TLS"), ("http", True, (), "may not speak TLS"),
-    ("crossed", False, (), "does not speak|speaks HTTP|without an answer"),
+    ("crossed", False, (), "does not speak|serves|without an answer"),
     ("closed", False, (), "Connection refused"), ("closed", True, (), "Connection refused"),
 ]
 
@@ -254,7 +250,7 @@ def test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what
     more = [word.format(**others) for word in more]
     at = given.index(address) + 1
     status, printed, complaints = run(*given[:at], *more, *given[at:])
-    assert (status, printed, len(complaints)) == (KNOWN[scheme], "", 1), complaints
+    assert (status, printed, len(complaints)) == (3, "", 1), complaints
     assert address in complaints[0] and re.search(says, complaints[0]) and not complaints[0].rstrip().endswith(":")
 
 
@@ -273,14 +269,14 @@ def test_what_is_no_address_is_one_line(command, address):
 def test_what_is_no_address_of_http_is_one_line(command, address):
     first, *rest = command.split()
     status, printed, complaints = run(first, "--admin-url", address, *rest)
-    assert (status, printed, len(complaints)) == (3, "", 1) and repr(address) in complaints[0]
+    assert (status, printed, len(complaints)) == (2, "", 1) and repr(address) in complaints[0]
 
 
 @pytest.mark.parametrize("command", ["publish --url pulsar://{} t x", "read --url pulsar+ssl://{} t",
                                      "why --admin-url http://{} t s", "status --admin-url https://{}"])
 def test_a_name_that_is_nobodys_is_one_line(command):
     status, printed, complaints = run(*command.format("no.such.host.invalid:1").split())
-    assert status in (1, 3) and printed == "" and len(complaints) == 1 and "there is no such host" in complaints[0]
+    assert status == 3 and printed == "" and len(complaints) == 1 and "there is no such host" in complaints[0]
 
 
 @pytest.mark.parametrize("command",

@@ -20,11 +20,11 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.configuration.config import KEYS, Config
+from geminga.supervisor.configuration.config import KEYS, Config, shown, value
 from geminga.supervisor.configuration.value_ranges import RANGES
 from geminga.supervisor.processes import control_socket
 from geminga.supervisor.processes.children import READY
-from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged, shown, value
+from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged
 from geminga.workers.identity.options import AuthenticationOptions, Secret, TlsOptions
 
 from ..clients.test_tls import Authority
@@ -77,8 +77,8 @@ def test_each_key_holds_or_is_named(key):
 
 
 def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
-    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind",
-                                  "http_port", "tls.port", "tls.http_port"}
+    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port",
+                                  "network.proxy_protocol", "http_bind", "http_port", "tls.port", "tls.http_port"}
 
 
 def test_tls_is_not_switched_on_halfway():
@@ -615,7 +615,7 @@ def test_check_prints_what_is_not_as_by_default(tmp_path):
     (tmp_path / "c.toml").write_text("[storage]\nretention_s = 5\nsync = 'group'\n")
     done = subprocess.run([GEMINGA, "config", "check", "--config", tmp_path / "c.toml"], capture_output=True, text=True,
                           check=True)
-    assert done.stdout == f"storage.retention_s = 5    # {tmp_path}/c.toml:2\n"
+    assert done.stdout == f"storage.retention_s = 5    # {tmp_path}/c.toml:2\n{tmp_path}/c.toml: ok\n"
 
 
 def test_reload_of_a_folder_that_nobody_serves(tmp_path):

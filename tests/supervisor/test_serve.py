@@ -1,4 +1,5 @@
 """The geminga command as its user meets it: its output, its refusals in one line, and the answers over HTTP."""
+import os
 import socket
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def test_a_port_that_is_taken_is_named(tmp_path, option, key):
         ports = {"--port": 0, "--http-port": 0} | {option: taken.getsockname()[1]}
         status, _, complaints = run("serve", "--data-dir", tmp_path, *(word for pair in ports.items() for word in pair))
     assert status == 1
-    assert complaints[-1].startswith(f"geminga: {key}: cannot listen")
+    assert f" geminga: {key}: cannot listen" in complaints[-1]
+    assert f"in use by process {os.getpid()} ({psutil.Process().name()})" in complaints[-1]
 
 
 def test_a_bad_configuration_is_one_line_and_status_2(tmp_path):
@@ -65,7 +67,7 @@ def test_what_is_published_can_be_read(broker):
 
 def test_a_broker_that_is_not_there_is_one_line():
     status, _, complaints = run("publish", "--url", "pulsar://127.0.0.1:1", "t", "x")
-    assert (status, len(complaints)) == (1, 1)
+    assert (status, len(complaints)) == (3, 1)
 
 
 @pytest.mark.parametrize(("path", "text"), [("/status.html", "OK"), ("/admin/v2/brokers/health", "ok"),

@@ -33,6 +33,7 @@ from geminga.workers.identity.authorization import Decision
 from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.options import WorkerOptions
 from geminga.workers.owners import links
+from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process.worker import Worker
 
 from ..proto.client_frames import CONNECT, field_of
@@ -64,12 +65,17 @@ class PlayedLink:
     def is_busy(self) -> bool:
         return False
 
-    def sends(self, rows, entries) -> None:
-        self.said.append(("sends", rows.copy(), entries))
+    def sends(self, rows, entries, kind=envelope.SENDS) -> None:
+        name = "sends" if kind == envelope.SENDS else "sends in transactions"
+        self.said.append((name, rows.copy(), entries))
         self.sent += len(entries)
 
     def send(self, producer, connection, row, entry) -> None:
         self.said.append(("send", producer, connection, entry))
+        self.sent += len(entry)
+
+    def send_in_transaction(self, producer, connection, row, entry) -> None:
+        self.said.append(("send in a transaction", producer, connection, row, entry))
         self.sent += len(entry)
 
     def acks(self, rows, words) -> None:
@@ -271,15 +277,19 @@ class PlayedWorker:
         path = folder / "catalogue.sqlite"
         self.catalogue = open_catalogue(path)
         storage = StorageOptions()
-        directory = Directory(self.catalogue, Addresses("pulsar://127.0.0.1:6650"), storage)
+        directory = Directory(self.catalogue, Addresses("pulsar://127.0.0.1:6650"), storage, OWNERS)
         authorization = rights or SimpleNamespace(is_enabled=False, configure=lambda _: None)
 
         async def made() -> Worker:
             return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, SchemaThread(path, storage),
-                          self.counters, Authenticator(IdentityOptions()), authorization)
+                          self.counters, make_admissions(1)[0], Authenticator(IdentityOptions()), authorization)
 
         self.worker = self.loop.run_until_complete(made())
         self.owners = [PlayedOwner(self.worker, index) for index in range(OWNERS)]
+
+    @staticmethod
+    def storage(**options) -> StorageOptions:
+        return StorageOptions(**options)
 
     def turn(self, seconds: float = 0) -> None:
         """Let the loop do what is due, and what falls due within the time."""

@@ -26,10 +26,9 @@ def peer(broker):
 # -- bytes that are no protocol
 
 @pytest.mark.parametrize("said", [
-    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500), bytes(16),
-    b"\xff" * 100,
+    bytes(16), b"\xff" * 100,
     PING, send(), frame(b"\x08\x63"), command(T.PRODUCER, topic="t", producer_id=1, request_id=1),
-], ids=["http", "tls", "zeros", "ones", "ping", "send", "unknown", "producer"])
+], ids=["zeros", "ones", "ping", "send", "unknown", "producer"])
 def test_what_comes_before_connect_ends_the_connection(broker, said):
     with Peer(broker.service_url, said) as peer:
         assert peer.until_closed() == []
@@ -101,32 +100,31 @@ def test_strangers_are_not_heard(peer):
     assert peer.ask(T.PING).type == T.PONG
 
 
-NOT_YET = {
-    "TC_CLIENT_CONNECT_REQUEST": {"tc_id": 0}, "NEW_TXN": {}, "END_TXN": {}, "ADD_PARTITION_TO_TXN": {},
-    "ADD_SUBSCRIPTION_TO_TXN": {},
+NOBODYS = {
+    "TC_CLIENT_CONNECT_REQUEST": ({"tc_id": 2**64 - 1}, api.TransactionCoordinatorNotFound),
+    "NEW_TXN": ({"tc_id": 2**64 - 1}, api.TransactionCoordinatorNotFound),
+    "END_TXN": ({"txn_action": api.ABORT}, api.TransactionNotFound),
+    "ADD_PARTITION_TO_TXN": ({"txnid_most_bits": 2**64 - 1}, api.TransactionNotFound),
+    "ADD_SUBSCRIPTION_TO_TXN": ({"txnid_least_bits": 2**64 - 1}, api.TransactionNotFound),
+    "END_TXN_ON_PARTITION": ({}, api.NotAllowedError), "END_TXN_ON_SUBSCRIPTION": ({}, api.NotAllowedError),
 }
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_what_is_not_there_yet_is_refused_in_the_words_of_the_protocol(peer, name):
+@pytest.mark.parametrize("name", NOBODYS)
+def test_transactions_of_nobody_are_refused_in_the_words_of_the_protocol(peer, name):
     """Each request is refused with an error, never ignored: clients would wait."""
-    answer = peer.ask(T.Value(name), request_id=7, **NOT_YET[name])
-    assert error_of(answer) == api.NotAllowedError
-    assert peer.ask(T.PING).type == T.PONG
-
-
-def test_a_topic_is_not_used_in_ways_not_there_yet(peer):
-    answer = peer.ask(T.PRODUCER, topic=unique_topic(), request_id=7, producer_id=1, txn_enabled=True)
-    assert (error_of(answer), answer.error.request_id) == (api.NotAllowedError, 7)
+    fields, error = NOBODYS[name]
+    answer = peer.ask(T.Value(name), request_id=7, **fields)
+    assert error_of(answer) == error
     assert peer.ask(T.PING).type == T.PONG
 
 
 def test_a_second_command_inside_does_not_confuse_the_answer(peer):
     """The type says which field counts, not the order of the fields."""
-    both = api.BaseCommand(type=T.NEW_TXN, newTxn=api.CommandNewTxn(request_id=7), ping=api.CommandPing())
+    both = api.BaseCommand(type=T.NEW_TXN, newTxn=api.CommandNewTxn(request_id=7, tc_id=99), ping=api.CommandPing())
     peer.say(frame(both.SerializeToString()))
-    assert (error := peer.hear()).error.request_id == 7
-    assert error_of(error) == api.NotAllowedError
+    assert (error := peer.hear()).newTxnResponse.request_id == 7
+    assert error_of(error) == api.TransactionCoordinatorNotFound
 
 
 def test_a_subscription_of_no_kind_there_is_becomes_exclusive_or_is_refused(peer):

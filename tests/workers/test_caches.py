@@ -53,7 +53,7 @@ def test_owners_of_partitions():
 
 
 def test_topics_and_namespaces_of_the_directory(catalogue):
-    directory = Directory(catalogue, Addresses("pulsar://localhost", ""), StorageOptions())
+    directory = Directory(catalogue, Addresses("pulsar://localhost", ""), StorageOptions(), 1)
 
     def work() -> None:
         for number, name in enumerate(long_names()):
@@ -66,7 +66,7 @@ def test_topics_and_namespaces_of_the_directory(catalogue):
 @pytest.mark.slow
 def test_namespaces_that_are_not_there_do_not_add_up(catalogue):
     """The bound counts names of namespaces, not only names of topics."""
-    directory = Directory(catalogue, Addresses("pulsar://localhost", ""), StorageOptions())
+    directory = Directory(catalogue, Addresses("pulsar://localhost", ""), StorageOptions(), 1)
     directory.topics_version()
     for number in range(40_000):
         directory.has_namespace(f"public/n{number}")

@@ -807,16 +807,6 @@ def test_what_is_said_of_a_consumer_that_is_not_there_goes_nowhere(worker, clien
     assert [heard.type for heard in client.hear()] == [T.ERROR, T.CONSUMER_STATS_RESPONSE]
 
 
-def test_transactions_are_refused(worker, client):
-    open_on(worker, client, CONSUMER)
-    for bits in ({"txnid_most_bits": 1}, {"txnid_least_bits": 1}):
-        client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, request_id=7,
-                           message_id=[api.MessageIdData(ledgerId=3, entryId=4)], **bits))
-        [heard] = client.hear()
-        assert (heard.ackResponse.request_id, heard.ackResponse.error) == (7, api.NotAllowedError)
-    assert worker.owners[0].heard() == []
-
-
 def test_no_permits_break_the_protocol(worker, client):
     open_on(worker, client, CONSUMER)
     client.say(command(T.FLOW, consumer_id=1, messagePermits=0))

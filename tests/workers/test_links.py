@@ -5,10 +5,8 @@ from collections import Counter
 
 import pytest
 
-from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
 from geminga.workers.addresses import addresses
-from geminga.workers.directory.requests import ANSWERS
 from geminga.workers.options import WorkerOptions
 
 PARTITIONS = [f"persistent://public/default/topic-{number}" for number in range(4_000)]
@@ -46,13 +44,3 @@ def test_the_owner_of_a_partition_is_the_same_in_every_process():
 ])
 def test_clients_are_never_told_an_address_that_means_any(bind, advertised, url):
     assert addresses(WorkerOptions(bind=bind, advertised_address=advertised), 6650, -1).service == url
-
-
-@pytest.mark.parametrize("kind", [kind for kind, answer in ANSWERS.items() if "TXN" in api.BaseCommand.Type.Name(kind)
-                                  or kind == api.BaseCommand.TC_CLIENT_CONNECT_REQUEST], ids=api.BaseCommand.Type.Name)
-def test_a_refusal_answers_the_request_that_the_type_names(kind):
-    """Fields of other commands that the client has filled in are ignored."""
-    said = api.BaseCommand(type=kind, ping=api.CommandPing(), flow=api.CommandFlow(consumer_id=1, messagePermits=1))
-    getattr(said, api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name).request_id = 7
-    answer = api.BaseCommand.FromString(ANSWERS[kind](None, said)[8:])
-    assert (answer.error.request_id, answer.error.error) == (7, api.NotAllowedError)

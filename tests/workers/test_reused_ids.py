@@ -18,6 +18,7 @@ from ..supervisor.sweep import rights
 from .peer import Bystander, Closed, Peer
 
 OWNERS = 2
+OWN_OPTIONS = "--workers", "2", "--owners", str(OWNERS)
 MISSING = "persistent://public/no-such-namespace/topic"
 KEY = b"a secret key of thirty-two bytes"
 CONFIG = """
@@ -32,24 +33,15 @@ super_user_roles = ["admin"]
 """
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    made = Broker(tmp_path_factory.mktemp("two") / "data", "--workers", "2", "--owners", str(OWNERS))
-    try:
-        yield made.start()
-    finally:
-        made.close()
-
-
 @pytest.fixture
-def unharmed(two):
+def unharmed(own):
     """After the test no process has ended, clients are served as before, and nothing of the attackers is left."""
-    before, bystander = two.children(), Bystander(two.service_url, unique_topic("bystander"))
+    before, bystander = own.children(), Bystander(own.service_url, unique_topic("bystander"))
     bystander.round()
     yield
     bystander.round()
     bystander.close()
-    assert two.children() == before
+    assert own.children() == before
 
 
 def topic_of(index: int, domain: str = "persistent") -> str:
@@ -113,12 +105,12 @@ class Witness:
 
 
 @pytest.fixture
-def witnesses(two):
+def witnesses(own):
     """witnesses(topic): a new one, whose connection is closed with the test."""
     made = []
 
     def witness(topic: str) -> Witness:
-        made.append(Witness(two, topic))
+        made.append(Witness(own, topic))
         return made[-1]
 
     yield witness
@@ -167,10 +159,10 @@ ORDERS = list(alternating(producer, close_producer, "", ""))
 @pytest.mark.parametrize("make, close", [(producer, close_producer), (subscribe, close_consumer)],
                          ids=["producer", "consumer"])
 @pytest.mark.parametrize("owner", range(OWNERS), ids=["the same owner", "another owner"])
-def test_two_commands_with_one_id_in_one_write(two, witnesses, make, close, order, owner):
+def test_two_commands_with_one_id_in_one_write(own, witnesses, make, close, order, owner):
     theirs, ours = topic_of(0), topic_of(owner)
     witness = witnesses(theirs)
-    with Peer(two.service_url) as peer:
+    with Peer(own.service_url) as peer:
         peer.say(b"".join([*alternating(make, close, ours, theirs)[order], PING]))
         while peer.hear().type != T.PONG:
             pass
@@ -179,8 +171,8 @@ def test_two_commands_with_one_id_in_one_write(two, witnesses, make, close, orde
         witness.publish()
         peer.say(PING)
     witness.ends()
-    assert not stats(two, ours).get("publishers")
-    assert not any(one["consumers"] for one in stats(two, ours).get("subscriptions", {}).values())
+    assert not stats(own, ours).get("publishers")
+    assert not any(one["consumers"] for one in stats(own, ours).get("subscriptions", {}).values())
 
 
 def consumed(peer: Peer, permits: int) -> list[tuple[api.MessageIdData, bytes]]:
@@ -198,21 +190,21 @@ def consumed(peer: Peer, permits: int) -> list[tuple[api.MessageIdData, bytes]]:
             found.append((heard.message.message_id, entry[-4:]))
 
 
-def test_two_owners_never_write_one_partition(two, witnesses):
+def test_two_owners_never_write_one_partition(own, witnesses):
     """An id is refused, used for another owner's topic, and then used again, to get a producer of the wrong owner.
 
     Anything that such a producer stored would appear when each owner has put its journal in place.
     """
     theirs, ours = topic_of(0), topic_of(1)
     witness = witnesses(theirs)
-    with Peer(two.service_url) as peer:
+    with Peer(own.service_url) as peer:
         peer.subscribe(theirs, "durable")
         place = consumed(peer, 1)[0][0]
         assert (
             peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[place], request_id=9).type
             == T.ACK_RESPONSE
         )
-    with Peer(two.service_url) as peer:
+    with Peer(own.service_url) as peer:
         peer.say(producer(ours, 1, txn_enabled=True) + producer(theirs, 2) + subscribe(ours, 3, subscription="")
                  + subscribe(theirs, 4))
         for _ in range(4):
@@ -225,12 +217,12 @@ def test_two_owners_never_write_one_partition(two, witnesses):
         for _ in range(30):
             peer.hear()
         witness.publish()
-    with Peer(two.service_url) as other:      # this subscription is made at the topic's own owner
+    with Peer(own.service_url) as other:      # this subscription is made at the topic's own owner
         other.subscribe(theirs, "attack")
     for owner in range(OWNERS):
-        pid = two.kill("owner", owner)
-        two.wait_replaced("owner", owner, pid, 30)
-    with Peer(two.service_url) as peer:
+        pid = own.kill("owner", owner)
+        own.wait_replaced("owner", owner, pid, 30)
+    with Peer(own.service_url) as peer:
         peer.subscribe(theirs, "durable")
         assert [body for _, body in consumed(peer, 1_000)] == [struct.pack(">I", number)
                                                                for number in range(1, witness.count)]
@@ -238,10 +230,10 @@ def test_two_owners_never_write_one_partition(two, witnesses):
 
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("make", [producer, subscribe])
-def test_an_id_is_free_again_when_its_command_was_refused(two, make):
+def test_an_id_is_free_again_when_its_command_was_refused(own, make):
     """A second command with the id, in the same write, is served by its own owner."""
     theirs = topic_of(1)
-    with Peer(two.service_url) as peer:
+    with Peer(own.service_url) as peer:
         peer.say(make(MISSING, 1))
         assert peer.hear().type == T.ERROR
         peer.say(make(theirs, 2))
@@ -249,9 +241,9 @@ def test_an_id_is_free_again_when_its_command_was_refused(two, make):
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_sends_behind_the_clients_own_close_end_its_connection(two, witnesses):
+def test_sends_behind_the_clients_own_close_end_its_connection(own, witnesses):
     witness = witnesses(topic := topic_of(0))
-    with Peer(two.service_url) as peer:
+    with Peer(own.service_url) as peer:
         peer.open_producer(topic)
         peer.say(close_producer(2) + send(sequence_id=7) * 40)
         assert T.SEND_RECEIPT not in [heard.type for heard in peer.until_closed()]
@@ -259,11 +251,11 @@ def test_sends_behind_the_clients_own_close_end_its_connection(two, witnesses):
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_sends_behind_an_unload_are_ignored_and_taken_when_the_producer_is_back(two):
+def test_sends_behind_an_unload_are_ignored_and_taken_when_the_producer_is_back(own):
     topic = topic_of(0)
-    with Peer(two.service_url) as peer:
+    with Peer(own.service_url) as peer:
         peer.open_producer(topic)
-        assert request("PUT", f"{two.http_url}/admin/v2/{topic.replace('://', '/')}/unload")[0] == 204
+        assert request("PUT", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/unload")[0] == 204
         assert peer.hear().type == T.CLOSE_PRODUCER
         peer.say(send(sequence_id=1) + PING)
         assert peer.hear().type == T.PONG
@@ -274,11 +266,11 @@ def test_sends_behind_an_unload_are_ignored_and_taken_when_the_producer_is_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [producer, subscribe])
-def test_an_owner_that_ends_over_them_leaves_no_ghosts(two, make):
+def test_an_owner_that_ends_over_them_leaves_no_ghosts(own, make):
     """An owner is killed with the commands unanswered: each is made once, or refused, and the disconnect frees them."""
     mine, other = [topic_of(0) for _ in range(10)], topic_of(1)
-    with Peer(two.service_url) as peer:
-        pid = two.pause("owner", 0)
+    with Peer(own.service_url) as peer:
+        pid = own.pause("owner", 0)
         peer.say(b"".join([*(make(topic, number, number) for number, topic in enumerate(mine)),
                            *(make(other, 100 + number, number) for number in range(10)),
                            *((close_producer if make is producer else close_consumer)(200 + number, number)
@@ -286,14 +278,14 @@ def test_an_owner_that_ends_over_them_leaves_no_ghosts(two, make):
         refused = [peer.hear().error for _ in range(10)]
         assert [(one.request_id, one.error) for one in refused] == [(100 + number, api.ServiceNotReady)
                                                                     for number in range(10)]
-        two.kill("owner", 0)
-        two.wait_replaced("owner", 0, pid, 30)
+        own.kill("owner", 0)
+        own.wait_replaced("owner", 0, pid, 30)
         heard = [peer.hear() for _ in range(10)]
         done = {one.producer_success.request_id if one.type == T.PRODUCER_SUCCESS else one.success.request_id
                 for one in heard}
         assert done == {5, 6, 7, 8, 9, 200, 201, 202, 203, 204}
     for topic in (*mine, other):
-        with Peer(two.service_url) as another:
+        with Peer(own.service_url) as another:
             answer = another.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1,
                                  producer_access_mode=api.WaitForExclusive)
             while not answer.producer_success.producer_ready:

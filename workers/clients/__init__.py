@@ -7,6 +7,8 @@
     pending_requests.py   its requests that owners have not answered
     messages.py           SEND, ACK, FLOW -> owners; receipts -> the client
     commands.py           all other commands, by a table
+    transactions.py       commands about transactions
+    forwarding.py         commands -> owners
     replies.py            owners' answers, and the end of an owner
     delivery_queue.py     entries to be written to it
     egress.py             the ledgers they are read from, mapped

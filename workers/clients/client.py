@@ -7,11 +7,14 @@
 
 What it asks is in messages.py (SEND, ACK, FLOW) and commands.py (all else), what owners answer in replies.py.
 """
+import asyncio
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import CONNECTED
+from geminga.proto.frames import NO_REQUEST
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.workers.clients.delivery_queue import DeliveryQueue, DeliveryWorker
 from geminga.workers.clients.pending_requests import PendingRequests
@@ -21,15 +24,19 @@ from geminga.workers.clients.stream import Handlers, Stream, StreamWorker
 from geminga.workers.directory.directory import Directory
 from geminga.workers.directory.schemas import SchemaChecks
 from geminga.workers.directory.watchers import Watchers
-from geminga.workers.identity.authentication import Identity
+from geminga.workers.identity.authentication import LOCAL, Identity
 from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.owners.links import OwnerLink, OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
+from geminga.workers.ports.gate import ClientAddress
 
 if TYPE_CHECKING:
     from geminga.workers.directory.patterns import Pattern
 
 _VERSION_MAX = 200               # characters of the client's own name for its library that are kept
+# From a connection that is one too many to its ERROR.  CONNECT brings it sooner: if unread bytes were left in a socket
+# that is closed, the kernel would drop what was written to it.
+_REFUSED_SECONDS = 1.0
 _CHECKSUMS_SINCE = 11      # protocol version; C++ consumers know checksums since 6, but before 11 take them for wrong
 _BROKER_FIELDS_SINCE = 18        # protocol version that knows BrokerEntryMetadata
 
@@ -53,6 +60,7 @@ class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
     def watchers(self) -> Watchers: ...
     def next_connection(self) -> int: ...
     def opened(self, client: "Client") -> None: ...
+    def welcomed(self, client: "Client") -> None: ...
     def closed(self, client: "Client") -> None: ...
     def end_if_silent_soon(self, client: "Client") -> None: ...
 
@@ -60,21 +68,26 @@ class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
 class Client:
     """A client: one connection, with its identity, its producers and consumers, and its unanswered requests."""
 
-    def __init__(self, worker: ClientWorker, handlers: Handlers, *, is_inside: bool = False):
+    def __init__(self, worker: ClientWorker, handlers: Handlers, *, is_inside: bool = False,
+                 announced: ClientAddress | None = None):
         """Make the client of a new connection.
 
-        handlers: event type -> function (client, event).  is_inside: the peer is another process of this broker.
+        handlers: event type -> function (client, event).  is_inside: the peer came by the socket in the data folder.
+        announced: the client's address as a proxy says, None without a proxy.
         """
         self.worker = worker
         self.is_inside = is_inside
         self.number = worker.next_connection()
-        self.stream = Stream(worker, self, handlers)
+        self.stream = Stream(worker, self, handlers, announced)
+        self.place, self.refusal = -1, ""          # among the connections that are counted; why it is one too many
+        self.row: int | None = None                # in the table of connections; None: one too many
         self.routes = Routes()
         self.requests = PendingRequests(worker.counters)
         self.deliveries = DeliveryQueue(worker, self.stream, self.routes)
         self.identity: Identity | None = None      # None: CONNECT has not succeeded yet
         self.is_challenged = False                 # the client was asked to authenticate again
         self.protocol_version = 0
+        self.connected_ms = 0                      # when the handshake succeeded
         self.client_version = ""                   # name of its library, as the client says
         self.supports_partial_producer = self.supports_auth_refresh = False
         self._takes_broker_fields = False          # the client understands BrokerEntryMetadata
@@ -86,12 +99,37 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client {self.number} {self.routes} {self.requests}>"
 
+    @property
+    def listener(self) -> str:
+        """The listener by which the client came: pulsar, pulsar+ssl, or local for the socket in the data folder."""
+        if self.is_inside:
+            return "local"
+        return "pulsar" if self.stream.transport.get_extra_info("sslcontext") is None else "pulsar+ssl"
+
+    @property
+    def is_superuser(self) -> bool:
+        """Whether the client may use, and end, transactions of other roles."""
+        rights = self.worker.rights
+        if rights is not None:
+            return rights.is_superuser(self)
+        return self.identity is not None and self.identity.method == LOCAL
+
     # -- calls of its stream
 
     def opened(self) -> None:
         """Register the new connection with the worker, and begin the handshake's timeout."""
         self.worker.opened(self)
-        self._timer = self.worker.handshakes.opened(self)
+        if self.refusal:
+            self._timer = asyncio.get_running_loop().call_later(_REFUSED_SECONDS, self.refuse)
+        else:
+            self._timer = self.worker.handshakes.opened(self)
+
+    def refuse(self) -> None:
+        """Tell the client that its connection is one too many, and close the connection."""
+        self._timer.cancel()
+        if not self.stream.transport.is_closing():
+            self.stream.write(responses.error(NO_REQUEST, api.NotAllowedError, self.refusal))
+            self.stream.close()
 
     def closed(self) -> None:
         """Free what the client holds, and tell the worker that the connection has ended."""
@@ -125,6 +163,7 @@ class Client:
         """Answer CONNECT with CONNECTED, and keep the identity and the features that the handshake found."""
         self._timer.cancel()
         self.stream.connection.state, self.identity = CONNECTED, identity
+        self.connected_ms = time.time_ns() // 1_000_000
         self.protocol_version = max(0, min(request.protocol_version, responses.PROTOCOL_VERSION))
         self.worker.counters.add("handshakes")
         self.client_version = request.client_version[:_VERSION_MAX]
@@ -136,6 +175,7 @@ class Client:
         self.deliveries.has_checksums = self.protocol_version >= _CHECKSUMS_SINCE
         self.deliveries.broker_fields = self.worker.broker_fields if self._takes_broker_fields else 0
         self.stream.write(responses.connected(self.protocol_version, self.worker.options.max_message_size))
+        self.worker.welcomed(self)
         if log.level >= DEBUG:
             log.debug("a connection was opened", client=self.stream.address, version=self.client_version,
                       role=identity.role)

@@ -4,28 +4,32 @@
 
 PRODUCER and SUBSCRIBE may wait in the worker twice: for a check of their schema, and for their owner to have room.
 """
-import json
 import time
 from collections.abc import Callable
-from typing import Any
 
-from geminga.proto import envelope, names, responses
+from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import EntryAcks
-from geminga.proto.connection import Send, SendRefused, Sends, requested_id
+from geminga.proto.connection import (
+    Send,
+    SendInTransaction,
+    SendRefused,
+    Sends,
+    SendsInTransaction,
+    requested_id,
+)
 from geminga.proto.errors import Refusal
-from geminga.workers.clients import messages
+from geminga.workers.clients import messages, transactions
 from geminga.workers.clients.client import Client
+from geminga.workers.clients.forwarding import forward
 from geminga.workers.clients.routes import Route
 from geminga.workers.clients.stream import Handlers
 from geminga.workers.directory import requests, schemas
 from geminga.workers.directory.requests import ANSWERS
 from geminga.workers.identity.demands import right_of
-from geminga.workers.owners.links import OwnerLink
 
 T = api.BaseCommand.Type
 _TOPIC_EPOCH_MAX = 1 << 62       # that the catalogue stores, with room to count on; only invented epochs are larger
-_CLOSES = T.CLOSE_PRODUCER, T.CLOSE_CONSUMER
 
 Opening = api.CommandProducer | api.CommandSubscribe
 
@@ -49,30 +53,11 @@ def _is_refused(client: Client, command: api.BaseCommand) -> bool:
     return True
 
 
-def forward(client: Client, link: OwnerLink, command: api.BaseCommand, request: Any) -> None:
-    """Send a command on to an owner.  request: the message inside the command, such as `command.producer`."""
-    client.worker.counters.add("commands")
-    if command.type not in _NOT_PENDING:
-        if client.requests.is_full and command.type not in _CLOSES:
-            return client.stream.write(responses.error(request.request_id, api.TooManyRequests,
-                                                       "Too many requests are not answered yet"))
-        client.requests.add(link, request.request_id, command.type)
-    if link not in client.introduced:
-        client.introduced.add(link)
-        link.command(client.number, client.protocol_version, _introduction(client), envelope.INTRODUCED)
-    link.command(client.number, client.protocol_version, command.SerializeToString())
-    client.worker.owners.schedule_flush()
-
-
-def _introduction(client: Client) -> bytes:
-    """Describe the client in JSON, for owners to show in statistics."""
-    return json.dumps({"address": f"/{client.stream.address}", "version": client.client_version,
-                       "partial": client.supports_partial_producer}).encode()
-
-
 # -- the connection
 
 def _connect(client: Client, command: api.BaseCommand) -> None:
+    if client.refusal:
+        return client.refuse()
     client.worker.handshakes.connect(client, command.connect)
 
 
@@ -275,8 +260,6 @@ _CONSUMER_REQUESTS = {
     T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
     T.REDELIVER_UNACKNOWLEDGED_MESSAGES: "redeliverUnacknowledgedMessages",
 }
-# Commands that are not answered, or whose routes know of the answer.
-_NOT_PENDING = T.PRODUCER, T.SUBSCRIBE, T.REDELIVER_UNACKNOWLEDGED_MESSAGES
 _WITH_SCHEMAS = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SCHEMA: "getOrCreateSchema"}
 _OPENING = {T.PRODUCER: _open_producer, T.SUBSCRIBE: _subscribe}
 COMMANDS: dict[int, Callable[[Client, api.BaseCommand], None]] = {
@@ -287,9 +270,11 @@ COMMANDS: dict[int, Callable[[Client, api.BaseCommand], None]] = {
     T.PRODUCER: _open_producer, T.CLOSE_PRODUCER: _close_producer,
     T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer,
     **dict.fromkeys(_CONSUMER_REQUESTS, _ask_about_consumer), T.FLOW: messages.flow, T.ACK: messages.acknowledge,
+    **transactions.COMMANDS,
 }
 HANDLERS: Handlers = {
     Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send,
+    SendInTransaction: messages.publish_one_in_transaction, SendsInTransaction: messages.publish_in_transaction,
     EntryAcks: messages.acknowledge_many,
     api.BaseCommand: handle,
 }

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from geminga.proto import deliveries, envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import WORDS_MAX, EntryAcks
-from geminga.proto.connection import Send, SendRefused, Sends
+from geminga.proto.connection import Send, SendInTransaction, SendRefused, Sends, SendsInTransaction
 from geminga.proto.errors import ProtocolError
-from geminga.proto.sends import PRODUCER_ID
+from geminga.proto.sends import PRODUCER_ID, SEQUENCE_ID
+from geminga.workers.clients import transactions
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.stream import Stream
 from geminga.workers.owners.links import OwnerLink
@@ -35,8 +36,37 @@ def publish_one(client: Client, send: Send) -> None:
         client.worker.owners.schedule_flush(link)
 
 
-def publish(client: Client, sends: Sends) -> None:
-    """Forward a run of SENDs, rows (n,) SEND_ROW and entries (n, size), to the owners of their producers."""
+def publish_one_in_transaction(client: Client, send: SendInTransaction) -> None:
+    """Forward one SEND in a transaction to the owner of its producer, which knows whether the transaction is open."""
+    if not client.worker.options.transactions:
+        return _refuse_disabled(client, send.row[PRODUCER_ID], send.row[SEQUENCE_ID])
+    route = client.routes.publishing(send.row[PRODUCER_ID])
+    if route is not None:
+        link = route.link
+        assert link is not None
+        link.send_in_transaction(route.handle, client.number, send.row, send.entry)
+        client.worker.owners.schedule_flush(link)
+
+
+def publish_in_transaction(client: Client, sends: SendsInTransaction) -> None:
+    """Forward a run of SENDs in one transaction; see `publish`."""
+    if client.worker.options.transactions:
+        return publish(client, sends, envelope.SENDS_IN_TRANSACTIONS)
+    for producer_id, sequence_id in zip(
+            sends.rows["producer_id"].tolist(), sends.rows["sequence_id"].tolist(), strict=True):
+        _refuse_disabled(client, producer_id, sequence_id)
+
+
+def _refuse_disabled(client: Client, producer_id: int, sequence_id: int) -> None:
+    """Refuse a SEND in a transaction because transactions are switched off."""
+    refuse_send(client, SendRefused(producer_id, sequence_id, api.NotAllowedError, transactions.DISABLED))
+
+
+def publish(client: Client, sends: Sends, kind: int = envelope.SENDS) -> None:
+    """Forward a run of SENDs, rows (n,) SEND_ROW and entries (n, size), to the owners of their producers.
+
+    kind: of the envelope's section.
+    """
     rows, entries = sends.rows, sends.entries
     ids = rows["producer_id"]
     rows["connection"] = client.number
@@ -46,19 +76,19 @@ def publish(client: Client, sends: Sends) -> None:
         if route is not None:
             rows["producer"] = route.handle
             assert route.link is not None
-            _forward(client, route.link, rows, entries)
+            _forward(client, route.link, rows, entries, kind)
         return
     distinct, inverse = np.unique(ids, return_inverse=True)
     routes = [client.routes.publishing(producer_id) for producer_id in distinct.tolist()]
     rows["producer"] = np.array([route.handle if route else 0 for route in routes], np.uint64)[inverse]
     for link in {route.link for route in routes if route is not None and route.link is not None}:
         is_for_link = np.array([route is not None and route.link is link for route in routes])[inverse]
-        _forward(client, link, rows[is_for_link], entries[is_for_link])
+        _forward(client, link, rows[is_for_link], entries[is_for_link], kind)
 
 
-def _forward(client: Client, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8]) -> None:
+def _forward(client: Client, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8], kind: int) -> None:
     rows["offset"] = np.arange(len(rows)) * entries.shape[1]
-    link.sends(rows, entries.tobytes())
+    link.sends(rows, entries.tobytes(), kind)
     client.worker.owners.schedule_flush(link)
 
 
@@ -122,11 +152,10 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
     route = client.routes.consuming(request.consumer_id)
     if route is None:
         return
-    if request.txnid_most_bits or request.txnid_least_bits:
-        refusal = api.NotAllowedError, "Transactions are not enabled."
-        return client.stream.write(responses.ack_response(request.consumer_id, request.request_id, refusal))
     link = route.link
     assert link is not None
+    if request.txnid_most_bits or request.txnid_least_bits:
+        return transactions.acknowledge(client, link, command)
     if request.HasField("validation_error"):
         damaged = api.CommandAck(consumer_id=request.consumer_id, ack_type=request.ack_type,
                                  validation_error=request.validation_error,

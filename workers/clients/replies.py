@@ -12,6 +12,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.frames import NO_REQUEST
 from geminga.workers.clients import commands
 from geminga.workers.clients.client import Client
+from geminga.workers.clients.forwarding import COORDINATED, refused
 from geminga.workers.clients.routes import Route
 from geminga.workers.failures import attempt
 from geminga.workers.owners.links import OwnerLink
@@ -98,14 +99,17 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
     client.probed_by = [probing for probing in client.probed_by if probing is not link]
     client.stream.unthrottle(link)
     client.introduced.discard(link)
-    for kind, request_id, withheld in client.requests.owner_gone(link):
+    for kind, request_id, about, withheld in client.requests.owner_gone(link):
         if withheld is not None:
             commands.handle(client, withheld.command)
         elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
             client.stream.write(responses.success(request_id))
+        elif kind in COORDINATED:      # clients send it again
+            client.stream.write(refused(kind, request_id, api.TransactionCoordinatorNotFound,
+                                        "The coordinator ended before it answered", about))
         else:
-            client.stream.write(responses.error(request_id, api.ServiceNotReady,
-                                                "The topic's owner ended before it answered"))
+            client.stream.write(refused(kind, request_id, api.ServiceNotReady,
+                                        "The topic's owner ended before it answered", about))
     for route in unanswered:
         _ask_successor(client, route)
 

@@ -17,8 +17,8 @@ from geminga.workers.clients.routes import Route, Routes
 from geminga.workers.directory.directory import Directory
 from geminga.workers.directory.watchers import Watcher, Watchers
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import CONSUME, LOOKUP, Authorization, Decision, tenant_of
-from geminga.workers.identity.demands import DEMANDS, right_of
+from geminga.workers.identity.authorization import ADMINISTER, CONSUME, LOOKUP, Authorization, Decision, tenant_of
+from geminga.workers.identity.demands import DEMANDS, is_free, right_of
 from geminga.workers.owners.links import OwnerLink
 
 T = api.BaseCommand.Type
@@ -82,10 +82,13 @@ class Rights:
         return demand.answer(request.request_id, api.AuthorizationError, decision.told or demand.text)
 
     def _decide(self, client: Client, kind: int, request: Any) -> Decision | None:
-        """Decide about a command; None if the command is wrong in another way, which its handler answers."""
+        """Decide about a command; None if it demands no right, or is wrong in another way, which its handler answers.
+        """
         try:
             right = right_of(kind, request)
         except Refusal:
+            return None
+        if is_free(kind, right):
             return None
         assert client.identity is not None
         decision = self._authorization.decide(client.identity, *right)
@@ -96,6 +99,10 @@ class Rights:
                 and not self._worker.directory.catalogue.tenants.exists(tenant_of(right.resource)):
             return None
         return decision
+
+    def is_superuser(self, client: Client) -> bool:
+        """Whether the client may do everything, as only super users and the broker itself may."""
+        return client.identity is not None and self._authorization.allows(client.identity, ADMINISTER, "")
 
     # -- after rights have changed
 

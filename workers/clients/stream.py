@@ -19,18 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import responses
-from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection
+from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, NEW, Connection
 from geminga.proto.errors import ProtocolError
 from geminga.storage.runtime.counters import Counters
 from geminga.workers.clients.turns import UNREAD_MIN, Turns, UnfinishedFrames
+from geminga.workers.directory.directory import Directory
 from geminga.workers.failures import attempt, end_failed
 from geminga.workers.options import WorkerOptions
+from geminga.workers.ports import protocols
+from geminga.workers.ports.gate import ClientAddress
 
 _OWN_BUFFER_MIN = 64 << 10       # an unfinished frame that is larger gets a buffer of its own size
 _OWN_BUFFER_MAPPED = 256 << 10   # above it, memory is taken only as bytes come: eight bytes can announce megabytes
 _WAITING_MAX = 10_000            # commands that wait for owners; with as many the connection is not read from
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before the connection is not read from
 _SLICE_SECONDS = 0.001           # for one client, before the others have their turn; one command may take longer
+_FIRST_BYTES = 32                # of a connection, which tell its protocol
 _EMPTY = memoryview(b"")
 
 Handlers = Mapping[type, Callable[[Any, Any], None]]      # event's type -> function of (client, event)
@@ -41,6 +45,7 @@ class StreamWorker(Protocol):
 
     options: WorkerOptions
     counters: Counters
+    directory: Directory
     turns: Turns
     unfinished: UnfinishedFrames
     buffer: memoryview                   # shared by all connections: a read is dealt with before the next one
@@ -86,8 +91,9 @@ class Stream(asyncio.BufferedProtocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, worker: StreamWorker, client: StreamClient, handlers: Handlers):
-        self._worker, self._handlers = worker, handlers
+    def __init__(self, worker: StreamWorker, client: StreamClient, handlers: Handlers,
+                 announced: ClientAddress | None = None):
+        self._worker, self._handlers, self._announced = worker, handlers, announced
         self._client: StreamClient = client
         self.connection = Connection(worker.options.max_message_size)
         self.was_heard = True                      # whether bytes came since the last keep-alive tick
@@ -112,13 +118,13 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def host(self) -> str:
         """The client's IP address, or "local" for a Unix socket."""
-        peer = self.transport.get_extra_info("peername")
+        peer = self._announced or self.transport.get_extra_info("peername")
         return peer[0] if isinstance(peer, tuple) else "local"
 
     @property
     def address(self) -> str:
         """The client's IP address and port."""
-        peer = self.transport.get_extra_info("peername")
+        peer = self._announced or self.transport.get_extra_info("peername")
         host, port = peer[:2] if isinstance(peer, tuple) else ("local", 0)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -206,6 +212,8 @@ class Stream(asyncio.BufferedProtocol):
                         handlers[type(event)](client, event)
                 is_late = time.monotonic() >= until
         except ProtocolError:
+            if connection.state == NEW:
+                self._refuse_protocol(bytes(data[:_FIRST_BYTES]))
             self.drop_input()
             self._worker.counters.add("protocol_errors")
             return self.close()
@@ -213,6 +221,13 @@ class Stream(asyncio.BufferedProtocol):
             self.drop_input()
             return end_failed(self)
         self._keep(data, taken, end, is_late)
+
+    def _refuse_protocol(self, first: bytes) -> None:
+        """Answer a connection that begins with bytes of another protocol than the port's."""
+        scheme = "pulsar"      # ports with another one have a gate
+        if not protocols.belongs(first, scheme):
+            ports = self._worker.directory.addresses.ports
+            self.transport.write(protocols.refusal(first, scheme, ports, self.host))
 
     def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
         """Keep bytes `taken` to `end` - 1, which were read and not handled.

@@ -20,8 +20,9 @@ _DOMAINS: dict[int, tuple[str, ...]] = {
 class Directory:
     """A worker's read access to the catalogue, and the addresses at which topics are served."""
 
-    def __init__(self, catalogue: Catalogue, addresses: Addresses, storage: StorageOptions):
-        self.catalogue = catalogue
+    def __init__(self, catalogue: Catalogue, addresses: Addresses, storage: StorageOptions, coordinators: int):
+        """coordinators: of transactions, as many as there are owners."""
+        self.catalogue, self._coordinators = catalogue, coordinators
         self.configure(addresses, storage)
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
@@ -64,6 +65,8 @@ class Directory:
         """
         self._refresh()
         topic = names.parse(text)
+        if topic == names.COORDINATORS:
+            return self._coordinators if self._storage.transactions else 0
         if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if topic.partition >= 0:

@@ -4,8 +4,6 @@ Lists of topics: watchers.py.
 
 Each function returns the frame of the answer; a failure is an answer of the same kind, as clients expect.
 """
-from typing import Any
-
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -27,7 +25,8 @@ def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
 def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
     """Answer LOOKUP with the URLs of the topic's broker.  Raises Refusal, which the caller answers and counts."""
     request = command.lookupTopic
-    return responses.lookup(request.request_id, *directory.urls(request.topic, request.advertised_listener_name))
+    urls = directory.urls(request.topic, request.advertised_listener_name)
+    return responses.lookup(request.request_id, *urls, stays=not directory.addresses.is_advertised)
 
 
 def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
@@ -51,22 +50,5 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
                             registry.version_bytes(schema.version))
 
 
-def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
-    """Refuse a command about transactions."""
-    return responses.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
-
-
-def _body(command: api.BaseCommand) -> Any:
-    """Return the message inside a command: the field that the command's type names.
-
-    A client may have filled in other fields, which do not count.
-    """
-    return getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
-
-
 T = api.BaseCommand.Type
-ANSWERS = {
-    T.PARTITIONED_METADATA: partition_metadata,
-    T.TC_CLIENT_CONNECT_REQUEST: no_transactions, T.NEW_TXN: no_transactions, T.ADD_PARTITION_TO_TXN: no_transactions,
-    T.ADD_SUBSCRIPTION_TO_TXN: no_transactions, T.END_TXN: no_transactions,
-}
+ANSWERS = {T.PARTITIONED_METADATA: partition_metadata}

@@ -10,6 +10,7 @@
     sources.py           keys and password files, which change while they are used
     attempts.py          failed attempts: counted, logged, slowed down
     hashes.py            a thread for slow checks, shared out by address
+    local.py             users of the host, by the sockets in the data folder
     handshakes.py        authentication over the binary protocol, and again when a token expires
     authorization.py     (Identity, action, resource) -> allowed or not, and why
     demands.py           the right that each command demands

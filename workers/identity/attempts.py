@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from geminga.storage.runtime.counters import EXPIRING_MINUTES, Counters, authentication_counter
 from geminga.storage.runtime.log import log
-from geminga.workers.identity.authentication import OURSELVES, Identity
+from geminga.workers.identity.authentication import LOCAL, Identity
 from geminga.workers.identity.credentials import NotAuthenticated
 
 _REST_SECONDS = 60.0          # without a failure, after which an episode is over
@@ -49,7 +49,7 @@ class Attempts:
 
     def succeeded(self, identity: Identity) -> None:
         """Count a success, and record how long its credentials stay valid."""
-        if not identity.method or identity is OURSELVES:
+        if identity.method in ("", LOCAL):
             return
         self._counters.add(authentication_counter(identity.method, "SUCCESS"))
         if identity.expires_s is not None:

@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.workers.identity.credentials import Credentials, NotAuthenticated
 from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions
 
-INTERNAL = "internal"          # method of the broker's own processes: they come by a socket that no other user reaches
+LOCAL = "local"      # method of clients that come by a socket in the data folder, see local.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class Identity:
     """The role of a client, and the credentials that proved it, if authentication is on."""
 
     role: str                          # "": authentication is off
-    method: str = ""      # "token", "basic", "tls", INTERNAL; "": the anonymous role, or authentication is off
+    method: str = ""      # "token", "basic", "tls", LOCAL; "": the anonymous role, or authentication is off
     expires_s: float | None = None     # when its credentials expire, in seconds since 1970; None: never
     proxy: str = ""                    # the role of the proxy that asks on behalf of `role`
 
 
 NOT_ASKED = Identity(role="")
-OURSELVES = Identity("geminga", INTERNAL)
+OURSELVES = Identity("geminga", LOCAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Authenticator:
 
     def accepts(self, identity: Identity) -> bool:
         """Whether the present options would admit an identity that former options admitted."""
-        if not self.is_on or identity.method == INTERNAL:
+        if not self.is_on or identity.method == LOCAL:
             return True
         if not identity.method:
             return bool(identity.role) and identity.role == self._options.anonymous_role

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
-from geminga.workers.identity.authentication import INTERNAL, Identity
+from geminga.workers.identity.authentication import LOCAL, Identity
 from geminga.workers.identity.options import AuthorizationOptions
 
 # A right to produce or consume includes LOOKUP.
@@ -89,8 +89,8 @@ class Authorization:
         """
         if not self.is_enabled:
             return Decision(True, "Authorization is off")
-        if identity.method == INTERNAL:
-            return Decision(True, "The broker itself asks")
+        if identity.method == LOCAL:
+            return Decision(True, "It came by the socket in the data folder")
         key = identity.role, identity.proxy, action, resource, subscription
         decision = self._decided.get(key)
         if decision is None:

@@ -56,7 +56,7 @@ class Basic:
             raise NotAuthenticated("INVALID_AUTH_DATA", "no user and password")
         if (digest := self._digest(name, password)) in self._right:
             return name.decode(), None
-        file, role = self._source.get(), ""
+        file, role, known = self._source.get(), "", None
         try:
             role, known = name.decode(), file.get_hash(name)  # type: ignore[arg-type]  # takes bytes too
             # A hash is computed for an unknown user too.  Otherwise the time of an answer would tell which users exist.
@@ -65,7 +65,8 @@ class Basic:
         except ValueError:       # not UTF-8, NUL bytes, or more than 72 bytes for bcrypt
             is_right = False
         if not is_right or not role:
-            raise NotAuthenticated("INVALID_TOKEN", "unknown user or wrong password")
+            # Only the log tells the two apart; clients get one answer for both.
+            raise NotAuthenticated("INVALID_TOKEN", "unknown user" if known is None else "wrong password")
         with self._lock:
             self._right[digest] = None
             if len(self._right) > _REMEMBERED_MAX:

@@ -1,5 +1,4 @@
 """Credentials that clients authenticate with, and the error for those that are not accepted."""
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,6 +6,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ErrorCode
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
 
 
@@ -22,7 +22,7 @@ class Credentials:
         return f"<Credentials {self.method}>"
 
 
-def certificate_of(transport: asyncio.BaseTransport) -> bytes | None:
+def certificate_of(transport: "asyncio.BaseTransport") -> bytes | None:
     """Return the peer's certificate of a TLS connection, in DER; None if the peer has sent none."""
     tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     return tls.getpeercert(binary_form=True) if tls is not None else None

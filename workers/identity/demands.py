@@ -38,11 +38,20 @@ DEMANDS: dict[int, Demand | None] = {
     T.FLOW: None, T.ACK: None, T.REDELIVER_UNACKNOWLEDGED_MESSAGES: None,
     T.UNSUBSCRIBE: None, T.CLOSE_CONSUMER: None, T.SEEK: None,
     T.GET_LAST_MESSAGE_ID: None, T.CONSUMER_STATS: None, T.WATCH_TOPIC_LIST_CLOSE: None,
-    # Transactions are refused to everybody.
+    # A transaction belongs to the role that began it; what it publishes and acknowledges was allowed when the producer
+    # or consumer was opened.
     T.TC_CLIENT_CONNECT_REQUEST: None, T.NEW_TXN: None,
     T.ADD_PARTITION_TO_TXN: None, T.ADD_SUBSCRIPTION_TO_TXN: None, T.END_TXN: None,
+    T.END_TXN_ON_PARTITION: None, T.END_TXN_ON_SUBSCRIPTION: None,      # refused to everybody
 }
 _ABOUT_NAMESPACES = (T.GET_TOPICS_OF_NAMESPACE, T.WATCH_TOPIC_LIST)
+
+
+def is_free(kind: int, right: Right) -> bool:
+    """Whether every client that is authenticated may do this: ask where the coordinators of transactions are."""
+    resource = right.resource
+    return kind in (T.LOOKUP, T.PARTITIONED_METADATA) and not isinstance(resource, str) \
+        and resource.base == names.COORDINATORS
 
 
 def right_of(kind: int, request: Any) -> Right:

@@ -16,6 +16,7 @@ from geminga.proto import responses
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import NO_REQUEST
 from geminga.storage.runtime.counters import Counters
+from geminga.workers.identity import local
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, OURSELVES, Authenticator, Identity, Original
 from geminga.workers.identity.credentials import Credentials, NotAuthenticated, certificate_of
@@ -85,7 +86,8 @@ class Handshakes:
     def connect(self, client: Client, request: api.CommandConnect) -> None:
         """Authenticate a client that sends CONNECT, then welcome or refuse it; slow checks answer later."""
         if not self._authenticator.is_on or client.is_inside:
-            return client.welcome(request, OURSELVES if client.is_inside else NOT_ASKED)
+            peer = local.identity_of(client.stream.transport) or OURSELVES if client.is_inside else NOT_ASKED
+            return client.welcome(request, peer)
         credentials = Credentials(method_of(request), request.auth_data, certificate_of(client.stream.transport))
         original = None
         if request.HasField("original_principal"):

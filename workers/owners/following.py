@@ -18,11 +18,13 @@ class Follower(Protocol):
 
 
 def follow(control: Control, follower: Follower, configure: Callable[[str], None],
-           drain: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Event:
+           drain: Callable[[], Coroutine[Any, Any, None]],
+           hang_up: Callable[[str], None] = lambda _: None) -> asyncio.Event:
     """Pass the supervisor's news of owners on to the follower.
 
     Returns an event that is set when the supervisor says stop or ends.  configure: applies new options, packed; raises
-    Unusable.  drain: returns after everything published has been answered.
+    Unusable.  drain: returns after everything published has been answered.  hang_up: closes the connection from an
+    address.
     """
     stopping = asyncio.Event()
     draining: list[asyncio.Task[None]] = []      # asyncio keeps no reference to a task
@@ -50,6 +52,8 @@ def follow(control: Control, follower: Follower, configure: Callable[[str], None
                     control.send(configured="")
                 except Unusable as error:
                     control.send(configured=str(error))
+            elif "close" in message:
+                hang_up(message["close"])
             elif "drain" in message:
                 draining.append(asyncio.create_task(drain_and_report()))
             elif "stop" in message:

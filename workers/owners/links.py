@@ -45,6 +45,7 @@ class OwnerLink:
         self.is_unheard = False                    # something was sent, and the socket was not looked at since
         self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
         self._sends: list[bytes] = []              # rows that came one by one, and their entries
+        self._sends_kind = envelope.SENDS          # SENDS_IN_TRANSACTIONS: some of them are in a transaction
         self._entries: list[bytes] = []
         self._entries_size = 0
         self._acks: list[tuple] = []
@@ -66,11 +67,13 @@ class OwnerLink:
         """Whether something is queued for the owner, or its socket may hold an envelope."""
         return bool(self._sections or self._sends or self._acks or self._flows or self._commands) or self.is_unheard
 
-    def sends(self, rows: NDArray, entries: bytes) -> None:
-        """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other."""
+    def sends(self, rows: NDArray, entries: bytes, kind: int = envelope.SENDS) -> None:
+        """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other.  kind: of the
+        section.
+        """
         self._close_commands()
         self._close_sends()
-        self._sections.append((envelope.SENDS, rows, entries))
+        self._sections.append((kind, rows, entries))
         self._count(len(entries))
 
     def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
@@ -80,6 +83,11 @@ class OwnerLink:
         self._entries.append(entry)
         self._entries_size += len(entry)
         self._count(len(entry))
+
+    def send_in_transaction(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
+        """Queue one SEND in a transaction; see `send`."""
+        self.send(producer, connection, row, entry)
+        self._sends_kind = envelope.SENDS_IN_TRANSACTIONS
 
     def _count(self, size: int) -> None:
         self.gathered += size
@@ -116,8 +124,8 @@ class OwnerLink:
 
     def _close_sends(self) -> None:
         if self._sends:
-            self._sections.append((envelope.SENDS, b"".join(self._sends), b"".join(self._entries)))
-            self._sends, self._entries, self._entries_size = [], [], 0
+            self._sections.append((self._sends_kind, b"".join(self._sends), b"".join(self._entries)))
+            self._sends, self._entries, self._entries_size, self._sends_kind = [], [], 0, envelope.SENDS
 
     def _close_data(self) -> None:
         self._close_sends()
@@ -199,6 +207,17 @@ class OwnerLinks:
     def link_of(self, topic: TopicName) -> OwnerLink | None:
         """Return the link to the partition's owner; None while its process is being restarted."""
         return self._links[owner_of(str(topic), len(self._links))]
+
+    @property
+    def count(self) -> int:
+        """The number of owners, whether they run or not."""
+        return len(self._links)
+
+    def link_to(self, coordinator: int) -> OwnerLink | None:
+        """Return the link to the owner that coordinates transactions under this number; None while its process is
+        being restarted.
+        """
+        return self._links[coordinator % len(self._links)]
 
     def with_room(self, topic: TopicName) -> OwnerLink | None:
         """Return the link to the partition's owner if it has room for another PRODUCER or SUBSCRIBE, else None.

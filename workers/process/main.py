@@ -23,26 +23,27 @@ from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.options import AuthorizationOptions
 from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.following import follow
+from geminga.workers.ports.admission import Admission
 from geminga.workers.process.listeners import Listeners
 from geminga.workers.process.worker import Worker, WorkerConfig
 
 
 def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
-        addresses: Addresses,
-        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator,
-        rights: AuthorizationOptions) -> None:
+        addresses: Addresses, control: Control, counters: Counters, admission: Admission, storage: StorageOptions,
+        authenticator: Authenticator, rights: AuthorizationOptions) -> None:
     """Run a worker until the supervisor says stop, or ends."""
     begin_counters(counters)
+    admission.clear()
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
-    directory = Directory(catalogue, addresses, storage)
+    directory = Directory(catalogue, addresses, storage, owners)
     if listeners.certificates is not None:
         listeners.certificates.counters = counters
     schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
     authorization = Authorization(rights, catalogue)
 
     def make() -> Worker:
-        return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator,
-                      authorization)
+        return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, admission,
+                      authenticator, authorization)
 
     uvloop.run(_serve(make, listeners, control))
 
@@ -64,9 +65,11 @@ async def _serve(make: Callable[[], Worker], listeners: Listeners, control: Cont
         worker.configure(config)
         log.begin(config.log)
 
-    stopping = follow(control, worker, configure, worker.drain)
-    servers = await listeners.serve(lambda: Client(worker, HANDLERS).stream,
-                                    lambda: Client(worker, HANDLERS, is_inside=True).stream)
+    stopping = follow(control, worker, configure, worker.drain, worker.hang_up)
+    servers = await listeners.serve(
+        lambda announced: Client(worker, HANDLERS, announced=announced).stream, worker.directory.addresses.ports,
+        "pulsar", has_proxies=worker.options.proxy_protocol,
+        inside=lambda: Client(worker, HANDLERS, is_inside=True).stream)
     worker.counters.set("serving_pid", os.getpid())
     control.send(ready={})
     await stopping.wait()

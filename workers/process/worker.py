@@ -4,6 +4,7 @@ One pass of the loop reads what sockets have brought, and then sends each owner 
 of owners are written to clients as they come.
 """
 import asyncio
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from geminga.workers.addresses import Addresses
 from geminga.workers.clients import commands, delivery_queue, messages, replies
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.egress import Ledgers
+from geminga.workers.clients.forwarding import introduce
 from geminga.workers.clients.rights import Rights
 from geminga.workers.clients.turns import Turns, UnfinishedFrames
 from geminga.workers.directory.directory import Directory
@@ -34,6 +36,8 @@ from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.links import OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
+from geminga.workers.ports.admission import Admission
+from geminga.workers.ports.seldom import strangers
 
 _BUFFER_BYTES = 1 << 20      # for one read; connections share the buffer, as a read is handled before the next one
 _PROBE_SECONDS = 2               # of silence after a PING, which end a connection that another client wants to replace
@@ -56,9 +60,10 @@ class Worker:
 
     def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions,
                  directory: Directory,
-                 schemas: SchemaThread, counters: Counters, authenticator: Authenticator, authorization: Authorization):
+                 schemas: SchemaThread, counters: Counters, admission: Admission, authenticator: Authenticator,
+                 authorization: Authorization):
         """Make a worker.  serial: number of this process among all of the broker's; owners: number of owners."""
-        self.options, self.directory, self.counters = options, directory, counters
+        self.options, self.directory, self.counters, self._admission = options, directory, counters, admission
         self._loop = asyncio.get_running_loop()
         self._authenticator, self._authorization, self._schemas = authenticator, authorization, schemas
         self.is_draining = False                  # no producer or consumer is opened any more
@@ -66,7 +71,7 @@ class Worker:
         self.buffer_array = np.frombuffer(self.buffer, np.uint8)
         self.broker_fields = _broker_fields(options)
         self.clients: dict[int, Client] = {}      # by their connections' numbers
-        self._connections = 0
+        self._serial, self._connections = serial, 0
         self.ledgers = Ledgers(data_dir)
         self.owners = OwnerLinks(run_dir, serial, owners, self, counters, self._loop)
         self.owners.sections = {
@@ -95,7 +100,7 @@ class Worker:
 
         Raises Unusable: keys or users cannot be read; nothing has changed then.
         """
-        identity = config.identity
+        identity, were_super = config.identity, {client for client in self.all_clients() if client.is_superuser}
         self._authenticator.configure(identity)
         self.options, self._schemas.options = config.options, config.storage
         self.broker_fields = _broker_fields(config.options)
@@ -113,6 +118,10 @@ class Worker:
         self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
         for client in self.all_clients():
             attempt(client.stream, client.configured)
+            if client.is_superuser != (client in were_super):
+                for link in client.introduced:
+                    introduce(client, link)
+        self.owners.schedule_flush()
         self.owners.resume_if_possible()
 
     # -- clients
@@ -126,15 +135,34 @@ class Worker:
         return self._connections & 0xFFFFFFFF
 
     def opened(self, client: Client) -> None:
-        """Add a client whose connection was accepted."""
+        """Add a client whose connection was accepted; one too many has `refusal` set."""
         self.clients[client.number] = client
-        self.counters.add("connections_opened")
+        if not client.is_inside:
+            client.place, client.refusal = self._admission.admit(client.stream.host, self.options)
+        if client.refusal:
+            self.counters.add("connections_refused")
+            strangers.warn("connections", f"a connection from {client.stream.host} is refused: {client.refusal}",
+                           "G323", client.stream.host)
+        else:
+            self.counters.add("connections_opened")
+            client.row = self._admission.connections.enter(
+                self._serial, client.number, client.stream.address, client.listener, time.time_ns() // 1_000_000)
+
+    def welcomed(self, client: Client) -> None:
+        """Note what the handshake of a client has told, for listings of connections."""
+        if client.row is not None and client.identity is not None:
+            self._admission.connections.welcome(
+                client.row, client.protocol_version, client.client_version, client.identity.role)
 
     def closed(self, client: Client) -> None:
         """Remove a client whose connection has ended, and tell the owners that know the client."""
         if self.clients.pop(client.number, None) is None:
             return
-        self.counters.add("connections_closed")
+        self._admission.free(client.place)
+        if client.row is not None:
+            self._admission.connections.leave(client.row)
+        if not client.refusal:
+            self.counters.add("connections_closed")
         if log.level >= DEBUG:
             log.debug("a connection was closed", client=client.stream.address)
         self.watchers.forget(client)
@@ -147,6 +175,13 @@ class Worker:
             if link in client.introduced or client.discoveries:
                 link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_GONE)
         self.owners.schedule_flush()
+
+    def hang_up(self, address: str) -> None:
+        """Close the connection from an address, host:port, because an operator asked for that."""
+        for client in self.all_clients():
+            if client.stream.address == address:
+                log.info("a connection is closed because an operator asked for that", client=address)
+                client.stream.transport.abort()
 
     def end_if_silent_soon(self, client: Client) -> None:
         """End the connection unless bytes come from the client soon: an owner has asked whether the client is alive."""

@@ -7,9 +7,13 @@
     metrics.py           /metrics for Prometheus: collector.py and series.py together
     collector.py         metrics of the broker, its processes and the host
     broker_families.py   names and help texts of the metrics in collector.py
+    coordinators.py      metrics of the coordinators of transactions
     series.py            lines of the metrics of topics, subscriptions and compactions
     topic_families.py    names, help texts and source columns of the metrics in series.py
-    operations.py        log levels, status, why a subscription receives nothing more
+    views.py             tables of topics, subscriptions, clients and transactions
+    transaction_rows.py  rows about transactions that have not ended
+    hanging_transactions.py   transactions that raise an alarm
+    operations.py        log levels and status
     backups.py           a backup that is requested over HTTP
 
 Imports: `admin/requests/`, `admin/resources/`, `tasks/`, `host/`, `pulsar_client/`, workers, storage. Start with

@@ -9,6 +9,7 @@
     damage        damage was found, a file was removed, or clients could not read messages; until acknowledged
     sync          a sync failed; until acknowledged
     processes     a process was started three times within ten minutes
+    transactions  consumers wait for a transaction that is open for long, or a decided one does not end
 
 Each alarm is a metric, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page
 of the runbook. Numbers that have to outlive this process are in the shared counters: clock jumps, and the counts that
@@ -18,6 +19,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from aiohttp import web
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.upkeep import missing_files
+from geminga.supervisor.admin.monitoring.hanging_transactions import HangingTransactions
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import host
 from geminga.supervisor.tasks.job_socket import REPORT, last_report
@@ -39,6 +42,7 @@ _JUMPED_SECONDS = 3600.0             # the alarm ends after this time without a 
 _MEMORY_REST = 0.05                  # part of the memory that must be free again before the alarm ends
 _LATE_SECONDS = 2 * 24 * 3600.0      # time without a nightly job that succeeded, after which the alarm is raised
 _STARTS_SECONDS = 600.0              # three starts of a process within this time raise the alarm
+_TOLD_MAX = 3                        # transactions that the text of an alarm describes
 # files that are never replaced while a broker serves
 _STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"
 _TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # exists while the timer is enabled
@@ -68,6 +72,7 @@ ALARMS = {
     "damage": "G125",
     "sync": "G111",
     "processes": "G206",
+    "transactions": "G520",
 }
 # Alarms that are logged as errors.  All further alarms are warnings, which can wait for the morning.
 _COSTLY = "memory", "damage", "sync", "processes"
@@ -91,6 +96,7 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
+        self.transactions = HangingTransactions()
         self._watched = missing_files.WatchedFiles([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
@@ -101,12 +107,14 @@ class Alarms:
     def configure(self, config: Config) -> None:
         """Apply a new configuration."""
         self._options, self._data_dir = config.alarms, config.data_dir
+        self.transactions.open_seconds = config.alarms.transaction_s
 
     async def serve(self, app: web.Application):
         """Evaluate all alarms at intervals while the application runs."""
-        task = asyncio.create_task(self._watch())
+        tasks = [asyncio.create_task(one) for one in (self._watch(), self.transactions.watch(app))]
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
 
     async def _watch(self) -> None:
         while True:
@@ -246,6 +254,12 @@ class Alarms:
         if not restarted:
             return None
         return Reason(restarted, f"{', '.join(restarted)} had to be started again and again in the last ten minutes")
+
+    def _transactions(self, rows: Rows) -> Reason | None:
+        if not (hanging := self.transactions.sentences):
+            return None
+        others = f"; and {len(hanging) - _TOLD_MAX:,} others" if len(hanging) > _TOLD_MAX else ""
+        return Reason(sorted(hanging), "; ".join(islice(hanging.values(), _TOLD_MAX)) + others)
 
     # -- for status, metrics and /ready
 

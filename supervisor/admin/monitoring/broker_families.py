@@ -63,6 +63,7 @@ OWN = {
     "tls_handshakes_failed": "TLS handshakes that the client or the broker refused",
     "tls_reloads": "Changed certificate files taken into use",
     "tls_reloads_failed": "Changed certificate files that could not be used",
+    "connections_refused": "Connections refused because as many as may be were open",
     "protocol_errors": "Connections closed because the client broke the protocol",
     "sends_refused": "SENDs that the worker refused",
     "commands_refused": "Commands refused because a right is missing",

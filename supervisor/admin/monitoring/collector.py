@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import BOUNDS_S, Counters
+from geminga.supervisor.admin.monitoring import coordinators
 from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
 from geminga.supervisor.admin.monitoring.broker_families import (
     BROKER,
@@ -51,6 +52,7 @@ class Collector:
     def __init__(self, config: Config, counters: dict[tuple[str, int], Counters]):
         """Collect from shared counters.  counters: (role, index) of a process -> its counters."""
         self._counters = counters
+        self.coordinators: coordinators.Coordinators = {}      # figures of those whose owners answered
         self.measured: list[Measured | None] = []      # statistics of each owner, None if it did not answer
         # Histogram -> (monotonic seconds, counts, sum in seconds) of each of the last scrapes.
         self._seen: dict[str, deque[tuple[float, Counts, float]]] = {name: deque() for name in SUMMARIES}
@@ -110,6 +112,7 @@ class Collector:
             for counter, text in gauges.items():
                 values = {process: row[counter] for process, (role, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, counter, text, values)
+        yield from coordinators.families(self._cluster, self.coordinators)
         yield self._certificate_expiry()
         yield from self._alarms(self.alarms) if self.alarms else ()
         yield from self._nightly()

@@ -4,6 +4,7 @@
 """
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -13,12 +14,16 @@ from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS
 from geminga.supervisor.host import host
+from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.pulsar_client import client
 
 routes = web.RouteTableDef()
 INSIDE = web.AppKey("inside", Path)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
+# Paths that are answered while the broker loads.
+_WHILE_LOADING = {"/ready", "/status.html", "/metrics", "/admin/v2/brokers/ready", "/admin/v2/brokers/version",
+                  "/ops/v1/status", "/ops/v1/log-level"}
 _TOPIC_VERSIONS = "V1", "V2"
 _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round trip's result; 0: there was none
 
@@ -26,6 +31,18 @@ _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round tr
 @routes.get("/status.html")
 async def status(request: web.Request) -> web.Response:
     return web.Response(text="OK")
+
+
+@web.middleware
+async def guard(request: web.Request,
+                handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Middleware that answers 503 while the broker loads, except for questions about its state.
+
+    Partitions may be missing until every owner has recovered.
+    """
+    if request.path.rstrip("/") not in _WHILE_LOADING and loading(request.app):
+        raise web.HTTPServiceUnavailable(text=f"{'; '.join(obstacles(request.app))}; try again")
+    return await handler(request)
 
 
 @routes.get("/ready")
@@ -42,9 +59,20 @@ async def drain(app: web.Application) -> None:
     app[COUNTERS]["admin", 0].set("is_draining", 1)
 
 
+def loading(app: web.Application) -> list[dict[str, int]]:
+    """Return the progress of each owner that has never served; [] once all have, whatever happens to them later.
+
+    done, of: parts of the recovery, both 0 while nothing is known of it.
+    """
+    rows = [(index, counters.read()) for (role, index), counters in app[COUNTERS].items() if role == "owner"]
+    return [{"owner": index, "done": row["recovery_done"], "of": row["recovery_of"]} for index, row in rows
+            if not row["serving_pid"]]
+
+
 def obstacles(app: web.Application) -> list[str]:
     """Return the reasons why the broker is not ready."""
-    reasons = []
+    reasons = [f"the broker is loading: owner {one['owner']} " +
+               (f"has recovered {one['done']} of {one['of']}" if one["of"] else "recovers") for one in loading(app)]
     if app[COUNTERS]["admin", 0].read()["is_draining"]:
         outstanding = app[COUNTERS]["admin", 0].total("outstanding")
         reasons.append(f"the broker is being drained: {outstanding} messages are to be acknowledged yet")
@@ -52,6 +80,8 @@ def obstacles(app: web.Application) -> list[str]:
         if role == "admin":
             continue
         row = counters.read()
+        if not row["serving_pid"] and not row["is_waiting"] and reasons:
+            continue      # it has never served, because the broker is still loading
         if row["is_waiting"]:
             reasons.append(f"owner {index} cannot read or write its files, and tries again; the log says why")
         elif (row["serving_pid"] != row["pid"] or host.is_ending(row["pid"])
@@ -87,7 +117,7 @@ async def health(request: web.Request) -> web.Response:
 
 async def _round_trip(inside: Path) -> None:
     """Publish a message and read it back.  Raises OSError, ClientError."""
-    session = await client.connect_inside(inside)
+    session = await client.connect(f"{UNIX}{inside}")
     try:
         payload = uuid.uuid4().bytes
         [message_id] = await session.publish(TOPIC, [payload])

@@ -3,10 +3,13 @@
 The broker, its processes and the host come from collector.py, through prometheus_client. Topics and subscriptions come
 from the owners as columns of numbers (stats.py), and series.py writes their lines.
 """
+import asyncio
+
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from geminga.storage.runtime.counters import Counters
+from geminga.supervisor.admin.monitoring import coordinators
 from geminga.supervisor.admin.monitoring.collector import Collector
 from geminga.supervisor.admin.monitoring.series import Series
 from geminga.supervisor.admin.monitoring.stats import measure
@@ -38,7 +41,9 @@ class Metrics:
         """Return all metrics as Prometheus reads them."""
         options = self._options
         most = options.topics_max if options.topics else 0
-        measured = await measure(self._owners, most, consumers=options.consumers, producers=options.producers)
+        measured, self.collector.coordinators = await asyncio.gather(
+            measure(self._owners, most, consumers=options.consumers, producers=options.producers),
+            coordinators.coordinators(self._owners))
         self.collector.measured = measured
         head = generate_latest(self._registry)
         series = Series(self._cluster, [owner for owner in measured if owner is not None])

@@ -11,10 +11,11 @@ from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
-from geminga.supervisor.admin.monitoring.health import obstacles
-from geminga.supervisor.admin.monitoring.stats import measure
+from geminga.supervisor.admin.monitoring.health import loading, obstacles
+from geminga.supervisor.admin.monitoring.stats import Measured, measure
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.configuration import exposure
 from geminga.supervisor.tasks.job_socket import last_report
 
 routes = web.RouteTableDef()
@@ -32,6 +33,8 @@ _COUNTED = {
 }
 _RATES = {"messages_in": "rate_in", "messages_out": "rate_out",
           "bytes_in": "throughput_in", "bytes_out": "throughput_out"}
+
+_RECENT = "messages_in", "bytes_in", "messages_out", "bytes_out"      # the order in which owners count them
 
 
 # -- the log
@@ -113,7 +116,9 @@ async def status(request: web.Request) -> web.Response:
             "data_dir": str(app[TOPICS].config.data_dir.resolve()),
             "uptime_seconds": round(time.time() - began),
             "ready": not wrong,
+            "loading": loading(app),
             "obstacles": wrong,
+            "warnings": list(filter(None, [exposure.warning(app[TOPICS].config)])),
             "alarms": alarms.told(),
             "processes": [
                 _process("supervisor", psutil.Process(os.getppid()), 1),
@@ -126,7 +131,9 @@ async def status(request: web.Request) -> web.Response:
             "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in answered)},
             "topics_not_loaded": max(0, stored - opened),
             "loaded": {name: int(sum(one.total(column) for one in answered)) for name, column in _COUNTED.items()},
-            "rates": {name: round(sum(one.total(column) for one in answered), 1) for name, column in _RATES.items()},
+            "rates": _rates(answered),
+            "totals": {name: int(sum(one.total(name) for one in answered)) for name in _RATES},
+            "cores_busy_seconds": [round(one.user + one.nice + one.system, 2) for one in psutil.cpu_times(percpu=True)],
             "not_measured": [index for index, one in enumerate(measured) if one is None],
             "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize},
             "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
@@ -136,6 +143,18 @@ async def status(request: web.Request) -> web.Response:
     )
 
 
+def _rates(answered: list[Measured]) -> dict[str, float]:
+    """Return messages and bytes a second, over the last seconds.
+
+    Where very many topics have traffic, an owner has rates over the last window only; then these are used.
+    """
+    recent = [one.head["recent"] for one in answered]
+    if None in recent:
+        return {name: round(sum(one.total(column) for one in answered), 1) for name, column in _RATES.items()}
+    sums = [sum(rates) for rates in zip(*recent, strict=True)] or [0.0] * len(_RECENT)
+    return {name: round(rate, 1) for name, rate in zip(_RECENT, sums, strict=True)}
+
+
 def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str, Any]:
     told = {"process": name, "pid": process if isinstance(process, int) else process.pid,
             "started_again": max(0, starts - 1)}
@@ -143,9 +162,10 @@ def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str,
         process = psutil.Process(process) if isinstance(process, int) else process
         with process.oneshot():
             return told | {"state": process.status(), "uptime_seconds": round(time.time() - process.create_time()),
-                           "memory_bytes": process.memory_info().rss}
+                           "memory_bytes": process.memory_info().rss,
+                           "cpu_seconds": round(sum(process.cpu_times()[:2]), 2)}
     except (psutil.NoSuchProcess, ValueError):
-        return told | {"state": "gone", "uptime_seconds": 0, "memory_bytes": 0}
+        return told | {"state": "gone", "uptime_seconds": 0, "memory_bytes": 0, "cpu_seconds": 0.0}
 
 
 def _night(request: web.Request) -> dict[str, Any] | None:

@@ -135,8 +135,9 @@ TOPIC_FAMILIES = [
     Family("pulsar_entry_size_overflow", "Same as pulsar_entry_size_le_overflow", "size_le_overflow"),
     Family("pulsar_storage_read_cache_misses_rate", "Always 0: entries are read from mapped files", _nothing),
     Family("pulsar_storage_offloaded_size", "Always 0: there is no offloading", _nothing),
-    *(Family(f"pulsar_txn_tb_{state}_total", "Always 0: there are no transactions", _nothing, "counter")
-      for state in ("active", "aborted", "committed")),
+    Family("pulsar_txn_tb_active_total", "Open transactions that published to the topic", "transactions_open"),
+    *(Family(f"pulsar_txn_tb_{state}_total", f"Transactions {state} in the topic since it was opened",
+             f"transactions_{state}", "counter") for state in ("aborted", "committed")),
 ]
 
 
@@ -183,6 +184,9 @@ SUBSCRIPTION_FAMILIES = [
       for unit, column in (("msg", "Msg"), ("bytes", "Bytes")) for level in ("Subscription", "Topic", "Broker")),
     *(Family(f"pulsar_subscription_filter_{outcome}_msg_count", "Always 0: there are no entry filters", _nothing)
       for outcome in ("processed", "accepted", "rejected", "rescheduled")),
+    *(Family(f"pulsar_txn_tp_{state}_count_total",
+             f"Transactions that acknowledged on the subscription and were {state}, since the topic was opened",
+             f"transactions_{state}", "counter", labels=',status="succeed"') for state in ("committed", "aborted")),
     Family("geminga_subscription_backlog_messages",
            "Unacknowledged messages: those published since the subscription was created, less acknowledged, expired, "
            "skipped and evicted ones", "backlog_messages"),

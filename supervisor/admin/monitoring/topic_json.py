@@ -43,7 +43,8 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         "earliestMsgPublishTimeInBacklogs": min(
             (one.earliest_publish_ms for one in each if one.earliest_publish_ms), default=0),
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
-        "lastOffloadFailureTimeStamp": 0, "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
+        "lastOffloadFailureTimeStamp": 0,
+        **dict(zip(("ongoingTxnCount", "abortedTxnCount", "committedTxnCount"), figures.transactions, strict=True)),
         "publishers": [_publisher_stats(topic, one) for one in figures.publishers],
         "waitingPublishers": figures.waiting_producers, "subscriptions": subscriptions, "replication": {},
         "deduplicationStatus": "Enabled" if figures.deduplicates else "Disabled",

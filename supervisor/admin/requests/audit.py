@@ -3,6 +3,7 @@
     {"time": "2026-01-31T12:00:00.000Z", "role": "ops", "method": "token", "address": "10.0.0.7",
      "request": "DELETE /admin/v2/persistent/acme/eu/orders?force=true", "status": 204}
 
+A request by the socket in the data folder has the user's name as role and "local" as method and address.
 `proxy` is the proxy's role, `reason` the text of a refusal, `body` the rights that were set. The file is in the data
 folder. A large file is renamed to audit.log.1, and older files to audit.log.2 and so on.
 
@@ -126,7 +127,7 @@ def _log(request: web.Request, answer: web.Response) -> None:
         f"administration: {request.method} {request.path_qs[:_REQUEST_MAX]}",
         status=answer.status,
         role=identity.role,
-        client=request.remote or "",
+        client=request.remote or "local",
         **about,
     )
 
@@ -134,7 +135,8 @@ def _log(request: web.Request, answer: web.Response) -> None:
 async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
     identity = request.get(IDENTITY, NOT_ASKED)
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-             "role": identity.role, "method": identity.method, "proxy": identity.proxy, "address": request.remote or "",
+             "role": identity.role, "method": identity.method, "proxy": identity.proxy,
+             "address": request.remote or "local",
              "request": f"{request.method} {request.path_qs}"[:_REQUEST_MAX], "status": answer.status}
     if not identity.proxy:
         del line["proxy"]

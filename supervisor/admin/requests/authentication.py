@@ -4,6 +4,7 @@
     Authorization: Basic BASE64(USER:PASSWORD)
     the certificate of a connection by TLS, if there is no such header
     X-Original-Principal: ROLE, from proxies
+    the user of the process, by the socket in the data folder, without any header
 """
 import asyncio
 import base64
@@ -16,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
+from geminga.workers.identity import local
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
 from geminga.workers.identity.credentials import Credentials, NotAuthenticated, certificate_of
@@ -58,6 +60,8 @@ class HttpAuthenticator:
 
         Raises HTTPUnauthorized, HTTPServiceUnavailable.
         """
+        if (peer := local.identity_of(request.transport)) is not None:
+            return peer
         if not self._authenticator.is_on or request.path in self._open:
             return NOT_ASKED
         if self._attempts is None:

@@ -49,7 +49,9 @@ LISTS, DISCARDS = Demand("namespace", LOOKUP, 403), Demand("namespace", CONSUME,
 LOOKS_UP, PRODUCES, CONSUMES = (Demand("topic", action, 401) for action in (LOOKUP, PRODUCE, CONSUME))
 _T, _N = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}", "/admin/v2/namespaces/{tenant}/{namespace}"
 _S, _SCHEMAS = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_TABLES = tuple(f"/ops/v1/{table}" for table in ("topics", "subscriptions", "clients"))
 _BUNDLE = _N + "/{bundle}"
+_TRANSACTIONS, _NAME = "/admin/v3/transactions", "{tenant}/{namespace}/{topic}"
 _OPS = "/{domain}/{tenant}/{namespace}/{topic}"
 _CLUSTER, _BROKERS, _STATS = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", "/admin/v2/broker-stats"
 
@@ -68,7 +70,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
             "/admin/v2/clusters",
         ),
     ),
-    # Features that do not exist here: these routes refuse everybody.
+    # Features and paths that do not exist here: these routes refuse everybody.
     (
         None,
         "*",
@@ -250,6 +252,33 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (TOPIC_POLICY, "POST DELETE", (f"{_T}/backlogQuota",)),
     (TOPIC_POLICY, "GET POST DELETE", (f"{_T}/{{subscription}}/dispatchRate",)),
     (TOPIC_POLICY, "DELETE", (f"{_T}/policies",)),
+    # Transactions.  Pulsar shows the metadata of one to everybody, and the Go client's own tests rely on it.
+    (None, "GET", (f"{_TRANSACTIONS}/transactionMetadata/{{most}}/{{least}}",)),
+    (
+        SUPER,
+        "GET",
+        tuple(
+            f"{_TRANSACTIONS}/{what}"
+            for what in (
+                "coordinators",
+                "coordinatorStats",
+                "coordinatorInternalStats/{coordinator}",
+                "slowTransactions/{ms}",
+                f"transactionInBufferStats/{_NAME}/{{most}}/{{least}}",
+                f"transactionInPendingAckStats/{_NAME}/{{subscription}}/{{most}}/{{least}}",
+                f"transactionBufferStats/{_NAME}",
+                f"transactionBufferInternalStats/{_NAME}",
+                f"pendingAckStats/{_NAME}/{{subscription}}",
+                f"pendingAckInternalStats/{_NAME}/{{subscription}}",
+                f"positionStatsInPendingAck/{_NAME}/{{subscription}}/{{ledger}}/{{entry}}",
+            )
+        ),
+    ),
+    (
+        SUPER,
+        "POST",
+        (f"{_TRANSACTIONS}/abortTransaction/{{most}}/{{least}}", f"{_TRANSACTIONS}/transactionCoordinator/replicas"),
+    ),
     # Schemas
     (LOOKS_UP, "GET", tuple(f"{_SCHEMAS}/{what}" for what in ("schema", "schema/{version}", "schemas", "metadata"))),
     (LOOKS_UP, "POST", (f"{_SCHEMAS}/version",)),
@@ -259,6 +288,11 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     # Geminga's own routes
     (CONSUMES, "POST", ("/ops/v1/release" + _OPS + "/{subscription}",)),
     (LOOKS_UP, "GET", ("/ops/v1/why" + _OPS + "/{subscription}",)),
+    (SUPER, "GET", _TABLES),
+    (SUPER, "GET", tuple(f"/ops/v1/transactions{place}" for place in ("", "/{tenant}/{namespace}", _OPS))),
+    (SUPER, "DELETE", ("/ops/v1/clients/{address}",)),
+    (LISTS, "GET", tuple(f"{table}/{{tenant}}/{{namespace}}" for table in _TABLES)),
+    (LOOKS_UP, "GET", tuple(table + _OPS for table in _TABLES)),
     (CONSUMES, "GET", ("/ops/v1/delayed" + _OPS,)),
     (TOPIC_POLICY, "DELETE PATCH", ("/ops/v1/delayed" + _OPS + "/{message}",)),
     (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS,)),
@@ -384,4 +418,5 @@ async def can_i(request: web.Request) -> web.Response:
     who = Identity(asked["role"], proxy=asked.get("proxy", ""))
     decision = authorization.decide(who, asked["action"], topic, asked.get("subscription", ""))
     answer = {"allowed": decision.is_allowed, "why": decision.why}
-    return web.json_response(answer if decision.is_allowed else answer | {"couldGrant": authorization.helpers(topic)})
+    return web.json_response(
+        answer if decision.is_allowed else answer | {"could_grant": authorization.helpers(topic)})

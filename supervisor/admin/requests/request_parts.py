@@ -37,7 +37,7 @@ class Topics:
     def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
         """Begin with a configuration.  counters: those of the admin process."""
         self.catalogue, self.counters = catalogue, counters
-        self.directory = Directory(catalogue, addresses, config.storage)
+        self.directory = Directory(catalogue, addresses, config.storage, config.owners)
         self.configure(config, addresses)
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@
     subscriptions.py   subscriptions, and changes of topics that are in use
     messages.py        messages shown to an operator
     delayed.py         delayed messages
+    transactions.py    coordinators and open transactions
     schemas.py         schemas of topics
     namespaces.py      tenants and namespaces
     permissions.py     rights of roles

@@ -103,6 +103,7 @@ async def runtime(request: web.Request) -> web.Response:
         "authentication": config.authentication,
         "authorization": config.authorization,
         "nightly": config.nightly,
+        "transactions": config.transactions,
     }
     texts = {}
     for name, (key, _) in TRANSLATED.items():
@@ -205,7 +206,6 @@ _NONE = {
     "/admin/v3/sink": (409, "Connectors are not available: there is no function worker"),
     "/admin/v3/source": (409, "Connectors are not available: there is no function worker"),
     "/admin/v3/packages": (503, "Package Management Service is not enabled in the broker."),
-    "/admin/v3/transactions": (503, "This Broker is not configured with transactionCoordinatorEnabled=true."),
 }
 
 

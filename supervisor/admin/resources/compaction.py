@@ -41,8 +41,10 @@ from geminga.storage.admin.questions import (
     CompactionDue,
     CutBackup,
     Enforce,
+    HoldCommits,
     Question,
     RemoveLeftovers,
+    Settle,
     Subscriptions,
     TopicQuestion,
 )
@@ -70,7 +72,8 @@ from geminga.supervisor.tasks.job_socket import REPORT, SOCKET
 routes = web.RouteTableDef()
 # The questions that jobs may have for owners, by their names.
 QUESTIONS: dict[str, type[Question[Any]]] = {
-    kind.name: kind for kind in (AdoptView, Enforce, RemoveLeftovers, BeginBackup, CutBackup)}
+    kind.name: kind for kind in (
+        AdoptView, Settle, Enforce, RemoveLeftovers, BeginBackup, HoldCommits, CutBackup)}
 _BATCH = 100                 # partitions for one job
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000

@@ -33,6 +33,7 @@ from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of
 from geminga.supervisor.admin.resources.brokers import TEXTS, keep_text, read_text
 from geminga.supervisor.admin.resources.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
+from geminga.supervisor.admin.resources.namespaces import refuse_too_many
 from geminga.supervisor.admin.resources.policies import read_value, route_of
 from geminga.workers.identity.authorization import GRANTED
 
@@ -150,6 +151,7 @@ class _Import:
                     changes += of(name, value, f"{section}/{name}")
                 except (Refusal, Invalid) as error:
                     raise web.HTTPBadRequest(text=f"{section}/{name}: {getattr(error, 'message', error)}") from None
+        refuse_too_many(self._request, set(self._wanted.get("tenants", {})), set(self._wanted.get("namespaces", {})))
         return changes
 
     def _configuration(self, name: str, text: Any, where: str) -> Iterator[Change]:

@@ -48,12 +48,13 @@ async def delayed(request: web.Request) -> web.Response:
     question = partial(GetDelayed, first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by)
     partitions = await ask_parts(request, question)
     rows: list[dict[str, Any]] = [row for one in partitions for row in one.rows]
-    rows = sorted(rows, key=lambda row: row["deliverAt"]) if by == "message" else _summed(rows)
+    rows = sorted(rows, key=lambda row: row["deliver_at"]) if by == "message" else _summed(rows)
     told = {"waiting": sum(one.waiting for one in partitions), "windows": sum(one.windows for one in partitions),
-            "indexBytes": sum(one.index_bytes for one in partitions),
-            "memoryBytes": sum(one.memory_bytes for one in partitions)}
+            "index_bytes": sum(one.index_bytes for one in partitions),
+            "memory_bytes": sum(one.memory_bytes for one in partitions)}
     due_ms = min((one.next_due_ms for one in partitions if one.next_due_ms is not None), default=None)
-    return web.json_response({"nextDueAt": due_ms, **told, "by": by, "rows": rows[:most], "hasMore": len(rows) > most})
+    return web.json_response(
+        {"next_due_at": due_ms, **told, "by": by, "rows": rows[:most], "has_more": len(rows) > most})
 
 
 def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -76,9 +77,9 @@ async def cancel(request: web.Request) -> web.Response:
 async def reschedule(request: web.Request) -> web.Response:
     """Give a delayed entry another delivery time."""
     position, body = _position(request), await body_of(request)
-    if not isinstance(body, dict) or body.keys() != {"deliverAt"}:
-        raise web.HTTPBadRequest(text='The body is {"deliverAt": a time}')
-    deliver_at_ms = _moment(body["deliverAt"], "deliverAt")
+    if not isinstance(body, dict) or body.keys() != {"deliver_at"}:
+        raise web.HTTPBadRequest(text='The body is {"deliver_at": a time}')
+    deliver_at_ms = _moment(body["deliver_at"], "deliver_at")
     await _change(request, partial(Reschedule, position=position, deliver_at_ms=deliver_at_ms))
     return done()
 

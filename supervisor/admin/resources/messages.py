@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError
 
 from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.batches import UNPACKED_MAX
 from geminga.storage.admin.questions import (
     Examine,
     FindByIndex,
@@ -176,7 +175,7 @@ def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memoryview:
     """Return the payload without its compression.  Raises 422 if it cannot be decompressed."""
     # too large to be decompressed here, so it is answered as it is stored
-    if metadata.uncompressed_size > UNPACKED_MAX:
+    if metadata.uncompressed_size > compression.UNPACKED_MAX:
         return stored
     try:
         return compression.decompress(metadata.compression, stored, metadata.uncompressed_size)

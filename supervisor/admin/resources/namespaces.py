@@ -61,6 +61,7 @@ async def create_tenant(request: web.Request) -> web.Response:
     info = await _tenant_info(request)
     if catalogue.tenants.exists(tenant) and not _is_waiting(request, tenant):
         raise web.HTTPConflict(text="Tenant already exist")
+    refuse_too_many(request, {tenant}, set())
     catalogue.tenants.create(tenant)
     return _keep_tenant(catalogue, tenant, info)
 
@@ -91,6 +92,22 @@ async def delete_tenant(request: web.Request) -> web.Response:
     catalogue.tenants.delete(tenant)
     catalogue.commit()
     return done()
+
+
+def refuse_too_many(request: web.Request, tenants: set[str], namespaces: set[str]) -> None:
+    """Raise 412 if new tenants or namespaces would exceed the configured numbers; those that exist do not count twice.
+
+    Nothing that exists already is refused, so a lowered bound stops only what is new.
+    """
+    catalogue, options = catalogue_of(request), request.app[TOPICS].storage
+    there = set(catalogue.tenants.names())
+    if 0 < options.max_tenants < len(there | tenants) and not tenants <= there:
+        raise web.HTTPPreconditionFailed(text="Exceed the maximum number of tenants")
+    for tenant in sorted({name.partition("/")[0] for name in namespaces}) if options.max_namespaces_per_tenant else ():
+        wanted = {name for name in namespaces if name.partition("/")[0] == tenant}
+        present = set(catalogue.namespaces.of_tenant(tenant))
+        if len(present | wanted) > options.max_namespaces_per_tenant and not wanted <= present:
+            raise web.HTTPPreconditionFailed(text=f"Exceed the maximum number of namespace in tenant :{tenant}")
 
 
 def _is_waiting(request: web.Request, name: str) -> bool:
@@ -156,6 +173,7 @@ async def create_namespace(request: web.Request) -> web.Response:
     _tenant(request)
     if catalogue.namespaces.exists(name) and not _is_waiting(request, name):
         raise web.HTTPConflict(text="Namespace already exists")
+    refuse_too_many(request, set(), {name})
     catalogue.namespaces.create(name)
     for scope, values in (*rights.items(), (name, kept)):
         for policy, value in values.items():

@@ -23,6 +23,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     namespace_of,
     schema_topic_of,
 )
+from geminga.supervisor.messages import schema_files
 from geminga.workers.directory.schemas import SchemaThread, Work
 
 routes = web.RouteTableDef()
@@ -39,24 +40,9 @@ async def _definition(request: web.Request) -> Definition:
         raise web.HTTPBadRequest(text="The body is an object with type and schema, which are texts, and properties")
     properties = as_properties(body.get("properties"))
     try:
-        kind, data = registry.kind_of(body["type"]), body["schema"].encode()
-        return Definition(kind, _joined(data) if kind == T.KeyValue else data, properties)
+        return schema_files.of_parts(body["type"], body["schema"], properties)
     except (InvalidSchema, ValueError) as error:
         raise web.HTTPUnprocessableEntity(text=getattr(error, "message", str(error))) from None
-
-
-def _joined(data: bytes) -> bytes:
-    """Convert a KEY_VALUE definition from REST to the form in which clients send it to the broker.
-
-    The data is {"key": ..., "value": ...} with definitions as JSON or as texts. Raises ValueError.
-    """
-    try:
-        parts = json.loads(data)
-        said = [parts[part] for part in ("key", "value")]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise ValueError("Invalid schema definition data for KEY_VALUE schema: an object with key and value") from None
-    texts = [one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for one in said]
-    return registry.joined(*(text.encode() for text in texts))
 
 
 def _shown(stored: Version) -> dict[str, Any]:

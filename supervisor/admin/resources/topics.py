@@ -33,6 +33,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     status,
     topic_of,
 )
+from geminga.workers.addresses import is_wildcard
 
 routes = web.RouteTableDef()
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
@@ -294,7 +295,7 @@ async def delete_property(request: web.Request) -> web.Response:
 @routes.get("/lookup/v2/topic" + PATH)
 @routes.get("/lookup/v2/destination" + PATH)
 async def lookup(request: web.Request) -> web.Response:
-    """Answer with the addresses at which the topic is served.
+    """Answer with the addresses at which the topic is served, under the request's host name unless one is advertised.
 
     Every URL is a string, as the C++ client refuses null.
     """
@@ -307,8 +308,23 @@ async def lookup(request: web.Request) -> web.Response:
         topics.counters.add("lookups_failed")
         raise
     topics.counters.add("lookups")
-    return web.json_response({"brokerUrl": url, "brokerUrlTls": url_tls, "httpUrl": topics.addresses.http,
-                              "httpUrlTls": topics.addresses.http_tls, "nativeUrl": url, "brokerUrlSsl": ""})
+    addresses = topics.addresses
+    if not addresses.is_advertised and (host := _host_of(request)):
+        addresses = addresses.seen_as(host)
+        url, url_tls = addresses[:2]
+    return web.json_response({"brokerUrl": url, "brokerUrlTls": url_tls, "httpUrl": addresses.http,
+                              "httpUrlTls": addresses.http_tls, "nativeUrl": url, "brokerUrlSsl": ""})
+
+
+def _host_of(request: web.Request) -> str:
+    """Return the host name of the request, "" where the binary protocol may not be served under the same name."""
+    config = request.app[TOPICS].config
+    if not is_wildcard(config.worker.bind) and config.worker.bind != config.http_bind:
+        return ""
+    try:
+        return (request.url.host or "") if "Host" in request.headers else ""
+    except ValueError:
+        return ""
 
 
 @routes.get("/lookup/v2/topic" + PATH + "/bundle")

@@ -7,15 +7,18 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import show
+from geminga.supervisor.cli import grammar, show
 from geminga.supervisor.cli.admin import verb as kinds
 from geminga.supervisor.cli.admin.verb import Option, Verb
 from geminga.supervisor.cli.admin.verbs import GROUPS
+from geminga.supervisor.cli.completion import complete_name
+from geminga.supervisor.cli.output import FORMS, Output, every
+from geminga.supervisor.cli.views.places import Unknown, hint_for, listed
 from geminga.supervisor.configuration import units
-from geminga.supervisor.pulsar_client import credentials
+from geminga.supervisor.configuration.nearest import question
+from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import (
     Broker,
-    NotReachable,
     Refused,
     namespace_path,
     quoted,
@@ -23,8 +26,14 @@ from geminga.supervisor.pulsar_client.rest import (
     topic_path,
 )
 
-URL = "http://127.0.0.1:8080"
-_OUTPUTS = ("table", "json")
+_NOT_FOUND = 404
+
+
+def _bare_path(topic: str) -> str:
+    """Return a topic's name without its domain, quoted for a path.  Raises ValueError."""
+    return topic_path(topic).partition("/")[2]
+
+
 # Group: the level of the policies that it sets.
 _POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}
 # Arguments of verbs, in the order of the command line: (function that quotes the argument for a path, an example).
@@ -34,7 +43,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {
     "topic": (topic_path, "public/default/orders"),
     "message": (quoted, "12:0"),
     "message_key": (str, "order-17"),
-    "schema_topic": (lambda name: topic_path(name).partition("/")[2], "public/default/orders"),
+    "schema_topic": (_bare_path, "public/default/orders"),
     "namespace": (namespace_path, "public/default"),
     "tenant": (quoted, "public"),
     "cluster": (quoted, "standalone"),
@@ -61,7 +70,7 @@ def policies_of(group: str) -> dict[str, Verb]:
     return {verb.name: verb._replace(hidden=group == "topics") for verb in policies.verbs(_POLICIES[group])}
 
 
-class Group(click.Group):
+class _Verbs(grammar.Group):
     """A group of verbs as a click group.  Each command is made when it is looked up."""
 
     name: str
@@ -74,7 +83,7 @@ class Group(click.Group):
         return None if verb is None else _command(self.name, verb)
 
 
-class Admin(click.Group):
+class Admin(grammar.Group):
     """The click group `geminga admin`, with all groups of verbs, `policies` and `tokens`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -82,16 +91,17 @@ class Admin(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name == "policies":
-            return click.Command(name, callback=_show_policies, help="List all policies, and the verbs that set them.")
+            return click.Command(name, callback=_show_policies, params=[_output()],
+                                 help="List all policies, and the verbs that set them.")
         if name == "tokens":
-            from geminga.supervisor.cli import tokens
+            from geminga.supervisor.cli.access import tokens
             return tokens.command
-        return Group(name, help=GROUPS[name][0], no_args_is_help=True) if name in GROUPS else None
+        return _Verbs(name, help=GROUPS[name][0], no_args_is_help=True) if name in GROUPS else None
 
 
 def _show_policies() -> None:
     from geminga.supervisor.cli.admin import policies
-    print(show.text(policies.table()))
+    Output(click.get_current_context().ensure_object(dict).get("output", "table")).value(policies.table(), show.text)
 
 
 def _set_output(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
@@ -100,19 +110,22 @@ def _set_output(context: click.Context, _parameter: click.Parameter, value: str 
 
 
 def _output() -> click.Option:
-    return click.Option(["output", "-o", "--output"], type=click.Choice(_OUTPUTS), expose_value=False,
-                        callback=_set_output, help="A table for people, or the broker's answer as it came.")
+    return click.Option(["output", "-o", "--output"], type=click.Choice(FORMS), expose_value=False,
+                        callback=_set_output, help="A table for people, or a form for programs; json is the broker's "
+                                                   "answer as it came.")
+
+
+def _watch() -> click.Option:
+    return click.Option(["watch_s", "--watch"], metavar="TIME", is_flag=False, flag_value="2s", callback=every,
+                        help="Show again every 2 s, or after TIME, until interrupted.")
 
 
 def command() -> click.Group:
     """Return the click group `geminga admin`."""
-    def admin(url: str, **who: Any) -> None:
-        asked = click.get_current_context().ensure_object(dict)
-        asked["url"], asked["credentials"] = url, credentials.of(**who)
+    def admin(**who: Any) -> None:
+        click.get_current_context().ensure_object(dict)["who"] = who
 
-    url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True,
-                       help="The broker's address of HTTP.")
-    return Admin("admin", params=[url, *credentials.parameters(), _output()], callback=admin, no_args_is_help=True,
+    return Admin("admin", params=[*target.admin_parameters(), _output()], callback=admin, no_args_is_help=True,
                  context_settings={"help_option_names": ["-h", "--help"]},
                  help="Administer a broker, with the verbs of pulsar-admin.  Exit status: 0 done; 1 refused by the "
                       "broker; 2 wrong usage; 3 the broker cannot be reached.")
@@ -151,25 +164,29 @@ _TYPES = {
     kinds.MAP: _Converted("key=value", _pair),
     kinds.SECONDS: _Converted("time", units.seconds), kinds.MINUTES: _Converted("time", units.minutes),
     kinds.MILLIS: _Converted("time", units.millis),
+    kinds.TOPIC: _Converted("topic", _bare_path),
     kinds.SIZE: _Converted("size", units.size), kinds.MEBIBYTES: _Converted("size", units.mebibytes),
 }
 
 
 def _arguments(verb: Verb) -> list[str]:
     """Return the names of a verb's arguments, in command-line order."""
-    in_path = {name for _, name, _, _ in Formatter().parse(verb.path)}
+    in_path = {name for _, name, _, _ in Formatter().parse(verb.path)} - {option.key for option in verb.options}
     return [name for name in _ARGUMENTS if name in in_path]
 
 
 def _command(group: str, verb: Verb) -> click.Command:
     arguments = _arguments(verb)
     params: list[click.Parameter] = [
-        click.Argument([name], metavar=name.rpartition("_")[2].upper(), shell_complete=_complete)
+        click.Argument([name], metavar=name.rpartition("_")[2].upper(), shell_complete=complete_name)
         for name in arguments]
     params += [_option(option) for option in verb.options]
     samples = "".join(" " + _ARGUMENTS[name][1] for name in arguments)
     return click.Command(
-        verb.name, params=[*params, _output()], help=verb.help, short_help=verb.help, hidden=verb.hidden,
+        verb.name,
+        params=[*params, *([_watch()] if verb.method == "GET" and not verb.streams else []), _output(),
+                target.context_option(hidden=True)],
+        help=verb.help, short_help=verb.help, hidden=verb.hidden,
         epilog="\b\nExample:\n  " + f"geminga admin {group} {verb.name}{samples} {verb.example}".rstrip(),
         callback=lambda **values: _run(verb, values))
 
@@ -186,29 +203,60 @@ def _option(option: Option) -> click.Option:
 
 def _run(verb: Verb, values: dict[str, Any]) -> None:
     asked = click.get_current_context().ensure_object(dict)
-    is_json = asked.get("output") == "json"
+    output = Output(asked.get("output", "table"), values.pop("watch_s", None))
     for option in verb.options:
         if option.kind == kinds.MAP:
             values[option.key] = dict(values[option.key])
+    typed = dict(values)
     try:
-        values |= {name: _ARGUMENTS[name][0](values[name]) for name in _arguments(verb)}
-        broker = Broker(asked.get("url", URL), credentials=asked.get("credentials", credentials.NOBODY))
+        for name in _arguments(verb):
+            if not values[name]:
+                raise ValueError(f"{name.rpartition('_')[2].upper()} is empty")
+            values[name] = _ARGUMENTS[name][0](values[name])
+        broker = target.of(asked["who"]).broker()
         if verb.streams and verb.run is not None:
-            _show_messages(verb.run(broker, values), is_json)
+            _show_messages(verb.run(broker, values), output)
             return
-        value = _ask(broker, verb, values, is_json)
+        output.repeat(lambda: _show(verb, _ask(broker, verb, dict(values), is_json=output.form == "json"), output))
+    except Refused as refused:
+        if refused.status == _NOT_FOUND and (hint := _hint(broker, typed)):
+            raise Unknown(f"{refused}.{hint}") from None
+        raise
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if is_json:
+
+
+def _hint(broker: Broker, typed: dict[str, Any]) -> str:
+    """Return a question for names like those that were typed, if these do not exist; else ""."""
+    if "cluster" in typed or "tenant" in typed:
+        kind = "cluster" if "cluster" in typed else "tenant"
+        known = listed(broker, f"/admin/v2/{kind}s")
+        return "" if typed[kind] in known else question(typed[kind], known)
+    name = typed.get("topic") or typed.get("schema_topic") or typed.get("namespace")
+    if not name:
+        return ""
+    if (hint := hint_for(broker, name)) or not typed.get("subscription"):
+        return hint
+    return question(typed["subscription"], listed(broker, f"/admin/v2/{topic_path(name)}/subscriptions"))
+
+
+def _show(verb: Verb, value: Any, output: Output) -> None:
+    """Print an answer; people get its page, or its table."""
+    if output.form == "json":
         if value is not None:
             print(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+    elif not output.is_for_people:
+        if isinstance(value, list):
+            output.rows(value, ())
+        else:
+            output.value(value, str)
     elif value is not None and value != []:
         print(show.text(verb.table(value) if verb.table else value))
     elif verb.method == "GET" and value is None:
         print("not set")
 
 
-def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> Any:
+def _ask(broker: Broker, verb: Verb, values: dict[str, Any], *, is_json: bool) -> Any:
     """Send a verb's request to the broker, and return the answer's value; with is_json the answer's text.
 
     Raises Refused, NotReachable.
@@ -226,54 +274,21 @@ def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> A
             query[option.to[1:]] = value
         else:
             fields[option.to[1:]] = value
-    arguments = _arguments(verb)        # their values are quoted already
-    placed = {name: value if name in arguments else quoted(shown(value)) for name, value in values.items()}
+    # The values of arguments and of topics are quoted already.
+    ready = {*_arguments(verb), *(option.key for option in verb.options if option.kind == kinds.TOPIC)}
+    placed = {name: value if name in ready else quoted(shown(value)) for name, value in values.items()}
     path = verb.of_one[1] if verb.of_one and values[verb.of_one[0]] is not None else verb.path
     path = path.format_map(placed)
     answer = broker.ask(verb.method, path if path.startswith("/") else "/admin/v2/" + path, query, fields or body)
     return (answer.body.decode(errors="replace") or None) if is_json else answer.value()
 
 
-def _show_messages(entries: Iterator[Any], is_json: bool) -> None:
+def _show_messages(entries: Iterator[Any], output: Output) -> None:
+    """Print messages; json is a message on each line, as jsonl."""
     from geminga.supervisor.cli.admin import messages
+    if not output.is_for_people:
+        form = output._replace(form="jsonl" if output.form == "json" else output.form)
+        form.rows(map(messages.as_json, entries), ())
+        return
     for number, message in enumerate(entries):
-        if is_json:
-            print(json.dumps(messages.as_json(message), ensure_ascii=False))
-        else:
-            print(("\n" if number else "") + messages.text(message))
-
-
-# -- completion
-
-def _complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Return names for shell completion of a tenant, namespace, topic or cluster.
-
-    Return [] if the broker does not answer at once.
-    """
-    while context.parent is not None and "url" not in context.params:       # `admin` has the options of the connection
-        context = context.parent
-    try:
-        names = [option.name or "" for option in credentials.parameters()]
-        values: dict[str, Any] = {name: context.params.get(name) for name in names}
-        who = credentials.of(**values)
-        broker = Broker(context.params.get("url", URL), timeout_s=0.5, credentials=who)
-        if parameter.name == "cluster":
-            return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
-        return _names(broker, typed, parts={"tenant": 1, "namespace": 2}.get(parameter.name or "", 3))
-    except (Refused, NotReachable, click.UsageError):
-        return []
-
-
-def _names(broker: Broker, typed: str, parts: int) -> list[str]:
-    """Return completions of the typed text for names of `parts` parts separated by slashes.
-
-    Only one part is completed at a time. If one name alone matches that part, the next part is completed too.
-    """
-    *above, _ = typed.split("/")
-    place = "/".join(map(quoted, above))
-    path = ("tenants", f"namespaces/{place}", f"persistent/{place}")[min(len(above), 2)]
-    names = [name.rpartition("://")[2] for name in broker.ask("GET", f"/admin/v2/{path}").value()]
-    matches = [name for name in names if name.startswith(typed)]
-    if len(above) + 1 == parts:
-        return matches
-    return _names(broker, matches[0] + "/", parts) if len(matches) == 1 else [name + "/" for name in matches]
+        print(("\n" if number else "") + messages.text(message))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from geminga.supervisor.configuration import units
+from geminga.supervisor.messages.message import hexadecimal, printable
 from geminga.supervisor.pulsar_client.rest import Answer, plain
 
 _PREFIX = "x-pulsar-"
@@ -59,7 +60,7 @@ def _unpacked(batch: bytes) -> Iterator[dict[str, Any]]:
 
 def as_json(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message as a JSON object, with its payload as text if printable, else in base64."""
-    payload = _printable(message["payload"])
+    payload = printable(message["payload"])
     if payload is not None:
         return message | {"payload": payload}
     import base64
@@ -75,20 +76,5 @@ def text(message: dict[str, Any]) -> str:
     named = {name: value for name, value in message.items() if name not in ("payload", "properties")}
     lines = [plain(f"{name:<12} {value}") for name, value in named.items()]
     lines += [plain(f"property     {name} = {value}") for name, value in message["properties"].items()]
-    payload = _printable(message["payload"])
-    return "\n".join([*lines, *([payload] if payload is not None else _hexadecimal(message["payload"]))])
-
-
-def _printable(payload: bytes) -> str | None:
-    try:
-        decoded = payload.decode()
-    except UnicodeDecodeError:
-        return None
-    return decoded if all(char.isprintable() or char in "\n\t\r" for char in decoded) else None
-
-
-def _hexadecimal(payload: bytes) -> Iterator[str]:
-    for at in range(0, len(payload), 16):
-        row = payload[at:at + 16]
-        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        yield f"{at:08x}  {row.hex(' '):<47}  {shown}"
+    payload = printable(message["payload"])
+    return "\n".join([*lines, *([payload] if payload is not None else hexadecimal(message["payload"]))])

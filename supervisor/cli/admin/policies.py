@@ -120,4 +120,5 @@ def table() -> list[dict[str, str]]:
     return [{"policy": policy.name,
              "namespaces": f"set-{verb_of(policy, NAMESPACE)}" if NAMESPACE in policy.levels else "-",
              "topics": f"set-{verb_of(policy, TOPIC)}" if TOPIC in policy.levels else "-",
-             "": policy.doc + ("" if policy.where else f" No effect here: {policy.why}")} for policy in TABLE.values()]
+             "meaning": policy.doc + ("" if policy.where else f" No effect here: {policy.why}")}
+            for policy in TABLE.values()]

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from geminga.supervisor.configuration import units
-from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, quoted
+from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, plain, quoted
 
 _POLL_SECONDS = 0.2
+_NOT_FOUND, _NOT_ALLOWED, _NO_ENTRY = 404, 405, (404, 412)      # the last: the topic is partitioned; no entry
 EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}
-_TIMES = ("from", "to", "deliverAt", "publishTime")      # fields of rows about delayed messages
+_TIMES = ("from", "to", "deliver_at", "publish_time")      # fields of rows about delayed messages
 
 
 def position_of(text: str) -> dict[str, int]:
@@ -162,14 +163,14 @@ def readable_times(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer about delayed messages with its times in ISO 8601 instead of ms."""
     rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()}
             for row in answer["rows"]]
-    due_ms = answer["nextDueAt"]
-    return answer | {"nextDueAt": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
+    due_ms = answer["next_due_at"]
+    return answer | {"next_due_at": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
 
 
 def new_time(values: dict[str, Any]) -> dict[str, str]:
     if (values["at"] is None) == (values["after"] is None):
         raise ValueError("give --at or --after")
-    return {"deliverAt": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
+    return {"deliver_at": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
 
 
 def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
@@ -195,8 +196,12 @@ def new_namespace(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_file(values: dict[str, Any]) -> dict[str, Any]:
-    with open(values["filename"], encoding="utf-8") as file:
-        return json.load(file)
+    try:
+        with open(values["filename"], encoding="utf-8") as file:
+            return json.load(file)
+    except (ValueError, RecursionError) as error:
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is no JSON: {error}"
+        raise ValueError(f"{values['filename']}: {why}") from None
 
 
 def get_schema(broker: Broker, values: dict[str, Any]) -> Any:
@@ -207,15 +212,43 @@ def get_schema(broker: Broker, values: dict[str, Any]) -> Any:
 
 
 def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
-    """Iterate over the next messages in a subscription's backlog.  Each request to the broker is for one entry."""
+    """Iterate over the next messages in a subscription's backlog, of a partitioned topic one partition after the other.
+
+    Each request to the broker is for one entry.
+    """
+    topic, left = values["topic"], values["count"]
+    known = broker.ask("GET", f"/admin/v2/{topic}/subscriptions").value()      # without one, Pulsar shows all messages
+    if values["subscription"] not in known:
+        raise Refused(_NOT_FOUND, f"Subscription {plain(values['subscription'])} not found")
+    try:
+        yield from _peek(broker, topic, values["subscription"], left)
+        return
+    except Refused as refused:
+        if refused.status != _NOT_ALLOWED:
+            raise
+        reason = refused
+    for number in range(broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]):
+        try:
+            for message in _peek(broker, f"{topic}-partition-{number}", values["subscription"], left):
+                yield message
+                left -= 1
+        except Refused as empty:
+            if empty.status not in _NO_ENTRY:
+                raise
+            reason = empty
+        if not left:
+            break
+    if left == values["count"]:
+        raise reason
+
+
+def _peek(broker: Broker, topic: str, subscription: str, left: int) -> Iterator[Any]:
     from geminga.supervisor.cli.admin import messages
-    left = values["count"]
     for position in range(1, left + 1):
         try:
-            subscription = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}"
-            answer = broker.ask("GET", f"{subscription}/position/{position}")
+            answer = broker.ask("GET", f"/admin/v2/{topic}/subscription/{quoted(subscription)}/position/{position}")
         except Refused as refused:
-            if position > 1 and refused.status in (404, 412):
+            if position > 1 and refused.status in _NO_ENTRY:
                 return      # the backlog has fewer entries
             raise
         for message in messages.read(answer)[:left]:

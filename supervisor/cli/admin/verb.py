@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from geminga.supervisor.pulsar_client.rest import Broker
 
 TEXT, INT, DECIMAL, FLAG, LIST, MAP, FILE = "text", "number", "decimal", "flag", "list", "key=value", "file"
+TOPIC = "topic"      # its name without the domain, quoted for a path
 SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes", "MB"
 
 

@@ -13,7 +13,7 @@ question, its function `run` does.
 
 `example` has the options in the example that --help shows; tests run all examples.
 """
-from geminga.supervisor.cli.admin import runs
+from geminga.supervisor.cli.admin import pages, runs
 from geminga.supervisor.cli.admin.verb import (
     FILE,
     FLAG,
@@ -22,6 +22,7 @@ from geminga.supervisor.cli.admin.verb import (
     MAP,
     MILLIS,
     SECONDS,
+    TOPIC,
     Option,
     Verb,
     flag,
@@ -53,6 +54,12 @@ _TIME_WHEEL = (
            MILLIS),
     Option("--tick-duration -t", "", "precision of delivery times: 500ms, 1s, 5m; 1s without options", MILLIS))
 _SCHEMA_FILE = need("--filename -f", "", 'a file with {"type": ..., "schema": ..., "properties": {}}', FILE)
+_TRANSACTIONS = "/admin/v3/transactions"
+_ID = (need("--most-sig-bits -m", "", "number of its coordinator: 0 of (0,17)", INT),
+       need("--least-sig-bits -l", "", "number that the coordinator gave it: 17 of (0,17)", INT))
+_OF_TOPIC = need("--topic -t", "", "the topic", TOPIC)
+_COORDINATOR = Option("--coordinator-id -c", "?coordinatorId", "only of this coordinator", INT)
+_MARKS = flag("--low-water-mark -l", "?lowWaterMarks", "with the ids up to which all transactions have ended")
 _PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))
 
 GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
@@ -194,10 +201,11 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              "--client java",
              run=runs.partition_of_key),
         Verb("bundle-range", "GET", "/lookup/v2/topic/{topic}/bundle", "Show the bundle of a topic."),
-        Verb("stats", "GET", "{topic}/stats", "Show rates, producers, subscriptions and consumers of a topic.", _STATS),
+        Verb("stats", "GET", "{topic}/stats", "Show rates, producers, subscriptions and consumers of a topic.", _STATS,
+             table=pages.topic),
         Verb("partitioned-stats", "GET", "{topic}/partitioned-stats",
              "Show rates, producers, subscriptions and consumers of a partitioned topic.",
-             (flag("--per-partition", "?perPartition", "of each partition too"), *_STATS)),
+             (flag("--per-partition", "?perPartition", "of each partition too"), *_STATS), table=pages.topic),
         Verb("stats-internal", "GET", "{topic}/internalStats", "Show ledgers and positions.",
              (flag("--metadata -m", "?metadata", "and the ledgers' own metadata"),)),
         Verb("partitioned-stats-internal", "GET", "{topic}/partitioned-internalStats",
@@ -266,6 +274,8 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              "Set whether a subscription is replicated to other clusters.",
              (_SUBSCRIPTION, flag("--enable -e", "", "it is"), flag("--disable -d", "", "it is not")), "-s billing -e",
              body=runs.is_enabled),
+        Verb("release-parked", "POST", "/ops/v1/release/{topic}/{subscription}",
+             "Deliver the messages in a subscription's quarantine again.", (_SUBSCRIPTION,), "-s billing"),
         Verb("skip", "POST", "{topic}/subscription/{subscription}/skip/{count}",
              "Skip the next messages of a subscription.",
              (_SUBSCRIPTION, need("--count -n", "", "how many", INT)), "-s billing -n 1"),
@@ -332,12 +342,49 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              body=runs.schema_file),
         Verb("get", "GET", "schemas/{schema_topic}/schema", "Show a topic's schema.", (
             Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")),
-            run=runs.get_schema),
+            run=runs.get_schema, table=pages.schema),
         Verb("delete", "DELETE", "schemas/{schema_topic}/schema", "Delete a topic's schema.", (_FORCE,)),
         Verb("metadata", "GET", "schemas/{schema_topic}/metadata", "Show metadata of a topic's schemas."),
         Verb("compatibility", "POST", "schemas/{schema_topic}/compatibility",
              "Tell whether a schema is compatible; nothing is stored.",
              (_SCHEMA_FILE,), "-f schema.json", body=runs.schema_file),
+    )),
+    "transactions": ("Transactions; geminga transactions has a table of those that are open.", (
+        Verb("coordinators-list", "GET", f"{_TRANSACTIONS}/coordinators", "List the coordinators of transactions."),
+        Verb("coordinator-stats", "GET", f"{_TRANSACTIONS}/coordinatorStats",
+             "Show how many transactions each coordinator has.", (_COORDINATOR,)),
+        Verb("scale-transactionCoordinators", "POST", f"{_TRANSACTIONS}/transactionCoordinator/replicas",
+             "Ask for more coordinators, which is refused: every owner process is one.",
+             (need("--replicas -r", "=", "how many", INT),), "-r 200"),
+        Verb("slow-transactions", "GET", f"{_TRANSACTIONS}/slowTransactions/{{time}}",
+             "Show transactions that were begun with a longer lifetime than this.",
+             (need("--time -t", "", "30s, 10m, 2h", MILLIS), _COORDINATOR), "-t 10m"),
+        Verb("transaction-metadata", "GET", f"{_TRANSACTIONS}/transactionMetadata/{{most_sig_bits}}/{{least_sig_bits}}",
+             "Show the topics and subscriptions of an open transaction.", _ID, "-m 0 -l 17"),
+        Verb("abort-transaction", "POST", f"{_TRANSACTIONS}/abortTransaction/{{most_sig_bits}}/{{least_sig_bits}}",
+             "Abort an open transaction.", _ID, "-m 0 -l 17"),
+        Verb("transaction-buffer-stats", "GET", f"{_TRANSACTIONS}/transactionBufferStats/{{topic}}",
+             "Show how many open transactions publish to a topic, and up to where consumers get messages.", (
+            _OF_TOPIC, _MARKS, flag("--segment-stats -s", "?segmentStats", "no effect: there are no segments")),
+            "-t orders"),
+        Verb("transaction-in-buffer-stats", "GET",
+             f"{_TRANSACTIONS}/transactionInBufferStats/{{topic}}/{{most_sig_bits}}/{{least_sig_bits}}",
+             "Show where a transaction's messages begin in a topic.", (*_ID, _OF_TOPIC), "-m 0 -l 17 -t orders"),
+        Verb("pending-ack-stats", "GET", f"{_TRANSACTIONS}/pendingAckStats/{{topic}}/{{sub_name}}",
+             "Show how many open transactions acknowledge on a subscription.",
+             (_OF_TOPIC, need("--sub-name -s", "", "the subscription's name"), _MARKS), "-t orders -s billing"),
+        Verb("transaction-in-pending-ack-stats", "GET",
+             f"{_TRANSACTIONS}/transactionInPendingAckStats/{{topic}}/{{sub_name}}/{{most_sig_bits}}/{{least_sig_bits}}",
+             "Show up to where a transaction acknowledges cumulatively on a subscription.",
+             (*_ID, _OF_TOPIC, need("--sub-name -s", "", "the subscription's name")),
+             "-m 0 -l 17 -t orders -s billing"),
+        Verb("position-stats-in-pending-ack", "GET",
+             f"{_TRANSACTIONS}/positionStatsInPendingAck/{{topic}}/{{subscription_name}}/{{ledger_id}}/{{entry_id}}",
+             "Show whether a message is acknowledged, or is so in an open transaction.", (
+            _OF_TOPIC, need("--subscription-name -s", "", "the subscription's name"),
+            need("--ledger-id -l", "", "the message's ledger", INT), need("--entry-id -e", "", "its entry", INT),
+            Option("--batch-index -b", "?batchIndex", "its number in the batch", INT)),
+            "-t orders -s billing -l 12 -e 0"),
     )),
     "brokers": ("The broker itself.", (
         Verb("list", "GET", "brokers/{cluster}", "List the cluster's brokers."),

@@ -4,7 +4,7 @@
 //
 // With -keyvalues put it publishes lines {"key": .., "value": ..} of its input instead, with -keyvalues get it prints those of
 // a compacted topic. With -delays it publishes the delayed messages of its input to some KIND=TOPIC and prints what comes when,
-// with -retries N it asks for each of them again later, N times.
+// with -retries N it asks for each of them again later, N times.  With -to TOPIC it moves messages there in transactions.
 //
 // Exit status 0 and a line with "ok" when every message arrived once, unchanged, with its metadata, in the order of its
 // partition, and when nothing came again after all was acknowledged.
@@ -38,6 +38,8 @@ type options struct {
 	batching, chunking, keys bool
 	cumulative, delayed      bool
 	retried                  uint
+	to                       string
+	lanes                    int
 	silence, deadline        time.Duration
 }
 
@@ -49,6 +51,8 @@ func parse() options {
 	flag.StringVar(&o.keyValues, "keyvalues", "", "put or get")
 	flag.BoolVar(&o.delayed, "delays", false, "topics are KIND=TOPIC,...")
 	flag.UintVar(&o.retried, "retries", 0, "topics are KIND=TOPIC,...; deliveries before the dead letter topic")
+	flag.StringVar(&o.to, "to", "", "topic to which messages are moved, in transactions, until -silence")
+	flag.IntVar(&o.lanes, "lanes", 2, "transactions at a time")
 	flag.IntVar(&o.messages, "messages", 100, "how many")
 	flag.IntVar(&o.size, "size", 100, "bytes of a payload")
 	flag.BoolVar(&o.batching, "batching", false, "publish in batches")
@@ -184,7 +188,9 @@ func run(o options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), o.deadline)
 	defer cancel()
 	quiet := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: o.url, Logger: log.NewLoggerWithSlog(quiet)})
+	client, err := pulsar.NewClient(pulsar.ClientOptions{
+		URL: o.url, Logger: log.NewLoggerWithSlog(quiet), EnableTransaction: o.to != "",
+	})
 	if err != nil {
 		return err
 	}
@@ -197,6 +203,9 @@ func run(o options) error {
 	}
 	if o.delayed {
 		return o.delays(ctx, client)
+	}
+	if o.to != "" {
+		return o.move(ctx, client)
 	}
 	if o.retried > 0 {
 		return o.retries(ctx, client, uint32(o.retried))
@@ -235,7 +244,7 @@ func main() {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
-	if o.keyValues != "" || o.delayed || o.retried > 0 {
+	if o.keyValues != "" || o.delayed || o.retried > 0 || o.to != "" {
 		return
 	}
 	fmt.Printf("ok: %d messages\n", o.messages)

@@ -3,7 +3,7 @@
 These functions do not change once the archive of a version was made with them. Content that later versions add goes
 into further functions, fill_2, fill_3 and so on.
 """
-from geminga.proto import envelope
+from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
@@ -170,3 +170,43 @@ def check_3(rig):
     for hour, expected in ((900, []), (901, [b"901"]), (902, [b"902"]), (903, [b"901"])):
         answers = rig.run(after_ms=START_MS + hour * HOUR_MS - rig.now_ms)
         assert [payload for _, payload in rig.delivered(answers, consumer)] == expected, hour
+
+
+# -- since format 2 of the folder
+
+def fill_4(rig):
+    """Write the content of format 2: an open transaction with messages and acknowledgements, and one that ended."""
+    producer, consumer = rig.producer("exact"), rig.consumer("exact", "sub", subType=SubType.Shared)
+    [position] = rig.publish(producer, b"acknowledged in it")
+    rig.run(rig.flow(consumer, 10))
+    for least in (1, 2):
+        bits = {"txnid_least_bits": least}
+        rig.run(rig.command("newTxn", request_id=1, txn_ttl_millis=1 << 50))
+        rig.run(rig.command("addPartitionToTxn", request_id=1, partitions=["exact"], **bits))
+        _publish_in(rig, producer, least, b"in %d" % least)
+    rig.run(rig.command("addSubscriptionToTxn", request_id=1, txnid_least_bits=2,
+                        subscription=[api.Subscription(topic="exact", subscription="sub")]))
+    rig.run(rig.command(
+        "ack", request_id=1, consumer_id=consumer.object_id, ack_type=api.CommandAck.Individual, txnid_least_bits=2,
+        message_id=[api.MessageIdData(ledgerId=position[0], entryId=position[1])]))
+    rig.run(rig.command("endTxn", request_id=1, txnid_least_bits=1, txn_action=api.COMMIT))
+    rig.publish(producer, b"behind")
+
+
+def _publish_in(rig, producer, transaction, payload):
+    _, rows, data = rig.sends((producer, payload))
+    rows["flags"] |= sends.IN_TRANSACTION
+    rows["message_index"] = transaction
+    assert rig.run((envelope.SENDS_IN_TRANSACTIONS, rows, data)).positions
+
+
+def check_4(rig):
+    first = [b"acknowledged in it", b"in 1"]
+    assert [payload for _, payload in rig.everything("exact")] == first
+    for least, error in ((1, True), (2, False), (3, True)):      # the first ended hours ago
+        [answer] = rig.run(
+            rig.command("endTxn", request_id=1, txnid_least_bits=least, txn_action=api.COMMIT)).commands()
+        assert answer.endTxnResponse.HasField("error") == error, answer
+    assert [payload for _, payload in rig.everything("exact")] == [*first, b"in 2", b"behind"]
+    left = rig.receive(rig.consumer("exact", "sub", subType=SubType.Shared))
+    assert [payload for _, payload in left] == [b"in 1", b"in 2", b"behind"]

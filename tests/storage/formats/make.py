@@ -16,7 +16,7 @@ from geminga.storage import format
 from geminga.storage.disk import data_folder
 
 from ..rig import Rig
-from .content import OPTIONS, fill, fill_2, fill_3
+from .content import OPTIONS, fill, fill_2, fill_3, fill_4
 
 FOLDER = Path(__file__).parent
 
@@ -31,6 +31,7 @@ def test_make(tmp_path, name):
     fill(rig)
     fill_2(rig)
     fill_3(rig)
+    fill_4(rig)
     shutil.copytree(rig.data_dir, tmp_path / "copy")      # as a SIGKILL leaves it
     rig.close()
     with tarfile.open(target, "w:xz") as archive:

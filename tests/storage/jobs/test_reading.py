@@ -279,7 +279,7 @@ def test_what_announces_more_than_it_has_costs_nothing(topic):
 def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, codec, count):
     """A small entry is decompressed only up to the bound that also holds for messages over HTTP."""
     filled(topic, 5)
-    size = batches.UNPACKED_MAX + 1
+    size = compression.UNPACKED_MAX + 1
     more = {"num_messages_in_batch": count} if count else {}
     topic.add(sealed(metadata_of(codec, size, **more), compression.compress(codec, bytes(size))))
     damage = []

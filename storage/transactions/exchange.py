@@ -1,0 +1,63 @@
+"""Who gets a message about transactions: this owner's coordinator, or the participant of its partitions."""
+from geminga.proto import envelope
+from geminga.proto.rows import Rows
+from geminga.storage.transactions.admission import Admission
+from geminga.storage.transactions.coordinator import Coordinator
+from geminga.storage.transactions.participant import Participant
+from geminga.storage.transactions.peers import Peers
+
+
+class Exchange:
+    """Messages about transactions to one owner."""
+
+    def __init__(self, coordinator: Coordinator, participant: Participant, admission: Admission, peers: Peers):
+        self._coordinator, self._participant, self._admission = coordinator, participant, admission
+        self._peers = peers
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self._peers!r}>"
+
+    def receive(self, rows: Rows) -> None:
+        """Apply the messages of another owner: rows (n,) TRANSACTION_ROW."""
+        for what, subscription_id, partition_id, transaction in rows.tolist():
+            self._apply(what, subscription_id, partition_id, transaction)
+        self.settle()
+
+    def settle(self) -> None:
+        """Apply the messages of this owner to itself, and those that follow from them."""
+        while messages := self._peers.take_own():
+            for message in messages:
+                self._apply(*message)
+
+    def decide(self, now_ms: int) -> None:
+        """Abort transactions whose time is over."""
+        self._coordinator.expire(now_ms)
+        self.settle()
+
+    def owner_is_up(self, index: int) -> None:
+        """Repeat what another owner, which serves now, may not know: its process may be a new one."""
+        self._coordinator.owner_is_up(index)
+        self._participant.ask_again(index)
+        self._admission.ask_again(index)
+        self.settle()
+
+    def due_ms(self, now_ms: int) -> int:
+        """Return the time at which messages or transactions are due, in ms since 1970."""
+        return now_ms if self._peers.has_own else self._coordinator.due_ms()
+
+    def _apply(self, what: int, subscription_id: int, partition_id: int, transaction: int) -> None:
+        if what == envelope.ADD:
+            self._participant.add(transaction, partition_id, subscription_id)
+        elif what in (envelope.COMMIT, envelope.ABORT):
+            self._participant.end(transaction, partition_id, commits=what == envelope.COMMIT)
+        elif what == envelope.ADDED:
+            self._coordinator.added(transaction, partition_id, subscription_id)
+        elif what == envelope.ENDED:
+            self._coordinator.ended(transaction, partition_id)
+        elif what == envelope.ASK:
+            self._coordinator.asked(transaction, partition_id)
+        elif what == envelope.MAY_PUBLISH:
+            self._coordinator.may_publish(transaction, partition_id)
+        else:
+            assert what == envelope.REFUSED, what
+            self._participant.refused(transaction, partition_id)

@@ -1,0 +1,234 @@
+"""Tables for people: topics, subscriptions, clients and transactions, sorted and limited here; closing a connection.
+
+Every owner answers with its first rows in the asked order, so a request costs as much as the rows that it shows.
+Topics that no owner has open have rows without numbers, behind all others.
+"""
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.admin.questions import Question
+from geminga.storage.admin.table_questions import ListClients, Listing, ListSubscriptions, ListTopics, Scope
+from geminga.storage.admin.transactions import ListTransactions
+from geminga.supervisor.admin.monitoring import transaction_rows
+from geminga.supervisor.admin.monitoring.operations import CONTROL
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import (
+    PATH,
+    catalogue_of,
+    done,
+    existing_of,
+    is_set,
+    namespace_of,
+    number_of,
+    part_of,
+)
+from geminga.workers.ports.connections import Connections
+
+routes = web.RouteTableDef()
+CONNECTIONS = web.AppKey("connections", list[Connections])      # of each worker
+ROWS_MAX = 1_000                  # in one answer
+_ROWS = 100                       # unless the request asks for another number
+_MATCH_MAX, _STARS_MAX = 256, 8   # characters and stars of a pattern: owners try it on every name
+_CLOSED_SECONDS, _AGAIN_SECONDS = 5.0, 0.02
+_NAMESPACE = "/{tenant}/{namespace}"
+# keys sorted from a to z
+_TEXTS = "topic", "subscription", "type", "address", "role", "library", "listener", "transaction", "state"
+Row = dict[str, Any]
+_TOPIC_KEYS = ("topic", "rate_in", "throughput_in", "rate_out", "throughput_out", "backlog", "backlog_bytes",
+               "oldest_seconds", "producers", "consumers", "subscriptions", "storage_bytes")
+_SUBSCRIPTION_KEYS = ("topic", "subscription", "consumers", "backlog", "backlog_bytes", "oldest_seconds",
+                      "unacknowledged", "delayed", "to_redeliver", "rate_out", "throughput_out", "redelivery_rate",
+                      "acknowledge_rate", "acknowledged_ms", "consumed_ms")
+_OPENED = "producers", "consumers", "topics"      # what a connection has open
+_CLIENT_KEYS = ("address", "role", "library", "protocol", "listener", "connected_ms", *_OPENED)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The parts of a request for a table."""
+
+    within: str                   # a namespace, or a complete topic name; "": everything
+    match: str
+    sort: str
+    ascending: bool
+    most: int
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Scope, order and number of rows, as questions to owners take them."""
+        return {"within": self.within, "match": self.match, "sort": self.sort, "ascending": self.ascending,
+                "most": self.most}
+
+    def first(self, rows: Iterable[Row]) -> list[Row]:
+        """Return the first rows in the asked order: lists by their length, and rows without a value last."""
+        known = [row for row in rows if row[self.sort] is not None]
+        unknown = [row for row in rows if row[self.sort] is None]
+        known.sort(key=lambda row: len(row[self.sort]) if isinstance(row[self.sort], list) else row[self.sort],
+                   reverse=not self.ascending)
+        return (known + unknown)[:self.most]
+
+
+def _asked(request: web.Request, keys: tuple[str, ...], sort: str) -> _Asked:
+    """Return what a request asks for.  Raises 400, 404, Refusal."""
+    within = ""
+    if "topic" in request.match_info:
+        within = str(existing_of(request))
+    elif "namespace" in request.match_info:
+        within = namespace_of(request)
+    sort, match = request.query.get("sort", sort), request.query.get("match", "")
+    if sort not in keys:
+        raise web.HTTPBadRequest(text=f"sort is one of {', '.join(keys)}")
+    if len(match) > _MATCH_MAX or match.count("*") > _STARS_MAX:
+        raise web.HTTPBadRequest(text=f"match has at most {_MATCH_MAX} characters, and {_STARS_MAX} stars")
+    most = number_of(request, request.query.get("limit", str(_ROWS)), "limit", ROWS_MAX)
+    return _Asked(within, match, sort, (sort in _TEXTS) != is_set(request, "reverse"), most)
+
+
+async def _ask(request: web.Request, question: Question[Listing]) -> tuple[list[Listing], list[int]]:
+    """Ask all owners; return the answers, and the owners that do not answer."""
+    owners = request.app[OWNERS]
+
+    async def ask(index: int) -> Listing | None:
+        try:
+            # An owner makes some rows in each of its passes, and answers without rows until all are made.
+            while (listing := await owners.ask_owner(index, question)).stale:
+                pass
+        except Refusal as refusal:
+            if refusal.code != api.ServiceNotReady:
+                raise
+            return None
+        return listing
+
+    answers = await asyncio.gather(*map(ask, range(owners.count)))
+    return ([one for one in answers if one is not None], [at for at, one in enumerate(answers) if one is None])
+
+
+def _answer(rows: list[Row], total: int, missing: list[int], **more: Any) -> web.Response:
+    return web.json_response({"rows": rows, "total": total, "more": total > len(rows), "at_ms": time.time_ns() // 10**6,
+                              "owners_missing": missing, **more})
+
+
+def _rows(listings: Iterable[Listing]) -> list[Row]:
+    rows: list[Any] = [row for listing in listings for row in listing.rows]
+    return rows
+
+
+# -- topics and subscriptions
+
+@routes.get("/ops/v1/topics")
+@routes.get("/ops/v1/topics" + _NAMESPACE)
+@routes.get("/ops/v1/topics" + PATH)
+async def topics(request: web.Request) -> web.Response:
+    """Answer with a row for each topic and partition."""
+    asked = _asked(request, _TOPIC_KEYS, "rate_in")
+    listings, missing = await _ask(request, ListTopics(**asked.limits))
+    rows, total = _rows(listings), sum(one.total for one in listings)
+    if len(rows) < asked.most and len(rows) == total:      # there is room, and all rows of loaded topics are here
+        loaded = {row["topic"] for row in rows}
+        rows += [dict.fromkeys(_TOPIC_KEYS) | {"topic": name} for name in _stored(request, asked) if name not in loaded]
+        return _answer(asked.first(rows), len(rows), missing, not_loaded=len(rows) - total)
+    is_everything = not asked.within and not asked.match
+    stored = catalogue_of(request).partitions.count() if is_everything else len(_stored(request, asked))
+    loaded_of_stored = sum(one.stored for one in listings)
+    return _answer(asked.first(rows), total, missing, not_loaded=max(0, stored - loaded_of_stored))
+
+
+def _stored(request: web.Request, asked: _Asked) -> list[str]:
+    """Return the names of all stored topics and partitions in the scope of a request."""
+    return list(filter(Scope(within=asked.within, match=asked.match).test(), catalogue_of(request).partitions.names()))
+
+
+@routes.get("/ops/v1/subscriptions")
+@routes.get("/ops/v1/subscriptions" + _NAMESPACE)
+@routes.get("/ops/v1/subscriptions" + PATH)
+async def subscriptions(request: web.Request) -> web.Response:
+    """Answer with a row for each subscription of topics and partitions that are open."""
+    asked = _asked(request, _SUBSCRIPTION_KEYS, "backlog")
+    listings, missing = await _ask(request, ListSubscriptions(**asked.limits))
+    return _answer(asked.first(_rows(listings)), sum(one.total for one in listings), missing)
+
+
+# -- clients
+
+@routes.get("/ops/v1/clients")
+@routes.get("/ops/v1/clients" + _NAMESPACE)
+@routes.get("/ops/v1/clients" + PATH)
+async def clients(request: web.Request) -> web.Response:
+    """Answer with a row for each connection; in a scope, for each with producers or consumers there."""
+    asked = _asked(request, _CLIENT_KEYS, "connected_ms")
+    rows, left_out, missing = await _connections(request, asked)
+    return _answer(asked.first(rows), len(rows) + left_out, missing)
+
+
+async def _connections(request: web.Request, asked: _Asked) -> tuple[list[Row], int, list[int]]:
+    """Return rows of connections in the scope, how many more there are, and the owners that do not answer.
+
+    Workers' tables tell which connections there are, owners what these have open.  A client may use several owners:
+    their counts of its producers, consumers and topics are added.
+    """
+    listings, missing = await _ask(request, ListClients(within=asked.within, match=asked.match))
+    used: dict[tuple[int, int], Row] = {}
+    for row in _rows(listings):
+        before = used.setdefault(tuple(row["connection"]), row)
+        if before is not row:
+            for key in _OPENED:
+                before[key] += row[key]
+    is_narrow = bool(asked.within or asked.match)
+    tables = [table.read() for table in request.app[CONNECTIONS]]
+    rows: list[Row] = []
+    nothing: Row = dict.fromkeys(_OPENED, 0)
+    for one in itertools.chain.from_iterable(connections for connections, _ in tables):
+        place = one.worker, one.number
+        if place in used or not is_narrow:
+            rows.append(used.pop(place, nothing) | {
+                "connection": [one.worker, one.number], "address": one.address, "role": one.role or None,
+                "library": one.library or None, "protocol": one.protocol, "listener": one.listener,
+                "connected_ms": one.connected_ms})
+    left_out = sum(beyond for _, beyond in tables)
+    if left_out:      # what owners know of connections without a row; else these connections have just ended
+        rows += [{**row, "listener": None} for row in used.values()]
+        left_out = 0 if is_narrow else max(0, left_out - len(used))
+    return rows, left_out, missing
+
+
+# -- transactions
+
+@routes.get("/ops/v1/transactions")
+@routes.get("/ops/v1/transactions" + _NAMESPACE)
+@routes.get("/ops/v1/transactions" + PATH)
+async def transactions(request: web.Request) -> web.Response:
+    """Answer with a row for each transaction that has not ended; in a scope, for each that uses a topic there."""
+    asked = _asked(request, transaction_rows.KEYS, "open_seconds")
+    question = ListTransactions(within=asked.within, match=asked.match)
+    rows, total, missing = await transaction_rows.rows_of(request.app[OWNERS], catalogue_of(request), question)
+    return _answer(asked.first(rows), total, missing)
+
+
+# -- closing a connection
+
+@routes.delete("/ops/v1/clients/{address}")
+async def close(request: web.Request) -> web.Response:
+    """Close the connection from an address, host:port.  Its client connects again by itself."""
+    address = part_of(request, "address")
+    if not _is_connected(request, address) and not any(table.left_out for table in request.app[CONNECTIONS]):
+        raise web.HTTPNotFound(text=f"There is no connection from {address}")
+    request.app[CONTROL].send(tell={"close": address})
+    try:
+        async with asyncio.timeout(_CLOSED_SECONDS):
+            while _is_connected(request, address):
+                await asyncio.sleep(_AGAIN_SECONDS)
+    except TimeoutError:
+        raise Refusal(api.ServiceNotReady, "The connection has not ended yet; try again") from None
+    return done()
+
+
+def _is_connected(request: web.Request, address: str) -> bool:
+    return any(table.has(address) for table in request.app[CONNECTIONS])

@@ -1,0 +1,89 @@
+"""Shell completion of what a broker knows: tenants, namespaces, topics, clusters, subscriptions, transactions."""
+from typing import Any
+
+import click
+
+from geminga.supervisor.pulsar_client import contexts, target
+from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, quoted, topic_path
+
+_TIMEOUT_S = 0.5         # a shell waits for its completions
+_ADDRESSES = {"url", "admin_url"}      # parameters of commands that talk to a broker
+_PARTS = {"tenant": 1, "namespace": 2}      # parts of a name; 3 for all others
+
+
+def complete_name(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Return names for the argument `tenant`, `namespace`, `cluster`, or else of a topic.
+
+    Return [] if the broker does not answer at once.
+    """
+    try:
+        broker = _broker(context)
+        if parameter.name == "cluster":
+            return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
+        return _names(broker, typed, _PARTS.get(parameter.name or "", 3))
+    except (Refused, NotReachable, click.UsageError):
+        return []
+
+
+def complete_topic(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return names of topics; a text without a slash may also begin the name of a topic in public/default."""
+    try:
+        broker = _broker(context)
+        found = _names(broker, typed, 3)
+        if "/" not in typed:
+            prefix = "public/default/"
+            found += [name.removeprefix(prefix) for name in _names(broker, prefix + typed, 3)]
+        return found
+    except (Refused, NotReachable, click.UsageError):
+        return []
+
+
+def complete_subscription(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return names of the subscriptions of the topic that the argument `topic`, or the first of `topics`, names."""
+    try:
+        topics = context.params.get("topics") or ()
+        path = topic_path(context.params.get("topic") or "".join(topics[:1]))
+        rows = _broker(context).ask("GET", f"/ops/v1/subscriptions/{path}").value()["rows"]
+        return sorted({row["subscription"] for row in rows if row["subscription"].startswith(typed)})
+    except (Refused, NotReachable, click.UsageError, ValueError):
+        return []
+
+
+def complete_transaction(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return ids of open transactions, such as 0,17."""
+    try:
+        rows = _broker(context).ask("GET", "/ops/v1/transactions").value()["rows"]
+    except (Refused, NotReachable, click.UsageError):
+        return []
+    return [name for row in rows if (name := row["transaction"].strip("()")).startswith(typed)]
+
+
+def _broker(context: click.Context) -> Broker:
+    """Return the broker that the options of a command, or of a group above it, name.  Raises UsageError."""
+    inner: click.Context | None = context
+    while inner is not None and _ADDRESSES.isdisjoint(inner.params):
+        inner = inner.parent
+    params = inner.params if inner is not None else {}
+    values: dict[str, Any] = {option.name or "": params.get(option.name or "") for option in target.admin_parameters()}
+    try:
+        if params.get("url") and not params.get("admin_url"):
+            values["admin_url"] = contexts.with_addresses({"url": params["url"]})["admin_url"]
+        with context.scope(cleanup=False):
+            return target.of(values).broker(timeout_s=_TIMEOUT_S)
+    except (target.NoDefaults, contexts.Unusable, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _names(broker: Broker, typed: str, parts: int) -> list[str]:
+    """Return completions of the typed text for names of `parts` parts separated by slashes.
+
+    Only one part is completed at a time. If one name alone matches that part, the next part is completed too.
+    """
+    *above, _ = typed.split("/")
+    place = "/".join(map(quoted, above))
+    path = ("tenants", f"namespaces/{place}", f"persistent/{place}")[min(len(above), 2)]
+    names = [name.rpartition("://")[2] for name in broker.ask("GET", f"/admin/v2/{path}").value()]
+    matches = [name for name in names if name.startswith(typed)]
+    if len(above) + 1 == parts:
+        return matches
+    return _names(broker, matches[0] + "/", parts) if len(matches) == 1 else [name + "/" for name in matches]

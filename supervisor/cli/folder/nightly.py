@@ -1,0 +1,176 @@
+"""`geminga nightly`: runs the nightly job by hand or by a timer, prints its plan, or the report of its last run.
+
+numpy, Arrow and Spark are imported only when there is something to compact.
+"""
+import ctypes
+import os
+import signal
+import sys
+from datetime import datetime
+from typing import Any
+
+import click
+
+from geminga.supervisor.cli import options as cli_options
+from geminga.supervisor.cli import output, show
+from geminga.supervisor.cli.completion import complete_topic
+from geminga.supervisor.cli.progress import stages
+from geminga.supervisor.configuration import units
+from geminga.supervisor.host import installed
+
+DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
+_PR_SET_PDEATHSIG = 1
+_ROWS_MAX = 50               # topics in a printed report; --json has all
+
+
+class _Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            return units.size(value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
+@click.command(epilog="Exit status: 0 done; 1 a part of it failed; 2 wrong usage; 3 it cannot run: another run is "
+                      "under way, the broker does not answer, or Spark is wanted and a part of it is missing.")
+@click.argument("what", type=click.Choice(["run", "plan", "report", "failed"]), default="run")
+@cli_options.CONFIG
+@cli_options.DATA_DIR
+@click.option("--topic", "topics", metavar="NAME", multiple=True, shell_complete=complete_topic,
+              help="Compact only this topic, whatever its threshold; repeatable.")
+@click.option("--pattern", metavar="REGEX", default="", 
+              help="Compact only topics whose whole names match.")
+@click.option("--engine", type=click.Choice(["auto", "here", "spark"]), show_default="auto",
+              help="Compact in this process (here) or in Spark.")
+@click.option("--master", metavar="MASTER", show_default="this host's cores",
+              help="Spark's master: spark://HOST:7077, local[2].")
+@click.option("--cores", metavar="N", show_default="all", help="Cores of this host for Spark.")
+@click.option("--memory", type=_Size(), show_default="640M", help="Memory of Spark's process.")
+@output.FORM
+@output.json_flag("json")
+@click.option("--partitions", hidden=True)            # from the broker: compact these partitions, and nothing else
+@click.option("--parent", type=int, hidden=True)      # from the broker: end together with this process
+def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str, form: str,
+            partitions: str | None, parent: int | None, **options: Any) -> int:
+    """Compact topics and give back disk space.
+
+    A timer runs this command every night.  First, topics with new messages are compacted if they have a compaction
+    threshold or were compacted before.  Then every topic gives back the space of messages that retention, expiry and
+    deletions have left.  A broker may serve the data folder meanwhile.
+
+    `plan` prints what would be compacted and changes nothing; `report` prints the report of the last night.
+    `failed` is for the service manager, which gives the result of a run in MONITOR_SERVICE_RESULT: the result is
+    logged, and stands in the report.
+    """
+    if partitions is not None:
+        die_with(parent)
+    from geminga.supervisor.configuration import config as configuration
+    given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
+             "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
+    try:
+        loaded, _ = configuration.load(installed.configuration(config, options["data_dir"]), os.environ, given)
+    except configuration.ConfigError as error:
+        return _wrong(WRONG_USAGE, error)
+    installed.become_owner(loaded.data_dir)
+    if not (loaded.data_dir / "catalogue.sqlite").is_file():
+        return _wrong(WRONG_USAGE, f"{loaded.data_dir} is no data folder of a broker")
+    return _run(what, loaded, topics, pattern, output.Output(form), partitions=partitions)
+
+
+def die_with(parent: int | None) -> None:
+    """Have the kernel kill this process when its parent ends.  Exit if the parent has ended already."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)      # the broker's processes, which started this one, ignore them
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(REFUSED)
+
+
+def _wrong(status: int, why: object) -> int:
+    print(f"geminga: {why}", file=sys.stderr)
+    return status
+
+
+def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: output.Output, *,
+         partitions: str | None) -> int:
+    import re
+
+    from geminga.proto.errors import Refusal
+    from geminga.storage.catalogue.catalogue import CatalogueError
+    from geminga.storage.runtime.log import log
+    from geminga.supervisor.tasks import job_socket, nights
+    try:
+        nights.check(config)
+        if partitions is not None:
+            nights.be_polite(config.nightly.niceness)
+            return DONE if nights.on_demand(config, map(int, partitions.split(","))) else FAILED
+        if what == "failed":
+            log.begin(config.log)
+            log.error(f"the nightly job failed: {nights.failed(config, os.environ)}; "
+                      "its report: geminga nightly report", code="G514")
+            return DONE
+        if what == "report":
+            report = job_socket.last_report(config.data_dir)
+            if not report:
+                return _wrong(FAILED, f"there was no night yet: {config.data_dir / job_socket.REPORT} is not there")
+        else:
+            targets = nights.targets(config, topics, pattern)
+            if what == "plan":
+                return _show_plan(nights.planned(config, targets), shown)
+            nights.be_polite(config.nightly.niceness)
+            with stages("reading") as tell:
+                report = nights.run(config, targets, tell)
+    except re.error as error:
+        return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
+    except (LookupError, Refusal) as error:
+        return _wrong(WRONG_USAGE, getattr(error, "message", error))
+    except (job_socket.CannotRun, CatalogueError, OSError) as error:
+        return _wrong(REFUSED, error)
+    shown.value(report, _text)
+    return FAILED if report["status"] != nights.SUCCESS and what == "run" else DONE
+
+
+# -- plan and report
+
+def _show_plan(planned: list[Any], shown: output.Output) -> int:
+    rows = [{"topic": one.target.topic, "due": one.is_due, "why": one.why, "messages": one.messages, "bytes": one.size,
+             "view_messages": one.view_messages, "view_bytes": one.view_size} for one in planned]
+    if not shown.is_for_people:
+        shown.rows(rows, ())
+    elif rows:
+        print(show.text(rows))
+    else:
+        print("Nothing is compacted: no topic has a compaction threshold, or was compacted before")
+    return DONE
+
+
+def _text(report: dict[str, Any]) -> str:
+    ended, totals = datetime.fromtimestamp(report["ended_ms"] / 1000), report["totals"]
+    lines = [f"{report['status']}: ended {ended:%Y-%m-%d %H:%M:%S}, after {report['seconds']:.1f} s"
+             + (f"; {report['error']}" if report["error"] else "")]
+    done = [{"topic": one["topic"], "outcome": one["outcome"] + (f": {one['error']}" if one["error"] else ""),
+             "messages": f"{one['messages_in']:,} -> {one['messages_out']:,}",
+             "bytes": f"{one['bytes_in']:,} -> {one['bytes_out']:,}",
+             "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
+            for one in report["compaction"]]
+    lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})",
+              *_table(done)]
+    if report["retention"] is None:
+        return "\n".join([*lines, "",
+                          "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
+    given = [{"topic": one["topic"], "messages": f"{one['messages_before']:,} -> {one['messages_after']:,}",
+              "bytes": f"{one['bytes_before']:,} -> {one['bytes_after']:,}", "expired": f"{one['expired']:,}",
+              "names forgotten": one["names_forgotten"], "seconds": round(one["seconds"], 3)}
+             for one in report["retention"]["topics"]]
+    deleted, errors = report["retention"]["deleted"], report["retention"]["errors"]
+    lines += ["", f"Given back {totals['given_back']:,} bytes, by {len(given)} of "
+              f"{report['retention']['partitions']} partitions"
+              + (f" and {deleted['folders']} that were deleted" if deleted["folders"] else ""), *_table(given)]
+    return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    left = len(rows) - _ROWS_MAX
+    return [show.text(rows[:_ROWS_MAX])] * bool(rows) + [f"... and {left} more; -o json has all"] * (left > 0)

@@ -1,0 +1,180 @@
+"""`geminga redrive`: sends dead letters back to where they came from."""
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from geminga.supervisor.cli import human, options, running
+from geminga.supervisor.cli.completion import complete_topic
+from geminga.supervisor.cli.output import FORM, Output
+from geminga.supervisor.messages.filters import Filter, filter_options
+from geminga.supervisor.pulsar_client import target
+
+if TYPE_CHECKING:
+    from geminga.supervisor.cli.progress import Progress
+    from geminga.supervisor.messages.message import Message
+    from geminga.supervisor.pulsar_client.target import Target
+    from geminga.supervisor.tasks.redriving import Choice, Redrive, Redriven
+
+
+@click.command(epilog="""\b
+Examples:
+  geminga redrive orders-billing-DLQ --dry-run          what would go where
+  geminga redrive orders-billing-DLQ --rate 100
+  geminga redrive all-DLQ -s billing --reason Timeout --age 1h
+  geminga redrive orders-billing-DLQ --to orders-again -n 10
+
+The command can be repeated, also after it was killed: each letter is sent once.  Exit status: 0 all chosen letters are
+sent; 1 not all, or interrupted; 2 wrong usage; 3 not reachable.""")
+@click.argument("topic", metavar="DEAD-LETTER-TOPIC", shell_complete=complete_topic)
+@click.option("--to", metavar="TOPIC", shell_complete=complete_topic,
+              help="Send all to this topic; else each letter goes to the topic, and partition, that its property "
+                   "REAL_TOPIC names.")
+@click.option("--subscription", "-s", metavar="NAME", default="",
+              help="Only letters of this subscription: by their property REAL_SUBSCRIPTION, else by the name "
+                   "TOPIC-SUBSCRIPTION-DLQ of their topic.")
+@click.option("--reason", metavar="TEXT", default="", help="Only letters with this text in a property whose name has "
+                                                           "reason, error or exception in it.")
+@click.option("--age", metavar="TIME", help="Only letters that are dead for this time, such as 1h.")
+@filter_options
+@click.option("--from-subscription", metavar="NAME", default="geminga-redrive", show_default=True,
+              help="Subscription of the dead letter topic: gives the letters, and forgets those that are sent.  It is "
+                   "made at the first letter if missing.")
+@click.option("--count", "-n", type=click.IntRange(1), metavar="N", help="End after so many letters.")
+@click.option("--rate", callback=options.rate, metavar="N[/TIME]",
+              help="At most so many letters a second, or in a time.")
+@click.option("--dry-run", is_flag=True, help="Only show how many letters would go where.")
+@FORM
+@target.options
+def redrive(topic: str, to: str | None, subscription: str, reason: str, age: str | None, from_subscription: str,
+            count: int | None, rate: float, dry_run: bool, form: str, **others: Any) -> int:
+    """Send dead letters back to their topics, once each.
+
+    This holds also if the command is killed and repeated.  Letters that are sent are acknowledged on a subscription of
+    the dead letter topic.  What clients noted in their properties is removed, so that consumers count deliveries anew.
+    """
+    from geminga.proto import names
+    from geminga.proto.errors import Refusal
+    from geminga.supervisor.cli.progress import progress
+    from geminga.supervisor.messages import topics
+    from geminga.supervisor.tasks.redriving import Choice
+    chosen, oldest_ms = Filter.of(others), _oldest_ms(age)
+    broker = target.of(others)
+    try:
+        name, to = names.parse(topic), str(names.parse(to)) if to else ""
+    except Refusal as error:
+        raise click.UsageError(str(error)) from None
+
+    def matches(letter: "Message") -> bool:
+        return (oldest_ms is None or letter.publish_time_ms <= oldest_ms) and chosen.matches(letter)
+
+    work = _Work(broker, from_subscription, Choice(matches, subscription, reason, to, count, chosen.needs_value), rate,
+                 is_dry=dry_run)
+
+    async def run() -> int:
+        connection = await broker.connect()
+        try:
+            partitions = await topics.partitions(connection, name)
+        finally:
+            connection.close()
+        with progress("redriving", count) as bar:
+            await work.run(map(str, map(name.partition_name, range(partitions)) if partitions else (name,)), bar)
+        return work.tell(str(name), Output(form))
+
+    return running.run(broker, run)
+
+
+class _Work:
+    """A redrive of the partitions of a dead letter topic, one after the other."""
+
+    def __init__(self, broker: "Target", subscription: str, choice: "Choice", rate: float, *, is_dry: bool) -> None:
+        from geminga.supervisor.tasks.moving import Cluster
+        from geminga.supervisor.tasks.redriving import Redriven
+        method, data, *_ = broker.credentials
+        self._broker, self._subscription, self._choice, self._rate = broker, subscription, choice, rate
+        self._cluster = Cluster(broker.url, method, data, broker.credentials.context_for(broker.url))
+        self._is_dry, self._is_stopped = is_dry, False
+        self._totals, self._left_out = Redriven(), list[str]()
+
+    def __repr__(self) -> str:
+        return f"<_Work {self._totals}>"
+
+    async def run(self, parts: Iterable[str], bar: "Progress") -> None:
+        """Redrive until all is done, the limit is reached, or a signal comes.  Raises ClientError, OSError."""
+        from dataclasses import replace
+
+        from geminga.supervisor.tasks.redriving import Redrive
+        choice = self._choice
+        for part in parts:
+            if self._is_stopped or choice.limit == 0:
+                break
+            one = Redrive(self._cluster, part, self._subscription, choice, self._rate)
+            if self._is_dry:
+                await one.look(has_subscription=_has_subscription(self._broker, part, self._subscription))
+            else:
+                self._is_stopped = await _run_until_stopped(one, bar.advance)
+            self._totals.add(one.redriven)
+            self._left_out += one.left_out
+            if self._choice.limit is not None:
+                choice = replace(choice, limit=self._choice.limit - self._totals.count)
+
+    def tell(self, topic: str, output: Output) -> int:
+        """Print what was done, and return the exit status."""
+        for line in self._left_out:
+            print(f"geminga: {line}", file=sys.stderr)
+        output.value(_as_json(topic, self._totals, is_dry=self._is_dry), _as_text)
+        if self._is_stopped:
+            print("geminga: interrupted; repeat the command to go on", file=sys.stderr)
+        return int(bool(self._totals.failed or self._left_out or self._is_stopped))
+
+
+def _oldest_ms(age: str | None) -> int | None:
+    """Return the publish time in ms of letters of an age."""
+    if age is None:
+        return None
+    from geminga.supervisor.configuration import units
+    try:
+        return time.time_ns() // 1_000_000 - units.millis(age)
+    except ValueError as error:
+        raise click.UsageError(f"--age: {error}") from None
+
+
+def _has_subscription(broker: "Target", topic: str, subscription: str) -> bool:
+    """Return whether a topic has a subscription.  A look at the broker's protocol would make it."""
+    from geminga.supervisor.pulsar_client.rest import topic_path
+    return subscription in broker.broker().ask("GET", f"/admin/v2/{topic_path(topic)}/subscriptions").value()
+
+
+async def _run_until_stopped(one: "Redrive", advance: Any) -> bool:
+    """Run a redrive, and return whether a signal has stopped it between two rounds."""
+    import asyncio
+    import signal
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        one.is_stopped = True
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    await one.run(advance)
+    return one.is_stopped
+
+
+def _as_json(topic: str, totals: "Redriven", *, is_dry: bool) -> dict[str, Any]:
+    return {"topic": topic, "dry_run": is_dry, "sent": totals.sent.total(), "sent_before": totals.already,
+            "not_chosen": totals.skipped, "targets": dict(totals.sent), "not_possible": dict(totals.failed)}
+
+
+def _as_text(figures: dict[str, Any]) -> str:
+    from geminga.supervisor.pulsar_client.rest import plain
+    verb = "would go" if figures["dry_run"] else "sent"
+    lines = [f"{human.count(count)} {verb} to {plain(topic)}" for topic, count in figures["targets"].items()]
+    if not lines:
+        lines = [f"0 {verb}"]
+    if figures["sent_before"]:
+        lines.append(f"{human.count(figures['sent_before'])} were sent by an interrupted redrive before")
+    if figures["not_chosen"]:
+        lines.append(f"{human.count(figures['not_chosen'])} not chosen")
+    lines += [f"{human.count(count)} not possible: {plain(why)}" for why, count in figures["not_possible"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,299 @@
+"""`geminga search`: finds messages in the ledgers of a data folder, or over the network."""
+import contextlib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from geminga.supervisor.cli import options
+from geminga.supervisor.cli.completion import complete_topic
+from geminga.supervisor.cli.output import FORM
+from geminga.supervisor.host import installed
+from geminga.supervisor.messages.filters import Filter, Wish, filter_options
+from geminga.supervisor.pulsar_client import target
+
+if TYPE_CHECKING:
+    from geminga.supervisor.messages.report import Report
+
+FOUND, NOTHING, WRONG_USAGE, NOT_REACHABLE, NOT_ALL, INTERRUPTED = 0, 1, 2, 3, 4, 130      # exit statuses
+_PAYLOAD_MIN = 20            # characters of a payload that a line on a terminal has room for at least
+
+
+class _Range(click.ParamType):
+    name = "range"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:
+        first, has_last, last = str(value).partition("-")
+        if not first.isdecimal() or (has_last and not last.isdecimal()) or int(last or first) < int(first):
+            self.fail(f"{value!r} is neither a number nor a range such as 10-20", parameter, context)
+        return int(first), int(last or first)
+
+
+@click.command(epilog="\b\nExamples:\n  geminga search orders --key customer-7\n"
+                      "  geminga search public/default --grep 'order 1[0-9]' --since -1h\n\n"
+                      "Exit status: 0 messages were found; 1 none, or no such topic; 2 wrong usage; 3 the broker or "
+                      "its data folder cannot be read; 4 not all could be searched, with a line for each reason; 130 "
+                      "interrupted.")
+@click.argument("place", metavar="TOPIC|NAMESPACE", shell_complete=complete_topic)
+@filter_options
+@click.option("--producer", metavar="NAME", help="Only messages of the producer with this name.")
+@click.option("--sequence-id", "sequence_ids", type=_Range(), metavar="N[-M]",
+              help="Only messages with this sequence id, or one of this range.")
+@click.option("--count", "-n", "limit", type=click.IntRange(1), metavar="N", help="End after so many messages.")
+@click.option("--total", "is_count", is_flag=True, help="Print only the number of messages.")
+@FORM
+@options.CONFIG
+@target.service_options
+def search(place: str, limit: int | None, is_count: bool, form: str, data_dir: str | None, config: str | None,
+           producer: str | None, sequence_ids: tuple[int, int] | None, **who: Any) -> int:
+    """Find messages by key, property, text, time or sequence id.
+
+    They are those of a topic, or of all topics of a namespace (TENANT/NAMESPACE).  On the broker's host the ledgers of
+    its data folder are read, beside the running broker and without it.  Elsewhere, and with --url, all messages are
+    read over the network, which takes longer.
+
+    Messages that were acknowledged by all are found as long as the broker stores them.  Compacted views are not
+    searched.  Nothing is changed.
+    """
+    if limit is not None and is_count:
+        raise click.UsageError("--total counts all messages: leave out --count")
+    values = {name: who.pop(name) for name in ("key", "properties", "grep", "where", "since", "until")}
+    chosen = Filter(**values)      # wrong values are told before anything is read
+    if (data_dir or config) and who.get("url"):
+        raise click.UsageError("a broker's address and a data folder exclude each other")
+    broker, wish = target.of(who), Wish(producer, sequence_ids)
+    folder = _data_dir(data_dir, config, broker)
+    if folder is not None and not os.geteuid():      # SQLite may make files beside the catalogue
+        try:
+            installed.become_owner(folder, writes=False)
+        except installed.WrongUser as error:
+            _complain(str(error))
+            return NOT_REACHABLE
+    printer = _Printer(form, is_count, limit)
+    try:
+        if folder is not None:
+            status = _in_folder(folder, place, values, wish, printer)
+        else:
+            status = _over_network(broker, place, chosen, wish, printer)
+        printer.end()
+    except KeyboardInterrupt:
+        printer.end()
+        print("geminga: interrupted: not everything was searched", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:      # the reader of the output, such as head(1), has enough
+        sys.stdout = None
+        return FOUND
+    return status if status is not None else FOUND if printer.number else NOTHING
+
+
+def _data_dir(data_dir: str | None, config: str | None, broker: target.Target) -> Path | None:
+    """Return the data folder to search, None if the messages are to be read over the network.
+
+    Raises click.UsageError.
+    """
+    is_named = data_dir is not None or config is not None
+    if not is_named and broker.url != target.SERVICE_URL and not broker.is_local:
+        return None
+    from geminga.supervisor.configuration import config as configuration
+    try:
+        loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
+        catalogue = loaded.data_dir / "catalogue.sqlite"
+        os.close(os.open(catalogue, os.O_RDONLY | os.O_CLOEXEC))
+        return loaded.data_dir
+    except (configuration.ConfigError, installed.WrongUser) as error:
+        why = str(error)
+    except FileNotFoundError:
+        why = f"{loaded.data_dir} is no data folder of a broker"
+    except OSError as error:
+        why = f"{loaded.data_dir}: {error.strerror}"
+    if is_named:
+        raise click.UsageError(why)
+    print(f"geminga: {why}: all messages are read from {broker.url}, which takes longer than on the broker's host as "
+          "the folder's user", file=sys.stderr)
+    return None
+
+
+# -- in a data folder
+
+def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
+               printer: "_Printer") -> int | None:
+    """Print what the ledgers of a data folder have; return the exit status, None if it depends on the number."""
+    from geminga.proto.errors import Refusal
+    from geminga.storage.catalogue.catalogue import CatalogueError
+    from geminga.storage.errors import StorageFull, text_of
+    from geminga.supervisor.cli.progress import progress
+    from geminga.supervisor.messages.report import Report
+    from geminga.supervisor.messages.stored import StoredMessages
+    report = Report(_complain)
+    try:
+        _settle(folder, place, report)
+        stored = StoredMessages(folder, place, values, wish)
+        with progress("searching", stored.size, is_bytes=True) as bar:
+            if printer.is_count:
+                printer.number = stored.count(report, bar.advance)
+            else:
+                printer.show(stored.messages(report, bar.advance))
+    except LookupError as error:
+        _complain(f"{error}{_question(folder, place)}")
+        return NOTHING
+    except Refusal as error:
+        _complain(error.message)
+        return WRONG_USAGE
+    except BrokenPipeError:
+        raise
+    except (CatalogueError, StorageFull, OSError) as error:
+        _complain(text_of(error) if isinstance(error, OSError) else str(error))
+        return NOT_REACHABLE
+    return NOT_ALL if report.count else None
+
+
+def _settle(folder: Path, place: str, report: "Report") -> None:
+    """Have the broker write down which transactions have ended; report topics of which the files do not say it all.
+
+    Raises LookupError, Refusal, CatalogueError, OSError.
+    """
+    from geminga.storage.errors import CorruptFile
+    from geminga.storage.jobs import confirmed
+    from geminga.storage.offline import search as storage
+    from geminga.supervisor.tasks.job_socket import SOCKET, BrokerSocket
+    broker, is_served = BrokerSocket(folder), (folder / SOCKET).exists()
+    try:
+        for partition_id, topic in storage.partitions(folder, place):
+            try:
+                if confirmed.is_settled(folder, partition_id) or (is_served and broker.settle(str(topic))):
+                    continue
+                up_to = confirmed.committed_up_to(folder, partition_id)
+            except CorruptFile:      # the search reports it
+                continue
+            report(f"{topic}: messages behind {up_to[0]}:{up_to[1]} are left out: without the broker it is not known "
+                   "whether transactions there have been committed")
+    finally:
+        broker.close()
+
+
+def _question(folder: Path, place: str) -> str:
+    """Return a question for the stored topic most like one that does not exist, "" if there is none."""
+    from geminga.proto import names
+    from geminga.storage.offline import search as storage
+    from geminga.supervisor.configuration.nearest import question_of_topic
+    if storage.is_namespace(place):
+        return ""
+    topic = names.parse(place)
+    try:
+        stored = storage.partitions(folder, topic.namespace)
+    except LookupError:
+        return ""
+    asked = question_of_topic(str(topic), {one.base.local_name for _, one in stored})
+    return f".{asked}" if asked else ""
+
+
+def _complain(line: str) -> None:
+    print(f"geminga: {line}", file=sys.stderr)
+
+
+# -- over the network
+
+def _over_network(broker: target.Target, place: str, chosen: Filter, wish: Wish,
+                  printer: "_Printer") -> int | None:
+    """Print what a broker delivers; return the exit status, None if it depends on the number."""
+    import asyncio
+
+    from geminga.proto.errors import Refusal
+    from geminga.supervisor.messages.report import Report
+    from geminga.supervisor.messages.topics import NoTopic
+    from geminga.supervisor.pulsar_client import client, reasons
+    report = Report(_complain)
+    try:
+        asyncio.run(_print_delivered(broker, place, chosen, wish, report, printer))
+    except (client.NoAddress, Refusal) as error:
+        _complain(error.message if isinstance(error, Refusal) else str(error))
+        return WRONG_USAGE
+    except NoTopic as error:
+        _complain(str(error))
+        return NOTHING
+    except BrokenPipeError:
+        raise
+    except (OSError, client.ClientError) as error:
+        _complain(f"{broker.url}: {reasons.of(error, is_secure=broker.url.startswith('pulsar+ssl:'))}")
+        return NOT_REACHABLE
+    return NOT_ALL if report.count else None
+
+
+async def _print_delivered(broker: target.Target, place: str, chosen: Filter, wish: Wish, report: "Report",
+                           printer: "_Printer") -> None:
+    from geminga.supervisor.messages import delivered
+    async with contextlib.aclosing(delivered.messages(broker, place, chosen, wish, report)) as found:
+        async for some in found:
+            printer.show(some)
+            if printer.has_enough:
+                return
+
+
+# -- printing
+
+class _Printer:
+    """Printer of messages: a line each as they come, or a document at the end."""
+
+    def __init__(self, form: str, is_count: bool, limit: int | None) -> None:
+        self.number, self.is_count = 0, is_count
+        self._form, self._limit = form, limit
+        self._rows: list[dict[str, Any]] = []      # of a document, which is printed at its end
+        self._widths = [0, 0, 0, 0]
+
+    def __repr__(self) -> str:
+        return f"<_Printer {self._form} {self.number} messages>"
+
+    @property
+    def has_enough(self) -> bool:
+        return self._limit is not None and self.number >= self._limit
+
+    def show(self, messages: Iterable[Any]) -> None:
+        """Print messages, or count them, up to the limit."""
+        from geminga.supervisor.cli.output import Output
+        for message in messages:
+            if self.has_enough:
+                return
+            self.number += 1
+            if self.is_count:
+                continue
+            if self._form == "table":
+                print(self._line(message))
+            elif self._form == "jsonl":
+                Output("jsonl").value(message.as_json(), str)
+            else:
+                self._rows.append(message.as_json())
+            if self.has_enough:
+                return
+
+    def end(self) -> None:
+        """Print what is left: the number, or the document."""
+        from geminga.supervisor.cli.output import Output
+        if self.is_count:
+            Output(self._form).value(self.number if self._form == "table" else {"messages": self.number}, str)
+        elif self._form in ("json", "yaml"):
+            Output(self._form).rows(self._rows, ())
+        sys.stdout.flush()
+
+    def _line(self, message: Any) -> str:
+        """Return a message as a line for people: topic, position, time, key, and its payload.
+
+        Columns become as wide as their widest value so far.
+        """
+        from geminga.proto import names
+        from geminga.supervisor.configuration import units
+        from geminga.supervisor.messages.message import printable, value_text
+        from geminga.supervisor.pulsar_client.rest import plain
+        cells = [names.parse(message.topic).local_name, message.id, units.instant(message.publish_time_ms),
+                 "-" if message.key is None else message.key]
+        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
+        head = "  ".join(plain(cell).ljust(width) for cell, width in zip(cells, self._widths, strict=True))
+        payload = value_text(message.value) if message.has_value else printable(message.payload)
+        text = plain(f"{len(message.payload)} bytes" if payload is None else payload)
+        if sys.stdout.isatty():
+            import shutil
+            room = max(_PAYLOAD_MIN, shutil.get_terminal_size().columns - len(head) - 2)
+            text = text if len(text) <= room else text[:room - 3] + "..."
+        return f"{head}  {text}".rstrip()

@@ -1,0 +1,308 @@
+"""Sentences for people about a subscription that stands still: what is in the way, who holds what, and what to do.
+
+The input is the answer of /ops/v1/why: an object for each partition. Partitions of which the same can be said are told
+together, with their numbers added.
+"""
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from geminga.supervisor.cli.human import ago, count, length
+from geminga.supervisor.cli.views.places import short
+from geminga.supervisor.configuration.units import instant
+from geminga.supervisor.pulsar_client.rest import plain
+
+_SHOWN_MAX = 10              # consumers and ids that are listed
+_SUMMED = ("messages", "held_back")
+Standstill = dict[str, Any]
+Cause = dict[str, Any]
+
+
+def tell(partitions: list[Standstill], topic: str, subscription: str) -> list[str]:
+    """Return the lines about a subscription of a topic.  topic: as people call it."""
+    groups = _alike(partitions)
+    whole = _merged(partitions)
+    lines = [f"{plain(topic)}, subscription {plain(subscription)} ({whole['type']}): {_backlog(whole)}"]
+    if whole["messages"]:
+        lines.append("  " + _account(whole["messages"]))
+    for group in groups:
+        indent = "  "
+        if len(groups) > 1:
+            lines.append(f"  {_partitions(group)}: {_backlog(_merged(group))}")
+            indent = "    "
+        lines += [indent + line for line in _group(_merged(group), topic)]
+    return lines
+
+
+def in_short(partitions: list[Standstill]) -> str:
+    """Return one line about a subscription: its backlog, and the first thing that is in the way."""
+    whole = _merged(partitions)
+    line = f"{plain(whole['subscription'])} ({whole['type']}): {_backlog(whole)}"
+    causes = [cause for cause in whole["causes"] if cause["cause"] != "no backlog"]
+    return f"{line} {_sentence(causes[0], whole)}" if causes else line
+
+
+# -- partitions
+
+def _alike(partitions: list[Standstill]) -> list[list[Standstill]]:
+    """Return partitions in groups with the same causes and consumers; those with a cause come first."""
+    groups: dict[Any, list[Standstill]] = {}
+    for one in partitions:
+        causes = frozenset((cause["cause"], cause.get("consumer")) for cause in one["causes"])
+        groups.setdefault(causes, []).append(one)
+    idle = frozenset({("no backlog", None)})
+    return [groups[key] for key in sorted(groups, key=lambda key: key == idle)]
+
+
+def _partitions(group: list[Standstill]) -> str:
+    """Return the numbers of a group's partitions, such as "partitions 0, 2 to 4"."""
+    numbers = sorted(int(one["topic"].rpartition("-")[2]) for one in group)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs]
+    return f"partition{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
+
+
+_TOLD_APART = "cause", "consumer", "key", "hash", "message", "rule", "waiting", "transaction"
+
+
+def _merged(group: list[Standstill]) -> Standstill:
+    """Return partitions as one: numbers are added, the oldest times kept, causes and consumers told once."""
+    causes: dict[Any, Cause] = {}
+    consumers: dict[tuple[str, str], dict[str, Any]] = {}
+    account: dict[str, int] = {}
+    for one in group:
+        for name, number in one["messages"].items():
+            account[name] = account.get(name, 0) + number
+        for cause in one["causes"]:
+            key = tuple(cause.get(name) for name in _TOLD_APART)
+            if key not in causes:
+                causes[key] = dict(cause)
+                continue
+            before = causes[key]
+            for name in _SUMMED:
+                if name in cause:
+                    before[name] += cause[name]
+            for name in ("until_ms", "since_ms"):
+                if name in cause:
+                    before[name] = min(before[name], cause[name])
+        for consumer in one["consumers"]:
+            known = consumers.get((consumer["name"], consumer["address"]))
+            if known is None:
+                consumers[consumer["name"], consumer["address"]] = dict(consumer)
+                continue
+            known["messages"] += consumer["messages"]
+            known["is_active"] |= consumer["is_active"]
+            for name in ("acknowledged_ms", "consumed_ms"):
+                known[name] = max(known[name], consumer[name])
+    holders = sorted(consumers.values(), key=lambda holder: -holder["messages"])
+    return {"subscription": group[0]["subscription"], "messages": account, "causes": list(causes.values()),
+            "type": next((one["type"] for one in group if one["type"] != "None"), "type not known"),
+            "backlog": sum(one["backlog"] for one in group), "consumers": holders,
+            "consumer_count": max([len(holders), *(one["consumer_count"] for one in group)]),
+            "oldest_ms": min((one["oldest_ms"] for one in group if one["oldest_ms"]), default=None)}
+
+
+# -- sentences
+
+def _backlog(whole: Standstill) -> str:
+    number = whole["messages"].get("backlog", whole["backlog"])
+    if not number:
+        return "everything is acknowledged."
+    oldest = f", and the oldest has waited {ago(whole['oldest_ms'])}" if whole["oldest_ms"] else ""
+    return f"{_messages(number)} not acknowledged{oldest}."
+
+
+def _messages(number: int, verb: str = "is") -> str:
+    if verb == "is":
+        return f"{count(number)} message{' is' if number == 1 else 's are'}"
+    return f"{count(number)} message{'' if number == 1 else 's'}"
+
+
+def _account(messages: dict[str, int]) -> str:
+    parts = [f"{count(number)} {name}" for name, number in messages.items()
+             if number and name not in ("published", "backlog")]
+    published = f"{_messages(messages['published'], '')} published since the subscription began"
+    return f"{published}: {', '.join([*parts, count(messages['backlog']) + ' in the backlog'])}."
+
+
+def _group(whole: Standstill, topic: str) -> list[str]:
+    """Return the lines about one group of partitions: causes with next steps, then the consumers that hold messages."""
+    lines = []
+    parked = [cause for cause in whole["causes"] if cause["cause"] == "parked"]
+    if parked:
+        ids = ", ".join(cause["message"] for cause in parked[:_SHOWN_MAX])
+        others = f" and {len(parked) - _SHOWN_MAX} others" if len(parked) > _SHOWN_MAX else ""
+        lines += [f"{_messages(len(parked))} in quarantine, because {parked[0]['deaths']} consumers died over each: "
+                  f"{ids}{others}.",
+                  f"Deliver again: geminga admin topics release-parked {shlex.quote(short(topic))} "
+                  f"-s {shlex.quote(whole['subscription'])}"]
+    for cause in whole["causes"]:
+        if cause["cause"] != "parked" and not (cause["cause"] == "no backlog" and len(whole["causes"]) == 1):
+            lines.append(_sentence(cause, whole))
+            if step := _next_step(cause, whole, topic):
+                lines.append(step)
+    holding = [one for one in whole["consumers"] if one["messages"]]
+    lines += [_holder(one) for one in holding[:_SHOWN_MAX]]
+    if len(holding) > _SHOWN_MAX:
+        lines.append(f"{len(holding) - _SHOWN_MAX} other consumers hold messages.")
+    return lines
+
+
+def _consumer(name: str, whole: Standstill) -> str:
+    """Return a consumer as people know it: its name, with address and library."""
+    for one in whole["consumers"]:
+        if one["name"] == name:
+            where = ", ".join(plain(text) for text in (one["address"], one["library"]) if text)
+            return f"consumer {plain(name)} ({where})" if where else f"consumer {plain(name)}"
+    return f"consumer {plain(name)}"
+
+
+def _address(name: str | None, whole: Standstill) -> str:
+    return next((one["address"] for one in whole["consumers"] if one["name"] == name), "")
+
+
+def _holder(one: dict[str, Any]) -> str:
+    """Return a line about a consumer that holds messages."""
+    last_ms = one["acknowledged_ms"]
+    since = f"it last acknowledged {ago(last_ms)} ago" if last_ms else "it has acknowledged nothing"
+    standby = "" if one["is_active"] else ", as a standby"
+    return f"{_capital(_consumer(one['name'], {'consumers': [one]}))} holds {_messages(one['messages'], '')}; " \
+           f"{since}, and is connected for {ago(one['connected_ms'])}{standby}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sentence(cause: Cause, whole: Standstill) -> str:
+    """Return what a cause means."""
+    make = _SENTENCES.get(cause["cause"])
+    if make is None:
+        details = ", ".join(f"{name} {value}" for name, value in cause.items() if name != "cause")
+        return _capital(f"{cause['cause']}{': ' if details else ''}{details}.")
+    return _capital(make(cause, whole))
+
+
+def _no_consumer(_cause: Cause, whole: Standstill) -> str:
+    return "no consumer is connected."
+
+
+def _no_permits(cause: Cause, whole: Standstill) -> str:
+    return f"{_consumer(cause['consumer'], whole)} asks for no more: its receive queue is full of messages that the " \
+           "application has not taken."
+
+
+def _no_acknowledgements(cause: Cause, whole: Standstill) -> str:
+    if "consumer" in cause:
+        return f"everything is delivered to {_consumer(cause['consumer'], whole)}, which has to acknowledge."
+    if not whole["consumers"] or not cause.get("messages"):
+        return "everything is delivered, and nobody holds it: it is about to be delivered again."
+    return f"everything is delivered: {_messages(cause['messages'])} with consumers that have to acknowledge."
+
+
+def _too_many(cause: Cause, whole: Standstill) -> str:
+    return f"{_consumer(cause['consumer'], whole)} gets no more: it holds {count(cause['messages'])} unacknowledged " \
+           f"messages, and {count(cause['limit'])} are allowed for a consumer."
+
+
+def _too_many_together(cause: Cause, whole: Standstill) -> str:
+    what = cause["cause"].rpartition(" ")[2]
+    return f"consumers together hold {count(cause['messages'])} unacknowledged messages, and {count(cause['limit'])} " \
+           f"are allowed for the {what}."
+
+
+def _delayed(cause: Cause, whole: Standstill) -> str:
+    until, now = cause["until_ms"], time.time_ns() // 1_000_000
+    wait = f"in {length((until - now) / 1_000)}" if until > now else "now"
+    plural = "s wait for their delivery times" if cause["messages"] != 1 else " waits for its delivery time"
+    return f"{count(cause['messages'])} message{plural}; the next is due {wait}, at {instant(until)}."
+
+
+def _draining(cause: Cause, whole: Standstill) -> str:
+    key = f"key {cause['key']!r}" if cause.get("key") is not None else f"the messages with key hash {cause['hash']}"
+    taker = f"consumer {plain(cause['waiting'])}" if cause["waiting"] else "another consumer"
+    return f"{key} belongs to {taker} now, which waits until {_consumer(cause['consumer'], whole)} has acknowledged " \
+           f"{_messages(cause['messages'], '')} of it, held since {ago(cause['since_ms'])} (the first is " \
+           f"{cause['message']})."
+
+
+def _gaps(cause: Cause, whole: Standstill) -> str:
+    ranges = ", ".join(f"{first} to {last}" for first, last in cause["ranges"][:_SHOWN_MAX])
+    return f"no consumer takes keys with the hashes {ranges}."
+
+
+def _rate(cause: Cause, whole: Standstill) -> str:
+    what = "delivery" if cause["cause"] == "dispatch rate" else "publishing"
+    held = f"; {count(cause['held_back'])} entries wait" if cause.get("held_back") else ""
+    since = f" since {ago(cause['since_ms'])}" if cause.get("since_ms") else ""
+    return f"a rate throttles {what}{since}: {plain(cause['rule'])}{held}."
+
+
+def _open_transaction(cause: Cause, whole: Standstill) -> str:
+    verb, since = "waits" if cause["messages"] == 1 else "wait", ago(cause["since_ms"])
+    return f"transaction {cause['transaction']} is open, and published its first message here {since} ago; " \
+           f"{_messages(cause['messages'], '')}, from that one on, {verb} for its end."
+
+
+def _pending(cause: Cause, whole: Standstill) -> str:
+    verb, they = ("is", "it comes") if cause["messages"] == 1 else ("are", "they come")
+    return f"{_messages(cause['messages'], '')} {verb} acknowledged in transaction {cause['transaction']}, which is " \
+           f"open; {they} again if it aborts."
+
+
+_SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
+    "no backlog": lambda cause, whole: "there is nothing to deliver.",
+    "end of topic": lambda cause, whole: "the topic is terminated, and everything in it is acknowledged.",
+    "no consumer": _no_consumer, "no permits": _no_permits, "no acknowledgements": _no_acknowledgements,
+    "unacknowledged messages of a consumer": _too_many,
+    "unacknowledged messages of the subscription": _too_many_together,
+    "unacknowledged messages of the broker": _too_many_together,
+    "delayed messages": _delayed, "draining key": _draining, "hashes that no consumer takes": _gaps,
+    "dispatch rate": _rate, "publish rate": _rate, "open transaction": _open_transaction,
+    "acknowledged in a transaction": _pending,
+    "parked": lambda cause, whole: "messages are in quarantine.",
+}
+
+
+# -- what to do
+
+def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
+    """Return a line with the next step, "" where there is none."""
+    kind, name = cause["cause"], short(topic)
+    words = shlex.quote(name)
+    if kind == "no consumer":
+        return "Start its application; if nobody needs the subscription: geminga admin topics unsubscribe " \
+               f"{words} -s {shlex.quote(whole['subscription'])}"
+    if kind in ("no permits", "draining key") and (address := _address(cause.get("consumer"), whole)):
+        return f"Look at that application; give its messages to others: geminga clients close {address}"
+    if kind == "unacknowledged messages of a consumer":
+        return "Allow more: geminga admin topicPolicies set-max-unacked-messages-per-consumer " \
+               f"-m {2 * cause['limit']} {words}"
+    if kind == "unacknowledged messages of the subscription":
+        return "Allow more: geminga admin topicPolicies set-max-unacked-messages-per-subscription " \
+               f"-m {2 * cause['limit']} {words}"
+    if kind == "delayed messages":
+        return f"List them: geminga admin delayed list {words}"
+    if kind in ("open transaction", "acknowledged in a transaction"):
+        return "Look at the application that began it; or give the transaction up: " \
+               f"geminga transactions abort {cause['transaction'].strip('()')}"
+    if kind == "dispatch rate":
+        return f"See the rate: geminga admin topicPolicies get-dispatch-rate {words}"
+    return ""
+
+
+def lines_of_all(told: list[list[Standstill]], topic: str) -> Iterator[str]:
+    """Yield the lines about all subscriptions of a topic, in short.  told: the answers about each of them."""
+    if not told:
+        yield f"{plain(topic)} has no subscriptions."
+        return
+    yield f"{plain(topic)}:"
+    for partitions in told:
+        yield f"  {in_short(partitions)}"
+    yield f"More about one: geminga why {shlex.quote(topic)} SUBSCRIPTION"

@@ -1,0 +1,200 @@
+"""Payloads -> values of their topic's schema, as JSON has them."""
+import base64
+import json
+import struct
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.messages.message import Message, text_or_base64
+
+S = api.Schema
+VERSIONS_MAX = 1_000        # functions of schema versions that are kept
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN_MAX = 200            # characters of an error that are told
+
+Read = Callable[[Message], Any]                                       # a message's value.  Raises ValueError
+Ask = Callable[[str, bytes], Awaitable[api.Schema | None]]            # (topic, version) -> schema
+
+
+class Values:
+    """Decodes messages by their schemas, each version of which is asked for once.
+
+    `complaints` has a line for each version that does not fit some message.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.complaints: list[str] = []
+        self._ask = ask
+        self._readers: dict[tuple[str, bytes], Read | None] = {}      # None: the version has no values to decode
+        self._told: set[tuple[str, bytes]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Values versions={len(self._readers)}>"
+
+    async def decode(self, messages: Iterable[Message]) -> None:
+        """Set `value` of those messages that have a schema and fit it.  Raises what asking raises."""
+        for message in messages:
+            version = message.schema_version
+            if version is None or message.is_null:
+                continue
+            place = message.topic, version
+            if place not in self._readers:
+                await self._fetch(message.topic, version)
+            read = self._readers[place]
+            if read is not None:
+                self._decode(message, read, place)
+
+    def _decode(self, message: Message, read: Read, place: tuple[str, bytes]) -> None:
+        try:
+            message.value = read(message)
+        except (ValueError, OverflowError, struct.error, RecursionError) as error:
+            if place not in self._told:
+                self._told.add(place)
+                self.complaints.append(f"{message.id} does not fit version {int.from_bytes(place[1])} of its schema: "
+                                       f"{str(error)[:_SHOWN_MAX]}")
+
+    async def _fetch(self, topic: str, version: bytes) -> None:
+        if len(self._readers) >= VERSIONS_MAX:
+            self._readers.clear()
+            self._told.clear()
+        schema = await self._ask(str(names.parse(topic).base), version)
+        try:
+            self._readers[topic, version] = None if schema is None else reader(schema)
+        except ValueError as error:
+            self._readers[topic, version] = None
+            self.complaints.append(f"version {int.from_bytes(version)} of the schema of {topic} cannot be used: "
+                                   f"{str(error)[:_SHOWN_MAX]}")
+
+
+def reader(schema: api.Schema) -> Read | None:
+    """Return the function that decodes messages of a schema, None if their payloads are just bytes.
+
+    Raises ValueError for a schema that is wrong.
+    """
+    if schema.type == S.KeyValue:
+        return _key_value(schema)
+    read = _payload_reader(schema.type, schema.schema_data)
+    return None if read is None else lambda message: read(message.payload)
+
+
+def _payload_reader(kind: int, definition: bytes) -> Callable[[bytes], Any] | None:
+    """Return the function payload -> value for a schema that is not a pair."""
+    if kind == S.Avro:
+        from geminga.supervisor.messages import avro_values  # slow to import
+        return avro_values.reader(definition)
+    if kind == S.ProtobufNative:
+        return _protobuf(definition)
+    return _SIMPLE.get(kind)
+
+
+def _protobuf(definition: bytes) -> Callable[[bytes], Any]:
+    from google.protobuf import json_format, message_factory
+    from google.protobuf.message import DecodeError
+
+    from geminga.storage.schemas import protobuf_rules
+    kind = message_factory.GetMessageClass(protobuf_rules.parse(definition))
+
+    def value(payload: bytes) -> Any:
+        try:
+            return json_format.MessageToDict(kind.FromString(payload), preserving_proto_field_name=True)
+        except (DecodeError, json_format.Error) as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+# -- pairs of a key and a value
+
+def _key_value(schema: api.Schema) -> Read:
+    """Return a function that decodes both halves of a KeyValue message, as {"key": ..., "value": ...}."""
+    said = {one.key: one.value for one in schema.properties}
+    halves = _halves(schema.schema_data)
+    kinds = [_kind(said.get(f"{name}.schema.type", "BYTES")) for name in ("key", "value")]
+    readers = [_payload_reader(kind, definition or b"") or text_or_base64
+               for kind, definition in zip(kinds, halves, strict=True)]
+    is_separated = said.get("kv.encoding.type") == "SEPARATED"
+
+    def value(message: Message) -> Any:
+        parts = (_key_bytes(message), message.payload) if is_separated else _halves(message.payload)
+        return {name: None if part is None else read(part)
+                for name, read, part in zip(("key", "value"), readers, parts, strict=True)}
+    return value
+
+
+def _key_bytes(message: Message) -> bytes | None:
+    if message.key is None:
+        return None
+    return base64.b64decode(message.key) if message.is_key_base64 else message.key.encode()
+
+
+def _halves(data: bytes) -> tuple[Any, Any]:
+    """Split [size][first][size][second]; a size of -1 stands for null.  Raises ValueError."""
+    halves, at = [], 0
+    for _ in range(2):
+        size = int.from_bytes(data[at:at + 4], signed=True)
+        at += 4
+        if at + max(0, size) > len(data) or size < -1:
+            raise ValueError("a pair is cut")
+        halves.append(None if size < 0 else data[at:at + size])
+        at += max(0, size)
+    return halves[0], halves[1]
+
+
+def _kind(name: str) -> int:
+    """Return the type of a schema by its name in properties, such as INT32; none if it is not known."""
+    return _KINDS.get(name.replace("_", "").lower(), 0)
+
+
+_KINDS = {name.lower(): number for name, number in S.Type.items()} | {"boolean": S.Bool}
+
+
+# -- values of one kind
+
+def _unpacked(layout: str) -> Callable[[bytes], Any]:
+    read = struct.Struct(layout).unpack
+    return lambda payload: read(payload)[0]
+
+
+def _instant(payload: bytes) -> str:
+    """Return a moment of 8 bytes of seconds and 4 of nanoseconds."""
+    seconds, nanoseconds = struct.unpack(">qi", payload)
+    return _iso(_EPOCH + timedelta(seconds=seconds, microseconds=nanoseconds // 1_000))
+
+
+def _millis(payload: bytes) -> str:
+    return _iso(_EPOCH + timedelta(milliseconds=int.from_bytes(_eight(payload), signed=True)))
+
+
+def _time(payload: bytes) -> str:
+    return (_EPOCH + timedelta(milliseconds=int.from_bytes(_eight(payload), signed=True))).time().isoformat()
+
+
+def _day(payload: bytes) -> str:
+    return (date(1970, 1, 1) + timedelta(int.from_bytes(_eight(payload), signed=True))).isoformat()
+
+
+def _time_of_day(payload: bytes) -> str:
+    return (_EPOCH + timedelta(microseconds=int.from_bytes(_eight(payload)) // 1_000)).time().isoformat()
+
+
+def _day_and_time(payload: bytes) -> str:
+    return f"{_day(payload[:8])}T{_time_of_day(payload[8:])}"
+
+
+def _eight(payload: bytes) -> bytes:
+    if len(payload) != 8:
+        raise ValueError(f"{len(payload)} bytes instead of 8")
+    return payload
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+_SIMPLE: dict[int, Callable[[bytes], Any]] = {
+    S.String: bytes.decode, S.Json: json.loads, S.Bool: _unpacked(">?"), S.Int8: _unpacked(">b"),
+    S.Int16: _unpacked(">h"), S.Int32: _unpacked(">i"), S.Int64: _unpacked(">q"), S.Float: _unpacked(">f"),
+    S.Double: _unpacked(">d"), S.Date: _millis, S.Time: _time, S.Timestamp: _millis, S.Instant: _instant,
+    S.LocalDate: _day, S.LocalTime: _time_of_day, S.LocalDateTime: _day_and_time}

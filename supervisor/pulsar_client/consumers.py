@@ -1,0 +1,230 @@
+"""Consumers of several topics on one connection, with acknowledgements of single messages.
+
+Nothing creates a topic.  Entries are taken as fast as their reader asks for them: more permits go to the broker when
+entries were taken, not when they arrived.
+"""
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.pulsar_client import client
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError, Silence
+from geminga.supervisor.pulsar_client.entries import Entry, entry_of
+
+T = api.BaseCommand.Type
+KINDS = {"exclusive": api.CommandSubscribe.Exclusive, "shared": api.CommandSubscribe.Shared,
+         "failover": api.CommandSubscribe.Failover, "key_shared": api.CommandSubscribe.Key_Shared}
+_PERMITS, _READER_PERMITS = 1_000, 10_000
+_TOGETHER_MAX = 1 << 20     # bytes of entries that `deliveries` returns together
+_PING_S, _PONG_S = 30.0, 30.0      # silence before the broker is asked whether it is there, and for its answer
+_CLOSE_S = 5.0              # limit for closing; the connection's end does the same
+
+Position = tuple[int, int]                   # (ledger, entry)
+
+
+class Manner(NamedTuple):
+    """How topics are consumed: as a reader, or by a subscription."""
+
+    subscription: str = ""                   # "": a reader, which leaves no subscription behind
+    kind: str = "exclusive"                  # one of KINDS
+    is_compacted: bool = False
+
+    @property
+    def permits(self) -> int:
+        """Messages of one consumer that may be under way: few where other consumers want some."""
+        return _PERMITS if self.subscription else _READER_PERMITS
+
+
+class Start(NamedTuple):
+    """Where a consumer begins; a subscription that exists keeps its position."""
+
+    is_earliest: bool = True
+    first: Position | None = None            # readers only: this entry or the next one
+    since_ms: int = 0                        # readers only: messages published since then
+
+
+class Delivery(NamedTuple):
+    """An entry that a consumer got."""
+
+    topic: str
+    entry: Entry
+
+
+class _Consumer:
+    """One consumer of a topic."""
+
+    def __init__(self, topic: str, number: int, permits: int) -> None:
+        self.topic, self.number = topic, number
+        self.used = permits                              # permits to grant with the next FLOW
+        self.left: dict[Position, tuple[int, int]] = {}  # batch -> (unacknowledged messages as bits, their words)
+
+    def __repr__(self) -> str:
+        return f"<_Consumer {self.number} {self.topic} used={self.used} batches={len(self.left)}>"
+
+
+class Consumers:
+    """Consumers on one connection, which ends with them."""
+
+    def __init__(self, connection: BrokerConnection, manner: Manner) -> None:
+        self._connection, self._manner = connection, manner
+        self._by_topic: dict[str, _Consumer] = {}
+        self._by_number: dict[int, _Consumer] = {}
+        self._opened: list[_Consumer] = []      # without permits yet
+        self._is_closing = False
+        self._waiting: deque[tuple[_Consumer, Entry]] = deque()
+        self._name = manner.subscription or f"geminga-reader-{time.time_ns()}"
+
+    def __repr__(self) -> str:
+        return f"<Consumers {self._name} topics={len(self._by_topic)} waiting={len(self._waiting)}>"
+
+    async def open(self, topic: str, start: Start) -> Position | None:
+        """Create a consumer on a topic that exists, and return the topic's last position, None if it is empty.
+
+        Raises ClientError.
+        """
+        consumer = _Consumer(topic, len(self._by_number) + 1, self._manner.permits)
+        manner = self._manner
+        request = api.CommandSubscribe(
+            topic=topic, subscription=self._name, subType=KINDS[manner.kind], consumer_id=consumer.number,
+            request_id=self._connection.request_id(), durable=bool(manner.subscription),
+            read_compacted=manner.is_compacted, force_topic_creation=False,
+            initialPosition=api.CommandSubscribe.Earliest if start.is_earliest else api.CommandSubscribe.Latest)
+        if start.first is not None:
+            request.start_message_id.ledgerId, request.start_message_id.entryId = start.first
+        if start.since_ms:      # in whole seconds by the broker's clock: a second more, whose messages are left out
+            request.start_message_rollback_duration_sec = max(0, int(time.time() - start.since_ms / 1_000)) + 2
+        self._by_topic[topic] = self._by_number[consumer.number] = consumer
+        await self._ask(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
+        self._opened.append(consumer)
+        return await self._last(consumer) if topic.startswith("persistent:") else None
+
+    async def _last(self, consumer: _Consumer) -> Position | None:
+        ask = api.CommandGetLastMessageId(consumer_id=consumer.number, request_id=self._connection.request_id())
+        answer = await self._ask(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask),
+                                 T.GET_LAST_MESSAGE_ID_RESPONSE)
+        last = answer.getLastMessageIdResponse.last_message_id
+        return None if last.ledgerId >> 63 or last.entryId >> 63 else (last.ledgerId, last.entryId)      # -1: no entry
+
+    async def is_quiet(self, topic: str) -> bool:
+        """Whether the broker had nothing to deliver before it answered a question about this topic."""
+        await self._last(self._by_topic[topic])
+        return not self._waiting
+
+    async def deliveries(self, quiet_s: float | None = None) -> list[Delivery]:
+        """Return entries that arrived, in order; [] if none came for quiet_s, or None to wait for ever.
+
+        Raises ClientError if the connection ends, or the broker closes a consumer.
+        """
+        while self._opened:      # not before all are open: their entries would wait in memory
+            self._flow(self._opened.pop())
+        until = None if quiet_s is None else time.monotonic() + quiet_s
+        is_asked = False
+        while not self._waiting:
+            left_s = _PONG_S if is_asked else _PING_S
+            if until is not None:
+                left_s = min(left_s, until - time.monotonic())
+                if left_s <= 0:
+                    return []
+            try:
+                self._take(*await self._connection.frame(left_s))
+                is_asked = False
+            except Silence:
+                if until is not None and time.monotonic() >= until:
+                    return []
+                if is_asked:
+                    raise ClientError(f"the broker has been silent for {_PING_S + _PONG_S:.0f} s") from None
+                self._connection.send(api.BaseCommand(type=T.PING, ping=api.CommandPing()))
+                is_asked = True
+        return self._some()
+
+    def _some(self) -> list[Delivery]:
+        """Return what has arrived, up to a size, and grant permits in its place."""
+        some: list[Delivery] = []
+        size = 0
+        while size < _TOGETHER_MAX:
+            if not self._waiting:
+                if (frame := self._connection.frame_at_hand()) is None:
+                    break
+                self._take(*frame)
+                continue
+            consumer, entry = self._waiting.popleft()
+            some.append(Delivery(consumer.topic, entry))
+            size += len(entry.data)
+            consumer.used += entry.messages
+            if consumer.used * 2 >= self._manner.permits:
+                self._flow(consumer)
+        return some
+
+    def acknowledge(self, topic: str, positions: Iterable[Position]) -> None:
+        """Acknowledge entries."""
+        ack = api.CommandAck(consumer_id=self._by_topic[topic].number, ack_type=api.CommandAck.Individual)
+        for ledger_id, entry_id in positions:
+            ack.message_id.add(ledgerId=ledger_id, entryId=entry_id)
+        self._connection.send(api.BaseCommand(type=T.ACK, ack=ack))
+
+    def acknowledge_in_batch(self, topic: str, entry: Entry, indexes: Iterable[int]) -> None:
+        """Acknowledge messages of a batch, the others of which stay unacknowledged."""
+        consumer, place = self._by_topic[topic], (entry.ledger_id, entry.entry_id)
+        left, words = consumer.left.pop(place) if place in consumer.left else _unacknowledged(entry)
+        for index in indexes:
+            left &= ~(1 << index)
+        if not left:
+            return self.acknowledge(topic, [place])
+        consumer.left[place] = left, words
+        ack = api.CommandAck(consumer_id=consumer.number, ack_type=api.CommandAck.Individual)
+        ack_set = [_signed(left >> 64 * word) for word in range(words)]
+        ack.message_id.add(ledgerId=entry.ledger_id, entryId=entry.entry_id, ack_set=ack_set)
+        self._connection.send(api.BaseCommand(type=T.ACK, ack=ack))
+
+    async def close(self) -> None:
+        """Close all consumers, whose unacknowledged messages go to others, and the connection."""
+        self._is_closing = True
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                for consumer in self._by_number.values():
+                    close = api.CommandCloseConsumer(consumer_id=consumer.number,
+                                                     request_id=self._connection.request_id())
+                    await self._ask(api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=close), T.SUCCESS)
+        except (TimeoutError, ClientError):
+            pass      # the end of the connection closes them
+        finally:
+            self._connection.close()
+
+    # -- frames
+
+    async def _ask(self, command: api.BaseCommand, expected: int) -> api.BaseCommand:
+        """Send a command and return its answer; entries that come before the answer are kept.  Raises ClientError."""
+        self._connection.send(command)
+        while True:
+            answer, data = await self._connection.frame()
+            if answer.type == expected:
+                return answer
+            self._take(answer, data)
+
+    def _take(self, command: api.BaseCommand, data: bytes) -> None:
+        if command.type != T.MESSAGE:
+            client.check(command)
+        elif not self._is_closing and (consumer := self._by_number.get(command.message.consumer_id)) is not None:
+            self._waiting.append((consumer, entry_of(command.message, data)))
+
+    def _flow(self, consumer: _Consumer) -> None:
+        flow = api.CommandFlow(consumer_id=consumer.number, messagePermits=consumer.used)
+        self._connection.send(api.BaseCommand(type=T.FLOW, flow=flow))
+        consumer.used = 0
+
+
+def _unacknowledged(entry: Entry) -> tuple[int, int]:
+    """Return the messages of a batch that were unacknowledged when it came, as bits, and how many words they take."""
+    words = -(-entry.messages // 64)
+    if not entry.ack_set:
+        return (1 << entry.messages) - 1, words
+    return sum((word & (1 << 64) - 1) << 64 * at for at, word in enumerate(entry.ack_set)), words
+
+
+def _signed(word: int) -> int:
+    """Return the lowest 64 bits as a signed number."""
+    word &= (1 << 64) - 1
+    return word - (word >> 63 << 64)

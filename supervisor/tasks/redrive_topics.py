@@ -1,0 +1,215 @@
+"""Topics of a redrive: the backlog that is read, targets that copies go to, and acknowledgements."""
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
+
+from geminga.proto import frames
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.compression import compress
+from geminga.supervisor.messages.message import Message
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
+from geminga.supervisor.pulsar_client.entries import Entry, entry_of
+
+FROM = "geminga.redriven.from"        # property of a copy: topic and position of its letter
+REAL_TOPIC, REAL_SUBSCRIPTION = "REAL_TOPIC", "REAL_SUBSCRIPTION"
+# Properties that client libraries add to dead letters and to messages of a retry topic.
+_ADDED = {REAL_TOPIC, REAL_SUBSCRIPTION, "ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_IDY_TIME", "RETRY_TOPIC",
+          "RECONSUMETIMES", "DELAY_TIME", FROM}
+ROUND_MAX = 1_000          # messages
+_BUSY_S = 20               # how long a killed redrive's connection may hold a name
+T = api.BaseCommand.Type
+Position = tuple[int, int]
+
+
+def id_of(letter: Message) -> str:
+    return f"{letter.topic} {letter.id}"
+
+
+class Ids(NamedTuple):
+    """What acknowledges a letter."""
+
+    positions: tuple[Position, ...]      # of its chunks, or its only entry
+    place: int                    # in the batch, -1: not in a batch
+    size: int                     # of the batch
+
+
+def ids_of(letter: Message) -> Ids:
+    return Ids(letter.chunks or ((letter.ledger_id, letter.entry_id),), letter.batch_index, letter.batch_size)
+
+
+def acks(letters: list[Ids], whole: set[Position]) -> dict[Position, list[int]]:
+    """Return {position: ack_set} that acknowledges letters.  whole: entries that are acknowledged with all messages.
+
+    An empty ack_set stands for the whole entry.
+    """
+    left: dict[Position, int] = {}      # bits of the messages that stay unacknowledged
+    for ids in letters:
+        for position in ids.positions:
+            if ids.place < 0 or position in whole:
+                left[position] = 0
+            else:
+                left[position] = left.get(position, (1 << ids.size) - 1) & ~(1 << ids.place)
+    return {position: _words(bits) for position, bits in left.items()}
+
+
+def _words(bits: int) -> list[int]:
+    """Return bits as the signed words of an ack_set."""
+    words = [bits >> at & (1 << 64) - 1 for at in range(0, bits.bit_length(), 64)]
+    return [word - (word >> 63 << 64) for word in words]
+
+
+class Backlog:
+    """Reads the entries that a durable subscription has not acknowledged yet, in rounds."""
+
+    def __init__(self, connection: BrokerConnection, consumer: int, left: int):
+        self.connection, self.consumer, self._left = connection, consumer, left
+        self._permits = 0      # granted, less messages that came; never more than the broker's count
+
+    def __repr__(self) -> str:
+        return f"<Backlog left={self._left}>"
+
+    @classmethod
+    async def open(cls, connection: BrokerConnection, topic: str, subscription: str,
+                   position: "api.CommandSubscribe.InitialPosition.ValueType") -> "Backlog":
+        """Subscribe exclusively.  position: where a new subscription begins.  Raises ClientError."""
+        consumer = connection.next_consumer_id()
+        connection.keep_messages(consumer)
+
+        async def subscribe() -> None:
+            request = api.CommandSubscribe(
+                topic=topic, subscription=subscription, subType=api.CommandSubscribe.Exclusive, consumer_id=consumer,
+                request_id=connection.request_id(), initialPosition=position, force_topic_creation=False)
+            await connection.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
+        await unless_busy(subscribe)
+        ask = api.CommandConsumerStats(consumer_id=consumer, request_id=connection.request_id())
+        stats = await connection.call(api.BaseCommand(type=T.CONSUMER_STATS, consumerStats=ask),
+                                      T.CONSUMER_STATS_RESPONSE)
+        return cls(connection, consumer, stats.consumerStatsResponse.msgBacklog)      # a number of entries
+
+    async def round(self, messages: int) -> list[Entry]:
+        """Return the next entries, with about so many messages; none at the end."""
+        entries: list[Entry] = []
+        if self._left > 0 and messages > self._permits:
+            flow = api.CommandFlow(consumer_id=self.consumer, messagePermits=messages - self._permits)
+            self.connection.send(api.BaseCommand(type=T.FLOW, flow=flow))
+            self._permits = messages
+        while self._permits > 0 and self._left > 0:
+            entries.append(entry_of(*await self.connection.message(self.consumer)))
+            self._permits -= entries[-1].messages
+            self._left -= 1
+        return entries
+
+
+async def unless_busy(call: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a call while the connection of a killed redrive still has the name.  Raises ClientError."""
+    end = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            await call()
+            return
+        except ClientError as error:
+            if error.code not in (api.ConsumerBusy, api.ProducerBusy) or time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.1)
+
+
+def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.BaseCommand:
+    ack = api.CommandAck(consumer_id=letters.consumer, ack_type=api.CommandAck.Individual)
+    for (ledger_id, entry_id), words in acked.items():
+        place = ack.message_id.add(ledgerId=ledger_id, entryId=entry_id)
+        place.ack_set.extend(words)
+    return api.BaseCommand(type=T.ACK, ack=ack)
+
+
+class Target:
+    """A topic, or partition, that copies go to."""
+
+    def __init__(self, topic: str, name: str, producing: BrokerConnection, backlog: Backlog, sequence_id: int,
+                 versions: dict[bytes, bytes]):
+        self.topic, self.backlog = topic, backlog
+        self.copies: set[str] = set()            # ids of letters whose copies an earlier redrive has sent
+        # The letter that is not acknowledged though its copy has a receipt, and the copy's position, if it is known.
+        self.anchor: tuple[Ids, Position | None] | None = None
+        self.sent: list[Ids] = []               # letters of the round, in the order of their copies
+        self._name, self._producing, self._sequence_id, self._versions = name, producing, sequence_id, versions
+        self._under_way: deque[bool] = deque()      # entries without a receipt: whether it is a copy's last one
+
+    def __repr__(self) -> str:
+        return f"<Target {self.topic} copies={len(self.copies)}>"
+
+    async def read_copies(self) -> None:
+        """Read the copies that an earlier redrive has sent since its letters were acknowledged last."""
+        while entries := await self.backlog.round(ROUND_MAX):
+            for metadata in (entry.metadata for entry in entries):
+                if metadata.producer_name == self._name and metadata.chunk_id + 1 >= metadata.num_chunks_from_msg:
+                    self.copies |= {one.value for one in metadata.properties if one.key == FROM}
+
+    def send(self, letter: Message, codec: "api.CompressionType.ValueType") -> None:
+        """Send a letter's copy, without waiting for its receipt."""
+        self.sent.append(ids_of(letter))
+        for metadata, payload in self._entries(letter, codec):
+            send = api.CommandSend(producer_id=1, sequence_id=self._sequence_id)
+            if metadata.num_chunks_from_msg:
+                send.is_chunk = True
+            head = metadata.SerializeToString()
+            self._producing.send(api.BaseCommand(type=T.SEND, send=send),
+                                 frames.with_checksum(frames.SIZE.pack(len(head)) + head + payload))
+            self._under_way.append(metadata.chunk_id + 1 >= metadata.num_chunks_from_msg)
+        self._sequence_id += 1
+
+    def _entries(self, letter: Message,
+                 codec: "api.CompressionType.ValueType") -> Iterator[tuple[api.MessageMetadata, bytes]]:
+        stored = letter.payload
+        if codec != api.NONE:
+            stored = compress(codec, stored)
+        metadata = api.MessageMetadata(
+            producer_name=self._name, sequence_id=self._sequence_id, publish_time=time.time_ns() // 1_000_000)
+        for key, value in letter.properties.items():
+            if key not in _ADDED:
+                metadata.properties.add(key=key, value=value)
+        metadata.properties.add(key=FROM, value=id_of(letter))
+        if letter.key is not None:
+            metadata.partition_key = letter.key
+            metadata.partition_key_b64_encoded = letter.is_key_base64
+        if letter.ordering_key is not None:
+            metadata.ordering_key = letter.ordering_key
+        if letter.event_time_ms:
+            metadata.event_time = letter.event_time_ms
+        if letter.is_null:
+            metadata.null_value = True
+        if codec:
+            metadata.compression, metadata.uncompressed_size = codec, len(letter.payload)
+        if letter.schema_version is not None:
+            metadata.schema_version = self._versions.get(letter.schema_version, letter.schema_version)
+        size = self._producing.message_size_max * 4 // 5      # of a chunk; the rest is for metadata
+        parts = [stored[at:at + size] for at in range(0, len(stored), size)] or [b""]
+        for number, part in enumerate(parts):
+            if len(parts) > 1:
+                metadata.uuid = str(uuid.uuid5(uuid.NAMESPACE_URL, id_of(letter)))
+                metadata.num_chunks_from_msg, metadata.chunk_id = len(parts), number
+                metadata.total_chunk_msg_size = len(stored)
+            yield metadata, part
+
+    async def receipts(self) -> list[Position]:
+        """Wait for all receipts, and return the positions of the copies."""
+        positions = []
+        while self._under_way:
+            ledger_id, entry_id = await self._producing.receipt()
+            if ledger_id >> 63:
+                raise ClientError(f"{self.topic} took a copy for a duplicate")
+            if self._under_way.popleft():
+                positions.append((ledger_id, entry_id))
+        return positions
+
+    def forget_copies(self, last: Position) -> None:
+        """Move the subscription behind a copy whose letter, as those of all copies before it, is acknowledged."""
+        ack = api.CommandAck(consumer_id=self.backlog.consumer, ack_type=api.CommandAck.Cumulative)
+        ack.message_id.add(ledgerId=last[0], entryId=last[1])
+        self.backlog.connection.send(api.BaseCommand(type=T.ACK, ack=ack))
+
+    def close(self) -> None:
+        self._producing.close()
+        self.backlog.connection.close()

@@ -1,0 +1,363 @@
+"""Dead letters back to their origin, for `geminga redrive`: once each, also if the command is killed and repeated.
+
+A letter is acknowledged on a durable subscription of the dead letter topic once its copy has a receipt.  A kill between
+both leaves letters whose copies are there.  To tell them, a target has a durable subscription of the redrive from
+before the first copy on, which keeps what is published: each copy names its letter in a property, and a repeated
+redrive reads them first.  Deduplication of the target is not needed.
+
+    open a target   producer with a fixed name, which shuts out the connection of a killed redrive; subscription;
+                    read copies from the subscription
+    a round         read letters, send copies, wait for receipts, acknowledge letters, move the target's subscription
+    end             acknowledge a target's last letter and remove its subscription, in one write
+
+The last letter of each target, its anchor, stays unacknowledged until the next round, or the end.  So a repeated
+redrive opens every target again, finds the copy of the anchor, and removes the subscription.
+"""
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.supervisor.messages.decoding import Decoder
+from geminga.supervisor.messages.message import Message
+from geminga.supervisor.messages.values import Values
+from geminga.supervisor.pulsar_client import key_hashing
+from geminga.supervisor.pulsar_client.client import ClientError
+from geminga.supervisor.pulsar_client.entries import Entry
+from geminga.supervisor.tasks.moving import Cluster
+from geminga.supervisor.tasks.redrive_topics import (
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    ROUND_MAX,
+    Backlog,
+    Ids,
+    Position,
+    T,
+    Target,
+    ack_of,
+    acks,
+    id_of,
+    ids_of,
+    unless_busy,
+)
+
+_REASONS = "exception", "reason", "error"      # parts of names of properties that say why a letter is dead
+_ROUND_BYTES, _ROUND_FIRST = 16 << 20, 20
+_ROUND_S = 0.2             # with a rate, a round has as many letters as go in this time
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Letters to redrive, and where they go."""
+
+    matches: Callable[[Message], bool]
+    subscription: str = ""       # letters of this subscription only
+    reason: str = ""             # letters with this text in a property of their reason
+    to: str = ""                 # topic for all letters; "": their origin
+    limit: int | None = None
+    needs_value: bool = False    # whether `matches` looks at decoded values
+
+    def takes(self, letter: Message) -> bool:
+        """Return whether a letter is chosen."""
+        if self.subscription and subscription_of(letter) != self.subscription:
+            return False
+        if self.reason and not any(self.reason.lower() in text.lower() for text in reasons_of(letter)):
+            return False
+        return self.matches(letter)
+
+
+@dataclass
+class Redriven:
+    """Progress of a redrive."""
+
+    sent: Counter[str] = field(default_factory=Counter)      # by target
+    already: int = 0             # copies of an earlier, interrupted redrive
+    skipped: int = 0             # not chosen
+    failed: Counter[str] = field(default_factory=Counter)    # chosen, but not possible: by reason
+
+    @property
+    def count(self) -> int:
+        """The number of letters that are done."""
+        return self.sent.total() + self.already
+
+    def add(self, other: "Redriven") -> None:
+        """Add the progress of another topic."""
+        self.sent += other.sent
+        self.failed += other.failed
+        self.already += other.already
+        self.skipped += other.skipped
+
+
+def subscription_of(letter: Message) -> str:
+    """Return the subscription for which a letter is dead, from its property or its topic's name; "": not known."""
+    if known := letter.properties.get(REAL_SUBSCRIPTION):
+        return known
+    origin, topic = letter.properties.get(REAL_TOPIC), names.parse(letter.topic).base.local_name
+    if not origin:
+        return ""
+    start = f"{names.parse(origin).base.local_name}-"
+    return topic[len(start):-len("-DLQ")] if topic.startswith(start) and topic.endswith("-DLQ") else ""
+
+
+def reasons_of(letter: Message) -> list[str]:
+    """Return the texts of properties that say why a letter is dead."""
+    return [text for name, text in letter.properties.items() if any(part in name.lower() for part in _REASONS)]
+
+
+class Redrive:
+    """A redrive of one dead letter topic, or partition of one."""
+
+    def __init__(self, cluster: Cluster, topic: str, subscription: str, choice: Choice, rate: float = 0):
+        self._cluster, self._topic, self._subscription = cluster, topic, subscription
+        self._choice, self._rate, self._decoder = choice, rate, Decoder()
+        self._name = "geminga-redrive-" + blake2b(f"{topic} {subscription}".encode(), digest_size=8).hexdigest()
+        self._targets: dict[str, Target] = {}
+        self._refused: dict[str, str] = {}      # topics that no copies can go to: why
+        self._counts: dict[str, int | None] = {}      # partitions of topics
+        self._schemas: dict[int, api.Schema] = {}
+        self._values = Values(self._schema)
+        # Entry of which all messages but anchors are acknowledged, or can be: number of anchors in it.
+        self._held: Counter[Position] = Counter()
+        self.redriven = Redriven()
+        self.is_stopped = False      # set by a signal: the round ends, nothing is left under way
+
+    def __repr__(self) -> str:
+        return f"<Redrive {self._topic} {self.redriven}>"
+
+    @property
+    def left_out(self) -> list[str]:
+        return self._decoder.left_out
+
+    async def run(self, told: Callable[[int], None] = lambda count: None) -> None:
+        """Send the chosen dead letters back, and call `told` after each round with the number of letters sent in it.
+
+        Raises ClientError, OSError.
+        """
+        reading = await self._cluster.connect_to_topic(self._topic)
+        self._schemas = await reading.schemas(self._topic)
+        try:
+            letters = await Backlog.open(reading, self._topic, self._subscription, api.CommandSubscribe.Earliest)
+            began, size = time.monotonic(), _ROUND_FIRST
+            while not self.is_stopped and self._wanted(1):
+                if self._rate:
+                    size = min(size, max(1, int(self._rate * _ROUND_S)))
+                entries = await letters.round(self._wanted(size))
+                if not entries:
+                    break
+                before = self.redriven.count
+                await self._round(letters, entries)
+                told(self.redriven.count - before)
+                average = sum(len(entry.data) for entry in entries) / sum(entry.messages for entry in entries)
+                size = max(1, min(ROUND_MAX, size * 4, int(_ROUND_BYTES / average)))
+                if self._rate and not self.is_stopped:
+                    await asyncio.sleep(max(0.0, began + self.redriven.sent.total() / self._rate - time.monotonic()))
+            self._decoder.end()
+            for target in self._targets.values():
+                await self._finish(letters, target)
+        finally:
+            reading.close()
+            for target in self._targets.values():
+                target.close()
+
+    async def look(self, *, has_subscription: bool) -> None:
+        """Count what `run` would redrive, and change nothing.  Raises ClientError, OSError."""
+        reading = await self._cluster.connect_to_topic(self._topic)
+        self._schemas = await reading.schemas(self._topic)
+        try:
+            if has_subscription:
+                letters = await Backlog.open(reading, self._topic, self._subscription, api.CommandSubscribe.Earliest)
+                while self._wanted(1) and (entries := await letters.round(ROUND_MAX)):
+                    await self._look_at(entries)
+                return
+            consumer = await reading.subscribe(self._topic, makes_topic=False)
+            async for entries in reading.entries(consumer, await reading.last(consumer)):
+                await self._look_at(entries)
+        finally:
+            reading.close()
+
+    async def _look_at(self, entries: list[Entry]) -> None:
+        for letter in (letter for entry in entries for letter in self._decoder.messages(self._topic, entry)):
+            if not self._wanted(1) or not await self._takes(letter):
+                self.redriven.skipped += 1
+            elif topic := await self._place_for(letter):
+                self.redriven.sent[topic] += 1
+
+    async def _takes(self, letter: Message) -> bool:
+        if self._choice.needs_value:
+            await self._values.decode([letter])
+        return self._choice.takes(letter)
+
+    async def _schema(self, _topic: str, version: bytes) -> api.Schema | None:
+        return self._schemas.get(int.from_bytes(version)) if version else None
+
+    def _wanted(self, size: int) -> int:
+        """Return how many more letters to read at most, of `size`."""
+        limit = self._choice.limit
+        return size if limit is None else min(size, limit - self.redriven.count)
+
+    async def _round(self, letters: Backlog, entries: list[Entry]) -> None:
+        """Send copies of the chosen letters among some entries, and acknowledge these letters."""
+        done: list[Ids] = []
+        seen: Counter[Position] = Counter()
+        for entry in entries:
+            for letter in self._decoder.messages(self._topic, entry):
+                ids = ids_of(letter)
+                seen[ids.positions[-1]] += 1
+                if not self._wanted(1) or not await self._takes(letter):
+                    self.redriven.skipped += 1
+                    continue
+                target = await self._target_of(letters, letter)
+                if target is None:
+                    continue
+                if id_of(letter) not in target.copies:
+                    target.send(letter, entry.metadata.compression)
+                    self.redriven.sent[target.topic] += 1
+                    continue
+                self.redriven.already += 1
+                if target.anchor is None and not target.sent:
+                    target.anchor = ids, None
+                else:
+                    done.append(ids)
+        await self._end_round(letters, done, seen)
+
+    async def _end_round(self, letters: Backlog, done: list[Ids], seen: Counter[Position]) -> None:
+        """Wait for receipts, and acknowledge letters.
+
+        done: letters whose copies were there.  seen: messages in each entry of the round.
+        """
+        old: list[Ids] = []                            # anchors of earlier rounds that others take the place of
+        ends: list[tuple[Target, Position]] = []       # where the targets' subscriptions move
+        anchors = [target.anchor[0] for target in self._targets.values() if target.anchor and not target.sent]
+        for target in self._targets.values():
+            copies = await target.receipts()
+            if not copies:
+                continue
+            before = target.anchor
+            if before is not None:
+                (done if before[0].positions[-1] in seen else old).append(before[0])
+            done += target.sent[:-1]
+            target.anchor = target.sent[-1], copies[-1]
+            anchors.append(target.sent[-1])
+            if len(copies) > 1:
+                ends.append((target, copies[-2]))
+            elif before is not None and before[1] is not None:
+                ends.append((target, before[1]))
+            target.sent = []
+        chosen = Counter(ids.positions[-1] for ids in [*done, *anchors] if ids.positions[-1] in seen)
+        whole = {position for position, count in chosen.items() if count == seen[position]}
+        self._held += Counter(ids.positions[-1] for ids in anchors if ids.positions[-1] in whole)
+        await self._acknowledge(letters, acks(done, whole - set(self._held)) | self._release(old))
+        for target, last in ends:
+            target.forget_copies(last)
+
+    def _release(self, anchors: list[Ids]) -> dict[Position, list[int]]:
+        """Return what acknowledges anchors: their whole entries, if nothing else of these is left."""
+        positions = [ids.positions[-1] for ids in anchors]
+        self._held.subtract(position for position in positions if position in self._held)
+        return acks(anchors, {position for position in positions if self._held.get(position) == 0})
+
+    async def _acknowledge(self, letters: Backlog, acked: dict[Position, list[int]]) -> None:
+        """Acknowledge letters, and wait until the broker has stored it."""
+        if acked:
+            ack = ack_of(letters, acked)
+            ack.ack.request_id = letters.connection.request_id()
+            await letters.connection.call(ack, T.ACK_RESPONSE)
+
+    async def _finish(self, letters: Backlog, target: Target) -> None:
+        """Acknowledge a target's last letter, and remove the target's subscription."""
+        unsubscribe = api.BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=api.CommandUnsubscribe(
+            consumer_id=target.backlog.consumer, request_id=letters.connection.request_id()))
+        ack = ack_of(letters, self._release([target.anchor[0]] if target.anchor else []))
+        if target.backlog.connection is letters.connection:
+            letters.connection.send_together([ack, unsubscribe])      # a kill leaves both or none
+        else:
+            letters.connection.send(ack)
+            target.backlog.connection.send(unsubscribe)
+        await target.backlog.connection.receive(T.SUCCESS)
+
+    async def _target_of(self, letters: Backlog, letter: Message) -> Target | None:
+        """Return where a letter goes, None if it cannot go anywhere."""
+        topic = await self._place_for(letter)
+        if topic is None or topic in self._targets:
+            return self._targets.get(topic or "")
+        try:
+            self._targets[topic] = await self._open(letters, topic)
+            return self._targets[topic]
+        except ClientError as error:
+            if error.code is None:      # no refusal of the broker
+                raise
+            self._refused[topic] = str(error)
+            self.redriven.failed[self._refused[topic]] += 1
+            return None
+
+    async def _place_for(self, letter: Message) -> str | None:
+        """Return the topic or partition for a letter, None if there is none."""
+        wanted = self._choice.to or letter.properties.get(REAL_TOPIC, "")
+        try:
+            if not wanted:
+                raise NoTarget("no property REAL_TOPIC: name a topic with --to")
+            topic = await self._topic_for(wanted, letter)
+        except (NoTarget, Refusal) as error:
+            self.redriven.failed[str(error)] += 1
+            return None
+        if topic in self._refused:
+            self.redriven.failed[self._refused[topic]] += 1
+            return None
+        return topic
+
+    async def _topic_for(self, wanted: str, letter: Message) -> str:
+        """Return the topic or partition for a letter: the partition it had, else the one of its key."""
+        topic = names.parse(wanted)
+        if str(topic) == self._topic or str(topic.base) == str(names.parse(self._topic).base):
+            raise NoTarget(f"{topic} is the topic that is redriven")
+        if str(topic.base) not in self._counts:
+            connection = await self._cluster.connect()
+            try:
+                self._counts[str(topic.base)] = await connection.partitions(str(topic.base))
+            finally:
+                connection.close()
+        count = self._counts[str(topic.base)]
+        if count is None or topic.partition >= (count or 0):
+            raise NoTarget(f"there is no topic {topic}")
+        if topic.partition >= 0 or not count:
+            return str(topic)
+        chosen = letter.entry_id + max(0, letter.batch_index) if letter.key is None else key_hashing.java(letter.key)
+        return str(topic.partition_name(chosen % count))
+
+    async def _open(self, letters: Backlog, topic: str) -> Target:
+        """Open a target, and read what an interrupted redrive has sent to it.  Raises ClientError, OSError."""
+        producing = await self._cluster.connect_to_topic(topic)
+        try:
+            versions, newest = {}, None
+            existing = await producing.schemas(topic) if self._schemas else {}
+            for version, schema in self._schemas.items():
+                same = [number for number, other in existing.items()
+                        if (other.type, other.schema_data) == (schema.type, schema.schema_data)]
+                if not same:
+                    made = await producing.producer(topic, "", schema)
+                    same = [int.from_bytes(made.schema_version)]
+                    await producing.close_producer()
+                versions[version.to_bytes(8)], newest = same[-1].to_bytes(8), schema
+            opened: list[api.CommandProducerSuccess] = []
+
+            async def open_producer() -> None:
+                opened.append(await producing.producer(topic, self._name, newest))
+            await unless_busy(open_producer)
+            is_same = producing.place == letters.connection.place
+            reading = letters.connection if is_same else await self._cluster.connect_to_topic(topic)
+            backlog = await Backlog.open(reading, topic, self._name, api.CommandSubscribe.Latest)
+            target = Target(topic, self._name, producing, backlog, opened[0].last_sequence_id + 1, versions)
+            await target.read_copies()
+            return target
+        except BaseException:
+            producing.close()
+            raise
+
+
+class NoTarget(Exception):
+    """An error: letters cannot go to a topic."""

@@ -1,0 +1,84 @@
+"""Tables of topics, subscriptions and clients over HTTP, of a broker with several owners and real clients."""
+import json
+
+import pulsar
+import pytest
+
+from geminga.supervisor.admin.monitoring.views import ROWS_MAX
+
+from ..harness import eventually, partitioned_topic, request
+
+pytestmark = pytest.mark.slow
+OWN_OPTIONS = "--owners", "2", "--workers", "2"
+WAIT_S = 60
+NAMESPACE = "public/default"
+PREFIX = f"persistent://{NAMESPACE}/"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def filled(own, client):
+    """Five topics with as many messages as their number, that a subscription has not acknowledged."""
+    for number in range(5):
+        client.subscribe(f"t{number}", "sub", pulsar.ConsumerType.Shared).close()
+        producer = client.create_producer(f"t{number}")
+        for _ in range(number):
+            producer.send(b"x")
+        producer.close()
+
+
+def ask(broker, path):
+    status, text = request("GET", f"{broker.http_url}/ops/v1/{path}")
+    return (json.loads(text) if status == 200 else json.loads(text)["reason"])
+
+
+def test_topics_of_all_owners_are_sorted_and_bounded(own):
+    path = f"topics/{NAMESPACE}?match=t*&sort=backlog&limit=3"
+    told = eventually(lambda: one if (one := ask(own, path))["rows"][0]["backlog"] == 4 else None, WAIT_S)
+    assert [(row["topic"], row["backlog"]) for row in told["rows"]] == [(f"{PREFIX}t{n}", n) for n in (4, 3, 2)]
+    assert (told["total"], told["more"], told["not_loaded"], told["owners_missing"]) == (5, True, 0, [])
+    told = ask(own, f"topics/{NAMESPACE}?match=t*&sort=topic&reverse=true")
+    assert [row["topic"] for row in told["rows"]] == [f"{PREFIX}t{n}" for n in (4, 3, 2, 1, 0)] and not told["more"]
+
+
+def test_subscriptions_of_all_owners_are_sorted(own):
+    told = ask(own, "subscriptions?sort=backlog&limit=2")
+    assert [(row["topic"], row["subscription"], row["type"], row["backlog"]) for row in told["rows"]] == [
+        (f"{PREFIX}t{n}", "sub", "Shared", n) for n in (4, 3)]
+    assert told["total"] >= 5
+
+
+def test_a_partitioned_topic_has_a_row_for_each_partition(own, client):
+    topic = partitioned_topic(own.http_url, 12)
+    producer = client.create_producer(topic)
+    rows = eventually(lambda: told if len(
+        told := ask(own, f"topics/{topic.replace('://', '/')}?sort=topic")["rows"]) == 12 else None, WAIT_S)
+    assert {row["topic"] for row in rows} == {f"{topic}-partition-{n}" for n in range(12)}
+    [row] = ask(own, f"clients/{topic.replace('://', '/')}")["rows"]
+    assert (row["producers"], row["topics"]) == (12, 12), "the counts of both owners are added"
+    producer.close()
+
+
+@pytest.mark.parametrize("path, reason", [
+    ("topics?sort=colour", "sort is one of topic, rate_in"),
+    (f"topics?limit={ROWS_MAX + 1}", f"limit is a whole number of 0 to {ROWS_MAX}"),
+    (f"topics/persistent/{NAMESPACE}/none", f"Topic {PREFIX}none not found"),
+    ("subscriptions/public/none", "Namespace does not exist"),
+    ("topics?match=" + 257 * "x", "match has at most 256 characters, and 8 stars"),
+    ("topics?match=" + 9 * "*", "match has at most 256 characters, and 8 stars"),
+])
+def test_a_request_that_cannot_be_answered_is_told_why(own, path, reason):
+    assert ask(own, path).startswith(reason)
+
+
+def test_a_topic_that_is_not_loaded_has_a_row_without_numbers(own):
+    request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/unused")
+    request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/t0/unload")
+    told = eventually(lambda: one if (
+        one := ask(own, f"topics/{NAMESPACE}?match=t*&sort=backlog"))["not_loaded"] else None, WAIT_S)
+    assert told["rows"][-1]["topic"] == f"{PREFIX}t0" and told["rows"][-1]["backlog"] is None
+    assert (told["total"], told["not_loaded"]) == (5, 1)
+
+
+def test_closing_a_client_needs_an_address_that_is_connected(own):
+    status, text = request("DELETE", f"{own.http_url}/ops/v1/clients/10.0.0.1:1")
+    assert status == 404 and "There is no connection from 10.0.0.1:1" in text
