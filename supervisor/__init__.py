@@ -7,6 +7,7 @@
     host/             memory, limits and settings of the host
     tasks/            the nightly job, backups, imports, debug bundles
     pulsar_client/    a small client of Pulsar's protocols
+    wording/          words for people: values, and why subscriptions stand still
     messages/         messages as applications see them: decoded, filtered, printed
     admin/            HTTP: administration, lookup, metrics, health
     cli/              `geminga admin` and the other commands

@@ -52,8 +52,8 @@ ROOMS = {
     "proto": ("",),
     "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
                 "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "offline"),
-    "supervisor": ("", "host", "configuration", "pulsar_client", "load", "messages", "tasks", "admin", "processes",
-                   "cli", "main.py"),
+    "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tasks", "admin",
+                   "processes", "cli", "main.py"),
     "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
 }
 

@@ -10,7 +10,7 @@
     running.py        coroutines that talk to a broker, and errors of the connection
     grammar.py        groups of commands that suggest the nearest name
     completion.py     names that a shell completes, as a broker knows them
-    output.py, human.py, progress.py, show.py   forms of answers, values for people, bars
+    output.py, progress.py, show.py   forms of answers, bars
 
 A command imports only the modules that it needs, when it runs: imports (numpy, protobuf, aiohttp) take most of its
 time.

@@ -7,11 +7,11 @@ import click
 
 from geminga.supervisor.cli import grammar, options, output
 from geminga.supervisor.cli.completion import complete_topic
-from geminga.supervisor.cli.human import length, size
 from geminga.supervisor.configuration.units import instant, millis
 from geminga.supervisor.host import installed
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted
+from geminga.supervisor.wording.human import length, size
 
 _LEVEL_MAX_MS = 7 * 86_400_000      # the broker takes no longer time of another level
 

@@ -121,8 +121,8 @@ def entry(row: Row, transaction: tuple[int, int]) -> bytes:
     return entry_of(message_metadata(num_messages_in_batch=row.in_batch, **fields), one * row.in_batch)
 
 
-async def transact(link: Connection, row: Row, target: str, source: str, sequence: Iterator[int]) -> None:
-    """Do one transaction from its begin to its end."""
+async def transact(link: Connection, row: Row, target: str, source: str, sequence: Iterator[int]) -> float:
+    """Do one transaction from its begin to its end; return how many seconds its end took."""
     began = (await link.ask(T.NEW_TXN, txn_ttl_millis=60_000, tc_id=0)).newTxnResponse
     most, least = began.txnid_most_bits, began.txnid_least_bits
     its = {"txnid_most_bits": most, "txnid_least_bits": least}
@@ -146,11 +146,13 @@ async def transact(link: Connection, row: Row, target: str, source: str, sequenc
     for heard in await asyncio.gather(*answers):
         if heard.type == T.SEND_ERROR:
             raise RuntimeError(heard.send_error.message)
+    begun = time.perf_counter()
     await link.ask(T.END_TXN, txn_action=api.COMMIT if row.commits else api.ABORT, **its)
+    return time.perf_counter() - begun
 
 
 async def measure(broker: Broker, row: Row, lanes: int, seconds: float) -> dict[str, float]:
-    """Return transactions a second, their latencies in ms, and CPU ms of the broker for each."""
+    """Return transactions a second, latencies of them and of their ends in ms, and CPU ms of the broker for each."""
     loop = asyncio.get_running_loop()
     _, link = await loop.create_connection(Connection, broker.host, broker.port)
     await link.opened
@@ -160,7 +162,7 @@ async def measure(broker: Broker, row: Row, lanes: int, seconds: float) -> dict[
         await link.ask(T.LOOKUP, topic=f"{ASSIGN}-partition-0" if topic == ASSIGN else topic)
     await link.ask(T.TC_CLIENT_CONNECT_REQUEST, tc_id=0)
     await link.ask(T.PRODUCER, topic=target, producer_id=1, txn_enabled=True)
-    sequence, latencies = itertools.count(), []
+    sequence, latencies, ends = itertools.count(), [], []
     feeder = None
     if row.consumes:
         await link.ask(T.SUBSCRIBE, topic=source, subscription=SUBSCRIPTION, subType=api.CommandSubscribe.Shared,
@@ -173,15 +175,16 @@ async def measure(broker: Broker, row: Row, lanes: int, seconds: float) -> dict[
     async def lane() -> None:
         while not is_over:
             begun = time.perf_counter()
-            await transact(link, row, target, source, sequence)
+            ends.append(await transact(link, row, target, source, sequence))
             latencies.append(time.perf_counter() - begun)
 
     running = [asyncio.ensure_future(lane()) for _ in range(lanes)]
     await asyncio.sleep(1.0)      # a warm-up
     latencies.clear()
+    ends.clear()
     cpu, begun = cpu_seconds(broker.pid) if broker.pid else 0.0, time.perf_counter()
     await asyncio.sleep(seconds)
-    done, took = sorted(latencies), time.perf_counter() - begun
+    done, ended, took = sorted(latencies), sorted(ends), time.perf_counter() - begun
     cpu = cpu_seconds(broker.pid) - cpu if broker.pid else 0.0
     is_over = True
     await asyncio.wait_for(asyncio.gather(*running), 60)
@@ -189,7 +192,8 @@ async def measure(broker: Broker, row: Row, lanes: int, seconds: float) -> dict[
         feeder.cancel()
     link.transport.close()
     return {"per second": len(done) / took, "p50 ms": 1_000 * done[len(done) // 2],
-            "p99 ms": 1_000 * done[len(done) * 99 // 100], "CPU ms each": 1_000 * cpu / len(done)}
+            "p99 ms": 1_000 * done[len(done) * 99 // 100], "end p50 ms": 1_000 * ended[len(ended) // 2],
+            "end p99 ms": 1_000 * ended[len(ended) * 99 // 100], "CPU ms each": 1_000 * cpu / len(done)}
 
 
 async def feed(link: Connection, sequence: Iterator[int]) -> None:

@@ -46,7 +46,7 @@ BUGS = [
          "SIGTERM leaves the terminal as it is")),
     *of("supervisor/cli/views/screen.py", "supervisor/test_top.py",
         ("question.path != answered.path", "False", "rows of another topic can be chosen")),
-    *of("supervisor/cli/views/sentences.py", "supervisor/test_tables.py",
+    *of("supervisor/wording/sentences.py", "supervisor/test_tables.py",
         ("known[\"messages\"] += consumer[\"messages\"]", "pass", "a consumer of many partitions holds those of one"),
         ("cause.get(\"consumer\")) for cause in one[\"causes\"])", "None) for cause in one[\"causes\"])",
          "partitions of different consumers are told together")),

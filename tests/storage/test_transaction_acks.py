@@ -5,7 +5,7 @@ from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
-from geminga.supervisor.cli.views import sentences
+from geminga.supervisor.wording import sentences
 
 from .transacting import FIRST, SECOND, T, ack, answer, end, given, got, open_for, subscription_of
 

@@ -12,11 +12,12 @@ import pulsar
 import pytest
 import yaml
 
-from geminga.supervisor.cli import human, show
+from geminga.supervisor.cli import show
 from geminga.supervisor.cli.admin import commands, policies, verbs
 from geminga.supervisor.configuration import units
 from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client.rest import topic_path
+from geminga.supervisor.wording import human
 
 from ..harness import Broker, partitioned_topic, request
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import yaml
 
-from geminga.supervisor.cli import human
 from geminga.supervisor.cli.output import Column, Output
 from geminga.supervisor.configuration.nearest import question
+from geminga.supervisor.wording import human
 
 ROWS = [{"topic": "orders", "bytes": 1536, "hidden": None}, {"topic": "a\x1b[31m", "bytes": 5}]
 COLUMNS = Column("topic"), Column("bytes", "size", human.size, is_number=True)
@@ -59,6 +59,7 @@ with done_of_total("restore", is_bytes=True) as tell:
 """
 STAGES = """
 from geminga.supervisor.cli.progress import stages
+from geminga.supervisor.wording import human
 with stages("reading") as tell:
     tell("reading", 30, 30)
     print("a row", flush=True)

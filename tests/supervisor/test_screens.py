@@ -1,12 +1,12 @@
 """The parts of live views that need no broker: keys, lines of the screen, places, and the sentences of `why`."""
 import pytest
 
-from geminga.supervisor.cli.views import sentences
 from geminga.supervisor.cli.views.places import place_of
 from geminga.supervisor.cli.views.screen import Screen
 from geminga.supervisor.cli.views.snapshots import Question, Snapshot
 from geminga.supervisor.cli.views.tables import SUBSCRIPTIONS
 from geminga.supervisor.cli.views.terminal import keys_of
+from geminga.supervisor.wording import sentences
 
 
 @pytest.mark.parametrize("text, path, match", [

@@ -3,8 +3,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from geminga.supervisor.cli.human import ago, count, length, rate, size
 from geminga.supervisor.cli.output import Column, table
+from geminga.supervisor.wording.human import ago, count, length, rate, size
 
 _SUBSCRIPTIONS = (
     Column("name", "subscription"), Column("type"), Column("consumers", shown=count, is_number=True),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from geminga.supervisor.cli import human, options, running
+from geminga.supervisor.cli import options, running
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
 from geminga.supervisor.cli.output import FORM, Output
 from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.wording import human
 
 if TYPE_CHECKING:
     from geminga.proto.names import TopicName

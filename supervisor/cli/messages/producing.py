@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import compress
-from geminga.supervisor.cli import human
 from geminga.supervisor.cli.output import Column, Output
 from geminga.supervisor.cli.progress import Progress
 from geminga.supervisor.messages import blocks, outgoing, publishing, topics
 from geminga.supervisor.messages.entries import CODECS, About, Outgoing
 from geminga.supervisor.pulsar_client import key_hashing, producers
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
+from geminga.supervisor.wording import human
 
 SHOWN_MAX = 20                  # ids of more messages, and lines about more wrong ones, are not printed
 _BATCH = 1_000                  # messages of an entry, if there are many

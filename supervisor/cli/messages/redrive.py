@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geminga.supervisor.cli import human, options, running
+from geminga.supervisor.cli import options, running
 from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.output import FORM, Output
 from geminga.supervisor.messages.filters import Filter, filter_options
 from geminga.supervisor.pulsar_client import target
+from geminga.supervisor.wording import human
 
 if TYPE_CHECKING:
     from geminga.supervisor.cli.progress import Progress

@@ -126,8 +126,3 @@ def listed(broker: Broker, path: str) -> list[str]:
     except (Refused, NotReachable):
         return []
     return value if isinstance(value, list) else []
-
-
-def short(topic: str) -> str:
-    """Return a topic's name as tables show it: a persistent topic without its domain."""
-    return topic.removeprefix("persistent://")

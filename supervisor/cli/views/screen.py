@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from geminga.supervisor.cli import output
-from geminga.supervisor.cli.human import count, length, rate, size
 from geminga.supervisor.cli.output import Column
-from geminga.supervisor.cli.views.places import short
 from geminga.supervisor.cli.views.snapshots import Question, Snapshot, Wanted
 from geminga.supervisor.cli.views.tables import CLIENTS, SUBSCRIPTIONS, TOPICS
 from geminga.supervisor.pulsar_client.rest import plain, quoted, topic_path
+from geminga.supervisor.wording.human import count, length, rate, short, size
 
 ROWS = 200                       # fetched for a table that fills the screen
 _ROWS_OF_OVERVIEW = 30
@@ -309,7 +308,7 @@ class Screen:
                                          for at, text in enumerate(texts))]
 
     def _why_lines(self, width: int) -> list[Line]:
-        from geminga.supervisor.cli.views import sentences
+        from geminga.supervisor.wording import sentences
         assert self._why is not None
         topic, subscription = self._why
         part = self._part("why")

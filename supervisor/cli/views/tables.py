@@ -6,13 +6,15 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import grammar, human, output
+from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_topic, complete_transaction
 from geminga.supervisor.cli.output import Column, Output
-from geminga.supervisor.cli.views.places import ask, place_of, short
+from geminga.supervisor.cli.views.places import ask, place_of
 from geminga.supervisor.configuration.nearest import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Refused, plain, quoted
+from geminga.supervisor.wording import human
+from geminga.supervisor.wording.human import short
 
 ROWS_MAX = 1_000             # as many as the broker answers with
 _TIMEOUT_S = 30.0

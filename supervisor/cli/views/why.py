@@ -25,7 +25,7 @@ def why(topic: str, subscription: str | None, form: str, watch_s: float | None, 
     The sentences say what holds a subscription up, and who holds which messages.  Without SUBSCRIPTION, all
     subscriptions of the topic are told in short.
     """
-    from geminga.supervisor.cli.views import sentences
+    from geminga.supervisor.wording import sentences
     if subscription == "":
         raise click.UsageError("SUBSCRIPTION is empty: omit it for all subscriptions of the topic")
     try:

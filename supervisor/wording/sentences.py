@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from geminga.supervisor.cli.human import ago, count, length
-from geminga.supervisor.cli.views.places import short
 from geminga.supervisor.configuration.units import instant
 from geminga.supervisor.pulsar_client.rest import plain
+from geminga.supervisor.wording.human import ago, count, length, short
 
 _SHOWN_MAX = 10              # consumers and ids that are listed
 _SUMMED = ("messages", "held_back")

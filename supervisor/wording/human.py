@@ -1,4 +1,4 @@
-"""Values as text for people: sizes, counts, rates, lengths of time and ages."""
+"""Values as text for people: sizes, counts, rates, lengths of time, ages and names of topics."""
 import time
 
 _SIZES = "B", "KiB", "MiB", "GiB", "TiB"
@@ -40,3 +40,8 @@ def ago(time_ms: int, now_ms: int | None = None) -> str:
     """Return how long ago a moment in ms was, such as 5 min 3 s."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     return length(max(0, now_ms - time_ms) / 1_000)
+
+
+def short(topic: str) -> str:
+    """Return a topic's name as tables show it: a persistent topic without its domain."""
+    return topic.removeprefix("persistent://")
