@@ -42,8 +42,15 @@ class Start(NamedTuple):
     """Where a consumer begins; a subscription that exists keeps its position."""
 
     is_earliest: bool = True
-    first: Position | None = None            # readers only: this entry or the next one
+    first: Position | None = None            # readers only: this entry or the next one, if there is one
     since_ms: int = 0                        # readers only: messages published since then
+
+
+class Opened(NamedTuple):
+    """The end of a topic when a consumer was created there."""
+
+    last: Position | None                    # the topic's last entry, None if it is empty
+    is_at_end: bool                          # the consumer begins behind that entry
 
 
 class Delivery(NamedTuple):
@@ -80,11 +87,8 @@ class Consumers:
     def __repr__(self) -> str:
         return f"<Consumers {self._name} topics={len(self._by_topic)} waiting={len(self._waiting)}>"
 
-    async def open(self, topic: str, start: Start) -> Position | None:
-        """Create a consumer on a topic that exists, and return the topic's last position, None if it is empty.
-
-        Raises ClientError.
-        """
+    async def open(self, topic: str, start: Start) -> Opened:
+        """Create a consumer on a topic that exists, and return the topic's end.  Raises ClientError."""
         consumer = _Consumer(topic, len(self._by_number) + 1, self._manner.permits)
         manner = self._manner
         request = api.CommandSubscribe(
@@ -92,25 +96,28 @@ class Consumers:
             request_id=self._connection.request_id(), durable=bool(manner.subscription),
             read_compacted=manner.is_compacted, force_topic_creation=False,
             initialPosition=api.CommandSubscribe.Earliest if start.is_earliest else api.CommandSubscribe.Latest)
-        if start.first is not None:
+        if start.first is not None:      # an entry behind the end is none: the initial position would decide
+            request.initialPosition = api.CommandSubscribe.Latest
             request.start_message_id.ledgerId, request.start_message_id.entryId = start.first
         if start.since_ms:      # in whole seconds by the broker's clock: a second more, whose messages are left out
             request.start_message_rollback_duration_sec = max(0, int(time.time() - start.since_ms / 1_000)) + 2
         self._by_topic[topic] = self._by_number[consumer.number] = consumer
         await self._ask(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
         self._opened.append(consumer)
-        return await self._last(consumer) if topic.startswith("persistent:") else None
+        return await self._end(consumer) if topic.startswith("persistent:") else Opened(None, True)
 
-    async def _last(self, consumer: _Consumer) -> Position | None:
+    async def _end(self, consumer: _Consumer) -> Opened:
         ask = api.CommandGetLastMessageId(consumer_id=consumer.number, request_id=self._connection.request_id())
         answer = await self._ask(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask),
                                  T.GET_LAST_MESSAGE_ID_RESPONSE)
-        last = answer.getLastMessageIdResponse.last_message_id
-        return None if last.ledgerId >> 63 or last.entryId >> 63 else (last.ledgerId, last.entryId)      # -1: no entry
+        end = answer.getLastMessageIdResponse
+        last, marked = _position(end.last_message_id), _position(end.consumer_mark_delete_position)
+        is_told = end.HasField("consumer_mark_delete_position")      # older Pulsars do not
+        return Opened(last, last is None or (is_told and marked is not None and marked >= last))
 
     async def is_quiet(self, topic: str) -> bool:
         """Whether the broker had nothing to deliver before it answered a question about this topic."""
-        await self._last(self._by_topic[topic])
+        await self._end(self._by_topic[topic])
         return not self._waiting
 
     async def deliveries(self, quiet_s: float | None = None) -> list[Delivery]:
@@ -214,6 +221,12 @@ class Consumers:
         flow = api.CommandFlow(consumer_id=consumer.number, messagePermits=consumer.used)
         self._connection.send(api.BaseCommand(type=T.FLOW, flow=flow))
         consumer.used = 0
+
+
+def _position(message_id: api.MessageIdData) -> Position | None:
+    """Return where an entry is, None for no entry, which has a number of -1."""
+    ledger_id, entry_id = message_id.ledgerId, message_id.entryId
+    return None if ledger_id >> 63 or entry_id >> 63 else (ledger_id, entry_id)
 
 
 def _unacknowledged(entry: Entry) -> tuple[int, int]:

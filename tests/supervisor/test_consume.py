@@ -209,6 +209,19 @@ def test_a_read_begins_where_it_is_told(broker, fill):
     assert stats_of(broker, topic)["subscriptions"] == {}
 
 
+def test_a_read_from_behind_the_last_message_ends_at_once(broker):
+    """Nothing comes, and a silence of a minute would be told as an error."""
+    topic = unique_topic("behind")
+    with Peer(broker.service_url) as peer:
+        peer.open_producer(topic)
+        peer.say(send())      # published in 2023
+        last = peer.hear().send_receipt.message_id
+    position = f"{last.ledgerId}:{last.entryId}"
+    assert consume(broker, topic, "--from", "-1h") == (0, [], [])
+    assert consume(broker, topic, "--from", f"{last.ledgerId}:{last.entryId + 1}") == (0, [], [])
+    assert consume(broker, topic, "--from", position)[1] == ["payload"]
+
+
 def test_a_follow_prints_what_comes_until_it_is_interrupted(broker, fill):
     topic = unique_topic("follow")
     fill(topic, names(0, 2))
@@ -396,7 +409,7 @@ def test_a_silent_broker_is_asked_whether_it_is_there(broker, fill, monkeypatch)
 
     async def waited():
         made = consumers.Consumers(await client.connect(broker.service_url), consumers.Manner())
-        assert await made.open(topic, consumers.Start()) is not None
+        assert (await made.open(topic, consumers.Start())).last is not None
         assert [one.topic for one in await made.deliveries()] == [topic]
         assert await made.deliveries(0.2) == []      # several questions, all of them answered
         monkeypatch.setattr(consumers, "_PONG_S", 0.02)

@@ -40,7 +40,7 @@ class Reading:
         self._target, self._plan, self._decoder = target, plan, decoder
         self._asking: BrokerConnection | None = None             # for questions, apart from what is delivered
         self._topics: list[str] = []
-        self._ends: dict[str, Position | None] = {}              # topic -> its last entry at the beginning
+        self._ends: dict[str, Position | None] = {}              # topic -> last entry to come, at the beginning
         self._seen: dict[str, Position] = {}                     # topic -> the last entry that was taken
         self._began: dict[str, Position] = {}                    # topic read from its end -> its last entry then
         self._resumed: dict[str, Position] = {}                  # topic -> entries up to there were taken before
@@ -115,10 +115,12 @@ class Reading:
         self._looked_at = time.monotonic()
 
     async def _open_one(self, consumers: Consumers, topic: str, start: Start) -> None:
-        last = await consumers.open(topic, start)
-        self._ends.setdefault(topic, last)
+        opened = await consumers.open(topic, start)
+        # A reader of --from may begin behind the last entry, and would wait for it in vain.
+        is_over = opened.is_at_end and not self._plan.manner.subscription
+        self._ends.setdefault(topic, None if is_over else opened.last)
         if not start.is_earliest and start.first is None:
-            self._began[topic] = last or (0, -1)
+            self._began[topic] = opened.last or (0, -1)
 
     def _start_of(self, topic: str, *, is_again: bool) -> Start:
         if not is_again or self._plan.manner.subscription or topic not in self._resumed:
