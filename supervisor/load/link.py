@@ -4,10 +4,12 @@ import socket
 import ssl
 import time
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.supervisor.host import unix_sockets
 from geminga.supervisor.load import wire
 
 ANSWER_MAX_S = 60.0         # a broker silent for so long while something is due has failed
@@ -29,19 +31,27 @@ class Link:
     """A connection to a broker."""
 
     def __init__(self, host: str, port: int, hello: bytes, tls: ssl.SSLContext | None = None):
-        """Open a connection, and make the handshake with `hello`, the frame of a CONNECT.  Raises BrokerError."""
+        """Open a connection, and make the handshake with `hello`, the frame of a CONNECT.  Raises BrokerError.
+
+        host: a name or address, or unix:PATH, which has no port.
+        """
         self.requests = 0
         self.inbox = bytearray(INBOX_SIZE)
         self.data = np.frombuffer(self.inbox, np.uint8)
         self.filled = self.taken = 0
         self.outbox: deque[memoryview] = deque()
+        is_inside = host.startswith(unix_sockets.UNIX)
         try:
-            self.socket = socket.create_connection((host, port), timeout=CONNECT_S)
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if is_inside:
+                self.socket = unix_sockets.connect(Path(host.removeprefix(unix_sockets.UNIX)), CONNECT_S)
+            else:
+                self.socket = socket.create_connection((host, port), timeout=CONNECT_S)
+                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
                 self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         except OSError as error:
-            raise BrokerError(f"cannot connect to {host}:{port}: {error.strerror or error}") from None
+            at = host if is_inside else f"{host}:{port}"
+            raise BrokerError(f"cannot connect to {at}: {error.strerror or error}") from None
         self.socket.setblocking(False)
         self.ask("CONNECT", hello, wire.CONNECTED)
 

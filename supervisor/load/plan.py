@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.load import latencies
 from geminga.supervisor.load.blocks import Message
 from geminga.supervisor.load.link import Link
@@ -62,10 +63,12 @@ class Plan:
 
     def link(self, place: Place) -> Link:
         """Return a new connection to a place.  Raises BrokerError."""
-        parts = urlsplit(place.url)
         method, data, *_ = self.credentials
-        return Link(parts.hostname or "", parts.port or (6651 if self.tls else 6650),
-                    connect(method, data, place.beyond), self.tls)
+        hello = connect(method, data, place.beyond)
+        if place.url.startswith(UNIX):
+            return Link(place.url, 0, hello)
+        parts = urlsplit(place.url)
+        return Link(parts.hostname or "", parts.port or (6651 if self.tls else 6650), hello, self.tls)
 
 
 class Part(NamedTuple):

@@ -71,7 +71,7 @@ def of(values: Mapping[str, Any], folder: Path | None = None, *, may_be_local: b
     given = {name: value for name, value in values.items() if value not in (None, False)}
     if (data_dir := given.pop("data_dir", None)) is not None:
         if not may_be_local:
-            raise click.UsageError("--data-dir: this command needs an address")
+            raise click.UsageError("--data-dir: the library of applications needs an address: give --url")
         given = _served(data_dir, given)      # credentials of the environment are for other brokers
     who = {**_defaults(given, folder, may_be_local=may_be_local), **given}
     url, admin_url = who.pop("url", SERVICE_URL), who.pop("admin_url", ADMIN_URL)

@@ -126,6 +126,13 @@ def test_messages_are_imported_and_exported_by_the_socket(guarded, run, start_br
     assert status == 0
 
 
+def test_a_broker_is_measured_by_the_socket(guarded, run):
+    status, printed, complaints = run("bench", "--data-dir", str(guarded.data_dir), "-n", "100", "-o", "json")
+    assert (status, complaints) == (0, "") and json.loads(printed)["consumed"] == 100
+    status, _, complaint = run("bench", "--data-dir", str(guarded.data_dir), "--client", "pulsar-client")
+    assert status == 2 and "--data-dir: the library of applications needs an address: give --url" in complaint
+
+
 def test_the_socket_survives_the_end_of_the_admin_process(guarded, run):
     """Sockets are the supervisor's: requests wait in them while a process is started again."""
     guarded.wait_replaced("admin", 0, guarded.kill("admin"), 30)

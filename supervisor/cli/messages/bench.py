@@ -125,7 +125,7 @@ def bench(topic: str | None, size: int, batch: int, keys: int, compression: str,
         raise click.UsageError(real_client.INSTALL)
     load = {name: others.pop(name) for name in ("producers", "consumers", "window", "permits", "lead")}
     rate, kind, subscription, processes = (others.pop(name) for name in ("rate", "kind", "subscription", "processes"))
-    broker = target.of(others, may_be_local=False)      # sockets of its own, as clients have
+    broker = target.of(others, may_be_local=client == "raw")
     _check(load, kind, subscription, topic, topics, partitions, processes)
     signal.signal(signal.SIGTERM, _interrupt)      # topics of its own are removed then, too
     try:
