@@ -67,6 +67,8 @@ def missing(folder: Path) -> list[str]:
         ("go", lambda: shutil.which("go") is not None, "tests of the Go client are skipped"),
         ("prometheus and promtool", lambda: None not in map(shutil.which, ("prometheus", "promtool")),
          "tests of rules and dashboards are skipped (Debian: prometheus)"),
+        ("chromium and chromedriver", lambda: None not in map(shutil.which, ("chromium", "chromedriver")),
+         "tests of the console in a browser are skipped (Debian: chromium, chromium-driver)"),
         ("systemd-analyze", lambda: shutil.which("systemd-analyze") is not None,
          "tests of units are skipped (Debian: systemd)"),
         ("root", lambda: os.geteuid() == 0, "tests that mount file systems or act as another user are skipped"),

@@ -53,7 +53,7 @@ ROOMS = {
     "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
                 "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "offline"),
     "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tasks", "admin",
-                   "processes", "cli", "main.py"),
+                   "console", "processes", "cli", "main.py"),
     "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
 }
 

@@ -123,6 +123,15 @@ def partitions(data_dir: Path, text: str) -> list[tuple[int, TopicName]]:
     return confirmed.partitions(data_dir, re.compile(f"persistent://{re.escape(text)}/.+", re.DOTALL))
 
 
+def namespaces(data_dir: Path) -> list[str]:
+    """Return all namespaces.  Raises CatalogueError."""
+    catalogue = confirmed.open_catalogue(data_dir)
+    try:
+        return [name for tenant in catalogue.tenants.names() for name in catalogue.namespaces.of_tenant(tenant)]
+    finally:
+        catalogue.close()
+
+
 def is_namespace(text: str) -> bool:
     """Tell whether a text has the form of a namespace and not of a topic."""
     return "://" not in text and text.count("/") == 1

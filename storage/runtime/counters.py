@@ -30,7 +30,7 @@ NAMES: tuple[str, ...] = (
     "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "serving_pid",
     "recovery_done", "recovery_of", "in_flight_bytes", "is_draining", "outstanding", "unacknowledged",
     # requests of clients
-    "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
+    "messages_out", "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
     "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "commands_refused",
     "rights_seen", "loads_failed", "system_bytes_in",
     # states and times that alarms look at

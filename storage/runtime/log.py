@@ -9,6 +9,8 @@ not mention are appended to it. A line that cannot be written at once is lost, a
 lost. Lines of one code or event are limited; lines above the limit are counted, and a later line says how many were
 left out.
 
+The newest lines are kept in memory too, for administration (log_lines.py).
+
 Operators set rules at run time. A rule changes the level for a while, for all lines or for the lines of one topic or
 client. Every process has the same rules and forgets them when their time is over.
 """
@@ -28,6 +30,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+
+from geminga.storage.runtime.log_lines import LogLines
 
 ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7           # syslog's numbers: a higher one is less important
 LEVELS = {"error": ERROR, "warning": WARNING, "info": INFO, "debug": DEBUG}
@@ -88,6 +92,7 @@ class Log:
         self._has_begun = False
         self._episodes: dict[str, list[Any]] = {}      # code or event -> [since when, lines, lines left out]
         self._lost = 0
+        self.lines: LogLines | None = None        # where lines are kept
 
     def __repr__(self) -> str:
         return f"<Log level={NAMES[self.level]} rules={len(self._rules)} lost={self._lost}>"
@@ -158,6 +163,8 @@ class Log:
             text += f" ({left_out} more like it were left out)"
         if self._lost:
             text += f" ({self._lost} lines before it could not be written)"
+        if self.lines is not None:
+            self.lines.write(self._always.get("process", ""), level, text[:_LINE_MAX], code)
         try:
             self._write(level, text[:_LINE_MAX], code, {**self._always, **fields})
             self._lost = 0

@@ -131,7 +131,7 @@ class Decisions:
         self._many_ops: list[Rows] = []                   # written before these; their order does not matter
         self._totals: dict[tuple[Subscription, int], None] = {}     # (subscription, reason): totals that changed
         self._actions: list[Callable[[], None]] = []      # for the sync step
-        self._entries_out = self._bytes_out = 0           # delivered, and not added to the counters yet
+        self._entries_out = self._messages_out = self._bytes_out = 0      # delivered, and not in the counters yet
         self._outboxes: dict[int, Outbox] = {}            # by worker
         self._taken: dict[int, int] = {}                  # credit that each worker has used, see envelope.HEADER
 
@@ -216,6 +216,9 @@ class Decisions:
         """Count entries, and their bytes, that are delivered to the consumer."""
         self._entries_out += entries
         self._bytes_out += size
+        messages = consumer.messages_out
+        self._messages_out += messages - consumer.counted_out
+        consumer.counted_out = messages
         consumer.entries_out += entries
         consumer.bytes_out += size
         consumer.consumed_ms = self.now_ms
@@ -239,8 +242,9 @@ class Decisions:
     def seal_answers(self) -> list[tuple[int, list[Any]]]:
         """[(worker, frames of its envelope)] of all answers; none are left."""
         self.counters.add("entries_out", self._entries_out)
+        self.counters.add("messages_out", self._messages_out)
         self.counters.add("bytes_out", self._bytes_out)
-        self._entries_out = self._bytes_out = 0
+        self._entries_out = self._messages_out = self._bytes_out = 0
         out = [(worker, outbox.seal(self._taken.get(worker, 0))) for worker, outbox in self._outboxes.items()]
         self._outboxes = {}
         return out

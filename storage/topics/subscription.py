@@ -153,6 +153,7 @@ class Consumer:
     permits: int = 0                          # messages granted and not delivered; below 0 by one batch at most
     granted: int = 0                          # messages granted in all
     bytes_out: int = 0                        # of entries delivered
+    counted_out: int = 0                      # messages delivered, as the owner's counter has them
     entries_out: int = 0
     chunks_out: int = 0                       # of large messages, among these entries
     redelivered: int = 0                      # messages that it gave back for redelivery
@@ -173,9 +174,8 @@ class Consumer:
 
     def grant(self, permits: int) -> None:
         """Add permits, up to PERMITS_MAX."""
-        permits = min(permits, PERMITS_MAX - self.permits)
-        self.permits += permits
-        self.granted += permits
+        added = min(permits, PERMITS_MAX - self.permits)
+        self.permits, self.granted = self.permits + added, self.granted + added
 
     @property
     def messages_out(self) -> int:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.monitoring import alarms, backups, health, metrics, operations, stats, views
-from geminga.supervisor.admin.requests import audit, authentication, authorization, origins
+from geminga.supervisor.admin.requests import audit, authentication, authorization, origins, sessions
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics
 from geminga.supervisor.admin.resources import (
@@ -168,7 +169,9 @@ def make_app(
     addresses: Addresses,
     counters: dict[tuple[str, int], Counters],
     authenticator: Authenticator,
+    extend: Callable[[web.Application], None] = lambda app: None,
 ) -> web.Application:
+    """Return the application.  extend: function that adds what is served beside REST."""
     app = web.Application(
         middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize,
                      health.guard],
@@ -179,6 +182,7 @@ def make_app(
     app[origins.GUARD] = origins.Guard(config, addresses)
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
     app.on_cleanup.append(audit.close)
+    app[sessions.SESSIONS] = sessions.Sessions(config.data_dir, config.console.session_s)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(
         authenticator, config.identity, counters["admin", 0])
@@ -193,6 +197,7 @@ def make_app(
     for part in PARTS:
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)
+    extend(app)
     return app
 
 
@@ -202,6 +207,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
         certificates.configure(config.tls)
     app[origins.GUARD].configure(config, addresses)
     app[authentication.AUTHENTICATOR].configure(config.identity)
+    app[sessions.SESSIONS].seconds = config.console.session_s
     app[authorization.AUTHORIZATION].configure(config.authorization)
     app[TOPICS].configure(config, addresses)
     app[compaction.COMPACTIONS].configure(config)
@@ -213,12 +219,15 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
         counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator,
-        connections: list[Connections]) -> None:
-    """Serve HTTP as the admin process until the supervisor tells it to stop."""
+        connections: list[Connections], extend: Callable[[web.Application], None]) -> None:
+    """Serve HTTP as the admin process until the supervisor tells it to stop.
+
+    extend: function that adds what is served beside REST.
+    """
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
-    app = make_app(config, owners, addresses, counters, authenticator)
+    app = make_app(config, owners, addresses, counters, authenticator, extend)
     app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
     app[operations.CONTROL], app[views.CONNECTIONS] = control, connections
     uvloop.run(_serve(app, owners, listeners, control))

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,15 @@ class HttpOptions:
     hosts: tuple[str, ...] = ()                   # names in requests' Host header, beside those that the broker knows
     # Folders for backups over HTTP; none: authorized or local callers may use any folder.
     backup_folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """The console, which shows and changes in a browser what administration over HTTP does."""
+
+    enabled: bool = True                          # its pages are served
+    read_only: bool = False                       # browsers may change nothing, here and over REST
+    session_s: int = 12 * 3_600                   # after which somebody has to sign in again
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,7 @@ class Config:
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     transactions: TransactionOptions = field(default_factory=TransactionOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
+    console: ConsoleOptions = field(default_factory=ConsoleOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     nightly: NightlyOptions = field(default_factory=NightlyOptions)
     log: LogOptions = field(default_factory=LogOptions)
@@ -120,6 +130,7 @@ class Config:
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)      # source of each key that one sets
 
     @property
     def identity(self) -> IdentityOptions:
@@ -129,7 +140,8 @@ class Config:
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
 SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions),
             "transactions": ("transactions", TransactionOptions),
-            "http": ("http", HttpOptions), "metrics": ("metrics", MetricsOptions),
+            "http": ("http", HttpOptions), "console": ("console", ConsoleOptions),
+            "metrics": ("metrics", MetricsOptions),
             "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
@@ -146,7 +158,7 @@ class Key(NamedTuple):
 
 
 def _keys() -> dict[str, Key]:
-    sections = {name for name, _ in SECTIONS.values()}
+    sections = {"origins", *(name for name, _ in SECTIONS.values())}
     keys = {f.name: Key(f.type, f.default) for f in fields(Config) if f.name not in sections}
     for section, (_, options) in SECTIONS.items():
         keys |= {f"{section}.{f.name}": Key(f.type, f.default) for f in fields(options)}
@@ -179,7 +191,7 @@ def load(config_path: Path | str | None, environ: Mapping[str, str],
     values["http_bind"] = values["http_bind"] or values["network.bind"]
     for name in ("workers", "owners"):
         values[name] = values[name] or core_count()
-    return _compose(values), notes
+    return replace(_compose(values), origins={name: setting.origin for name, setting in given.items()}), notes
 
 
 def origins(config_path: Path | str | None, environ: Mapping[str, str],

@@ -88,6 +88,7 @@ RANGES = {
     "nightly.memory_bytes": (256 << 20, 1 << 44),
     "nightly.niceness": (0, 19),
     "nightly.check_interval_s": (1, 24 * 3600),
+    "console.session_s": (60, 30 * 24 * 3600),
     "network.port": (-1, 65_535),
     "network.max_connections": (0, (1 << 31) - 1),
     "network.max_connections_per_address": (0, (1 << 31) - 1),

@@ -11,21 +11,12 @@ from typing import Any, NamedTuple
 from geminga.storage.runtime.control import Control, packed
 from geminga.storage.runtime.log import log
 from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError, shown, value
+from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.processes.children import READY, Child, spread
 from geminga.supervisor.processes.supervision import Supervision
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
-
-_LISTENERS = "listeners are opened before the processes that accept from them start"
-NEEDS_RESTART = {
-    "data_dir": "all files that are open lie in it",
-    "workers": "listeners and shared memory of each are made at the start",
-    "owners": "partitions and journals are distributed among them at the start",
-    "network.bind": _LISTENERS, "network.port": _LISTENERS, "http_bind": _LISTENERS, "http_port": _LISTENERS,
-    "network.proxy_protocol": _LISTENERS, "tls.port": _LISTENERS, "tls.http_port": _LISTENERS,
-}
-TLS_SWITCH = "listeners with TLS are opened at the start"
 
 
 class Change(NamedTuple):

@@ -29,6 +29,7 @@ from geminga.storage.owner import recovery
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import Rule, log
+from geminga.storage.runtime.log_lines import LogLines
 from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration import exposure, places
 from geminga.supervisor.configuration.config import Config
@@ -133,14 +134,13 @@ class Supervisor:
         except (CatalogueError, StorageFull, NotDurable) as error:
             raise CannotServe(str(error)) from None
         self._has_moved = recovery.has_moved(config.data_dir, config.owners)
-        counters = make_counters(config.workers + config.owners + 1)
-        self.counters = dict(zip(
-            [*(("owner", n) for n in range(config.owners)), *(("worker", n) for n in range(config.workers)),
-             ("admin", 0)], counters, strict=True))
         self._admissions = make_admissions(config.workers)
         self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
         self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
+        self.counters = dict(zip([(child.role, child.index) for child in self.children],
+                                 make_counters(len(self.children)), strict=True))
+        log.lines = LogLines(["supervisor", *(child.name for child in self.children)])
         spread(self.children, config.affinity == "spread")
 
     def _bind(self) -> None:
@@ -207,10 +207,11 @@ class Supervisor:
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
+        from geminga.supervisor.console import console
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates,
                               self._inside[unix_sockets.HTTP])
         app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control,
-                self.authenticator, [each.connections for each in self._admissions])
+                self.authenticator, [each.connections for each in self._admissions], console.install)
 
     # -- the loop
 

@@ -38,8 +38,14 @@ def in_short(partitions: list[Standstill]) -> str:
     """Return one line about a subscription: its backlog, and the first thing that is in the way."""
     whole = _merged(partitions)
     line = f"{plain(whole['subscription'])} ({whole['type']}): {_backlog(whole)}"
+    return f"{line} {reason(partitions)}".rstrip()
+
+
+def reason(partitions: list[Standstill]) -> str:
+    """Return a sentence about the first thing that is in a subscription's way, "" if nothing is."""
+    whole = _merged(partitions)
     causes = [cause for cause in whole["causes"] if cause["cause"] != "no backlog"]
-    return f"{line} {_sentence(causes[0], whole)}" if causes else line
+    return _sentence(causes[0], whole) if causes else ""
 
 
 # -- partitions

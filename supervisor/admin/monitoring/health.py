@@ -23,7 +23,8 @@ TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 # Paths that are answered while the broker loads.
 _WHILE_LOADING = {"/ready", "/status.html", "/metrics", "/admin/v2/brokers/ready", "/admin/v2/brokers/version",
-                  "/ops/v1/status", "/ops/v1/log-level"}
+                  "/ops/v1/status", "/ops/v1/log-level", "/", "/console/live", "/console/sign-in"}
+_STATIC = "/console/static/"
 _TOPIC_VERSIONS = "V1", "V2"
 _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round trip's result; 0: there was none
 
@@ -40,7 +41,8 @@ async def guard(request: web.Request,
 
     Partitions may be missing until every owner has recovered.
     """
-    if request.path.rstrip("/") not in _WHILE_LOADING and loading(request.app):
+    path = request.path.rstrip("/") or "/"
+    if path not in _WHILE_LOADING and not path.startswith(_STATIC) and loading(request.app):
         raise web.HTTPServiceUnavailable(text=f"{'; '.join(obstacles(request.app))}; try again")
     return await handler(request)
 

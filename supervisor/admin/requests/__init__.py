@@ -3,6 +3,7 @@
     request_parts.py    the catalogue, path, query and body of a request, and the topics that it names
     owners.py           questions to the owner processes, which alone may change a topic
     authentication.py   finds out who sends a request
+    sessions.py         cookies of those who signed in to the console
     authorization.py    what each route demands of a role
     origins.py          refuses requests that a web page of another site makes
     audit.py            a line for each change

@@ -4,12 +4,14 @@
     Authorization: Basic BASE64(USER:PASSWORD)
     the certificate of a connection by TLS, if there is no such header
     X-Original-Principal: ROLE, from proxies
+    the cookie of a session of the console, if there is no Authorization header (sessions.py)
     the user of the process, by the socket in the data folder, without any header
 """
 import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -17,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
+from geminga.supervisor.admin.requests.sessions import session_of
 from geminga.workers.identity import local
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
@@ -25,11 +28,19 @@ from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.options import IdentityOptions
 
 IDENTITY = web.RequestKey("identity", Identity)
-_OPEN = "/status.html", "/ready"         # probes have no credentials
+# Probes have no credentials, and those who sign in have none yet.
+_OPEN = "/status.html", "/ready", "/console/sign-in"
+_OPEN_FOLDER = "/console/static/"
 _METRICS = "/metrics", "/metrics/"
+_PAGES = "/console/"
 _SCHEMES = {"bearer": "token", "basic": "basic"}
 # names of Pulsar's authentication providers
 _SPOOFED = "Invalid combination of Original principal cannot be empty if the request is via proxy."
+
+
+def is_page(path: str) -> bool:
+    """Whether a path belongs to the console, whose pages are for browsers."""
+    return path == "/" or path.startswith(_PAGES)
 
 
 class HttpAuthenticator:
@@ -62,22 +73,44 @@ class HttpAuthenticator:
         """
         if (peer := local.identity_of(request.transport)) is not None:
             return peer
-        if not self._authenticator.is_on or request.path in self._open:
+        if not self._authenticator.is_on or request.path in self._open or request.path.startswith(_OPEN_FOLDER):
             return NOT_ASKED
+        if (session := session_of(request)) is not None:
+            certificate = certificate_of(request.transport) if request.transport is not None else None
+            return await self.check(request, replace(session.credentials, certificate=certificate), is_new=False)
+        # A browser that shows a page without credentials is sent to the sign-in, and does not guess.
+        is_guess = "Authorization" in request.headers or not is_page(request.path)
+        return await self.check(request, self._credentials(request), is_new=is_guess)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether requests have to be authenticated."""
+        return self._authenticator.is_on
+
+    def asks_for(self, method: str) -> bool:
+        """Whether the configuration allows this authentication method."""
+        return self._authenticator.asks_for(method)
+
+    async def check(self, request: web.Request, credentials: Credentials, *, is_new: bool = True) -> Identity:
+        """Return the identity that credentials of a request prove.
+
+        is_new: whether a client sends them.  Credentials of a session were right once, so a browser that still shows
+        an ended session does not guess, and is answered at once. Raises HTTPUnauthorized, HTTPServiceUnavailable.
+        """
         if self._attempts is None:
             loop = asyncio.get_running_loop()
             self._attempts, self._hashes = Attempts(self._counters, loop), Hashes(loop)
-        credentials = Credentials("", b"")
         try:
-            credentials = self._credentials(request)
             identity = await self._admit(request, credentials)
         except NotAuthenticated as error:
-            await asyncio.sleep(self._attempts.failed(request.remote or "local", credentials.method, error))
+            if is_new:
+                await asyncio.sleep(self._attempts.failed(request.remote or "local", credentials.method, error))
             if error.code == api.ServiceNotReady:
                 raise web.HTTPServiceUnavailable(text=error.text) from None
             told = _SPOOFED if error.code == api.AuthorizationError else "Authentication required"
             raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in self._ways]) from None
-        self._attempts.succeeded(identity)
+        if is_new:
+            self._attempts.succeeded(identity)
         return identity
 
     async def _admit(self, request: web.Request, credentials: Credentials) -> Identity:
@@ -109,7 +142,8 @@ AUTHENTICATOR = web.AppKey("authenticator", HttpAuthenticator)
 
 @web.middleware
 async def identify(request: web.Request, handler) -> web.StreamResponse:
-    request[IDENTITY] = await request.app[AUTHENTICATOR].identify(request)
+    if IDENTITY not in request:      # else a page of the console asks for what it shows, and was identified itself
+        request[IDENTITY] = await request.app[AUTHENTICATOR].identify(request)
     return await handler(request)
 
 

@@ -12,7 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.policy_routes import ROUTES
-from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.authentication import IDENTITY, is_page
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, catalogue_of, part_of, schema_topic_of, topic_of
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.authorization import (
@@ -339,8 +339,29 @@ async def authorize(request: web.Request, handler) -> web.StreamResponse:
     return answer
 
 
+async def refusal(request: web.Request) -> str:
+    """Return why the role of a request may not make it, "" if it may.  The request itself is not carried out."""
+    authorization = request.app[AUTHORIZATION]
+    match = await request.app.router.resolve(request)
+    if not authorization.is_enabled or match.route.resource is None:
+        return ""
+    request._match_info = match      # where aiohttp keeps it
+    try:
+        _check(request, authorization, demand_of(request.method, match.route.resource.canonical))
+    except web.HTTPException as error:
+        return error.text or error.reason
+    except Refusal as error:
+        return error.message
+    return ""
+
+
 def demand_of(method: str, path: str) -> Demand | None:
-    """Return the right that a route demands, from the table; a route without a row demands a super user."""
+    """Return the right that a route demands, from the table; a route without a row demands a super user.
+
+    Pages of the console demand none: they ask other routes for what they show, and leave out what the role may not see.
+    """
+    if is_page(path):
+        return None
     method = "GET" if method == "HEAD" else method
     return DEMANDS.get((method, path), DEMANDS.get(("*", path), SUPER))
 

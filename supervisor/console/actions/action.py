@@ -1,0 +1,72 @@
+"""Declaration of actions: fields that somebody fills in, and the plan that they make."""
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from geminga.supervisor.console.asking import Asking
+
+Values = dict[str, str]
+NOTHING = object()           # as a body: none is sent
+
+
+class Wrong(Exception):
+    """An error: a field has a value that cannot be used, or is empty.  The text is for the one who fills it in."""
+
+
+class Field(NamedTuple):
+    """A field of an action's dialog.  Its words are `[action.NAME]` of text.toml: `FIELD`, and perhaps `FIELD_hint`."""
+
+    name: str
+    kind: str = "text"                   # text, number, area, check, choice, time
+    default: str = ""
+    choices: tuple[str, ...] = ()        # of the kind "choice"
+    is_required: bool = True
+
+
+class Plan(NamedTuple):
+    """What an action is about to do."""
+
+    method: str
+    path: str                            # of REST, quoted, with parameters
+    effect: str                          # a sentence: what will be different
+    command: str                         # the command that does the same
+    body: Any = NOTHING                  # JSON that is sent
+    next: str = ""                       # address of the page to go on with; "": the same page
+    is_possible: bool = True             # False: the effect says why not
+
+    @property
+    def body_text(self) -> str:
+        """The body as JSON, "" if none is sent."""
+        return "" if self.body is NOTHING else json.dumps(self.body)
+
+    @property
+    def call(self) -> str:
+        """The request over HTTP as people write it."""
+        return f"{self.method} {self.path}" + (f"\n{self.body_text}" if self.body is not NOTHING else "")
+
+
+Make = Callable[[Asking, Values], Awaitable[Plan]]
+
+
+class Action(NamedTuple):
+    """An action.  Its title is `title` in `[action.NAME]` of text.toml, its button `button`."""
+
+    name: str
+    make: Make
+    subject: tuple[str, ...]             # values that name what it acts on: they come with the button
+    fields: tuple[Field, ...]
+    is_dangerous: bool
+
+
+class Actions(list[Action]):
+    """The actions that a file declares."""
+
+    def named(self, name: str, subject: str, *fields: Field, is_dangerous: bool = False) -> Callable[[Make], Make]:
+        """Return a decorator that declares a function as the one that plans an action.
+
+        subject: names of the values that come with its button.
+        """
+        def declare(make: Make) -> Make:
+            self.append(Action(name, make, tuple(subject.split()), fields, is_dangerous))
+            return make
+        return declare

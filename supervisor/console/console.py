@@ -1,0 +1,145 @@
+"""The console's routes: pages, their updates, files, and errors as pages."""
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+from aiohttp import web
+from yarl import URL
+
+from geminga.proto.responses import SERVER_VERSION
+from geminga.supervisor.admin.app import errors_as_json
+from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY, is_page
+from geminga.supervisor.admin.requests.request_parts import TOPICS
+from geminga.supervisor.admin.requests.sessions import COOKIE, SESSION
+from geminga.supervisor.console import dialogs, live, rendering, sign_in, static_files
+from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.history import HISTORY, History
+from geminga.supervisor.console.page import Page
+from geminga.supervisor.console.pages import overview
+
+PARTS = (overview,)
+_PAGES = web.AppKey("pages", dict[str, Page])      # by the path of their route
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+                               "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin"}
+_LOOKS = "GET", "HEAD", "OPTIONS"
+_VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
+
+
+def install(app: web.Application) -> None:
+    """Add the console to the admin process's application."""
+    history = app[HISTORY] = History(app)
+    app.cleanup_ctx.append(history.serve)
+    app[live.OPEN] = set()
+    app.middlewares.insert(app.middlewares.index(errors_as_json) + 1, errors_as_pages)
+    app[_PAGES] = {}
+    for part in PARTS:
+        for page in part.pages:
+            resource = app.router.add_get(page.path, show).resource
+            assert resource is not None      # the router has just made it
+            app[_PAGES][resource.canonical] = page
+        if (routes := getattr(part, "routes", None)) is not None:
+            app.add_routes(routes)
+    app.router.add_get("/console/live", updates)
+    app.router.add_get(sign_in.PATH, show_sign_in)
+    app.add_routes(dialogs.routes)
+    app.add_routes(sign_in.routes)
+    app.add_routes(static_files.routes)
+
+
+@web.middleware
+async def errors_as_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware of all requests: the console's own rules, and errors of its pages as pages.
+
+    It stands before authentication, so that a browser without credentials is sent to the sign-in.
+    """
+    options = request.app[TOPICS].config.console
+    if not is_page(request.path):
+        _refuse_changes(request, options.read_only)
+        return await handler(request)
+    if not options.enabled:
+        raise web.HTTPNotFound(text="There is nothing under this path")
+    try:
+        answer = await handler(request)
+    except (web.HTTPException, Refused) as error:
+        if request.method not in _LOOKS or request.path.startswith(("/console/live", static_files.PREFIX)):
+            raise _as_http(error) from None
+        answer = _error(request, error)
+    if not answer.prepared:
+        answer.headers.update(_HEADERS)
+        answer.headers.setdefault("Cache-Control", "no-store")
+    return answer
+
+
+def _refuse_changes(request: web.Request, is_read_only: bool) -> None:
+    """Refuse a change that a browser asks for, if the console only shows.  Raises 403."""
+    if is_read_only and request.method not in _LOOKS and (
+            COOKIE in request.cookies or "Sec-Fetch-Site" in request.headers):
+        raise web.HTTPForbidden(text="Browsers may change nothing here: read_only of [console] is set")
+
+
+def _as_http(error: web.HTTPException | Refused) -> web.HTTPException:
+    if isinstance(error, web.HTTPException):
+        return error
+    kinds = {kind.status_code: kind for kind in (
+        web.HTTPBadRequest, web.HTTPUnauthorized, web.HTTPForbidden, web.HTTPNotFound, web.HTTPConflict,
+        web.HTTPPreconditionFailed, web.HTTPServiceUnavailable)}
+    return kinds.get(error.status, web.HTTPInternalServerError)(text=error.text)
+
+
+def _error(request: web.Request, error: web.HTTPException | Refused) -> web.StreamResponse:
+    """Return the page of an error.  A browser that has to sign in is sent there, and comes back afterwards."""
+    text = error.text or getattr(error, "reason", "") or ""
+    if error.status == web.HTTPUnauthorized.status_code and IDENTITY not in request:
+        return web.HTTPSeeOther(f"{sign_in.PATH}?next={quote(request.path_qs, safe='')}")
+    values = _common(request) | {"status": error.status, "text": text, "calls": [], "commands": []}
+    return web.Response(text=rendering.page("error.html", values), status=error.status, content_type="text/html")
+
+
+def _common(request: web.Request) -> dict[str, Any]:
+    """Return the values that every page has."""
+    identity, session = request.get(IDENTITY), request.get(SESSION)
+    authenticator = request.app[AUTHENTICATOR]
+    return {
+        "path": request.path, "query": request.query, "role": identity.role if identity is not None else "",
+        "has_session": session is not None, "secret": session.secret if session is not None else "",
+        "asks_who": authenticator.is_on, "read_only": request.app[TOPICS].config.console.read_only,
+        "cluster": request.app[TOPICS].config.cluster_name, "version": _VERSION}
+
+
+async def show(request: web.Request) -> web.Response:
+    """Answer with a page."""
+    resource = request.match_info.route.resource
+    assert resource is not None      # only routes of pages come here
+    page = request.app[_PAGES][resource.canonical]
+    asking = Asking(request, request.match_info, request.query)
+    values = await page.load(asking)
+    common = _common(request) | {"calls": asking.calls, "commands": [], "is_live": page.every_s > 0}
+    return web.Response(text=rendering.page(page.template, common | values), content_type="text/html")
+
+
+async def updates(request: web.Request) -> web.StreamResponse:
+    """Answer with the updates of the page whose address is the parameter `page`."""
+    address = request.query.get("page", "/")
+    inner = request.clone(rel_url=URL(address, encoded=True))
+    match = await request.app.router.resolve(inner)
+    resource = match.route.resource
+    page = request.app[_PAGES].get(resource.canonical) if resource is not None else None
+    if page is None or not page.every_s:
+        raise web.HTTPNotFound(text="No page under this address changes by itself")
+    common = _common(request) | {"path": inner.path, "query": inner.query, "calls": [], "commands": [], "is_live": True}
+    return await live.stream(request, page, Asking(request, match, inner.query), common)
+
+
+async def show_sign_in(request: web.Request) -> web.Response:
+    """Answer with the page on which somebody signs in."""
+    next_ = request.query.get("next", "/")
+    if not next_.startswith("/") or next_.startswith(("//", "/\\")):      # another site
+        next_ = "/"
+    authenticator = request.app[AUTHENTICATOR]
+    methods = [method for method in sign_in.METHODS if authenticator.asks_for(method)]
+    values = _common(request) | {"next": next_, "methods": methods, "calls": [], "commands": []}
+    return web.Response(text=rendering.page("sign_in.html", values), content_type="text/html")

@@ -1,0 +1,55 @@
+"""Dialogs of actions: the fields, what the action does with them, and who may not."""
+from typing import Any
+
+from aiohttp import web
+from yarl import URL
+
+from geminga.supervisor.admin.requests.authorization import refusal
+from geminga.supervisor.admin.requests.request_parts import TOPICS
+from geminga.supervisor.console import rendering
+from geminga.supervisor.console.actions import topic_actions
+from geminga.supervisor.console.actions.action import Action, Plan, Values, Wrong
+from geminga.supervisor.console.asking import Asking, Refused
+
+PARTS = (topic_actions,)
+ACTIONS: dict[str, Action] = {action.name: action for part in PARTS for action in part.actions}
+routes = web.RouteTableDef()
+
+
+@routes.get("/console/actions/{name}")
+async def dialog(request: web.Request) -> web.Response:
+    """Answer with the dialog of an action for the values in the query."""
+    action = ACTIONS.get(request.match_info["name"])
+    if action is None:
+        raise web.HTTPNotFound(text="There is no such action")
+    values: Values = {field.name: field.default for field in action.fields} | dict(request.query)
+    if missing := [name for name in action.subject if name not in values]:
+        raise web.HTTPBadRequest(text=f"{', '.join(missing)} must be given")
+    plan, problem = None, ""
+    try:
+        _refuse_empty(action, values)
+        plan = await action.make(Asking(request, request.match_info, request.query), values)
+        problem = await _problem(request, plan)
+    except Wrong as wrong:
+        problem = str(wrong)
+    except Refused as refused:
+        problem = refused.text
+    told: dict[str, Any] = {"action": action, "values": values, "plan": plan, "problem": problem}
+    return web.Response(text=rendering.page("dialog.html", told), content_type="text/html")
+
+
+def _refuse_empty(action: Action, values: Values) -> None:
+    for field in action.fields:
+        if field.is_required and not values[field.name].strip():
+            raise Wrong(rendering.text("dialog.missing", field=rendering.text(f"action.{action.name}.{field.name}")))
+
+
+async def _problem(request: web.Request, plan: Plan) -> str:
+    """Return why this role cannot carry out a plan now, "" if it can."""
+    if request.app[TOPICS].config.console.read_only:
+        return rendering.text("common.read_only")
+    if not plan.is_possible:
+        return plan.effect
+    inner = request.clone(method=plan.method, rel_url=URL(plan.path, encoded=True))
+    reason = await refusal(inner)
+    return rendering.text("dialog.not_allowed", reason=reason) if reason else ""

@@ -1,0 +1,88 @@
+"""Updates of an open page, as server-sent events.
+
+    parts     {block: HTML} of the page's blocks that have changed
+    sample    the newest point of the curves, once a second
+    ended     the session is over, or the page's subject was deleted: the browser loads the page again
+
+A page that nobody has open costs nothing. Between two events a stream asks whether its session still holds.
+"""
+import asyncio
+import json
+import time
+from typing import Any
+
+from aiohttp import web
+
+from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY
+from geminga.supervisor.console import rendering
+from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.history import HISTORY
+from geminga.supervisor.console.page import Page
+
+STREAMS_MAX = 100            # open pages of all browsers together; others do not change by themselves
+_STEP_SECONDS = 1.0
+_PING_SECONDS = 15.0         # after which a comment shows that the connection still stands
+_RETRY_MS = 1_000            # after which a browser asks again when the connection has broken
+OPEN = web.AppKey("open", set[int])      # streams that are open
+
+
+async def stream(request: web.Request, page: Page, asking: Asking, common: dict[str, Any]) -> web.StreamResponse:
+    """Answer with events until the browser leaves.  common: values that all pages have."""
+    streams = request.app[OPEN]
+    if len(streams) >= STREAMS_MAX:
+        raise web.HTTPServiceUnavailable(text="Too many pages are open that change by themselves")
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store",
+                                         "X-Accel-Buffering": "no"})
+    streams.add(id(asking))
+    try:
+        await answer.prepare(request)
+        await answer.write(b"retry: %d\n\n" % _RETRY_MS)
+        await _run(request, answer, page, asking, common)
+    except ConnectionError:
+        pass      # the browser has left
+    finally:
+        streams.discard(id(asking))
+    return answer
+
+
+async def _run(request: web.Request, answer: web.StreamResponse, page: Page, asking: Asking,
+               common: dict[str, Any]) -> None:
+    shown: dict[str, str] = {}
+    told = due = time.monotonic()
+    while request.transport is not None and not request.transport.is_closing():
+        if not await _holds(request):
+            await answer.write(_event("ended", {}))
+            return
+        now = time.monotonic()
+        if now >= due:
+            try:
+                parts = rendering.live_parts(page.template, common | await page.load(asking))
+            except Refused as refused:
+                if refused.status != web.HTTPServiceUnavailable.status_code:
+                    await answer.write(_event("ended", {}))
+                    return
+                parts = {}      # an owner is being started again
+            changed = {name: html for name, html in parts.items() if shown.get(name) != html}
+            if changed:
+                await answer.write(_event("parts", changed))
+                shown, told = shown | changed, now
+            due = now + page.every_s - _STEP_SECONDS / 2
+        if page.path == "/" and (sample := request.app[HISTORY].last()):
+            await answer.write(_event("sample", sample))
+            told = now
+        if now - told > _PING_SECONDS:
+            await answer.write(b":\n\n")
+            told = now
+        await asyncio.sleep(_STEP_SECONDS - time.time() % _STEP_SECONDS)
+
+
+async def _holds(request: web.Request) -> bool:
+    """Whether the request's credentials are still accepted, for the same role."""
+    try:
+        return await request.app[AUTHENTICATOR].identify(request) == request[IDENTITY]
+    except web.HTTPException:
+        return False
+
+
+def _event(name: str, value: Any) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,71 @@
+// Dialogs of actions: what an action does, once confirmed, is a request to REST's own route.
+import { ask, fragment, word } from "./asking.js";
+
+const dialog = document.getElementById("action");
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (!button) return;
+  const values = JSON.parse(button.dataset.values || "{}");
+  await show(button.dataset.action, values);
+});
+
+function address(name, values) {
+  return `/console/actions/${encodeURIComponent(name)}?` + new URLSearchParams(values);
+}
+
+async function show(name, values) {
+  const html = await fragment(address(name, values));
+  if (html === null) {
+    dialog.textContent = word("lost");
+  } else {
+    dialog.innerHTML = html;
+  }
+  dialog.dataset.name = name;
+  if (!dialog.open) dialog.showModal();
+  (dialog.querySelector("[autofocus]") ?? dialog.querySelector("input, select, textarea, button"))?.focus();
+}
+
+// Fields change what an action does, so the sentence, the command and the request are made again.
+let timer = 0, serial = 0;
+dialog.addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(refresh, 250);
+});
+
+async function refresh() {
+  const form = dialog.querySelector("form");
+  if (!form) return;
+  const turn = ++serial;
+  const html = await fragment(address(dialog.dataset.name, new FormData(form)));
+  if (html === null || turn !== serial) return;
+  const fresh = document.createElement("template");
+  fresh.innerHTML = html;
+  for (const part of ["[data-effect]", "[data-same]", "[data-confirm]"]) {
+    const place = dialog.querySelector(part), made = fresh.content.querySelector(part);
+    if (place && made) place.replaceWith(made);
+  }
+}
+
+dialog.addEventListener("submit", async (event) => {
+  const button = event.submitter;
+  if (!button || !("confirm" in button.dataset)) return;
+  event.preventDefault();
+  clearTimeout(timer);
+  await refresh();
+  const sure = dialog.querySelector("[data-confirm]");
+  if (sure.disabled) return;
+  sure.disabled = true;
+  const { method, path, body, next } = sure.dataset;
+  const answer = await ask(method, path, body ? JSON.parse(body) : undefined);
+  if (answer.ok) {
+    dialog.close();
+    if (next) location.assign(next);
+    else location.reload();
+    return;
+  }
+  sure.disabled = false;
+  const failure = dialog.querySelector("[data-failure]");
+  failure.textContent = word("failed", { reason: answer.reason });
+  failure.hidden = false;
+});

@@ -1,0 +1,131 @@
+"""A real browser, Debian's Chromium without a window, as somebody who looks at the console uses it.
+
+    tab = browser.open(broker.http_url + "/")
+    tab.click("Unload")                 # the button or link with this text
+    tab.see("Nothing is lost.")         # waits until the page shows it, as updates come by themselves
+    tab.problems()                      # errors of scripts, of the content security policy, and of requests
+"""
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from ..harness import eventually
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+SECONDS = 10
+_OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+            "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+            "--window-size=1280,900")
+needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None,
+                                   reason="no browser (Debian: chromium and chromium-driver)")
+
+
+class Browser:
+    """A browser with one tab and a profile of its own."""
+
+    def __init__(self) -> None:
+        assert CHROMIUM is not None and DRIVER is not None, "needs_browser skips the test"
+        self._profile = tempfile.mkdtemp(prefix="chromium-")
+        options = Options()
+        options.binary_location = CHROMIUM
+        for option in (*_OPTIONS, f"--user-data-dir={self._profile}"):
+            options.add_argument(option)
+        options.accept_insecure_certs = True
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.driver.set_page_load_timeout(30)
+
+    def __repr__(self) -> str:
+        return f"<Browser {self.driver.current_url}>"
+
+    def close(self) -> None:
+        self.driver.quit()
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    # -- going and looking
+
+    def open(self, url: str) -> "Browser":
+        self.driver.get(url)
+        return self
+
+    @property
+    def url(self) -> str:
+        return self.driver.current_url
+
+    @property
+    def text(self) -> str:
+        """The text of the page, or of the dialog that is open over it."""
+        return self._visible("return (document.querySelector('dialog[open]') ?? document.body).innerText")
+
+    @property
+    def page_text(self) -> str:
+        return self._visible("return document.body.innerText")
+
+    def _visible(self, script: str) -> str:
+        return self.driver.execute_script(script) or ""
+
+    def run(self, script: str, *values: Any) -> Any:
+        """Run a script in the page, and return its value."""
+        return self.driver.execute_script(script, *values)
+
+    def see(self, text: str, seconds: float = SECONDS) -> str:
+        """Wait until the page, or its dialog, shows a text; return everything that it shows."""
+        eventually(lambda: text in self.text, seconds, f"{text!r} in {self.text[:3000]!r}")
+        return self.text
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str) -> WebElement:
+        """Wait for an element."""
+        return eventually(lambda: self.all(selector), SECONDS, selector)[0]
+
+    # -- acting
+
+    def click(self, text: str) -> None:
+        """Click the visible button or link with this text, in the dialog if one is open."""
+        def clicked() -> bool:
+            scope = self.all("dialog[open]") or self.all("body")
+            for one in scope[0].find_elements(By.CSS_SELECTOR, "button, a, summary"):
+                try:
+                    if one.is_displayed() and one.is_enabled() and one.text.strip() == text:
+                        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", one)
+                        one.click()
+                        return True
+                except StaleElementReferenceException:
+                    return False
+            return False
+        eventually(clicked, SECONDS, f"a button or link {text!r} in {self.text[:2000]!r}")
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type a text into a field, instead of what it has."""
+        field = self.one(selector)
+        field.clear()
+        field.send_keys(text)
+
+    def choose(self, selector: str, text: str) -> None:
+        from selenium.webdriver.support.select import Select
+        Select(self.one(selector)).select_by_visible_text(text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, where the focus is: texts, or names of Selenium's Keys."""
+        self.driver.switch_to.active_element.send_keys(*(getattr(Keys, key, key) for key in keys))
+
+    # -- what went wrong
+
+    def problems(self) -> list[str]:
+        """Return errors that the browser has told since the last call: of scripts, policies and requests."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+    def screenshot(self, path: Path) -> None:
+        self.driver.save_screenshot(str(path))
