@@ -1,6 +1,7 @@
 """Parts of every process of the broker: log, counters, messages to the supervisor, envelopes, routing.
 
     log.py          lines with fields and levels, and where they go
+    log_lines.py    the newest lines of all processes, in shared memory
     log_codes.py    the code of each warning and error, with its page of the runbook
     counters.py     numbers in shared memory that the supervisor reads
     control.py      messages between the supervisor and its children

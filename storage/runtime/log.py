@@ -29,9 +29,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from geminga.storage.runtime.log_lines import LogLines
+if TYPE_CHECKING:
+    from geminga.storage.runtime.log_lines import LogLines
 
 ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7           # syslog's numbers: a higher one is less important
 LEVELS = {"error": ERROR, "warning": WARNING, "info": INFO, "debug": DEBUG}
@@ -92,7 +93,7 @@ class Log:
         self._has_begun = False
         self._episodes: dict[str, list[Any]] = {}      # code or event -> [since when, lines, lines left out]
         self._lost = 0
-        self.lines: LogLines | None = None        # where lines are kept
+        self.lines: LogLines | None = None        # where the newest lines are kept
 
     def __repr__(self) -> str:
         return f"<Log level={NAMES[self.level]} rules={len(self._rules)} lost={self._lost}>"

@@ -51,7 +51,8 @@ class LogLines:
             return
         if len(text) > _TEXT_MAX:
             text = f"{text[:_TEXT_MAX // 4]} ... {text[-_TEXT_MAX // 4 * 3:]}"
-        line = json.dumps([time.time_ns() // 1_000_000, level, code, text]).encode()      # ASCII: at most 12 bytes of a character
+        # ASCII, so at most 12 bytes for a character: the length fits into two bytes.
+        line = json.dumps([time.time_ns() // 1_000_000, level, code, text]).encode()
         record = line + _END.pack(len(line), zlib.crc32(line))
         memory, ring = self._memory, at + _TOTAL.size
         total, = _TOTAL.unpack_from(memory, at)

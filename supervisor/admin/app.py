@@ -23,14 +23,15 @@ from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin.monitoring import alarms, backups, health, metrics, operations, stats, views
-from geminga.supervisor.admin.requests import audit, authentication, authorization, origins, sessions
+from geminga.supervisor.admin.monitoring import alarms, backups, health, log_tail, metrics, operations, stats, views
+from geminga.supervisor.admin.requests import audit, audit_reading, authentication, authorization, origins, sessions
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics
 from geminga.supervisor.admin.resources import (
     brokers,
     clusters,
     compaction,
+    configuration,
     definitions,
     delayed,
     messages,
@@ -91,13 +92,16 @@ PARTS = (
     health,
     backups,
     definitions,
+    configuration,
     metrics,
     operations,
     views,
     authorization,
 )
 
+    log_tail,
 
+    audit_reading,
 @web.middleware
 async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     """Middleware that answers errors as clients of Pulsar's REST expect them: a status and {"reason": text}.

@@ -5,6 +5,7 @@
     properties.py     Pulsar's broker.conf and standalone.conf -> the same options
     pulsar_keys.txt   keys of Pulsar that have no effect here
     quantities.py     times and sizes as values of keys: 10s, 1d, 10M
+    restarts.py       keys that a reload leaves as they are
     exposure.py       whether everybody on the network may use the broker
     places.py         what is wrong with a file or folder that a key names, and what to do
     editing.py        changes of single keys in a TOML file

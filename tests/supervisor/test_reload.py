@@ -21,10 +21,11 @@ import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.configuration.config import KEYS, Config, shown, value
+from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.configuration.value_ranges import RANGES
 from geminga.supervisor.processes import control_socket
 from geminga.supervisor.processes.children import READY
-from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged
+from geminga.supervisor.processes.reload import Reload, merged
 from geminga.workers.identity.options import AuthenticationOptions, Secret, TlsOptions
 
 from ..clients.test_tls import Authority

@@ -14,7 +14,8 @@
     transaction_rows.py  rows about transactions that have not ended
     hanging_transactions.py   transactions that raise an alarm
     operations.py        log levels and status
-    backups.py           a backup that is requested over HTTP
+    log_tail.py          the newest lines of the log
+    backups.py           a backup that is requested over HTTP, and the last one
 
 Imports: `admin/requests/`, `admin/resources/`, `tasks/`, `host/`, `pulsar_client/`, workers, storage. Start with
 `stats.py`.

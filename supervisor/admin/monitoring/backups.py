@@ -1,4 +1,4 @@
-"""Backups requested over HTTP.  Each runs in a separate process, as `geminga backup` does."""
+"""Backups requested over HTTP, and the last one.  Each runs in a separate process, as `geminga backup` does."""
 import asyncio
 import os
 import sys
@@ -8,9 +8,19 @@ from aiohttp import web
 
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of
+from geminga.supervisor.tasks.backups import last_backup
 from geminga.workers.identity.authentication import NOT_ASKED
 
 routes = web.RouteTableDef()
+
+
+@routes.get("/ops/v1/backup")
+async def last(request: web.Request) -> web.Response:
+    """Answer with the report of the last backup."""
+    report = last_backup(request.app[TOPICS].config.data_dir)
+    if report is None:
+        raise web.HTTPNotFound(text="There was no backup yet")
+    return web.json_response(report)
 
 
 @routes.post("/ops/v1/backup")

@@ -7,6 +7,7 @@
     authorization.py    what each route demands of a role
     origins.py          refuses requests that a web page of another site makes
     audit.py            a line for each change
+    audit_reading.py    the newest of these lines, over HTTP
 
 Imports: `configuration/`, workers, storage.  Start with `request_parts.py`.
 """

@@ -28,7 +28,7 @@ from geminga.supervisor.admin.requests.request_parts import topic_of
 from geminga.workers.identity.authentication import NOT_ASKED
 
 NAME = "audit.log"
-_FILE_BYTES, _FILES = 16 << 20, 10       # arbitrary: some hundred thousand changes
+_FILE_BYTES, FILES = 16 << 20, 10       # arbitrary: some hundred thousand changes
 _REFUSALS_MAX, _REFUSALS_PER_SECOND = 1_000, 1
 _REQUEST_MAX = 8_192                     # characters of a path in a line; names are shorter
 _LOOKS = ("GET", "HEAD", "OPTIONS")
@@ -42,7 +42,7 @@ class Audit:
     """The audit log in a file of its own, with a rate limit for refusals."""
 
     def __init__(self, folder: Path):
-        self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=_FILES, encoding="utf-8", delay=True)
+        self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=FILES, encoding="utf-8", delay=True)
         self._refusals, self._since, self._left_out = float(_REFUSALS_MAX), time.monotonic(), 0
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@
     policies.py        policies of namespaces and topics
     clusters.py        clusters
     brokers.py         the broker, and its settings that change while it runs
+    configuration.py   the configuration in force, with the source of each value
     compaction.py      compactions on demand, and the jobs that run them
     definitions.py     everything but messages, exported and imported
 

@@ -30,7 +30,7 @@ _LIVE = (
         if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe", "storage.force_delete_"))
     }
 )
-_DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
+DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
 
 
 def _broker(request: web.Request) -> str:
@@ -85,7 +85,7 @@ async def shutdown(request: web.Request) -> web.Response:
 @routes.get(_CONFIGURATION)
 async def dynamic(request: web.Request) -> web.Response:
     """Answer with the names of all settings that can be changed while the broker runs."""
-    return web.json_response(_DYNAMIC)
+    return web.json_response(DYNAMIC)
 
 
 @routes.get(_CONFIGURATION + "/values")
@@ -137,7 +137,7 @@ def read_text(name: str, text: str) -> Any:
 
     Return None for a switch that is neither true nor false, which Pulsar ignores. Raises 412.
     """
-    if name not in _DYNAMIC:
+    if name not in DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
     key, convert = TRANSLATED[name]
     if configuration.KEYS[key].type is bool and text.strip().lower() not in ("true", "false"):
@@ -157,7 +157,7 @@ def keep_text(catalogue: Catalogue, name: str, text: str | None, value: Any) -> 
 @routes.delete(_CONFIGURATION + "/{name:[^/]+}")
 async def reset(request: web.Request) -> web.Response:
     name = part_of(request, "name")
-    if name not in _DYNAMIC:
+    if name not in DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't delete non-dynamic configuration")
     return await _keep(request, name, None, None)
 

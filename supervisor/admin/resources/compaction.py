@@ -77,6 +77,7 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
 _BATCH = 100                 # partitions for one job
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000
+_SHOWN_MAX = 100             # topics of each kind in the answer about all compactions
 _AGAIN_SECONDS = 5           # time between attempts to create the socket
 _FAILED_SECONDS = 3_600      # time after a failure in which the partition's threshold begins no compaction
 _RUNNING, _SUCCESS, _ERROR, _NOT_RUN = "RUNNING", "SUCCESS", "ERROR", "NOT_RUN"
@@ -171,6 +172,11 @@ class Compactions:
 
     def is_under_way(self, partition_id: int) -> bool:
         return partition_id in self._waiting or partition_id in self._running
+
+    def under_way(self, most: int) -> dict[str, list[str]]:
+        """Return {"running": topics, "waiting": topics}, at most `most` of each."""
+        return {"running": [topic for topic, _ in islice(self._running.values(), most)],
+                "waiting": list(islice(self._waiting.values(), most))}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -430,3 +436,14 @@ async def report(request: web.Request) -> web.Response:
         return web.Response(text=text, content_type="application/json")
     except FileNotFoundError:
         raise web.HTTPNotFound(text="There was no nightly run yet") from None
+
+
+@routes.get("/ops/v1/compaction")
+async def compactions(request: web.Request) -> web.Response:
+    """Answer with the compactions that run and wait, and the last results, in the order in which they ended."""
+    known = request.app[COMPACTIONS]
+    ended = [{"topic": record.topic, "error": record.error, "ago_seconds": round(time.monotonic() - record.ended, 1),
+              "succeeded": record.succeeded, "failed": record.failed, "seconds": record.seconds,
+              "bytes_in": record.bytes_in, "bytes_out": record.bytes_out}
+             for record in islice(known.records(), _SHOWN_MAX)]
+    return web.json_response({**known.under_way(_SHOWN_MAX), "numbers": known.counts, "ended": ended})
