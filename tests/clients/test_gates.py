@@ -161,6 +161,15 @@ def test_another_protocol_is_told_its_port(ports, port, first, came, right):
     assert len(lines) == 1 and f"is at port {belongs}" in lines[0]
 
 
+def test_a_request_over_tls_is_told_the_port_that_it_came_to(ports, authority):
+    """Behind the handshake the same bytes come as without TLS, and the answer must not name the port without it."""
+    there = port_of(ports.tls_url)
+    with socket.create_connection(("127.0.0.1", there), 30) as plain, \
+            authority.context().wrap_socket(plain, server_hostname="localhost") as link:
+        link.sendall(GET)
+        assert f"Port {there} serves Pulsar's protocol over TLS; HTTP is at port".encode() in link.recv(4096)
+
+
 def test_garbage_at_a_port_of_tls_ends_at_once(ports):
     for url in (ports.tls_url, ports.https_url):
         assert said_to(url, b"\xff" * 100) == b""

@@ -224,8 +224,8 @@ class Stream(asyncio.BufferedProtocol):
 
     def _refuse_protocol(self, first: bytes) -> None:
         """Answer a connection that begins with bytes of another protocol than the port's."""
-        scheme = "pulsar"      # ports with another one have a gate
-        if not protocols.belongs(first, scheme):
+        if not protocols.belongs(first, "pulsar"):      # ports of HTTP have a gate; within TLS the same bytes come
+            scheme = "pulsar" if self.transport.get_extra_info("ssl_object") is None else "pulsar+ssl"
             ports = self._worker.directory.addresses.ports
             self.transport.write(protocols.refusal(first, scheme, ports, self.host))
 
