@@ -113,7 +113,7 @@ def test_pages_send_those_without_credentials_to_the_sign_in_and_back(several):
     answer = ask(several, "GET", "/console/sign-in?next=//evil.example/")
     assert answer.status == 200 and "evil" not in answer.text
     answer = ask(several, "GET", "/?a=1")
-    assert (answer.status, answer.headers["Location"]) == (303, "/console/sign-in?next=%2F%3Fa%3D1")
+    assert (answer.status, answer.headers["Location"]) == (303, "/console/sign-in?next=/?a%3D1")
     assert ask(several, "GET", "/admin/v2/tenants").status == 401      # REST does not redirect
 
 
@@ -126,7 +126,7 @@ def test_both_kinds_of_credentials_open_pages_and_rest(several):
 
 @pytest.mark.parametrize("body, status", [
     ({"token": "a.b.c"}, 401), ({"user": "ops", "password": "wrong"}, 401), ({"user": "ops"}, 400), ({}, 400),
-    ([], 400), ({"token": 1}, 400), ({"token": "x", "more": "y"}, 400), ({"token": "\udcff"}, 401)])
+    ([], 400), ({"token": 1}, 400), ({"token": "x", "more": "y"}, 400), ({"token": "\udcff"}, 400)])
 def test_a_wrong_sign_in_gets_no_cookie(several, body, status):
     answer = ask(several, "POST", "/console/sign-in", body)
     assert answer.status == status and "Set-Cookie" not in answer.headers
@@ -212,7 +212,7 @@ def test_somebody_signs_in_by_the_page_and_out_again(several, browser):
     browser.fill("[name=user]", "ops")
     browser.fill("[name=password]", "wrong")
     browser.press("ENTER")
-    browser.see("not accepted")
+    browser.see("not accepted", 60)      # wrong credentials from one address are answered later each time
     browser.fill("[name=password]", "right")
     browser.press("ENTER")
     browser.see("Signed in as ops")

@@ -1,0 +1,101 @@
+"""Pages for everybody: rules of axe-core (WCAG 2 A and AA) in light and dark, narrow screens, and the keyboard."""
+from pathlib import Path
+
+import axe_core_python
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from ..harness import eventually, unique_topic
+from .browser import needs_browser
+from .test_guards import PLAIN
+
+pytestmark = [pytest.mark.slow, needs_browser]
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+
+
+@pytest.fixture(scope="module")
+def subject(own, client):
+    """A topic with a subscription and messages; the paths of their pages."""
+    topic = unique_topic("accessible")
+    consumer = client.subscribe(topic, "billing")
+    producer = client.create_producer(topic)
+    for number in range(5):
+        producer.send(f"message {number}".encode(), partition_key="key", properties={"name": "value"})
+    consumer.receive(5_000)
+    path = topic.replace("://", "/")
+    yield f"/console/topics/{path}", f"/console/topics/{path}/subscriptions/billing"
+    consumer.close()
+    producer.close()
+
+
+def broken_rules(browser) -> list[str]:
+    browser.driver.execute_script(AXE)
+    told = browser.driver.execute_async_script(
+        "const done = arguments[1]; axe.run({runOnly: arguments[0]}).then(done, error => done({error: String(error)}))",
+        RULES)
+    assert "error" not in told, told
+    return [f"{rule['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+            for rule in told["violations"] for node in rule["nodes"]]
+
+
+def look(browser, own, path: str, scheme: str) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                                   {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.open(own.http_url + path)
+    browser.one("h1")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", [*PLAIN, "topic", "subscription", "/console/sign-in", "/console/nothing"])
+def test_a_page_breaks_no_rule(browser, own, subject, path, scheme):
+    address = {"topic": subject[0], "subscription": subject[1]}.get(path, path)
+    look(browser, own, address, scheme)
+    assert broken_rules(browser) == []
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    if path == "/console/nothing":
+        browser.problems()      # its own 404
+
+
+@pytest.mark.parametrize("path", [*PLAIN, "topic", "subscription"])
+def test_a_narrow_screen_scrolls_in_one_direction_only(browser, own, subject, path):
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                   {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True})
+    try:
+        look(browser, own, {"topic": subject[0], "subscription": subject[1]}.get(path, path), "light")
+        width = browser.run("return document.documentElement.scrollWidth")
+        assert width <= 360
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_dialog_is_opened_left_and_confirmed_by_keys(browser, own, subject):
+    browser.open(own.http_url + subject[0])
+    browser.one("[data-action=unload]")
+    browser.run("document.querySelector('[data-action=unload]').focus()")
+    browser.press("ENTER")
+    browser.see("Nothing is lost.")
+    assert browser.run("return document.activeElement.closest('dialog') !== null")
+    assert broken_rules(browser) == []
+    browser.press("ESCAPE")
+    eventually(lambda: not browser.all("dialog[open]"), 5)
+    assert browser.run("return document.activeElement.dataset.action") == "unload"      # the focus comes back
+
+
+def test_the_first_tab_leads_past_the_navigation(browser, own):
+    browser.open(own.http_url + "/")
+    browser.one("body").send_keys(Keys.TAB)
+    assert browser.run("return document.activeElement.className") == "skip"
+    browser.press("ENTER")
+    assert browser.run("return document.activeElement.id") == "content"
+
+
+def test_the_choice_of_colours_is_kept(browser, own):
+    browser.open(own.http_url + "/")
+    browser.choose("[data-theme-choice]", "dark")
+    dark = browser.run("return getComputedStyle(document.body).backgroundColor")
+    browser.open(own.http_url + "/")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == dark
+    browser.choose("[data-theme-choice]", "light")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") != dark
+    browser.run("localStorage.clear()")

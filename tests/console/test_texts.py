@@ -1,0 +1,91 @@
+"""Words of the console: they stand in one file, all of them are used, and templates have none of their own."""
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from geminga.supervisor.console import rendering
+from geminga.supervisor.console.dialogs import ACTIONS
+
+HERE = Path(rendering.__file__).resolve().parent
+TEMPLATES = sorted((HERE / "templates").glob("*.html"))
+SOURCES = sorted(HERE.rglob("*.py"))
+SCRIPTS = sorted((HERE / "static").glob("*.js"))
+_KEY = re.compile(r"""["']([a-z_]+(?:\.[a-z_0-9-]+)+)["']""")
+_STEM = re.compile(r"""["']([a-z_]+\.(?:[a-z_0-9.-]*[._])?)["']\s*~""")      # "error.title_" ~ status
+_F_STEM = re.compile(r"""f["']([a-z_]+\.(?:[a-z_0-9.-]*[._])?)\{""")         # f"audit.action_{name}"
+_WORD = re.compile(r"word\(\s*[\"'](\w+)[\"']")
+
+
+def used():
+    """Return (keys, beginnings of keys that are made) in templates and code."""
+    text = "\n".join(path.read_text() for path in (*TEMPLATES, *SOURCES))
+    keys = {key for key in _KEY.findall(text) if key in rendering.texts() or f"{key}_one" in rendering.texts()}
+    stems = set(_STEM.findall(text)) | set(_F_STEM.findall(text))
+    words = {f"common.{name}" for path in SCRIPTS for name in _WORD.findall(path.read_text())}
+    return keys | words, stems
+
+
+def test_every_word_is_used():
+    keys, stems = used()
+    of_actions = {f"action.{action.name}.{name}" for action in ACTIONS.values()
+                  for name in ("title", "button", *(field.name for field in action.fields),
+                               *(f"{field.name}_hint" for field in action.fields))}
+    left = [key for key in rendering.texts()
+            if not ({key, key.removesuffix("_one")} & (keys | of_actions)
+                    or any(key.startswith(stem) for stem in stems - {"action."}))]
+    assert left == []
+
+
+def test_every_text_that_is_asked_for_exists():
+    wanted = set()
+    for path in TEMPLATES:
+        wanted |= set(re.findall(r"""\bt\(\s*["']([^"']+)["']\s*[,)]""", path.read_text()))
+        wanted |= set(re.findall(r"""\bcounted\(\s*["']([^"']+)["']""", path.read_text()))
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if name in ("text", "counted") and isinstance(node.args[0].value, str):
+                    wanted.add(node.args[0].value)
+    assert sorted(wanted - set(rendering.texts())) == []
+
+
+def test_scripts_find_their_words():
+    wanted = {name for path in SCRIPTS for name in _WORD.findall(path.read_text())}
+    assert sorted(wanted - set(rendering._script_words())) == []
+
+
+def test_texts_that_count_have_one_for_one():
+    keys = set(rendering.texts())
+    assert [key for key in keys if key.endswith("_one") and key.removesuffix("_one") not in keys] == []
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=lambda action: action.name)
+def test_an_action_has_words_for_its_dialog(action):
+    names = ["title", "button", *(field.name for field in action.fields)]
+    assert [name for name in names if f"action.{action.name}.{name}" not in rendering.texts()] == []
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_a_template_has_no_words_of_its_own(path):
+    text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "", path.read_text(), flags=re.DOTALL)
+    shown = re.sub(r"<[^>]*>", "\n", text)
+    assert re.findall(r"[A-Za-z]{2,}", shown) == []
+    for attribute in ("title", "aria-label", "placeholder", "alt"):
+        assert re.findall(rf'\s{attribute}="[^"]*[A-Za-z]{{2,}}[^"]*"', text) == []
+
+
+def test_an_escaped_value_cannot_leave_its_place():
+    made = rendering.environment().from_string(
+        '<p title="{{ name }}">{{ name }}</p><script type="application/json">{{ name|json }}</script>')
+    html = made.render(name='"><script>alert(1)</script>\u202e\x00')
+    assert html.count("<script") == 1 and "\u202e" not in html and "\x00" not in html
+
+
+@pytest.mark.parametrize("value, shown", [
+    ("orders", "orders"), ("ab\u202ecd", "ab\\u202ecd"), ("a\x1b[31m", "a\\x1b[31m"), ("größe 😀", "größe 😀"),
+    ("a\nb\tc", "a\nb\tc"), ("\ufeff", "\\ufeff"), ("\U000e0041", "\\U000e0041")])
+def test_characters_that_nobody_sees_are_shown_by_their_codes(value, shown):
+    assert rendering.visible(value) == shown
