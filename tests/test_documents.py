@@ -9,7 +9,7 @@ import pytest
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor import bootstrap
-from geminga.supervisor.cli.admin.policy_verbs import verb_of
+from geminga.supervisor.wording.policy_verbs import verb_of
 from geminga.supervisor.configuration import config
 from geminga.supervisor.configuration.config import KEYS
 from geminga.supervisor.configuration.properties import REFUSED, SPECIAL, TRANSLATED, UNMET

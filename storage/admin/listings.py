@@ -3,6 +3,8 @@
 Sums and times come from the rows that statistics keep (`../statistics/`), so a table of a few among many thousand
 topics costs milliseconds.
 """
+import fnmatch
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ def topics(owner: AdministeredOwner, question: ListTopics) -> Listing:
     statistics, now_ms = owner.statistics, owner.now_ms
     opened = statistics.topics()
     if isinstance(opened, int):
-        return Listing(opened, 0, 0, [])
+        return Listing(opened, 0, [])
     chosen = _in_scope(opened, question)
 
     def values(topics: Sequence[Topic], key: str) -> NDArray[np.float64]:
@@ -47,9 +49,9 @@ def topics(owner: AdministeredOwner, question: ListTopics) -> Listing:
 
     order = _order(chosen, question, values, name)
     shown = [chosen[at] for at in order]
-    columns = {key: values(shown, key) for key in (*_TOPIC_RATES, *_OF_TOPICS, "oldest_seconds")}
-    stored = sum(topic.is_persistent for topic in chosen)
-    return Listing(0, len(chosen), stored, _rows({"topic": list(map(name, shown))}, columns))
+    keys = () if question.only_names else (*_TOPIC_RATES, *_OF_TOPICS, "oldest_seconds")
+    columns = {key: values(shown, key) for key in keys}
+    return Listing(0, len(chosen), _rows({"topic": list(map(name, shown))}, columns))
 
 
 def subscriptions(owner: AdministeredOwner, question: ListSubscriptions) -> Listing:
@@ -57,8 +59,11 @@ def subscriptions(owner: AdministeredOwner, question: ListSubscriptions) -> List
     statistics, now_ms = owner.statistics, owner.now_ms
     opened = statistics.topics()
     if isinstance(opened, int):
-        return Listing(opened, 0, 0, [])
+        return Listing(opened, 0, [])
     chosen = statistics.subscriptions(_in_scope(opened, question))
+    if question.named:
+        is_named = re.compile(fnmatch.translate(question.named)).match
+        chosen = [one for one in chosen if is_named(one[0].name)]
 
     def values(some: Sequence[tuple[Subscription, int]], key: str) -> NDArray[np.float64]:
         rows = [row for _, row in some]
@@ -82,7 +87,7 @@ def subscriptions(owner: AdministeredOwner, question: ListSubscriptions) -> List
         "type": [_type(one) for one, _ in shown], "is_durable": [one.is_durable for one, _ in shown]}
     columns = {key: values(shown, key)
                for key in (*_OF_SUBSCRIPTIONS, *_SUBSCRIPTION_RATES, "oldest_seconds", *_TIMES)}
-    return Listing(0, len(chosen), 0, _rows(texts, columns))
+    return Listing(0, len(chosen), _rows(texts, columns))
 
 
 def _type(subscription: Subscription) -> str | None:
@@ -108,7 +113,7 @@ def clients(owner: AdministeredOwner, question: ListClients) -> Listing:
                 "role": session.role or None, "library": session.client_version or None,
                 "protocol": session.protocol_version, "connected_ms": session.connected_ms or None,
                 "producers": len(produced), "consumers": len(consumed), "topics": len({*produced, *consumed})})
-    return Listing(0, len(rows), 0, list(rows[:_CLIENTS_MAX]))
+    return Listing(0, len(rows), list(rows[:_CLIENTS_MAX]))
 
 
 # -- choosing and sorting

@@ -1,6 +1,7 @@
-"""Questions to an owner whose answers are tables: of topics, subscriptions and client connections.
+"""Questions to an owner whose answers are lists: tables of topics, subscriptions and clients, pages of messages, maps.
 
-Each owner answers with its first rows in the asked order; the admin process merges the answers of all owners.
+Each owner answers with the first rows of a table in the asked order; the admin process merges the answers of all
+owners.
 """
 import fnmatch
 import re
@@ -8,7 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from geminga.proto import names
-from geminga.storage.admin.questions import Question
+from geminga.storage.admin.questions import Question, StoredEntry, TopicQuestion
+from geminga.storage.ledgers.position import Position
+
+KINDS = PARTITIONED, NON_PERSISTENT = "partitioned", "non-persistent"      # partitions; topics that keep nothing
+_LIVE = f"{NON_PERSISTENT}://"
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,6 @@ class Listing:
 
     stale: int                         # topics whose rows are not up to date yet; above 0 there are no rows: ask again
     total: int                         # rows in the scope, of which `rows` are the first
-    stored: int                        # rows of persistent topics among them; 0 unless these are rows of topics
     rows: list[object]
 
 
@@ -27,9 +31,16 @@ class Scope:
 
     within: str = ""                   # a namespace, or a complete topic name, which means its partitions too; "": all
     match: str = ""                    # wildcards: of names in the namespace, else of tenant/namespace/topic
+    kind: str = ""                     # one of KINDS; "": every kind
 
     def test(self) -> Callable[[str], bool]:
         """Return a test whether a topic's complete name is in the scope."""
+        is_named = self._name_test()
+        if self.kind == PARTITIONED:
+            return lambda name: names.without_partition(name) != name and is_named(name)
+        return (lambda name: name.startswith(_LIVE) and is_named(name)) if self.kind else is_named
+
+    def _name_test(self) -> Callable[[str], bool]:
         is_match = re.compile(fnmatch.translate(self.match)).match if self.match else None
         if "://" in self.within:
             return lambda name: self.within in (name, names.without_partition(name))
@@ -53,12 +64,71 @@ class Sorting:
 class ListTopics(Question[Listing], Scope, Sorting, name="list-topics"):
     """A question for rows of open topics."""
 
+    only_names: bool = False           # whether rows have nothing but the key "topic"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListSubscriptions(Question[Listing], Scope, Sorting, name="list-subscriptions"):
     """A question for rows of subscriptions of open topics."""
 
+    named: str = ""                    # wildcards of the subscription's name; "": every name
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListClients(Question[Listing], Scope, name="list-clients"):
     """A question for a row of each client connection that the owner knows."""
+
+
+# -- messages and positions of one topic
+
+@dataclass(frozen=True)
+class StoredPage:
+    """Some stored entries, in order."""
+
+    entries: list[StoredEntry]
+    left: list[list[int]]              # words of an ack set for each entry: 1 for a message that is left; []: all are
+    has_more: bool                     # whether there are others behind them, or before the last ones
+    passed_entries: int                # entries that were passed over first, ...
+    passed_messages: int               # ... and messages in them
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetPage(TopicQuestion[StoredPage], name="page"):
+    """A question for entries in the order in which they are stored: all, or those that a subscription has left.
+
+    Entries of open and aborted transactions, lost ones and cancelled ones are left out.
+    """
+
+    subscription: str | None = None
+    position: Position | None = None   # only entries from here on
+    skipped: int = 0                   # entries that are passed over first
+    from_latest: bool = False          # the last entries, instead of the first ones
+    entries_max: int
+    bytes_max: int                     # of all entries together, beyond the first one
+
+
+STATES = "acknowledged", "out", "again", "parked", "delayed", "waiting"      # of an entry, for a subscription
+
+
+@dataclass(frozen=True)
+class CursorMap:
+    """What became of a topic's stored entries for one subscription: counts of each state, in segments."""
+
+    topic: str
+    entries: int                       # stored, of which each segment has the same number
+    mark_delete: Position
+    read: Position                     # the next entry to deliver
+    counts: dict[str, int]             # entries by state
+    segments: list[list[int]]          # entries by state, in the order of STATES
+    starts: list[Position]             # first entry of each segment
+    ledgers: list[tuple[int, int, int]]      # (id, entries before it, entries): the last ones
+    ledger_count: int
+    is_exact: bool                     # False: entries far behind the mark-delete position are counted as waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetCursorMap(TopicQuestion[CursorMap], name="cursor-map"):
+    """A question for the states of all entries of a topic for a subscription."""
+
+    subscription: str
+    segments: int

@@ -4,7 +4,7 @@
     in force       each `Part` that has an effect names a field of `policies.Policies`, and the key of StorageOptions
                    that is its default; code that enforces the policy reads `partition.policies.FIELD`
     REST           supervisor/admin/policy_routes.py has paths and methods
-    command        supervisor/cli/admin/policy_verbs.py has verbs and options
+    command        supervisor/wording/policy_verbs.py has verbs and options
     documentation  `geminga admin policies` prints the table, systemd/reference.py makes docs/policies.md
 
 A policy has parts. One part without a name is a policy whose JSON is the bare value: `Part("", INTEGER)` takes `60`.

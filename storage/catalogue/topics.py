@@ -58,6 +58,15 @@ class Topics:
         return [complete for name, count in rows
                 for complete in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
 
+    def all_complete_names(self) -> list[str]:
+        """Return the names of all topics, sorted by base name, each partition under its own name.
+
+        Raises StorageFull.
+        """
+        rows = self._database.read("SELECT name, partitions FROM topics ORDER BY name", ())
+        return [complete for name, count in rows
+                for complete in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
+
     def count(self, namespace: str) -> int:
         """Return how many topics a namespace has; each partition counts, brokers' own topics do not.
 

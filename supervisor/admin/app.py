@@ -234,6 +234,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
     app = make_app(config, owners, addresses, counters, authenticator, extend)
     app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
     app[operations.CONTROL], app[views.CONNECTIONS] = control, connections
+    app[views.NAMES] = views.TopicNames()
     uvloop.run(_serve(app, owners, listeners, control))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.policy_routes import OWN_CLUSTER, ROUTES, Nothing
-from geminga.supervisor.cli.admin.policy_verbs import VERBS, options_of, verb_of
+from geminga.supervisor.wording.policy_verbs import VERBS, options_of, verb_of
 
 from ..harness import request
 
@@ -258,3 +258,24 @@ def test_administration_makes_no_more_topics_than_a_namespace_may_have(broker):
     assert request("POST", f"{topics}/parts/partitions", b"3") == refused
     assert json.loads(request("GET", topics)[1]) == [f"persistent://{place.name}/{name}" for name in (
         "one", "parts-partition-0", "parts-partition-1")]
+
+
+def test_policies_in_force_say_which_level_set_them(broker):
+    name = f"in-force-{uuid.uuid4().hex[:8]}"
+    namespace, topic = f"{broker.http_url}/admin/v2/namespaces/public/{name}", f"persistent/public/{name}/orders"
+    assert request("PUT", namespace, b"{}")[0] == 204
+    assert request("PUT", f"{broker.http_url}/admin/v2/{topic}")[0] == 204
+
+    def row_of(policy):
+        status, text = request("GET", f"{broker.http_url}/ops/v1/policies/{topic}")
+        assert status == 200, text
+        return next(row for row in json.loads(text) if row["policy"] == policy)
+
+    assert (row_of("maxProducers")["value"], row_of("maxProducers")["origin"]) == (0, "broker")
+    assert request("POST", f"{namespace}/maxProducersPerTopic", b"7")[0] == 204
+    assert (row_of("maxProducers")["value"], row_of("maxProducers")["origin"]) == (7, "namespace")
+    assert request("POST", f"{broker.http_url}/admin/v2/{topic}/maxProducers", b"3")[0] == 204
+    row = row_of("maxProducers")
+    assert (row["value"], row["origin"], row["topic"], row["namespace"], row["broker"]) == (3, "topic", 3, 7, 0)
+    status, text = request("GET", f"{broker.http_url}/ops/v1/policies/{topic}-partition-0")
+    assert status in (404, 412), text

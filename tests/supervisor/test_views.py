@@ -4,7 +4,7 @@ import json
 import pulsar
 import pytest
 
-from geminga.supervisor.admin.monitoring.views import ROWS_MAX
+from geminga.supervisor.admin.monitoring.views import OFFSET_MAX, ROWS_MAX
 
 from ..harness import eventually, partitioned_topic, request
 
@@ -82,3 +82,61 @@ def test_a_topic_that_is_not_loaded_has_a_row_without_numbers(own):
 def test_closing_a_client_needs_an_address_that_is_connected(own):
     status, text = request("DELETE", f"{own.http_url}/ops/v1/clients/10.0.0.1:1")
     assert status == 404 and "There is no connection from 10.0.0.1:1" in text
+
+
+def names_of(broker, path):
+    return [row["topic"].removeprefix(PREFIX) for row in ask(broker, path)["rows"]]
+
+
+@pytest.fixture
+def half_loaded(own, client):
+    """Ten topics of which two, the third and the eighth, have been opened."""
+    for number in range(10):
+        request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/half-{number}")
+    for number in (2, 7):
+        client.create_producer(f"half-{number}").close()
+    path = f"topics/{NAMESPACE}?match=half-*&state=loaded"
+    eventually(lambda: len(ask(own, path)["rows"]) == 2, WAIT_S)
+
+
+def test_windows_of_a_table_are_the_table(own, half_loaded):
+    """Loaded topics are sorted by their numbers before all others, or stand among these by name."""
+    for order in ("sort=topic", "sort=topic&reverse=true", "sort=backlog", "sort=backlog&reverse=true"):
+        path = f"topics/{NAMESPACE}?match=half-*&{order}"
+        whole, windows = names_of(own, path), []
+        for offset in range(0, 12, 3):
+            told = ask(own, f"{path}&limit=3&offset={offset}")
+            assert (told["total"], told["not_loaded"], told["more"]) == (10, 8, offset + 3 < 10)
+            windows += [row["topic"].removeprefix(PREFIX) for row in told["rows"]]
+        assert windows == whole and sorted(whole) == [f"half-{n}" for n in range(10)], order
+        if "topic" in order:
+            assert whole == sorted(whole, reverse="reverse" in order)
+        else:
+            assert set(whole[:2]) == {"half-2", "half-7"}
+
+
+def test_a_table_of_topics_is_narrowed_by_their_state(own, half_loaded):
+    request("PUT", f"{own.http_url}/admin/v2/non-persistent/{NAMESPACE}/half-live")
+    request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/half-parts/partitions", b"2")
+    path = f"topics/{NAMESPACE}?match=half-*&sort=topic"
+    assert names_of(own, f"{path}&state=loaded") == ["half-2", "half-7"]
+    assert names_of(own, f"{path}&state=partitioned") == ["half-parts-partition-0", "half-parts-partition-1"]
+    assert names_of(own, f"{path}&state=non-persistent") == [f"non-persistent://{NAMESPACE}/half-live"]
+    others = names_of(own, f"{path}&state=not-loaded")
+    assert len(others) == 11 and not {"half-2", "half-7"} & set(others)
+    assert ask(own, f"{path}&state=not-loaded&limit=2&offset=10")["total"] == 11
+    assert ask(own, f"{path}&state=lost") == "state is one of loaded, not-loaded, partitioned, non-persistent"
+
+
+def test_subscriptions_are_found_by_name_in_windows(own, client):
+    for name in ("alpha-1", "alpha-2", "beta"):
+        client.subscribe("named", name).close()
+    path = f"subscriptions/{NAMESPACE}?match=named&sort=subscription"
+    told = eventually(lambda: one if (one := ask(own, f"{path}&subscription=alpha*&offset=1"))["total"] == 2 else None,
+                      WAIT_S)
+    assert [row["subscription"] for row in told["rows"]] == ["alpha-2"]
+    assert ask(own, f"{path}&subscription={9 * '*'}").startswith("subscription has at most 256 characters")
+
+
+def test_an_offset_has_a_bound(own):
+    assert ask(own, f"topics?offset={OFFSET_MAX + 1}") == f"offset is a whole number of 0 to {OFFSET_MAX}"

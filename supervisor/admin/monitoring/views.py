@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -15,7 +15,7 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import Question
-from geminga.storage.admin.table_questions import ListClients, Listing, ListSubscriptions, ListTopics, Scope
+from geminga.storage.admin.table_questions import KINDS, ListClients, Listing, ListSubscriptions, ListTopics, Scope
 from geminga.storage.admin.transactions import ListTransactions
 from geminga.supervisor.admin.monitoring import transaction_rows
 from geminga.supervisor.admin.monitoring.operations import CONTROL
@@ -35,6 +35,9 @@ from geminga.workers.ports.connections import Connections
 routes = web.RouteTableDef()
 CONNECTIONS = web.AppKey("connections", list[Connections])      # of each worker
 ROWS_MAX = 1_000                  # in one answer
+OFFSET_MAX = 100_000              # rows before those of an answer: owners sort and send them, too
+LOADED, NOT_LOADED = "loaded", "not-loaded"
+STATES = LOADED, NOT_LOADED, *KINDS      # of topics, by which a table may be narrowed
 _ROWS = 100                       # unless the request asks for another number
 _MATCH_MAX, _STARS_MAX = 256, 8   # characters and stars of a pattern: owners try it on every name
 _CLOSED_SECONDS, _AGAIN_SECONDS = 5.0, 0.02
@@ -51,6 +54,17 @@ _OPENED = "producers", "consumers", "topics"      # what a connection has open
 _CLIENT_KEYS = ("address", "role", "library", "protocol", "listener", "connected_ms", *_OPENED)
 
 
+@dataclass
+class TopicNames:
+    """The complete names of all topics, as the catalogue had them at one of its versions."""
+
+    version: int = -1
+    names: list[str] = field(default_factory=list)
+
+
+NAMES = web.AppKey("names", TopicNames)
+
+
 @dataclass(frozen=True)
 class _Asked:
     """The parts of a request for a table."""
@@ -59,21 +73,32 @@ class _Asked:
     match: str
     sort: str
     ascending: bool
-    most: int
+    most: int                     # rows in the answer, ...
+    offset: int                   # ... behind as many others
+    state: str                    # of topics: one of STATES; "": all
 
     @property
     def limits(self) -> dict[str, Any]:
         """Scope, order and number of rows, as questions to owners take them."""
-        return {"within": self.within, "match": self.match, "sort": self.sort, "ascending": self.ascending,
-                "most": self.most}
+        return {**self.scope, "sort": self.sort, "ascending": self.ascending, "most": self.offset + self.most}
 
-    def first(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the first rows in the asked order: lists by their length, and rows without a value last."""
+    @property
+    def scope(self) -> dict[str, str]:
+        """The topics that are asked about, as Scope takes them."""
+        return {"within": self.within, "match": self.match, "kind": self.state if self.state in KINDS else ""}
+
+    def part(self, rows: Iterable[Row]) -> list[Row]:
+        """Return the asked rows in the asked order: lists by their length, and rows without a value last."""
         known = [row for row in rows if row[self.sort] is not None]
         unknown = [row for row in rows if row[self.sort] is None]
         known.sort(key=lambda row: len(row[self.sort]) if isinstance(row[self.sort], list) else row[self.sort],
                    reverse=not self.ascending)
-        return (known + unknown)[:self.most]
+        return (known + unknown)[self.places]
+
+    @property
+    def places(self) -> slice:
+        """The places of the asked rows among all rows."""
+        return slice(self.offset, self.offset + self.most)
 
 
 def _asked(request: web.Request, keys: tuple[str, ...], sort: str) -> _Asked:
@@ -86,10 +111,15 @@ def _asked(request: web.Request, keys: tuple[str, ...], sort: str) -> _Asked:
     sort, match = request.query.get("sort", sort), request.query.get("match", "")
     if sort not in keys:
         raise web.HTTPBadRequest(text=f"sort is one of {', '.join(keys)}")
-    if len(match) > _MATCH_MAX or match.count("*") > _STARS_MAX:
-        raise web.HTTPBadRequest(text=f"match has at most {_MATCH_MAX} characters, and {_STARS_MAX} stars")
+    _check_pattern("match", match)
     most = number_of(request, request.query.get("limit", str(_ROWS)), "limit", ROWS_MAX)
-    return _Asked(within, match, sort, (sort in _TEXTS) != is_set(request, "reverse"), most)
+    offset = number_of(request, request.query.get("offset", "0"), "offset", OFFSET_MAX)
+    return _Asked(within, match, sort, (sort in _TEXTS) != is_set(request, "reverse"), most, offset, "")
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    if len(pattern) > _MATCH_MAX or pattern.count("*") > _STARS_MAX:
+        raise web.HTTPBadRequest(text=f"{name} has at most {_MATCH_MAX} characters, and {_STARS_MAX} stars")
 
 
 async def _ask(request: web.Request, question: Question[Listing]) -> tuple[list[Listing], list[int]]:
@@ -111,9 +141,10 @@ async def _ask(request: web.Request, question: Question[Listing]) -> tuple[list[
     return ([one for one in answers if one is not None], [at for at, one in enumerate(answers) if one is None])
 
 
-def _answer(rows: list[Row], total: int, missing: list[int], **more: Any) -> web.Response:
-    return web.json_response({"rows": rows, "total": total, "more": total > len(rows), "at_ms": time.time_ns() // 10**6,
-                              "owners_missing": missing, **more})
+def _answer(asked: _Asked, shown: list[Row], total: int, missing: list[int], **more: Any) -> web.Response:
+    return web.json_response({
+        "rows": shown, "total": total, "more": total > asked.offset + len(shown), "at_ms": time.time_ns() // 10**6,
+        "owners_missing": missing, **more})
 
 
 def _rows(listings: Iterable[Listing]) -> list[Row]:
@@ -127,23 +158,44 @@ def _rows(listings: Iterable[Listing]) -> list[Row]:
 @routes.get("/ops/v1/topics" + _NAMESPACE)
 @routes.get("/ops/v1/topics" + PATH)
 async def topics(request: web.Request) -> web.Response:
-    """Answer with a row for each topic and partition."""
+    """Answer with a row for each topic and partition, loaded or not."""
     asked = _asked(request, _TOPIC_KEYS, "rate_in")
-    listings, missing = await _ask(request, ListTopics(**asked.limits))
-    rows, total = _rows(listings), sum(one.total for one in listings)
-    if len(rows) < asked.most and len(rows) == total:      # there is room, and all rows of loaded topics are here
-        loaded = {row["topic"] for row in rows}
-        rows += [dict.fromkeys(_TOPIC_KEYS) | {"topic": name} for name in _stored(request, asked) if name not in loaded]
-        return _answer(asked.first(rows), len(rows), missing, not_loaded=len(rows) - total)
-    is_everything = not asked.within and not asked.match
-    stored = catalogue_of(request).partitions.count() if is_everything else len(_stored(request, asked))
-    loaded_of_stored = sum(one.stored for one in listings)
-    return _answer(asked.first(rows), total, missing, not_loaded=max(0, stored - loaded_of_stored))
+    if (state := request.query.get("state", "")) not in ("", *STATES):
+        raise web.HTTPBadRequest(text=f"state is one of {', '.join(STATES)}")
+    asked = replace(asked, state=state)
+    question = ListTopics(**asked.limits)
+    if state == NOT_LOADED:      # owners say which topics they have, so that these are left out
+        question = replace(question, sort="topic", most=OFFSET_MAX, only_names=True)
+    listings, missing = await _ask(request, question)
+    rows, loaded = _rows(listings), sum(one.total for one in listings)
+    names = [] if state == LOADED else list(filter(Scope(**asked.scope).test(), _names(request)))
+    not_loaded = 0 if state == LOADED else max(0, len(names) - loaded)
+    known = {row["topic"]: row for row in rows}
+    if asked.sort == "topic" and state != LOADED:
+        # The first names have their rows here, if they are loaded: owners have sent at least as many.
+        chosen = [name for name in names if state != NOT_LOADED or name not in known]
+        chosen = sorted(chosen, reverse=not asked.ascending)[asked.places]
+        shown = [known.get(name) or _empty_row(name) for name in chosen]
+    else:
+        shown, before = [] if state == NOT_LOADED else asked.part(rows), 0 if state == NOT_LOADED else loaded
+        first, end = (max(0, place - before) for place in (asked.places.start, asked.places.stop))
+        if end:      # all rows of loaded topics are here, and there is room behind them
+            shown += map(_empty_row, [name for name in names if name not in known][first:end])
+    total = not_loaded if state == NOT_LOADED else loaded + not_loaded
+    return _answer(asked, shown, total, missing, not_loaded=not_loaded)
 
 
-def _stored(request: web.Request, asked: _Asked) -> list[str]:
-    """Return the names of all stored topics and partitions in the scope of a request."""
-    return list(filter(Scope(within=asked.within, match=asked.match).test(), catalogue_of(request).partitions.names()))
+def _names(request: web.Request) -> list[str]:
+    """Return the names of all topics and partitions, which are read again when topics were created or deleted."""
+    catalogue, kept = catalogue_of(request), request.app[NAMES]
+    if kept.version != (version := catalogue.topics.version()):
+        kept.version, kept.names = version, catalogue.topics.all_complete_names()
+    return kept.names
+
+
+def _empty_row(name: str) -> Row:
+    """Return the row of a topic that is not loaded."""
+    return dict.fromkeys(_TOPIC_KEYS) | {"topic": name}
 
 
 @routes.get("/ops/v1/subscriptions")
@@ -151,9 +203,10 @@ def _stored(request: web.Request, asked: _Asked) -> list[str]:
 @routes.get("/ops/v1/subscriptions" + PATH)
 async def subscriptions(request: web.Request) -> web.Response:
     """Answer with a row for each subscription of topics and partitions that are open."""
-    asked = _asked(request, _SUBSCRIPTION_KEYS, "backlog")
-    listings, missing = await _ask(request, ListSubscriptions(**asked.limits))
-    return _answer(asked.first(_rows(listings)), sum(one.total for one in listings), missing)
+    asked, named = _asked(request, _SUBSCRIPTION_KEYS, "backlog"), request.query.get("subscription", "")
+    _check_pattern("subscription", named)
+    listings, missing = await _ask(request, ListSubscriptions(**asked.limits, named=named))
+    return _answer(asked, asked.part(_rows(listings)), sum(one.total for one in listings), missing)
 
 
 # -- clients
@@ -165,7 +218,7 @@ async def clients(request: web.Request) -> web.Response:
     """Answer with a row for each connection; in a scope, for each with producers or consumers there."""
     asked = _asked(request, _CLIENT_KEYS, "connected_ms")
     rows, left_out, missing = await _connections(request, asked)
-    return _answer(asked.first(rows), len(rows) + left_out, missing)
+    return _answer(asked, asked.part(rows), len(rows) + left_out, missing)
 
 
 async def _connections(request: web.Request, asked: _Asked) -> tuple[list[Row], int, list[int]]:
@@ -209,7 +262,7 @@ async def transactions(request: web.Request) -> web.Response:
     asked = _asked(request, transaction_rows.KEYS, "open_seconds")
     question = ListTransactions(within=asked.within, match=asked.match)
     rows, total, missing = await transaction_rows.rows_of(request.app[OWNERS], catalogue_of(request), question)
-    return _answer(asked.first(rows), total, missing)
+    return _answer(asked, asked.part(rows), total, missing)
 
 
 # -- closing a connection

@@ -10,12 +10,15 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyPolicies
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF, applied, clash
-from geminga.storage.catalogue.policy_table import TABLE, Policy, read
+from geminga.storage.catalogue.policy_table import NAMESPACE as NAMESPACE_LEVEL
+from geminga.storage.catalogue.policy_table import TABLE, Policy, default, read
+from geminga.storage.catalogue.policy_table import TOPIC as TOPIC_LEVEL
 from geminga.storage.catalogue.policy_values import Invalid, OutOfRange
 from geminga.storage.catalogue.stored_policies import PERMISSIONS
 from geminga.supervisor.admin.policy_routes import OWN_CLUSTER, ROUTES, TOO_LARGE_SIZE, Nothing, Route
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
+    PATH,
     TOPIC,
     TOPICS,
     body_of,
@@ -304,6 +307,28 @@ async def delete_all(request: web.Request) -> web.Response:
     for name in catalogue.policies.of(scope).keys() - {PERMISSIONS}:
         catalogue.policies.set(scope, name, None)
     return await _take_effect(request, scope)
+
+
+# -- where each policy of a topic comes from
+
+@routes.get("/ops/v1/policies" + PATH)
+async def in_force(request: web.Request) -> web.Response:
+    """Answer with a row for each policy that has an effect on a topic: its value, and the level that set it.
+
+    A row has the values of all levels, null where none is set.
+    """
+    scope, topics, topic = _scope(request), request.app[TOPICS], topic_of(request)
+    levels = {TOPIC_LEVEL: topics.catalogue.policies.of(scope),
+              NAMESPACE_LEVEL: topics.catalogue.policies.of(topic.namespace)}
+    rows = []
+    for policy in TABLE.values():
+        if not policy.where or ROUTES[policy.name].topic is None:
+            continue
+        values = {level: kept.get(policy.name) for level, kept in levels.items()}
+        origin = next((level for level, value in values.items() if value is not None), "broker")
+        rows.append({"policy": policy.name, "value": applied(topics.catalogue, topic, policy, topics.storage),
+                     "origin": origin, **values, "broker": default(policy, topics.storage), "meaning": policy.doc})
+    return web.json_response(rows)
 
 
 # -- policies that older brokers do not know

@@ -4,7 +4,6 @@
     verb.py           the types of its rows: Verb, Option
     runs.py           functions of verbs that ask the broker more than one question
     policies.py       verbs that set, get and remove policies
-    policy_verbs.py   their names and options
     commands.py       makes click commands from rows of these tables
     messages.py       messages of an entry in the broker's answer
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from geminga.storage.catalogue.policy_table import NAMESPACE, TABLE, TOPIC, Part, Policy
 from geminga.supervisor.admin.policy_routes import ROUTES, Route
-from geminga.supervisor.cli.admin.policy_verbs import VERBS, ValueOption, options_of, verb_of
 from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Verb
+from geminga.supervisor.wording.policy_verbs import VERBS, ValueOption, options_of, verb_of
 
 Row = tuple[Policy, Route]
 # Verbs of topics that one subscription may have too: (option, path).
