@@ -1,8 +1,10 @@
 """Answers to questions about messages and positions: move subscriptions, find messages, show them."""
 import base64
 import os
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGES_MAX
@@ -26,15 +28,20 @@ from geminga.storage.admin.questions import (
     Skip,
     StoredEntry,
 )
+from geminga.storage.admin.table_questions import GetPage, StoredPage
 from geminga.storage.commands import subscriptions
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of
 from geminga.storage.cursors.batch_acks import signed_words
 from geminga.storage.cursors.cursor import EXPIRED, Cursor
+from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.readable import StoredLedger
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
+
+_STRETCH = 1 << 16           # entries of a ledger that are looked at together
 
 # -- moving a subscription
 
@@ -245,6 +252,59 @@ def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
         if len(entries):
             end = ledger.ledger_id, int(entries[0 if question.from_latest else -1])
     return None if end is None else _shown(partition, end)
+
+
+def page(owner: AdministeredOwner, question: GetPage) -> StoredPage:
+    """Return stored entries in order: all, or those that a subscription has not acknowledged.  Raises Refusal."""
+    partition = stored(owner, question.topic)
+    cursor = partition.discarded
+    if question.subscription is not None:
+        cursor = subscription_of(partition, question.subscription).cursor
+    begin = max(question.position or EARLIEST, cursor.mark_delete)
+    found: list[StoredEntry] = []
+    size, passed_entries, passed_messages, has_more = 0, 0, 0, False
+    for ledger, entries in _kept(partition, cursor, begin, from_latest=question.from_latest):
+        passed = entries[:max(0, question.skipped - passed_entries)]
+        if len(passed):
+            passed_entries += len(passed)
+            passed_messages += int(cursor.messages_of(ledger, passed).sum())
+        for entry_id in entries[len(passed):].tolist():
+            has_more = len(found) >= question.entries_max or (size >= question.bytes_max and bool(found))
+            if has_more:
+                break
+            one = _shown(partition, (ledger.ledger_id, entry_id))
+            size += len(one.data) * 3 // 4
+            has_more = bool(found) and size > question.bytes_max
+            if has_more:
+                break
+            found.append(one)
+        if has_more:
+            break
+    if question.from_latest:
+        found.reverse()
+    return StoredPage(found, [_left(cursor, one) for one in found], has_more, passed_entries, passed_messages)
+
+
+def _kept(partition: Partition, cursor: Cursor, begin: Position, *,
+          from_latest: bool) -> Iterator[tuple[StoredLedger, NDArray[np.int64]]]:
+    """Yield (ledger, entries (n,)) from a position on that the cursor has left and readers can get, in stretches.
+
+    from_latest: the last ones come first.
+    """
+    way = -1 if from_latest else 1
+    for ledger in [ledger for ledger in partition.readable_ledgers if ledger.ledger_id >= begin[0]][::way]:
+        first = max(0, begin[1]) if ledger.ledger_id == begin[0] else 0
+        for start in range(first, ledger.entries, _STRETCH)[::way]:
+            end = min(start + _STRETCH, ledger.entries)
+            is_kept = ~cursor.acknowledged(ledger.ledger_id, start, end) & ~partition.aborted(ledger, start, end)
+            if is_kept.any():
+                yield ledger, (np.flatnonzero(is_kept) + start)[::way]
+
+
+def _left(cursor: Cursor, one: StoredEntry) -> list[int]:
+    """Return the words of an ack set with the messages of an entry that a cursor has left; []: all."""
+    bits = cursor.parts.get(one.ledger, {}).get(one.entry)
+    return [] if bits is None else [bits >> at & (1 << 64) - 1 for at in range(0, bits.bit_length(), 64)]
 
 
 def _shown(partition: Partition, position: Position | None) -> StoredEntry:

@@ -105,6 +105,8 @@ FUNCTIONS: dict[type[Question[Any]], Function] = {
     questions.Peek: positions.peek,
     questions.GetEntry: positions.entry,
     questions.Examine: positions.examine,
+    table_questions.GetPage: positions.page,
+    table_questions.GetCursorMap: standstills.cursor_map,
     questions.GetDelayed: delayed_messages.delayed,
     questions.Cancel: delayed_messages.cancel,
     questions.Reschedule: delayed_messages.reschedule,

@@ -1,7 +1,10 @@
-"""Answers why a subscription's consumers receive nothing more, with what each of them holds."""
+"""Answers where a subscription stands: why its consumers receive nothing more, and the states of all entries."""
 import os
 from itertools import islice
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto import names
 from geminga.proto.errors import ProtocolError
@@ -11,9 +14,11 @@ from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.figures import Holder
 from geminga.storage.admin.questions import Standstill, Why
 from geminga.storage.admin.subscriptions import all_parked
+from geminga.storage.admin.table_questions import STATES, CursorMap, GetCursorMap
 from geminga.storage.commands.consumers import held_messages
-from geminga.storage.commands.topic_lookup import subscription_of, topic_of
+from geminga.storage.commands.topic_lookup import stored, subscription_of, topic_of
 from geminga.storage.cursors.cursor import REASONS
+from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.enforcement import rate_limiter
@@ -26,6 +31,10 @@ from geminga.storage.transactions.pending import messages_of
 _CAUSES_MAX = 100         # parked entries, and transactions, in one answer
 _CONSUMERS_MAX = 100      # in one answer; consumers that hold the most come first
 _KEY_MAX = 200            # characters of a key that are shown
+_MAPPED_MAX = 2_000_000   # entries whose states one map looks at one by one: some 20 ms
+_STRETCH = 1 << 16        # entries of a ledger that are looked at together
+_LEDGERS_MAX = 200        # listed in one map
+_ACKNOWLEDGED, _OUT, _AGAIN, _PARKED, _DELAYED, _WAITING = range(len(STATES))
 
 
 def why(owner: AdministeredOwner, question: Why) -> Standstill:
@@ -130,3 +139,100 @@ def _key(subscription: Subscription, message: str) -> str | None:
     except (BadChecksum, ProtocolError, OSError):
         return None
     return None if key is None else key.decode(errors="backslashreplace")[:_KEY_MAX]
+
+
+# -- the map of a cursor
+
+def cursor_map(owner: AdministeredOwner, question: GetCursorMap) -> CursorMap:
+    """Return the states of a partition's stored entries for a subscription, counted in segments of equal size."""
+    partition = stored(owner, question.topic)
+    subscription = subscription_of(partition, question.subscription)
+    ledgers = partition.ledgers
+    before = [0, *np.cumsum([ledger.entries for ledger in ledgers]).tolist()]
+    made = _Segments(before[-1], min(question.segments, before[-1]))
+    mark_delete, left = subscription.cursor.mark_delete, _MAPPED_MAX
+    for ledger, base in zip(ledgers, before, strict=False):
+        done = ledger.entries if ledger.ledger_id < mark_delete[0] else (
+            mark_delete[1] + 1 if ledger.ledger_id == mark_delete[0] else 0)
+        made.add_run(base, base + done, _ACKNOWLEDGED)
+        if _is_untouched(subscription, ledger):
+            made.add_run(base + done, base + ledger.entries, _WAITING)
+            continue
+        end = min(ledger.entries, done + left)
+        left -= end - done
+        for first in range(done, end, _STRETCH):
+            made.add(base + first, _states(subscription, ledger, first, min(end, first + _STRETCH)))
+        made.add_run(base + end, base + ledger.entries, _WAITING)
+    starts = np.searchsorted(before, made.edges[:-1], side="right") - 1
+    return CursorMap(
+        str(question.topic), before[-1], mark_delete, subscription.read,
+        dict(zip(STATES, made.counts.sum(axis=0).tolist(), strict=True)), made.counts.tolist(),
+        [(ledgers[at].ledger_id, edge - before[at])
+         for at, edge in zip(starts.tolist(), made.edges.tolist(), strict=False)],
+        [(ledger.ledger_id, base, ledger.entries)
+         for ledger, base in zip(ledgers, before, strict=False)][-_LEDGERS_MAX:], len(ledgers), left > 0)
+
+
+class _Segments:
+    """Counts of entries by state, in segments of equal size."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self.edges = np.arange(size + 1) * entries // max(1, size)      # (size + 1,): first entries, and the end
+        self.counts = np.zeros((size, len(STATES)), np.int64)
+
+    def __repr__(self) -> str:
+        return f"<_Segments n={len(self.counts)} entries={self.edges[-1]}>"
+
+    def add_run(self, first: int, end: int, state: int) -> None:
+        """Count entries first .. end - 1, which all have one state."""
+        if first < end:
+            overlap = np.minimum(self.edges[1:], end) - np.maximum(self.edges[:-1], first)
+            self.counts[:, state] += np.maximum(overlap, 0)
+
+    def add(self, first: int, states: NDArray[np.uint8]) -> None:
+        """Count entries from `first` on with these states (n,)."""
+        bounds = np.clip(self.edges, first, first + len(states))
+        segments = np.repeat(np.arange(len(self.counts)), np.diff(bounds))
+        counts = np.bincount(segments * len(STATES) + states, minlength=self.counts.size)
+        self.counts += counts.reshape(self.counts.shape)
+
+
+def _is_untouched(subscription: Subscription, ledger: Ledger) -> bool:
+    """Whether all entries of a ledger behind the mark-delete position just wait to be delivered."""
+    cursor, schedule, ledger_id = subscription.cursor, subscription.partition.schedule, ledger.ledger_id
+    return ledger_id not in cursor.bitmaps and ledger_id not in cursor.deaths.arrays \
+        and ledger_id > subscription.read[0] and (schedule is None or (
+            not schedule.bits.knows(ledger_id) and schedule.end(ledger) == ledger.entries))
+
+
+def _states(subscription: Subscription, ledger: Ledger, first: int, end: int) -> NDArray[np.uint8]:
+    """Return the states (n,) of a ledger's entries first .. end - 1."""
+    cursor, dispatcher, ledger_id = subscription.cursor, subscription.dispatcher, ledger.ledger_id
+    entries = np.arange(first, end)
+    states = np.full(end - first, _WAITING, np.uint8)
+    if isinstance(dispatcher, Shared):
+        slots = dispatcher.pending.slots(ledger_id, entries)
+        states[slots != NOBODY] = _OUT
+        states[slots == TO_REDELIVER] = _AGAIN
+    elif dispatcher is not None and dispatcher.active is not None:
+        read = subscription.read
+        reached = end if ledger_id < read[0] else read[1] if ledger_id == read[0] else first
+        states[:max(0, reached - first)] = _OUT
+    if dispatcher is None or isinstance(dispatcher, Shared):
+        states[_delayed(subscription, ledger, range(first, end)) & (states == _WAITING)] = _DELAYED
+    if subscription.deaths_max and (deaths := cursor.deaths.of(ledger_id, entries)) is not None:
+        states[deaths >= subscription.deaths_max] = _PARKED
+    states[cursor.acknowledged(ledger_id, first, end)] = _ACKNOWLEDGED
+    return states
+
+
+def _delayed(subscription: Subscription, ledger: Ledger, entries: range) -> NDArray[np.bool_]:
+    """Return which of a ledger's entries (n,) wait for their delivery times."""
+    schedule, waits = subscription.partition.schedule, np.zeros(len(entries), bool)
+    if schedule is None or not subscription.partition.policies.delayed_delivery:
+        return waits
+    if (known := schedule.waits(ledger.ledger_id, entries)) is not None:
+        waits |= known
+    if schedule.sorted_from is not None:
+        waits[max(0, schedule.end(ledger) - entries.start):] = True
+    return waits

@@ -34,6 +34,8 @@ from geminga.supervisor.admin.resources import (
     configuration,
     definitions,
     delayed,
+    message_jobs,
+    message_pages,
     messages,
     namespaces,
     permissions,
@@ -81,6 +83,8 @@ PARTS = (
     policies,
     permissions,
     subscriptions,
+    message_jobs,
+    message_pages,
     messages,
     delayed,
     transactions,
@@ -88,20 +92,20 @@ PARTS = (
     compaction,
     clusters,
     brokers,
+    configuration,
     stats,
     health,
     backups,
     definitions,
-    configuration,
     metrics,
     operations,
+    log_tail,
     views,
+    audit_reading,
     authorization,
 )
 
-    log_tail,
 
-    audit_reading,
 @web.middleware
 async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     """Middleware that answers errors as clients of Pulsar's REST expect them: a status and {"reason": text}.
@@ -198,6 +202,7 @@ def make_app(
     app[alarms.ALARMS_OF] = app[metrics.METRICS].collector.alarms = alarms.Alarms(config, counters)
     app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
+    app[message_pages.PAGES], app[message_jobs.SLOTS] = message_pages.slots(), message_jobs.Slots()
     for part in PARTS:
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)

@@ -9,6 +9,7 @@ Entries of the binary protocol and of ledgers go in, messages come out, and the 
     topics.py     names and patterns of topics -> the topics that exist
     stored.py     messages of a data folder's ledgers that match; delivered.py, those that a broker delivers
     report.py     lines about messages that could not be searched
+    shown.py      messages -> rows of a page, of bounded size
 
     outgoing.py           JSON lines, texts -> messages to publish
     schema_encoding.py    values -> payloads by a schema: avro_encoding.py for Avro, schema_files.py for definitions

@@ -51,7 +51,7 @@ class Decoder:
             if metadata.HasField("num_messages_in_batch"):
                 yield from _batch(topic, entry, payload)
             else:
-                yield _single(topic, entries, payload)
+                yield single(topic, entries, payload)
         except one_by_one.Damaged as error:
             self._leave_out(entries, str(error))
 
@@ -88,7 +88,7 @@ class Decoder:
         return self._chunks.pop(place, [])
 
 
-def _single(topic: str, entries: list[Entry], payload: bytes) -> Message:
+def single(topic: str, entries: list[Entry], payload: bytes) -> Message:
     """Return the message of an entry that is not a batch, or of all chunks; its position is the last chunk's."""
     entry = entries[-1]
     own = entry.metadata

@@ -82,7 +82,7 @@ class StoredMessages:
             for hit in search.entries(self._data_dir, piece, self._conditions_for(piece), report, advance):
                 for message in _decoded(decoder, str(piece.topic), hit):
                     if message.batch_index in hit.indexes:
-                        _complete(self._values.decode([message]))
+                        complete(self._values.decode([message]))
                         if self._filter.matches(message):
                             yield message
                 for lines in (decoder.left_out, self._values.complaints):
@@ -147,8 +147,8 @@ def _reason(error: CorruptFile | OSError) -> str:
     return text_of(error) if isinstance(error, OSError) else str(error)
 
 
-def _complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that waits for nothing."""
+def complete(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that waits for nothing, such as the decoding of values whose schemas are at hand."""
     with contextlib.suppress(StopIteration):
         work.send(None)
 

@@ -5,6 +5,7 @@
     backups.py      a backup, with or without a running broker
     moving.py       copies topics between clusters
     redriving.py, redrive_topics.py   dead letters back to their origin
+    searching.py    a search of the ledgers for a page, within bounds
     bundle.py       an archive for finding out what is wrong with a broker, without secrets
 
 Imports: `configuration/`, `pulsar_client/`, `messages/`, storage.  Start with `nights.py`.

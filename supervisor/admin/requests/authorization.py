@@ -287,7 +287,12 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (TENANT, "DELETE", (f"{_SCHEMAS}/schema",)),
     # Geminga's own routes
     (CONSUMES, "POST", ("/ops/v1/release" + _OPS + "/{subscription}",)),
-    (LOOKS_UP, "GET", ("/ops/v1/why" + _OPS + "/{subscription}",)),
+    (LOOKS_UP, "GET", tuple(f"/ops/v1/{what}{_OPS}/{{subscription}}" for what in ("why", "cursor"))),
+    (CONSUMES, "GET", ("/ops/v1/messages" + _OPS, "/ops/v1/messages" + _OPS + "/{subscription}")),
+    (CONSUMES, "GET", ("/ops/v1/payload" + _OPS + "/{message}", "/ops/v1/search" + _OPS)),
+    (DISCARDS, "GET", ("/ops/v1/search/{tenant}/{namespace}",)),
+    (PRODUCES, "POST", ("/ops/v1/messages" + _OPS,)),
+    (SUPER, "GET POST", ("/ops/v1/redrive" + _OPS,)),
     (SUPER, "GET", _TABLES),
     (SUPER, "GET", tuple(f"/ops/v1/transactions{place}" for place in ("", "/{tenant}/{namespace}", _OPS))),
     (SUPER, "DELETE", ("/ops/v1/clients/{address}",)),

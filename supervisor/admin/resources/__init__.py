@@ -3,6 +3,8 @@
     topics.py          topics: create, list, delete, look up; partitions and properties
     subscriptions.py   subscriptions, and changes of topics that are in use
     messages.py        messages shown to an operator
+    message_pages.py   messages by page, decoded; publishing of one
+    message_jobs.py    searches, and dead letters sent back
     delayed.py         delayed messages
     transactions.py    coordinators and open transactions
     schemas.py         schemas of topics

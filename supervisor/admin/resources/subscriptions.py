@@ -28,6 +28,7 @@ from geminga.storage.admin.questions import (
     Unsubscribe,
     Why,
 )
+from geminga.storage.admin.table_questions import STATES, GetCursorMap
 from geminga.storage.ledgers.managed_ledger import EARLIEST, LATEST
 from geminga.storage.ledgers.position import Position
 from geminga.supervisor.admin.requests.owners import OWNERS
@@ -55,6 +56,8 @@ routes = web.RouteTableDef()
 _SUBSCRIPTION = TOPIC + "/subscription/{subscription:[^/]+}"
 _POSITIONS = {"earliest": EARLIEST, "latest": LATEST}
 _LONG = range(-1, 1 << 63)
+_MAPS_MAX = 32               # partitions in one answer
+_SEGMENTS, _SEGMENTS_MIN, _SEGMENTS_MAX = 200, 20, 400      # of all partitions together; of one at least; at most
 
 
 # -- topics
@@ -312,3 +315,27 @@ async def why(request: web.Request) -> web.Response:
     """Answer why the consumers of a subscription receive nothing more, for each partition."""
     standstills = await ask_parts(request, partial(Why, subscription=_name(request)))
     return web.json_response([asdict(one) for one in standstills])
+
+
+@routes.get("/ops/v1/cursor" + PATH + "/{subscription:[^/]+}")
+async def cursor(request: web.Request) -> web.Response:
+    """Answer with the states of all stored entries for a subscription, in segments, for each of the first partitions.
+
+    The query's `segments` is the number of segments of all partitions together.
+    """
+    wanted = number_of(request, request.query.get("segments", str(_SEGMENTS)), "segments", _SEGMENTS_MAX)
+    parts = parts_of(request)
+    chosen = parts[:_MAPS_MAX]
+    question = partial(GetCursorMap, subscription=_name(request), segments=max(_SEGMENTS_MIN, wanted // len(chosen)))
+    maps, missing = [], None
+    for topic in chosen:
+        try:
+            maps.append(await request.app[OWNERS].ask(question(topic)))
+        except Refusal as refusal:
+            if refusal.code != api.SubscriptionNotFound:
+                raise
+            missing = refusal
+    if not maps and missing:
+        raise missing
+    return web.json_response({"states": STATES, "partitions": [asdict(one) for one in maps],
+                              "partition_count": len(parts)})

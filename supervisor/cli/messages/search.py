@@ -127,9 +127,10 @@ def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
     from geminga.supervisor.cli.progress import progress
     from geminga.supervisor.messages.report import Report
     from geminga.supervisor.messages.stored import StoredMessages
+    from geminga.supervisor.tasks.searching import settle
     report = Report(_complain)
     try:
-        _settle(folder, place, report)
+        settle(folder, place, report)
         stored = StoredMessages(folder, place, values, wish)
         with progress("searching", stored.size, is_bytes=True) as bar:
             if printer.is_count:
@@ -150,37 +151,14 @@ def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
     return NOT_ALL if report.count else None
 
 
-def _settle(folder: Path, place: str, report: "Report") -> None:
-    """Have the broker write down which transactions have ended; report topics of which the files do not say it all.
-
-    Raises LookupError, Refusal, CatalogueError, OSError.
-    """
-    from geminga.storage.errors import CorruptFile
-    from geminga.storage.jobs import confirmed
-    from geminga.storage.offline import search as storage
-    from geminga.supervisor.tasks.job_socket import SOCKET, BrokerSocket
-    broker, is_served = BrokerSocket(folder), (folder / SOCKET).exists()
-    try:
-        for partition_id, topic in storage.partitions(folder, place):
-            try:
-                if confirmed.is_settled(folder, partition_id) or (is_served and broker.settle(str(topic))):
-                    continue
-                up_to = confirmed.committed_up_to(folder, partition_id)
-            except CorruptFile:      # the search reports it
-                continue
-            report(f"{topic}: messages behind {up_to[0]}:{up_to[1]} are left out: without the broker it is not known "
-                   "whether transactions there have been committed")
-    finally:
-        broker.close()
-
-
 def _question(folder: Path, place: str) -> str:
-    """Return a question for the stored topic most like one that does not exist, "" if there is none."""
+    """Return a question for the stored topic or namespace most like one that does not exist, "" if there is none."""
     from geminga.proto import names
     from geminga.storage.offline import search as storage
-    from geminga.supervisor.configuration.nearest import question_of_topic
+    from geminga.supervisor.configuration.nearest import question, question_of_topic
     if storage.is_namespace(place):
-        return ""
+        asked = question(place, storage.namespaces(folder))
+        return f".{asked}" if asked else ""
     topic = names.parse(place)
     try:
         stored = storage.partitions(folder, topic.namespace)

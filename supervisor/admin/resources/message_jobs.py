@@ -1,0 +1,225 @@
+"""Jobs about messages, in processes beside this one: searches of the ledgers, and dead letters sent back.
+
+    GET  /ops/v1/search/DOMAIN/TENANT/NAMESPACE/TOPIC    lines of JSON as messages are found (tasks/searching.py)
+    GET  /ops/v1/search/TENANT/NAMESPACE                 likewise, in all topics of a namespace
+    GET  /ops/v1/redrive/DOMAIN/TENANT/NAMESPACE/TOPIC   what a redrive of the dead letter topic would do
+    POST /ops/v1/redrive/DOMAIN/TENANT/NAMESPACE/TOPIC   do it
+
+A search ends after _SEARCH_SECONDS, at its limit of rows, or when the caller leaves. A redrive goes on without its
+caller; one that is interrupted is complete after it is repeated.
+"""
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from geminga.supervisor.admin.requests.request_parts import (
+    PATH,
+    body_of,
+    catalogue_of,
+    existing_of,
+    namespace_of,
+    number_of,
+    topic_of,
+)
+
+routes = web.RouteTableDef()
+_SEARCH, _REDRIVE = "/ops/v1/search", "/ops/v1/redrive" + PATH
+_SEARCHES_MAX = 2                # at once, each on a part of a core
+_SEARCH_SECONDS = 60
+_ROWS, _ROWS_MAX = 100, 1_000
+_PAYLOAD_BYTES, _PAYLOAD_BYTES_MAX = 1 << 10, 64 << 10
+_LINE_BYTES = 4 << 20            # a row has less: all its parts are cut
+_LEFT_SECONDS = 0.5              # between two looks whether the caller is still there
+_LETTERS, _LETTERS_MAX = 1_000, 100_000
+_LOOK_SECONDS = 15               # for the count of what a redrive would do
+_TEXTS_MAX = 10                  # properties of one search
+
+
+class Slots:
+    """Jobs of this process that run."""
+
+    def __init__(self) -> None:
+        self.searches = 0
+        self.is_redriving = False
+
+    def __repr__(self) -> str:
+        return f"<Slots searches={self.searches} is_redriving={self.is_redriving}>"
+
+    @contextlib.contextmanager
+    def search(self) -> Any:
+        """Count a search while the block runs.  Raises 503 if there are too many."""
+        if self.searches >= _SEARCHES_MAX:
+            raise web.HTTPServiceUnavailable(text=f"{_SEARCHES_MAX} searches are under way; try again")
+        self.searches += 1
+        try:
+            yield
+        finally:
+            self.searches -= 1
+
+    @contextlib.contextmanager
+    def redrive(self) -> Any:
+        """Count a redrive while the block runs.  Raises 409 if there is another."""
+        if self.is_redriving:
+            raise web.HTTPConflict(text="Another redrive is under way; try again when it has ended")
+        self.is_redriving = True
+        try:
+            yield
+        finally:
+            self.is_redriving = False
+
+
+SLOTS = web.AppKey("slots_of_message_jobs", Slots)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a job: without what would give it another broker or configuration."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("GEMINGA_", "PULSAR_")) and name != "XDG_CONFIG_HOME"}
+
+
+# -- searches
+
+@routes.get(_SEARCH + PATH)
+async def search_topic(request: web.Request) -> web.StreamResponse:
+    topic = existing_of(request)
+    if not topic.is_persistent:
+        raise web.HTTPPreconditionFailed(text="A non-persistent topic stores no messages")
+    return await _search(request, str(topic))
+
+
+@routes.get(_SEARCH + "/{tenant}/{namespace}")
+async def search_namespace(request: web.Request) -> web.StreamResponse:
+    return await _search(request, namespace_of(request))
+
+
+async def _search(request: web.Request, place: str) -> web.StreamResponse:
+    """Answer with lines of JSON, as a job finds messages."""
+    query = request.query
+    asked = {
+        "folder": str(_folder(request)), "place": place,
+        "limit": number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX),
+        "payload": number_of(request, query.get("payload", str(_PAYLOAD_BYTES)), "payload", _PAYLOAD_BYTES_MAX),
+        "properties": [text for text in query.getall("property", []) if text][:_TEXTS_MAX],
+        **{name: query.get(name) or None for name in ("key", "grep", "where", "since", "until")}}
+    with request.app[SLOTS].search():
+        job = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "geminga.supervisor.tasks.searching", env=_environment(), stdin=PIPE,
+            stdout=PIPE, stderr=DEVNULL, start_new_session=True, limit=_LINE_BYTES)
+        try:
+            assert job.stdin is not None
+            job.stdin.write(json.dumps(asked).encode())
+            job.stdin.close()
+            return await _passed_on(request, job)
+        finally:
+            await _kill(job)
+
+
+async def _passed_on(request: web.Request, job: Process) -> web.StreamResponse:
+    """Pass the lines of a job on to the caller, until the job ends, takes too long, or the caller leaves."""
+    answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+    with contextlib.suppress(ConnectionError):
+        async for line in _lines(request, job):
+            if not answer.prepared:
+                said = json.loads(line)
+                if "wrong" in said:
+                    raise web.HTTPBadRequest(text=said["wrong"])
+                await answer.prepare(request)
+            await answer.write(line)
+        if not answer.prepared:
+            await answer.prepare(request)
+        await answer.write_eof()
+    return answer
+
+
+async def _lines(request: web.Request, job: Process) -> AsyncIterator[bytes]:
+    """Yield the lines of a job.  The last one says how the search ended."""
+    assert job.stdout is not None
+    end = asyncio.get_running_loop().time() + _SEARCH_SECONDS
+    reading = asyncio.ensure_future(job.stdout.readline())
+    last = b""
+    try:
+        while asyncio.get_running_loop().time() < end:
+            await asyncio.wait([reading], timeout=_LEFT_SECONDS)
+            if request.transport is None or request.transport.is_closing():
+                return
+            if not reading.done():
+                continue
+            if not (line := reading.result()):
+                if not last.startswith((b'{"end"', b'{"wrong"')):
+                    yield b'{"end": "failed"}\n'
+                return
+            yield line
+            last = line
+            reading = asyncio.ensure_future(job.stdout.readline())
+        yield b'{"end": "time"}\n'
+    finally:
+        reading.cancel()
+
+
+async def _kill(job: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        job.kill()
+    await job.wait()
+
+
+def _folder(request: web.Request) -> Any:
+    return catalogue_of(request).path.resolve().parent
+
+
+# -- dead letters
+
+@routes.get(_REDRIVE)
+async def look(request: web.Request) -> web.Response:
+    """Answer with what a redrive would send where; nothing is changed."""
+    existing_of(request)
+    with request.app[SLOTS].redrive():
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                return await _redriven(request, dict(request.query), "--dry-run")
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(text=f"There are more letters than can be looked at in {_LOOK_SECONDS} s"
+                                             ) from None
+
+
+@routes.post(_REDRIVE)
+async def redrive(request: web.Request) -> web.Response:
+    """Send dead letters back, and answer with the number of those that went to each topic."""
+    existing_of(request)
+    body = await body_of(request)
+    if body is not None and not isinstance(body, dict):
+        raise web.HTTPBadRequest(text="The body is an object with count, subscription, reason, to")
+    asked = {name: str(value) for name, value in (body or {}).items()}
+    with request.app[SLOTS].redrive():
+        return await _redriven(request, asked)
+
+
+async def _redriven(request: web.Request, asked: dict[str, str], *more: str) -> web.Response:
+    """Run a redrive, and answer with its figures.  Raises 400, 409."""
+    if unknown := asked.keys() - {"count", "subscription", "reason", "to"}:
+        raise web.HTTPBadRequest(text=f"{', '.join(sorted(unknown))}: count, subscription, reason and to are known")
+    count = number_of(request, asked.get("count", str(_LETTERS)), "count", _LETTERS_MAX)
+    if any("\0" in text for text in asked.values()):
+        raise web.HTTPBadRequest(text="A text with a zero byte is no name")
+    options = [f"--{name}={asked[name]}" for name in ("subscription", "reason", "to") if asked.get(name)]
+    job = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "geminga.supervisor.main", "redrive", "--data-dir", str(_folder(request)),
+        f"--count={max(1, count)}", "-o", "json", *options, *more, "--", str(topic_of(request)),
+        env=_environment(), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
+    try:
+        printed, said = await job.communicate()
+    finally:
+        if job.returncode is None:      # the request was cancelled
+            job.terminate()
+    try:
+        figures = json.loads(printed)
+    except ValueError:
+        why = said.decode(errors="replace").strip().removeprefix("geminga: ")
+        raise web.HTTPConflict(text=why or "The job of the redrive was killed") from None
+    return web.json_response(figures)
