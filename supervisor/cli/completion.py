@@ -1,4 +1,4 @@
-"""Shell completion of what a broker knows: tenants, namespaces, topics, clusters, subscriptions, transactions."""
+"""Shell completion of what a broker knows: tenants, namespaces, topics, clusters, subscriptions, connections."""
 from typing import Any
 
 import click
@@ -8,6 +8,7 @@ from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused,
 
 _TIMEOUT_S = 0.5         # a shell waits for its completions
 _ADDRESSES = {"url", "admin_url"}      # parameters of commands that talk to a broker
+_PARTITION = "-partition-"
 _PARTS = {"tenant": 1, "namespace": 2}      # parts of a name; 3 for all others
 
 
@@ -20,7 +21,8 @@ def complete_name(context: click.Context, parameter: click.Parameter, typed: str
         broker = _broker(context)
         if parameter.name == "cluster":
             return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
-        return _names(broker, typed, _PARTS.get(parameter.name or "", 3))
+        parts = _PARTS.get(parameter.name or "", 3)
+        return _names(broker, typed, parts) if parts < 3 else _topics(broker, typed)
     except (Refused, NotReachable, click.UsageError):
         return []
 
@@ -28,14 +30,17 @@ def complete_name(context: click.Context, parameter: click.Parameter, typed: str
 def complete_topic(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
     """Return names of topics; a text without a slash may also begin the name of a topic in public/default."""
     try:
-        broker = _broker(context)
-        found = _names(broker, typed, 3)
-        if "/" not in typed:
-            prefix = "public/default/"
-            found += [name.removeprefix(prefix) for name in _names(broker, prefix + typed, 3)]
-        return found
+        return _topics(_broker(context), typed)
     except (Refused, NotReachable, click.UsageError):
         return []
+
+
+def _topics(broker: Broker, typed: str) -> list[str]:
+    found = _names(broker, typed, 3)
+    if "/" not in typed:
+        prefix = "public/default/"
+        found += [name.removeprefix(prefix) for name in _names(broker, prefix + typed, 3)]
+    return found
 
 
 def complete_subscription(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
@@ -58,6 +63,15 @@ def complete_transaction(context: click.Context, _parameter: click.Parameter, ty
     return [name for row in rows if (name := row["transaction"].strip("()")).startswith(typed)]
 
 
+def complete_address(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return addresses of connected clients, such as 10.0.0.7:51450."""
+    try:
+        rows = _broker(context).ask("GET", "/ops/v1/clients").value()["rows"]
+    except (Refused, NotReachable, click.UsageError):
+        return []
+    return [row["address"] for row in rows if row["address"].startswith(typed)]
+
+
 def _broker(context: click.Context) -> Broker:
     """Return the broker that the options of a command, or of a group above it, name.  Raises UsageError."""
     inner: click.Context | None = context
@@ -78,12 +92,20 @@ def _names(broker: Broker, typed: str, parts: int) -> list[str]:
     """Return completions of the typed text for names of `parts` parts separated by slashes.
 
     Only one part is completed at a time. If one name alone matches that part, the next part is completed too.
+    Partitions are named only where the text begins a partition's number.
     """
     *above, _ = typed.split("/")
     place = "/".join(map(quoted, above))
     path = ("tenants", f"namespaces/{place}", f"persistent/{place}")[min(len(above), 2)]
-    names = [name.rpartition("://")[2] for name in broker.ask("GET", f"/admin/v2/{path}").value()]
+    names = _listed(broker, path)
+    if len(above) >= 2 and _PARTITION not in typed:
+        partitioned = _listed(broker, path + "/partitioned")
+        names = partitioned + [name for name in names if name.rpartition(_PARTITION)[0] not in partitioned]
     matches = [name for name in names if name.startswith(typed)]
     if len(above) + 1 == parts:
         return matches
     return _names(broker, matches[0] + "/", parts) if len(matches) == 1 else [name + "/" for name in matches]
+
+
+def _listed(broker: Broker, path: str) -> list[str]:
+    return [name.rpartition("://")[2] for name in broker.ask("GET", f"/admin/v2/{path}").value()]

@@ -224,3 +224,19 @@ def test_topics_and_subscriptions_are_completed(own):
     assert "public/default/held" in completed(own, "subscriptions", "public/default/")
     assert completed(own, "why", "held", "bil") == {"billing"}
     assert request("GET", own.http_url + "/status.html")[0] == 200
+
+
+def test_a_partitioned_topic_is_completed_once_unless_a_partition_is_meant(own):
+    assert request("PUT", f"{own.http_url}/admin/v2/namespaces/public/cut")[0] == 204
+    assert request("PUT", f"{own.http_url}/admin/v2/persistent/public/cut/parted/partitions", b"2")[0] == 204
+    name = "public/cut/parted"
+    assert completed(own, "topics", "public/cut/") == {name}
+    assert completed(own, "topics", f"{name}-partition-") == {f"{name}-partition-0", f"{name}-partition-1"}
+
+
+def test_addresses_of_clients_are_completed(own, run, monkeypatch):
+    monkeypatch.setenv("GEMINGA_DATA_DIR", str(own.data_dir))
+    code = ("from geminga.supervisor import main; from click.shell_completion import ShellComplete; print(*[one.value "
+            "for one in ShellComplete(main.geminga, {}, 'geminga', '_').get_completions(['clients', 'close'], '')])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) >= {row["address"] for row in json.loads(run("clients", "held", "-o", "json")[1])}

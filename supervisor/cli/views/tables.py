@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from geminga.supervisor.cli import grammar, output
-from geminga.supervisor.cli.completion import complete_topic, complete_transaction
+from geminga.supervisor.cli.completion import complete_address, complete_topic, complete_transaction
 from geminga.supervisor.cli.output import Column, Output
 from geminga.supervisor.cli.views.places import ask, place_of
 from geminga.supervisor.configuration.nearest import question
@@ -186,7 +186,7 @@ def list_clients(place: str | None, sort: str, is_reverse: bool, most: int, form
 
 
 @clients.command(epilog=grammar.STATUS)
-@click.argument("address")
+@click.argument("address", shell_complete=complete_address)
 @output.FORM
 @target.admin_options
 def close(address: str, form: str, **who: Any) -> int:
