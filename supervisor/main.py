@@ -1,6 +1,7 @@
 """The `geminga` command."""
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -62,6 +63,17 @@ _SECTIONS = {
 _MODULES = {name: module for section in _SECTIONS.values() for name, (module, _) in section.items()}
 _NAMES = {"admin": "command", "import": "bring"}      # names in the module, where they differ from the command's
 _SHOWN_MAX = 100      # characters of a wrong name
+_VERSION = ("--version", "-V")
+# Words of nats, rpk, redis-cli, rabbitmqctl and kafka's tools: the command that does the same.
+_ELSEWHERE = {
+    **dict.fromkeys(("send", "put", "add"), "produce"),
+    **dict.fromkeys(("sub", "subscribe", "tail", "view", "get", "cat", "peek", "receive"), "consume"),
+    **dict.fromkeys(("ls", "list", "streams", "stream", "queues", "queue"), "topics"),
+    **dict.fromkeys(("groups", "group", "consumers", "consumer"), "subscriptions"),
+    **dict.fromkeys(("connections", "connection"), "clients"),
+    **dict.fromkeys(("start", "run", "server", "broker"), "serve"), **dict.fromkeys(("stop", "shutdown"), "drain"),
+    **dict.fromkeys(("info", "ping", "health", "report"), "status"), **dict.fromkeys(("perf", "benchmark"), "bench"),
+    **dict.fromkeys(("profile", "login"), "context"), "help": "-h", "version": "--version"}
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -69,6 +81,7 @@ class _Command(Group):
     """The click group of all commands.  Each command is imported when it runs, and returns its exit status."""
 
     aliases: Mapping[str, str] = {"publish": "produce", "read": "consume"}
+    elsewhere: Mapping[str, str] = _ELSEWHERE
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         name = self.aliases.get(name, name)
@@ -80,6 +93,11 @@ class _Command(Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_MODULES)
+
+    def hint(self, context: click.Context, name: str) -> str:
+        """Return a question as every group does, also for groups of `geminga admin` that were typed without it."""
+        from geminga.supervisor.cli.admin.verbs import GROUPS
+        return f"  Did you mean admin {name}?" if name in GROUPS else super().hint(context, name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a list of commands for each section, with their other names."""
@@ -102,7 +120,7 @@ class _Command(Group):
             if sys.stdout is not None:      # a command that saw its reader end has closed it
                 sys.stdout.flush()
         except BrokenPipeError:      # the reader of the output, such as head(1), has enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)      # else the exit would flush what is left, and fail again
+            _close_output()
             status = 0
         context.exit(status)
 
@@ -111,9 +129,22 @@ def main(arguments: list[str] | None = None) -> int | str | None:
     """Run the `geminga` command; return a value for sys.exit (2: bad configuration or arguments)."""
     umask = os.umask(0o077)      # files that a command makes are its user's alone, with any umask
     try:
-        geminga.main(arguments, prog_name="geminga")
+        return geminga.main(arguments, prog_name="geminga", standalone_mode=False)
     except SystemExit as end:
         return end.code
+    except click.NoSuchOption as error:
+        if error.option_name in _VERSION:      # behind a command, unless the command has such an option of its own
+            _print_version()
+            return 0
+        return _complain(error)
+    except click.ClickException as error:
+        return _complain(error)
+    except click.Abort:
+        print("geminga: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:      # of a help text
+        _close_output()
+        return 0
     except Exception as error:
         status = getattr(error, "exit_status", None)      # of errors at a broker's HTTP port
         if status is None and isinstance(error, OSError) and error.errno:      # of a file or the disk: no bug
@@ -131,6 +162,20 @@ def main(arguments: list[str] | None = None) -> int | str | None:
         os.umask(umask)
 
 
+def _complain(error: click.ClickException) -> int:
+    """Print in one line what is wrong, and where more is told unless the nearest name is; return the exit status."""
+    text = re.sub(r"\s*\n\s*", " ", error.format_message()).replace("a valid integer range", "a whole number")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    more = "" if context is None or text.endswith("?") else f"  More: {context.command_path} -h"
+    print(f"geminga: {text.removesuffix('.') + '.' if more else text}{more}", file=sys.stderr)
+    return error.exit_code
+
+
+def _close_output() -> None:
+    """Send further output nowhere; else the exit would flush what is left, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _not_text(words: list[str]) -> str | None:
     """Return the first argument whose bytes are not UTF-8."""
     return next((word for word in words if any("\ud800" <= sign <= "\udfff" for sign in word)), None)
@@ -138,9 +183,13 @@ def _not_text(words: list[str]) -> str | None:
 
 def _show_version(context: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
     if is_given:
-        from importlib.metadata import version
-        print(f"geminga {version('geminga')}")
+        _print_version()
         context.exit()
+
+
+def _print_version() -> None:
+    from importlib.metadata import version
+    print(f"geminga {version('geminga')}")
 
 
 def _keep_context(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -155,7 +204,7 @@ def _complete_context(context: click.Context, parameter: click.Parameter, typed:
 
 
 @click.group(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+@click.option(*_VERSION, is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
               help="Show the version and exit.")
 @click.option("--context", metavar="NAME", expose_value=False, callback=_keep_context, shell_complete=_complete_context,
               help="The broker of this name: see geminga context.")

@@ -59,10 +59,14 @@ def test_without_arguments_groups_print_their_help(capsys):
         assert printed.startswith(" ".join(["Usage: geminga", *words])) and said == "", words
 
 
-def test_the_version_is_printed(capsys):
-    for option in ("-V", "--version"):
-        assert main([option]) == 0
-        assert re.fullmatch(r"geminga \d+\.\d+\.\S+\n", capsys.readouterr().out)
+def test_the_version_is_printed_at_every_level(capsys):
+    """Some verbs of pulsar-admin have an option of the name."""
+    others = {("geminga admin schemas get", "--version")}
+    asked = [(context.command_path, option) for context in walk() for option in ("-V", "--version")]
+    wrong = [one for one in asked if one not in others and not (
+        main([*one[0].split()[1:], one[1]]) == 0
+        and re.fullmatch(r"geminga \d+\.\d+\.\S+\n", capsys.readouterr().out))]
+    assert len(asked) > 100 and wrong == []
 
 
 def test_commands_are_listed_by_purpose_with_their_other_names(capsys):

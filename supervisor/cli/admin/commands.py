@@ -27,6 +27,7 @@ from geminga.supervisor.pulsar_client.rest import (
 )
 
 _NOT_FOUND = 404
+_OF_PARTITIONS = {"stats": "partitioned-stats", "stats-internal": "partitioned-stats-internal"}
 
 
 def _bare_path(topic: str) -> str:
@@ -219,15 +220,15 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
             return
         output.repeat(lambda: _show(verb, _ask(broker, verb, dict(values), is_json=output.form == "json"), output))
     except Refused as refused:
-        if refused.status == _NOT_FOUND and (hint := _hint(broker, typed)):
+        if refused.status == _NOT_FOUND and (hint := _hint(broker, verb, typed)):
             raise Unknown(f"{refused}.{hint}") from None
         raise
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _hint(broker: Broker, typed: dict[str, Any]) -> str:
-    """Return a question for names like those that were typed, if these do not exist; else ""."""
+def _hint(broker: Broker, verb: Verb, typed: dict[str, Any]) -> str:
+    """Return a question for names like those that were typed, if these do not exist, or for a verb of partitions."""
     if "cluster" in typed or "tenant" in typed:
         kind = "cluster" if "cluster" in typed else "tenant"
         known = listed(broker, f"/admin/v2/{kind}s")
@@ -235,9 +236,20 @@ def _hint(broker: Broker, typed: dict[str, Any]) -> str:
     name = typed.get("topic") or typed.get("schema_topic") or typed.get("namespace")
     if not name:
         return ""
-    if (hint := hint_for(broker, name)) or not typed.get("subscription"):
+    if hint := hint_for(broker, name):
         return hint
+    if verb.name in _OF_PARTITIONS and _has_partitions(broker, name):
+        return f"  It has partitions.  Did you mean {_OF_PARTITIONS[verb.name]}?"
+    if not typed.get("subscription"):
+        return ""
     return question(typed["subscription"], listed(broker, f"/admin/v2/{topic_path(name)}/subscriptions"))
+
+
+def _has_partitions(broker: Broker, topic: str) -> bool:
+    try:
+        return bool(broker.ask("GET", f"/admin/v2/{topic_path(topic)}/partitions").value()["partitions"])
+    except Refused:
+        return False
 
 
 def _show(verb: Verb, value: Any, output: Output) -> None:

@@ -9,7 +9,7 @@ import click
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_address, complete_topic, complete_transaction
 from geminga.supervisor.cli.output import Column, Output
-from geminga.supervisor.cli.views.places import ask, place_of
+from geminga.supervisor.cli.views.places import Unknown, ask, place_of
 from geminga.supervisor.configuration.nearest import question
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Refused, plain, quoted
@@ -87,6 +87,22 @@ def _options(table: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
+class _Shown(click.Command):
+    """A command with a table, which tells users of pulsar-admin where verbs of the same name are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if len(args) > 1 and not any(one.startswith("-") for one in args[:2]) and (verb := _verb(self.name, args[0])):
+            ctx.fail(f"geminga {self.name} takes one NAMESPACE, TOPIC or PATTERN.  Did you mean {verb}?")
+        return super().parse_args(ctx, args)
+
+
+def _verb(group: str | None, name: str | None) -> str:
+    """Return the command that is the verb of pulsar-admin of this name, "" if there is none."""
+    from geminga.supervisor.cli.admin.verbs import GROUPS
+    verbs = GROUPS[group or ""][1] if group in GROUPS else ()
+    return next((f"geminga admin {group} {verb.name}" for verb in verbs if verb.name == name), "")
+
+
 def _show(table: str, place: str | None, sort: str, is_reverse: bool, most: int, form: str, watch_s: float | None,
           who: dict[str, Any]) -> int:
     """Show a table, once or again and again."""
@@ -98,7 +114,12 @@ def _show(table: str, place: str | None, sort: str, is_reverse: bool, most: int,
     query = where.query | {"sort": sort.replace("-", "_"), "reverse": is_reverse, "limit": most}
 
     def show() -> None:
-        answer = ask(broker, "GET", f"/ops/v1/{table}{where.path}", where, query)
+        try:
+            answer = ask(broker, "GET", f"/ops/v1/{table}{where.path}", where, query)
+        except Unknown as error:
+            if not (verb := _verb(table, place)):
+                raise
+            raise Unknown(f"{error}  Did you mean {verb}?") from None
         shown.rows(answer["rows"], COLUMNS[table])
         if shown.is_for_people:
             for line in notes(table, answer):
@@ -121,7 +142,7 @@ def notes(table: str, answer: dict[str, Any]) -> list[str]:
     return lines
 
 
-@click.command(epilog="\b\nExamples:\n  geminga topics\n  geminga topics acme/eu --sort backlog -n 10\n"
+@click.command(cls=_Shown, epilog="\b\nExamples:\n  geminga topics\n  geminga topics acme/eu --sort backlog -n 10\n"
                       "  geminga topics 'orders-*' -o json\n\n" + grammar.STATUS)
 @_options("topics")
 @target.admin_options
