@@ -21,9 +21,8 @@ func must[T any](value T, err error) T {
 func main() {
 	client := must(NewClient(ClientOptions{URL: cmp.Or(os.Getenv("PULSAR_URL"), "pulsar://localhost:6650")}))
 	defer client.Close()
-	consumer := must(client.Subscribe(ConsumerOptions{Topic: "example-go-payments", SubscriptionName: "bank",
-		Type: Shared, NackRedeliveryDelay: 200 * time.Millisecond,
-		DLQ: &DLQPolicy{MaxDeliveries: 3, DeadLetterTopic: "example-go-failed"}}))
+	consumer := must(client.Subscribe(ConsumerOptions{Topic: "example-go-payments", SubscriptionName: "bank", Type: Shared,
+		NackRedeliveryDelay: 200 * time.Millisecond, DLQ: &DLQPolicy{MaxDeliveries: 3, DeadLetterTopic: "example-go-failed"}}))
 	failed := must(client.Subscribe(ConsumerOptions{Topic: "example-go-failed", SubscriptionName: "inspection"}))
 	producer := must(client.CreateProducer(ProducerOptions{Topic: "example-go-payments"}))
 	must(producer.Send(context.Background(), &ProducerMessage{Payload: []byte("not a number")}))
