@@ -44,16 +44,20 @@ func (o options) move(ctx context.Context, client pulsar.Client) error {
 }
 
 func (o options) lane(ctx context.Context, client pulsar.Client, lane int, total *tally) error {
-	producer, err := client.CreateProducer(pulsar.ProducerOptions{
-		Topic: o.to, DisableBatching: !o.batching, SendTimeout: -1, BatchingMaxPublishDelay: time.Millisecond,
+	producer, err := persist(ctx, func() (pulsar.Producer, error) {
+		return client.CreateProducer(pulsar.ProducerOptions{
+			Topic: o.to, DisableBatching: !o.batching, SendTimeout: -1, BatchingMaxPublishDelay: time.Millisecond,
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("producer: %w", err)
 	}
 	defer producer.Close()
-	consumer, err := client.Subscribe(pulsar.ConsumerOptions{
-		Topic: o.topic, SubscriptionName: "mover", Type: pulsar.Shared, NackRedeliveryDelay: gather,
-		ReceiverQueueSize: 20, EnableAutoScaledReceiverQueueSize: false,
+	consumer, err := persist(ctx, func() (pulsar.Consumer, error) {
+		return client.Subscribe(pulsar.ConsumerOptions{
+			Topic: o.topic, SubscriptionName: "mover", Type: pulsar.Shared, NackRedeliveryDelay: gather,
+			ReceiverQueueSize: 20, EnableAutoScaledReceiverQueueSize: false,
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("consumer: %w", err)
@@ -82,6 +86,18 @@ func (o options) lane(ctx context.Context, client pulsar.Client, lane int, total
 		}
 	}
 	return nil
+}
+
+// persist tries until it succeeds: the client connects again by itself, but gives up a producer or consumer whose
+// connection ends while that is made.
+func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
+	for {
+		made, err := try()
+		if err == nil || ctx.Err() != nil {
+			return made, err
+		}
+		time.Sleep(gather)
+	}
 }
 
 // receive takes messages off the consumer at once, until that is closed.  The client reads no answer on a connection while
