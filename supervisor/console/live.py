@@ -9,10 +9,12 @@ A page that nobody has open costs nothing. Between two events a stream asks whet
 import asyncio
 import json
 import time
+import traceback
 from typing import Any
 
 from aiohttp import web
 
+from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY
 from geminga.supervisor.console import rendering
 from geminga.supervisor.console.asking import Asking, Refused
@@ -40,6 +42,8 @@ async def stream(request: web.Request, page: Page, asking: Asking, common: dict[
         await _run(request, answer, page, asking, common)
     except ConnectionError:
         pass      # the browser has left
+    except Exception:      # the answer has begun, so that it can only end: the browser asks again
+        log.error(f"updates of {page.path}: {traceback.format_exc()}", code="G290")
     finally:
         streams.discard(id(asking))
     return answer
@@ -50,8 +54,8 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
     shown: dict[str, str] = {}
     told = due = time.monotonic()
     while request.transport is not None and not request.transport.is_closing():
-        if not await _holds(request):
-            await answer.write(_event("ended", {}))
+        if not await holds(request):
+            await answer.write(event("ended", {}))
             return
         now = time.monotonic()
         if now >= due:
@@ -59,16 +63,16 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
                 parts = rendering.live_parts(page.template, common | await page.load(asking))
             except Refused as refused:
                 if refused.status != web.HTTPServiceUnavailable.status_code:
-                    await answer.write(_event("ended", {}))
+                    await answer.write(event("ended", {}))
                     return
                 parts = {}      # an owner is being started again
             changed = {name: html for name, html in parts.items() if shown.get(name) != html}
             if changed:
-                await answer.write(_event("parts", changed))
+                await answer.write(event("parts", changed))
                 shown, told = shown | changed, now
             due = now + page.every_s - _STEP_SECONDS / 2
         if page.path == "/" and (sample := request.app[HISTORY].last()):
-            await answer.write(_event("sample", sample))
+            await answer.write(event("sample", sample))
             told = now
         if now - told > _PING_SECONDS:
             await answer.write(b":\n\n")
@@ -76,7 +80,7 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
         await asyncio.sleep(_STEP_SECONDS - time.time() % _STEP_SECONDS)
 
 
-async def _holds(request: web.Request) -> bool:
+async def holds(request: web.Request) -> bool:
     """Whether the request's credentials are still accepted, for the same role."""
     try:
         return await request.app[AUTHENTICATOR].identify(request) == request[IDENTITY]
@@ -84,5 +88,5 @@ async def _holds(request: web.Request) -> bool:
         return False
 
 
-def _event(name: str, value: Any) -> bytes:
+def event(name: str, value: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

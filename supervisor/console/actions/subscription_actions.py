@@ -1,0 +1,180 @@
+"""Actions on subscriptions: skip, clear, reset, expire, release, create, delete; dead letters sent back."""
+import re
+import time
+from typing import Any
+
+from geminga.supervisor.configuration import units
+from geminga.supervisor.console.actions.action import Actions, Field, Plan, Values, Wrong
+from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.pages.payloads import words
+from geminga.supervisor.console.rendering import counted, text, topic_path
+
+actions = Actions()
+_SUBJECT = "topic subscription"
+_NUMBER = re.compile(r"[1-9][0-9]{0,7}", re.ASCII)
+_POSITION = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
+_COUNTED_MAX = 10_000_000    # entries that REST passes over to count messages
+_LETTERS = "1000"
+
+
+def _path(values: Values) -> str:
+    """Return the path of the subscription in Pulsar's REST."""
+    return f"/admin/v2/{topic_path(values['topic'])}/subscription/{Asking.quoted(values['subscription'])}"
+
+
+def _command(verb: str, values: Values, *more: str) -> str:
+    return f"geminga admin topics {verb} {words(values['topic'], '-s', values['subscription'], *more)}"
+
+
+def _whole(text_: str, field: str) -> int:
+    if not _NUMBER.fullmatch(text_.strip()):
+        raise Wrong(text("subscription.no_number", field=text(field)))
+    return int(text_)
+
+
+async def _why(ask: Asking, values: Values) -> list[dict[str, Any]]:
+    why: list[dict[str, Any]] = await ask.get(
+        f"/ops/v1/why/{topic_path(values['topic'])}/{ask.quoted(values['subscription'])}")
+    return why
+
+
+async def _backlog(ask: Asking, values: Values) -> int:
+    """Return the number of unacknowledged messages, of all partitions."""
+    return sum(one["messages"].get("backlog", one["backlog"]) for one in await _why(ask, values))
+
+
+async def _passed(ask: Asking, topic: str, subscription: str, **query: Any) -> tuple[int, bool]:
+    """Return how many messages a page would pass over, and whether the count stopped at its bound.
+
+    subscription: of which messages are counted; "": all of the topic.
+    """
+    path = f"/ops/v1/messages/{topic_path(topic)}" + (f"/{ask.quoted(subscription)}" if subscription else "")
+    answer = await ask.get(path, limit=1, payload=0, **query)
+    return answer["passed_messages"], bool(answer["rows"])
+
+
+@actions.named("skip-messages", _SUBJECT, Field("entries", "number", "1"), is_dangerous=True)
+async def skip_messages(ask: Asking, values: Values) -> Plan:
+    entries = _whole(values["entries"], "action.skip-messages.entries")
+    messages, _ = await _passed(ask, values["topic"], values["subscription"], skip=entries)
+    return Plan("POST", f"{_path(values)}/skip/{entries}", counted("action.skip-messages.effect", messages),
+                _command("skip", values, "-n", str(entries)), is_possible=messages > 0)
+
+
+@actions.named("clear-backlog", _SUBJECT, is_dangerous=True)
+async def clear_backlog(ask: Asking, values: Values) -> Plan:
+    messages = await _backlog(ask, values)
+    return Plan("POST", f"{_path(values)}/skip_all", counted("action.clear-backlog.effect", messages),
+                _command("clear-backlog", values), is_possible=messages > 0)
+
+
+@actions.named("reset-to-time", _SUBJECT, Field("time", default="-1h"), is_dangerous=True)
+async def reset_to_time(ask: Asking, values: Values) -> Plan:
+    at_ms = _moment(values["time"])
+    why, after, is_bound = await _why(ask, values), 0, False
+    for one in why:
+        place = await ask.get(f"/admin/v2/{topic_path(one['topic'])}/messageid/{at_ms}")
+        messages, is_cut = await _passed(ask, one["topic"], "", skip=_COUNTED_MAX,
+                                         **{"from": f"{place['ledgerId']}:{max(0, place['entryId'])}"})
+        after, is_bound = after + messages, is_bound or is_cut
+    seconds = max(1, round(time.time() - at_ms / 1_000))
+    return Plan("POST", f"{_path(values)}/resetcursor/{at_ms}", _reset_effect(why, after, is_bound),
+                _command("reset-cursor", values, "-t", f"{seconds}s"))
+
+
+def _reset_effect(why: list[dict[str, Any]], after: int, is_bound: bool) -> str:
+    before = sum(one["messages"].get("backlog", one["backlog"]) for one in why)
+    consumers = max((one["consumer_count"] for one in why), default=0)
+    effect = counted("action.reset.effect_many" if is_bound else "action.reset.effect", after, before=f"{before:,}")
+    return f"{effect} {counted('action.reset.consumers', consumers)}" if consumers else effect
+
+
+@actions.named("reset-to-message", _SUBJECT, Field("message", default="earliest"), is_dangerous=True)
+async def reset_to_message(ask: Asking, values: Values) -> Plan:
+    place = values["message"].strip()
+    body: Any = place
+    if place not in ("earliest", "latest"):
+        if not (match := _POSITION.fullmatch(place)):
+            raise Wrong(text("action.reset-to-message.wrong"))
+        body = {"ledgerId": int(match[1]), "entryId": int(match[2])}
+    after, is_bound = 0, False
+    if place != "latest":
+        after, is_bound = await _passed(ask, values["topic"], "", skip=_COUNTED_MAX,
+                                        **{"from": None if place == "earliest" else place})
+    return Plan("POST", f"{_path(values)}/resetcursor", _reset_effect(await _why(ask, values), after, is_bound),
+                _command("reset-cursor", values, "-m", place), body)
+
+
+@actions.named("expire-messages", _SUBJECT, Field("age", default="1d"), is_dangerous=True)
+async def expire_messages(ask: Asking, values: Values) -> Plan:
+    try:
+        seconds = max(1, units.millis(values["age"].strip()) // 1_000)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    at_ms, expired = time.time_ns() // 1_000_000 - seconds * 1_000, 0
+    for one in await _why(ask, values):
+        place = await ask.get(f"/admin/v2/{topic_path(one['topic'])}/messageid/{at_ms}")
+        left, _ = await _passed(ask, one["topic"], values["subscription"], skip=_COUNTED_MAX,
+                                **{"from": f"{place['ledgerId']}:{max(0, place['entryId'])}"})
+        expired += max(0, one["messages"].get("backlog", one["backlog"]) - left)
+    return Plan("POST", f"{_path(values)}/expireMessages/{seconds}", counted("action.expire-messages.effect", expired),
+                _command("expire-messages", values, "-t", f"{seconds}s"), is_possible=expired > 0)
+
+
+def _moment(text_: str) -> int:
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        return max(0, min(units.moment(text_.strip(), now_ms), now_ms))
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+
+
+@actions.named("release-parked", _SUBJECT)
+async def release_parked(ask: Asking, values: Values) -> Plan:
+    parked = sum(cause["cause"] == "parked" for one in await _why(ask, values) for cause in one["causes"])
+    return Plan("POST", f"/ops/v1/release/{topic_path(values['topic'])}/{ask.quoted(values['subscription'])}",
+                counted("action.release-parked.effect", parked), _command("release-parked", values),
+                is_possible=parked > 0)
+
+
+@actions.named("unsubscribe", _SUBJECT, Field("force", "check", is_required=False), is_dangerous=True)
+async def unsubscribe(ask: Asking, values: Values) -> Plan:
+    why = await _why(ask, values)
+    backlog = sum(one["messages"].get("backlog", one["backlog"]) for one in why)
+    consumers, is_forced = max(one["consumer_count"] for one in why), values["force"] == "true"
+    effect = counted("action.unsubscribe.effect", backlog)
+    if consumers:
+        effect = counted("action.unsubscribe.closes" if is_forced else "action.unsubscribe.busy", consumers) + (
+            f" {effect}" if is_forced else "")
+    return Plan("DELETE", _path(values) + ("?force=true" if is_forced else ""), effect,
+                _command("unsubscribe", values, *(["-f"] if is_forced else [])),
+                next=f"/console/topics/{topic_path(values['topic'])}", is_possible=is_forced or not consumers)
+
+
+@actions.named("create-subscription", "topic", Field("subscription"),
+               Field("start", "choice", "latest", ("latest", "earliest")))
+async def create_subscription(ask: Asking, values: Values) -> Plan:
+    values = values | {"subscription": values["subscription"].strip()}
+    path = f"{_path(values)}"
+    names = await ask.get(f"/admin/v2/{topic_path(values['topic'])}/subscriptions")
+    if values["subscription"] in names:
+        raise Wrong(text("action.create-subscription.exists"))
+    return Plan("PUT", path, text(f"action.create-subscription.effect_{values['start']}"),
+                _command("create-subscription", values, "-m", values["start"]), values["start"],
+                next=f"/console/topics/{topic_path(values['topic'])}/subscriptions/{ask.quoted(values['subscription'])}")
+
+
+@actions.named("redrive", "topic", Field("count", "number", _LETTERS))
+async def redrive(ask: Asking, values: Values) -> Plan:
+    count = min(_whole(values["count"], "action.redrive.count"), 100_000)
+    path = f"/ops/v1/redrive/{topic_path(values['topic'])}"
+    try:
+        figures = await ask.get(path, count=count)
+    except Refused as refused:
+        raise Wrong(refused.text) from None
+    sentences = [counted("action.redrive.effect", number, topic=topic) for topic, number in figures["targets"].items()]
+    sentences += [counted("action.redrive.not_possible", number, reason=reason)
+                  for reason, number in figures["not_possible"].items()]
+    return Plan("POST", path, " ".join(sentences) or text("action.redrive.nothing"),
+                f"geminga redrive {words(values['topic'])} -n {count}", {"count": count},
+                is_possible=figures["sent"] > 0)

@@ -1,0 +1,40 @@
+"""Messages: a search of what is stored, the live tail of a topic, and publishing of one."""
+from geminga.proto import names
+from geminga.proto.errors import Refusal
+from geminga.supervisor.console import rendering
+from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.page import Pages, Values
+from geminga.supervisor.console.pages.payloads import words
+
+pages = Pages()
+
+
+@pages.at("/console/messages", "messages.html")
+async def messages(ask: Asking) -> Values:
+    place = ask.query.get("place", "").strip()
+    topic = _topic(place)
+    told = words(place) if place else "TOPIC"
+    path = rendering.topic_path(topic) if topic else "/".join(map(ask.quoted, place.split("/")))
+    return {"place": place, "topic": topic, "search": f"/ops/v1/search/{path}",
+            "may_read": not topic or await _may_read(ask, topic),
+            "commands": [f"geminga search {told} --key KEY --grep REGEX --since -1h",
+                         *([f"geminga consume {told} --follow"] if topic or not place else []),
+                         *([f"geminga produce {told} TEXT"] if topic else [])]}
+
+
+def _topic(place: str) -> str:
+    """Return the complete name of a topic, "" for a namespace and what is no name."""
+    if not place or ("://" not in place and place.count("/") == 1):
+        return ""
+    try:
+        return str(names.parse(place))
+    except Refusal:
+        return ""
+
+
+async def _may_read(ask: Asking, topic: str) -> bool:
+    try:
+        await ask.get(f"/ops/v1/messages/{rendering.topic_path(topic)}", limit=1, payload=0)
+    except Refused as refused:
+        return refused.status not in (401, 403)
+    return True

@@ -1,0 +1,121 @@
+"""A subscription: why it stands where it stands, its cursor over the ledgers, its consumers, and its messages."""
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from geminga.supervisor.console.asking import Asking, Refused
+from geminga.supervisor.console.page import PATH, Pages, Values
+from geminga.supervisor.console.pages import payloads
+from geminga.supervisor.console.rendering import topic_path
+from geminga.supervisor.wording import sentences
+
+pages = Pages()
+_ROWS = 20                   # messages of a page
+_SEGMENTS = 240              # of the cursor's drawing
+WIDTH = 1200                 # of the drawing, in its own units
+
+
+@pages.at("/console/topics" + PATH + "/subscriptions/{subscription:[^/]+}", "subscription.html", every_s=2)
+async def subscription(ask: Asking) -> Values:
+    name = ask.part("subscription")
+    path = f"{ask.topic_path}/{ask.quoted(name)}"
+    why, cursor = await asyncio.gather(ask.get(f"/ops/v1/why/{path}"), _cursor(ask, path))
+    told = sentences.tell(why, payloads.words(ask.topic), name)
+    parts = payloads.partition_names(ask.topic, 0 if why[0]["topic"] == ask.topic else len(why))
+    part = ask.query.get("partition", "")
+    chosen = parts[int(part)] if part.isdecimal() and len(part) < 6 and int(part) < len(parts) else parts[0]
+    is_update = ask.request.path == "/console/live"      # which leaves the messages alone: somebody reads them
+    messages = None if is_update else await _messages(ask, chosen, name)
+    return {
+        "topic": ask.topic, "name": name, "why": why, "lead": told[0].partition("): ")[2] or told[0],
+        "lines": [line.strip() for line in told[1:]], "kind": next((one["type"] for one in why), "None"),
+        "backlog": sum(one["messages"].get("backlog", one["backlog"]) for one in why),
+        "parked": sum(cause["cause"] == "parked" for one in why for cause in one["causes"]),
+        "consumers": _consumers(why), "draining": list(_draining(why)), "maps": list(_maps(cursor)),
+        "states": cursor["states"] if cursor else [], "counts": _counts(cursor), "parts": parts, "chosen": chosen,
+        "has_maps_left": bool(cursor) and cursor["partition_count"] > len(cursor["partitions"]),
+        "dead": await _dead(ask, name), "messages": messages, "width": WIDTH,
+        "number": ask.query.get("number", ""), "commands": [
+            f"geminga why {payloads.words(ask.topic, name)}",
+            f"geminga admin topics peek-messages {payloads.words(ask.topic)} -s {payloads.words(name)} -n {_ROWS}"]}
+
+
+async def _cursor(ask: Asking, path: str) -> Any:
+    try:
+        return await ask.maybe(f"/ops/v1/cursor/{path}", segments=_SEGMENTS)
+    except Refused:
+        return None      # a non-persistent topic has no ledgers
+
+
+def _maps(cursor: Any) -> Iterator[dict[str, Any]]:
+    """Yield the drawing of each partition: columns of rectangles, and the borders of ledgers."""
+    for one in cursor["partitions"] if cursor else ():
+        entries = max(1, one["entries"])
+        scale, size = WIDTH / max(1, len(one["segments"])), 1_000
+        boxes: list[tuple[str, float, float, int, int]] = []      # state, x, width, y, height
+        for number, counts in enumerate(one["segments"]):
+            y, total = 0, max(1, sum(counts))
+            for state, count in zip(cursor["states"], counts, strict=True):
+                height = count * size // total
+                if not count:
+                    continue
+                last = boxes[-1] if boxes else None
+                if height == size and last and last[0] == state and last[4] == size:
+                    boxes[-1] = (state, last[1], last[2] + scale, 0, size)
+                else:
+                    boxes.append((state, number * scale, scale, y, max(1, height)))
+                y += height
+        yield one | {"boxes": boxes, "borders": [(ledger, WIDTH * before / entries)
+                                                 for ledger, before, _ in one["ledgers"] if before]}
+
+
+def _counts(cursor: Any) -> dict[str, int]:
+    """Return the entries in each state, of all partitions together."""
+    parts = cursor["partitions"] if cursor else []
+    return {state: sum(one["counts"][state] for one in parts) for state in (cursor["states"] if cursor else ())}
+
+
+def _consumers(why: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the consumers, those of all partitions as one, with the most unacknowledged messages first."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for holder in (holder for one in why for holder in one["consumers"]):
+        known = merged.setdefault((holder["name"], holder["address"]), holder | {"messages": 0, "permits": 0})
+        known["messages"] += holder["messages"]
+        known["permits"] += holder["permits"]
+        known["is_active"] |= holder["is_active"]
+        for name in ("acknowledged_ms", "consumed_ms"):
+            known[name] = max(known[name], holder[name])
+    return sorted(merged.values(), key=lambda holder: -holder["messages"])
+
+
+def _draining(why: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the keys that wait until their former consumer has acknowledged."""
+    for one in why:
+        yield from (cause | {"topic": one["topic"]} for cause in one["causes"] if cause["cause"] == "draining key")
+
+
+async def _dead(ask: Asking, name: str) -> dict[str, Any] | None:
+    """Return the subscription's dead letter topic by the name that clients give it, None if there is none."""
+    topic = f"{ask.topic}-{name}-DLQ"
+    try:
+        table = await ask.maybe(f"/ops/v1/topics/{topic_path(topic)}")
+    except Refused:
+        return None
+    rows = table["rows"] if table is not None else []
+    return {"topic": topic, "backlog": sum(row["backlog"] or 0 for row in rows),
+            "storage_bytes": sum(row["storage_bytes"] or 0 for row in rows)} if rows else None
+
+
+async def _messages(ask: Asking, topic: str, name: str) -> dict[str, Any] | None:
+    """Return a page of messages, None if the role may not read them or nothing is stored."""
+    number = ask.query.get("number", "")
+    skipped = max(0, int(number) - 1) if number.isdecimal() and len(number) < 9 else 0
+    try:
+        answer = await ask.maybe(
+            f"/ops/v1/messages/{topic_path(topic)}/{ask.quoted(name)}", limit=_ROWS, payload=payloads.PAYLOAD_BYTES,
+            skip=skipped or None, **{"from": ask.query.get("from") or None})
+    except Refused as refused:
+        return {"rows": [], "problem": refused.text, "next": None} if ask.query.get("from") or number else None
+    if answer is None:
+        return None
+    return answer | {"rows": payloads.rows(answer), "problem": ""}
