@@ -1,4 +1,6 @@
 """Choosing messages by key, property, text, time or an expression: options of commands, and the filter they make."""
+import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, MutableMapping
@@ -23,7 +25,8 @@ _OPTIONS = (
                                                          "match."),
     click.option("--where", "where", metavar="JMESPATH",
                  help="Only messages for whose JSON (as -o json shows it) this expression is true, such as "
-                      "\"value.price > `10`\"."),
+                      "\"value.price > `10`\".  A payload that is a JSON object or array is a value without a schema, "
+                      "too."),
     click.option("--since", "since", metavar="TIME", help="Only messages published at this time or later: -1h, "
                                                           "2026-01-31T12:00:00Z."),
     click.option("--until", "until", metavar="TIME", help="Only messages published before this time."),
@@ -146,12 +149,21 @@ def _where_test(expression: str) -> Callable[[Message], bool]:
 
     def test(message: Message) -> bool:
         try:
-            return _is_true(search(message.as_json()))
+            return _is_true(search(_document(message)))
         except JMESPathTypeError:      # such as the length of a key that this message does not have
             return False
         except JMESPathError as error:
             raise click.UsageError(f"--where {expression!r} fails at {message.id}: {_reason(error)}") from None
     return test
+
+
+def _document(message: Message) -> dict[str, Any]:
+    """Return the JSON of a message, with the payload as `value` if it is a JSON object or array without a schema."""
+    document = message.as_json()
+    if not message.has_value and message.payload[:1] in (b"{", b"["):
+        with contextlib.suppress(ValueError, RecursionError):      # no JSON, or too deep
+            document["value"] = json.loads(message.payload)
+    return document
 
 
 def _is_true(answer: Any) -> bool:

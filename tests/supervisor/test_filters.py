@@ -28,6 +28,8 @@ MATCHES = [
     ({"grep": '"price": 12'}, {"payload": b"\0\x18", "value": {"price": 12}}, {"payload": b"\0\x18"}),
     ({"where": "value.price > `10`"}, {"value": {"price": 12}}, {"value": {"price": 9}}),
     ({"where": "value.price > `10`"}, {"value": {"price": 12}}, {}),
+    ({"where": "value.price > `10`"}, {"payload": b'{"price": 12}'}, {"payload": b'{"price": 9}'}),
+    ({"where": "value[1] == 'x'"}, {"payload": b'["", "x"]'}, {"payload": b"[" * 100_000}),
     ({"where": "value.count"}, {"value": {"count": 0}}, {"value": {"count": None}}),
     ({"where": "starts_with(key, 'a') && properties.x"}, {"key": "ab", "properties": {"x": "1"}}, {"key": "ab"}),
     ({"where": "length(key) > `1`"}, {"key": "ab"}, {}),
