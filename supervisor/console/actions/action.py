@@ -21,6 +21,8 @@ class Field(NamedTuple):
     default: str = ""
     choices: tuple[str, ...] = ()        # of the kind "choice"
     is_required: bool = True
+    label: str = ""                      # instead of words of text.toml: a name that programs use, too
+    hint: str = ""
 
 
 class Plan(NamedTuple):
@@ -49,13 +51,15 @@ Make = Callable[[Asking, Values], Awaitable[Plan]]
 
 
 class Action(NamedTuple):
-    """An action.  Its title is `title` in `[action.NAME]` of text.toml, its button `button`."""
+    """An action.  Its title is `title` in `[action.WORDS]` of text.toml, its button `button`."""
 
     name: str
     make: Make
     subject: tuple[str, ...]             # values that name what it acts on: they come with the button
     fields: tuple[Field, ...]
     is_dangerous: bool
+    words: str = ""                      # a table of words that several actions share; "": its name
+    meaning: str = ""                    # a sentence below the title
 
 
 class Actions(list[Action]):

@@ -1,0 +1,239 @@
+// A table of many rows: windows of rows come as HTML when somebody scrolls to them; those in sight come again and again.
+import { merge } from "./live.js";
+
+const AGAIN_MS = 2_000, TYPED_MS = 150, MARGIN = 30;      // MARGIN: rows beyond those in sight that are there, too
+const box = document.querySelector("[data-rows]"), table = box.querySelector("table");
+const form = document.querySelector("[data-narrows]"), lost = document.querySelector("[data-lost]");
+const step = Number(box.dataset.step), head = table.tHead;
+const windows = new Map();            // number -> its tbody
+const coming = new Set();
+let total = 0, height = 31, turn = 0, current = 0;      // current: the row that the Tab key reaches
+
+const above = spacer(), below = spacer();
+adopt(table.tBodies[0]);
+table.append(above);
+table.append(below);
+render();
+
+function spacer() {
+  const body = document.createElement("tbody");
+  body.setAttribute("aria-hidden", "true");
+  body.className = "spacer";
+  body.append(document.createElement("tr"));
+  body.firstChild.append(document.createElement("td"));
+  return body;
+}
+
+function stretch(body, rows) {
+  body.firstChild.firstChild.style.height = `${rows * height}px`;
+  body.hidden = rows === 0;
+}
+
+// Takes a window that has come.
+function adopt(body) {
+  const number = Number(body.dataset.window), before = windows.get(number);
+  total = Number(body.dataset.total);
+  table.setAttribute("aria-rowcount", total + 1);
+  if (before?.isConnected) merge(before, body);
+  else windows.set(number, body);
+  if (body.rows.length && body.isConnected) height = body.rows[0].getBoundingClientRect().height || height;
+}
+
+function inSight() {
+  const first = Math.max(0, Math.floor(box.scrollTop / height) - MARGIN);
+  const last = Math.min(total - 1, Math.ceil((box.scrollTop + box.clientHeight) / height) + MARGIN);
+  const numbers = [];
+  for (let number = Math.floor(first / step); number * step <= Math.max(0, last); number += 1) numbers.push(number);
+  return numbers;
+}
+
+// Puts the windows in sight between two empty bodies, which stand for all other rows.
+function render() {
+  const wanted = inSight();
+  for (const body of [...table.tBodies]) {
+    if (body === above || body === below) continue;
+    if (body.dataset.window === undefined || !wanted.includes(Number(body.dataset.window))) {
+      if (!body.contains(document.activeElement)) body.remove();
+    }
+  }
+  const there = wanted.filter((number) => windows.has(number));
+  for (const number of wanted) {
+    const body = windows.get(number) ?? hole(number);
+    const next = [...table.tBodies].find((one) => one === below || Number(one.dataset.window ?? -1) > number);
+    if (body.nextElementSibling !== next) table.insertBefore(body, next);
+  }
+  const shown = [...table.tBodies].filter((body) => body.dataset.window !== undefined);
+  if (shown.length) {
+    const first = Number(shown[0].dataset.window), last = Number(shown.at(-1).dataset.window);
+    table.insertBefore(above, shown[0]);
+    stretch(above, first * step);
+    stretch(below, Math.max(0, total - (last + 1) * step));
+  }
+  rove();
+  for (const number of wanted) if (!there.includes(number)) bring(number);
+}
+
+// Stands for a window that is on its way.
+const holes = new Map();
+function hole(number) {
+  if (!holes.has(number)) holes.set(number, spacer());
+  const body = holes.get(number);
+  body.dataset.window = number;
+  stretch(body, Math.min(step, total - number * step));
+  return body;
+}
+
+async function bring(number) {
+  const key = `${turn}/${number}`;
+  if (coming.has(key)) return;
+  coming.add(key);
+  const mine = turn;
+  const html = await load(`${box.dataset.rows}?${query({ offset: number * step })}`);
+  coming.delete(key);
+  if (html === null || mine !== turn) return;
+  const fresh = document.createElement("template");
+  fresh.innerHTML = html;
+  const had = total;
+  adopt(fresh.content.querySelector("tbody"));
+  holes.get(number)?.remove();
+  if (had !== total) for (const known of windows.keys()) if (known * step >= total && known) windows.delete(known);
+  render();
+}
+
+// Returns HTML, null if there is none; a session that is over, or a right that has gone, loads the page again.
+async function load(address) {
+  try {
+    const answer = await fetch(address, { headers: { Accept: "text/html" } });
+    lost.hidden = answer.status < 500;
+    if (answer.redirected || answer.status === 401 || answer.status === 403) location.reload();
+    return answer.ok ? await answer.text() : null;
+  } catch {
+    lost.hidden = false;
+    return null;
+  }
+}
+
+function query(more = {}) {
+  const values = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(more)) values.set(name, value);
+  return values;
+}
+
+// -- other rows, another order
+
+async function show(values) {
+  const address = `${location.pathname}?${values}`;
+  const mine = turn += 1;
+  const html = await load(address);
+  if (html === null || mine !== turn) return;
+  const page = new DOMParser().parseFromString(html, "text/html");
+  history.replaceState(null, "", address);
+  for (const part of page.querySelectorAll("[data-part]")) {
+    const place = document.querySelector(`[data-part="${part.dataset.part}"]`);
+    if (place && !place.isEqualNode(part)) merge(place, document.adoptNode(part));
+  }
+  const body = document.adoptNode(page.querySelector("[data-rows] tbody"));
+  windows.forEach((old) => old.remove());
+  windows.clear();
+  holes.forEach((old) => old.remove());
+  box.scrollTop = 0;
+  current = 0;
+  adopt(body);
+  render();
+}
+
+head.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-sorts]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  show(new URLSearchParams(new URL(link.href).search));
+});
+
+let timer = 0;
+function narrow() {
+  const values = query();
+  for (const name of ["match", "subscription", "tenant", "namespace", "state"]) {
+    const value = form.elements[name]?.disabled ? "" : form.elements[name]?.value ?? "";
+    if (value) values.set(name, value);
+    else values.delete(name);
+  }
+  show(values);
+}
+form.addEventListener("input", (event) => {
+  if (event.target.name === "tenant" && form.elements.namespace) form.elements.namespace.value = "";
+  clearTimeout(timer);
+  timer = setTimeout(narrow, event.target.matches("select") ? 0 : TYPED_MS);
+});
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  clearTimeout(timer);
+  narrow();
+});
+
+// -- keys: the Tab key reaches one row, arrows go from row to row, also to those that are not there yet
+
+function rowAt(index) {
+  return windows.get(Math.floor(index / step))?.rows[index % step];
+}
+
+function rove() {
+  for (const control of table.querySelectorAll("tbody a, tbody button")) control.tabIndex = -1;
+  if (!rowAt(current)?.isConnected) current = Math.min(total - 1, Math.max(0, Math.ceil(box.scrollTop / height)));
+  for (const control of rowAt(current)?.querySelectorAll("a, button") ?? []) control.tabIndex = 0;
+}
+
+async function go(index, column) {
+  index = Math.max(0, Math.min(total - 1, index));
+  const top = index * height, seen = box.clientHeight - head.offsetHeight;
+  if (top < box.scrollTop) box.scrollTop = top;
+  else if (top + height > box.scrollTop + seen) box.scrollTop = top + height - seen;
+  render();
+  while (!rowAt(index)) {
+    if (lost.hidden === false || index >= total) return;
+    await new Promise((resolve) => requestAnimationFrame(resolve));
+  }
+  current = index;
+  rove();
+  const controls = [...rowAt(index).querySelectorAll("a, button")];
+  controls[Math.min(column, controls.length - 1)]?.focus({ preventScroll: true });
+}
+
+table.addEventListener("keydown", (event) => {
+  const row = event.target.closest("tbody tr");
+  if (!row || event.ctrlKey || event.metaKey || event.altKey) return;
+  const at = Number(row.getAttribute("aria-rowindex")) - 2, page = Math.floor(box.clientHeight / height) - 2;
+  const column = [...row.querySelectorAll("a, button")].indexOf(event.target);
+  const moves = { ArrowDown: [at + 1, column], ArrowUp: [at - 1, column], PageDown: [at + page, column],
+                  PageUp: [at - page, column], Home: [0, column], End: [total - 1, column],
+                  ArrowRight: [at, column + 1], ArrowLeft: [at, Math.max(0, column - 1)] };
+  if (!(event.key in moves)) return;
+  event.preventDefault();
+  go(...moves[event.key]);
+});
+
+table.addEventListener("focusin", (event) => {
+  const row = event.target.closest("tbody tr");
+  if (row) current = Number(row.getAttribute("aria-rowindex")) - 2;
+});
+
+// -- scrolling, and what changes
+
+let frame = 0;
+box.addEventListener("scroll", () => {
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(render);
+}, { passive: true });
+addEventListener("resize", render);
+
+setInterval(() => {
+  if (document.hidden) return;
+  const seen = inSight();
+  for (const number of windows.keys()) if (!seen.includes(number) && !windows.get(number).isConnected) windows.delete(number);
+  for (const number of seen) bring(number);
+}, AGAIN_MS);
+
+// The way back from a topic ends where it began.
+const place = `geminga-place:${location.href}`;
+addEventListener("pagehide", () => sessionStorage.setItem(`geminga-place:${location.href}`, box.scrollTop));
+if (sessionStorage.getItem(place)) box.scrollTop = Number(sessionStorage.getItem(place));
+document.documentElement.dataset.rowsReady = "";

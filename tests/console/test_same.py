@@ -1,0 +1,148 @@
+"""The command that a dialog shows sends the very request that the dialog would send."""
+import html
+import json
+import re
+import shlex
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pulsar
+import pytest
+
+from geminga.supervisor import main
+from geminga.supervisor.console.dialogs import ACTIONS
+
+from ..harness import request
+
+pytestmark = pytest.mark.slow
+TOPIC, NAMESPACE, SUBSCRIPTION = "persistent://acme/eu/orders", "acme/eu", "billing"
+# Commands that are programs of their own, and send no request of REST that could be compared.
+PROGRAMS = {
+    "publish": "a client of the binary protocol", "redrive": "a client of the binary protocol",
+    "make-backup": "makes the backup itself, beside the broker", "close-client": "needs a connection"}
+# Values of fields and subjects; those of an action stand before those of all.
+VALUES = {
+    "topic": TOPIC, "namespace": NAMESPACE, "subscription": SUBSCRIPTION, "tenant": "acme", "role": "alice",
+    "actions": "produce,consume", "partitions": "8", "entries": "3", "time": "-1h", "message": "earliest", "age": "1d",
+    "start": "latest", "key": "team", "value": "payments", "level": "debug", "seconds": "60",
+    "setting": "dispatchThrottlingRateInMsg", "alarm": "damage", "roles": "alice", "schema": '{"type": "string"}',
+    "type": "STRING", "policy": "retention"}
+OWN = {
+    "create-topic": {"topic": "acme/eu/new", "partitions": "3"}, "create-subscription": {"subscription": "other"},
+    "create-tenant": {"tenant": "other"}, "create-namespace": {"namespace": "us"},
+    "add-partitions": {"topic": "persistent://acme/eu/parted"}, "create-missing": {"topic": "persistent://acme/eu/parted"},
+    "grant-namespace": {"produce": "true"}, "grant-topic": {"produce": "true"},
+    "delete-tenant": {"tenant": "empty"}, "delete-namespace": {"namespace": "acme/empty"},
+    "change-setting": {"value": "100"}, "upload-schema": {"schema": ""}}
+
+
+class Recorder(ThreadingHTTPServer):
+    """Passes questions on to the broker, and notes changes, which it answers as if they had been made."""
+
+    daemon_threads = True
+
+    def __init__(self, http_url: str):
+        self.http_url, self.changes = http_url, []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        asked = urllib.request.Request(self.server.http_url + self.path)
+        try:
+            with urllib.request.urlopen(asked, timeout=20) as answer:
+                status, data = answer.status, answer.read()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                status, data = refused.code, refused.read()
+        self._answer(status, data)
+
+    def _change(self):
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.changes.append((self.command, self.path, json.loads(data) if data.strip() else None))
+        self._answer(204, b"")
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = _change
+
+    def _answer(self, status, data):
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture(scope="module")
+def filled(own, client):
+    """A broker that has what the actions act on."""
+    for method, path, body in (
+            ("PUT", "/admin/v2/tenants/acme", {"adminRoles": ["ops"], "allowedClusters": ["standalone"]}),
+            ("PUT", "/admin/v2/tenants/empty", {"adminRoles": [], "allowedClusters": ["standalone"]}),
+            ("PUT", f"/admin/v2/namespaces/{NAMESPACE}", None), ("PUT", "/admin/v2/namespaces/acme/empty", None),
+            ("PUT", f"/admin/v2/persistent/{NAMESPACE}/parted/partitions", 4),
+            ("POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/alice", ["produce"])):
+        status, text = request(method, own.http_url + path, b"" if body is None else json.dumps(body).encode())
+        assert status == 204, text
+    producer = client.create_producer(TOPIC)
+    client.subscribe(TOPIC, SUBSCRIPTION, consumer_type=pulsar.ConsumerType.Shared).close()
+    for number in range(10):
+        producer.send(str(number).encode())
+    producer.close()
+    return own
+
+
+@pytest.fixture(scope="module")
+def recorder(filled):
+    made = Recorder(filled.http_url)
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def values_of(action) -> dict[str, str]:
+    values = {field.name: field.default for field in action.fields if field.default}
+    known = VALUES | OWN.get(action.name, {})
+    names = (*action.subject, *(field.name for field in action.fields if field.is_required))
+    return values | {name: known[name] for name in names if name in known} | OWN.get(action.name, {})
+
+
+def normal(path: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return a path and its parameters; parameters that say what is true without them do not count."""
+    parts = urlsplit(path)
+    query = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if value != "false"]
+    return parts.path, sorted(query)
+
+
+SIMPLE = [action for action in ACTIONS.values() if action.name not in PROGRAMS and not action.name.startswith("set-")
+          and "delayed" not in action.name and "transaction" not in action.name and action.name != "acknowledge-alarm"
+          and action.name != "reset-setting"]
+
+
+@pytest.mark.parametrize("action", SIMPLE, ids=lambda action: action.name)
+def test_a_command_sends_the_request_of_its_dialog(filled, recorder, action, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)      # some commands read a file
+    address = f"/console/actions/{action.name}?{urlencode(values_of(action))}"
+    status, dialog = request("GET", filled.http_url + address)
+    assert status == 200, dialog
+    found = re.search(r'data-method="(\w+)" data-path="([^"]*)" data-body="([^"]*)"', dialog)
+    assert found is not None, re.sub(r"<[^>]*>", "", dialog)
+    method, path, body = map(html.unescape, found.groups())
+    command = html.unescape(re.search(r"<code>(geminga [^<]*)</code>", dialog)[1])
+    words = shlex.split(command)[1:]
+    recorder.changes.clear()
+    with_address = [*words[:1], "--admin-url", recorder.url, *words[1:]] if words[0] == "admin" else \
+        [*words, "--admin-url", recorder.url]
+    assert main.main(with_address) in (0, None), command
+    sent = [(told, normal(where), what) for told, where, what in recorder.changes]
+    expected = method, normal(path), json.loads(body) if body else None
+    assert expected in sent, (command, expected, sent)
