@@ -15,6 +15,7 @@ from geminga.supervisor.cli.progress import Progress, progress
 from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.pulsar_client import credentials, target
 from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
+from geminga.supervisor.wording.human import count, size
 
 if TYPE_CHECKING:
     import asyncio
@@ -135,7 +136,8 @@ def _move(sides: _Sides, wanted: tuple[str, ...], subscriptions: tuple[str, ...]
 
 
 def _line(row: dict[str, Any]) -> str:
-    return "{topic}: {messages} messages in {entries} entries, {bytes} bytes, copied in {seconds:.1f} s".format_map(row)
+    return f"{row['topic']}: {count(row['messages'])} messages in {count(row['entries'])} entries, " \
+           f"{size(row['bytes'])}, copied in {row['seconds']:.1f} s"
 
 
 def _parsed(text: str) -> "names.TopicName | str":

@@ -277,6 +277,8 @@ def test_stats_of_a_topic_are_a_page_for_people(filled_broker, run):
     assert shown == {name: [each["type"], "0", str(each["msgBacklog"])]
                      for name, each in exact["subscriptions"].items()}
     assert {"no consumers", "no producers"} <= set(lines)
+    assert "OLDEST" not in lines[heading]      # what was not asked for is no column of dashes
+    assert "  OLDEST\n" in run(filled_broker, "topics", "stats", TOPIC, "-etb")[1]
 
 
 # These verbs come after all others, in this order.

@@ -230,6 +230,7 @@ def test_an_address_that_is_not_of_this_host_is_named(tmp_path, address, key):
 
 @pytest.mark.parametrize(("words", "status", "pattern"), [
     (("restore", "none"), 1, r"none: it has no manifest"),
+    (("verify",), 5, r"/data: there is no such folder"),
     (("backup", "x", "--data-dir"), 2, r"/data is no data folder of a broker"),
 ])
 def test_commands_that_are_given_a_file_for_a_folder_name_it(place, words, status, pattern):  # noqa: F811

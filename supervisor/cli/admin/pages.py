@@ -11,6 +11,7 @@ _SUBSCRIPTIONS = (
     Column("msgBacklog", "backlog", count, is_number=True), Column("backlogSize", "bytes", size, is_number=True),
     Column("unackedMessages", "unacknowledged", count, is_number=True),
     Column("msgDelayed", "delayed", count, is_number=True), Column("msgRateOut", "out/s", rate, is_number=True),
+    # Only if the broker was asked for it, as it reads an entry of each subscription.
     Column("earliestMsgPublishTimeInBacklog", "oldest", lambda time_ms: ago(time_ms) if time_ms else "-"),
 )
 _PRODUCERS = (
@@ -47,8 +48,9 @@ def _topic(stats: dict[str, Any]) -> Iterator[str]:
         oldest = stats.get("oldestBacklogMessageAgeSeconds", -1)
         age = f", its oldest message published {length(oldest)} ago" if oldest > 0 else ""
         yield f"backlog  {size(stats['backlogSize'])}{age}"
+    is_asked = any(row.get("earliestMsgPublishTimeInBacklog") for row in subscriptions)
     yield from _table("no subscriptions: messages are kept only as long as retention says", subscriptions,
-                      _SUBSCRIPTIONS)
+                      _SUBSCRIPTIONS if is_asked else _SUBSCRIPTIONS[:-1])
     yield from _table("no consumers", consumers, _CONSUMERS)
     yield from _table("no producers", stats["publishers"], _PRODUCERS)
 

@@ -11,6 +11,7 @@ from geminga.supervisor.cli.folder.nightly import die_with
 from geminga.supervisor.cli.progress import done_of_total
 from geminga.supervisor.host import installed
 from geminga.supervisor.pulsar_client import credentials, target
+from geminga.supervisor.wording.human import size
 
 DONE, FAILED, WRONG_USAGE = range(3)      # exit statuses
 _SECONDS = 24 * 3600                      # limit for a backup that the broker makes
@@ -66,8 +67,9 @@ def backup(folder: str, config: str | None, data_dir: str | None, admin_url: str
         except (job_socket.CannotRun, OSError) as error:
             return _wrong(FAILED, error)
     output.Output(form).value(
-        report, "{folder}: {partitions} partitions, {bytes:,} bytes, {shared_bytes:,} of them shared; {seconds:.1f} s, "
-                "owners stood still for {longest_pause_ms:.1f} ms".format_map)
+        report, lambda made: f"{made['folder']}: {made['partitions']} partitions, {size(made['bytes'])}, "
+                             f"{size(made['shared_bytes'])} of it shared; {made['seconds']:.1f} s, "
+                             f"owners stood still for {made['longest_pause_ms']:.1f} ms")
     return DONE
 
 
@@ -91,12 +93,12 @@ def restore(source: str, data_dir: str, form: str) -> int:
             manifest = storage.restore(Path(source), folder, told)
     except (storage.CannotRestore, OSError) as error:
         return _wrong(FAILED, error)
-    files, size = len(manifest.items), sum(item.size for item in manifest.items)
+    files, total = len(manifest.items), sum(item.size for item in manifest.items)
     if shown.is_for_people:
-        print(f"{data_dir}: {files} files, {size:,} bytes", flush=True)
+        print(f"{data_dir}: {files} files, {size(total)}", flush=True)
         return report_damage(folder, shown, repairs=False)
     *found, summary = damage(folder, repairs=False)
-    shown.value({"folder": data_dir, "files": files, "bytes": size, "findings": [one.row for one in found],
+    shown.value({"folder": data_dir, "files": files, "bytes": total, "findings": [one.row for one in found],
                  "verified": summary.row}, str)
     return summary.status
 

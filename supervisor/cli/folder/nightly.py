@@ -17,6 +17,7 @@ from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.progress import stages
 from geminga.supervisor.configuration import units
 from geminga.supervisor.host import installed
+from geminga.supervisor.wording.human import size
 
 DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
 _PR_SET_PDEATHSIG = 1
@@ -152,7 +153,7 @@ def _text(report: dict[str, Any]) -> str:
              + (f"; {report['error']}" if report["error"] else "")]
     done = [{"topic": one["topic"], "outcome": one["outcome"] + (f": {one['error']}" if one["error"] else ""),
              "messages": f"{one['messages_in']:,} -> {one['messages_out']:,}",
-             "bytes": f"{one['bytes_in']:,} -> {one['bytes_out']:,}",
+             "bytes": f"{size(one['bytes_in'])} -> {size(one['bytes_out'])}",
              "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
             for one in report["compaction"]]
     lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})",
@@ -161,11 +162,11 @@ def _text(report: dict[str, Any]) -> str:
         return "\n".join([*lines, "",
                           "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
     given = [{"topic": one["topic"], "messages": f"{one['messages_before']:,} -> {one['messages_after']:,}",
-              "bytes": f"{one['bytes_before']:,} -> {one['bytes_after']:,}", "expired": f"{one['expired']:,}",
+              "bytes": f"{size(one['bytes_before'])} -> {size(one['bytes_after'])}", "expired": f"{one['expired']:,}",
               "names forgotten": one["names_forgotten"], "seconds": round(one["seconds"], 3)}
              for one in report["retention"]["topics"]]
     deleted, errors = report["retention"]["deleted"], report["retention"]["errors"]
-    lines += ["", f"Given back {totals['given_back']:,} bytes, by {len(given)} of "
+    lines += ["", f"Given back {size(totals['given_back'])}, by {len(given)} of "
               f"{report['retention']['partitions']} partitions"
               + (f" and {deleted['folders']} that were deleted" if deleted["folders"] else ""), *_table(given)]
     return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])

@@ -10,6 +10,7 @@ import click
 from geminga.supervisor.cli import output
 from geminga.supervisor.cli.progress import done_of_total
 from geminga.supervisor.host import installed
+from geminga.supervisor.wording.human import size
 
 
 @click.command(epilog="Exit status: 0 nothing is damaged; 3 damage that costs nothing; 4 entries or states of "
@@ -33,6 +34,8 @@ def verify(data_dir: str | None, repair: bool, form: str) -> int:
     folder = installed.folder(data_dir)
     installed.become_owner(folder, writes=repair)
     try:
+        if not folder.is_dir():
+            raise data_folder.CannotUse(f"{folder}: there is no such folder")
         data_folder.check(folder)
     except (data_folder.CannotUse, OSError) as error:
         print(f"geminga: {text_of(error) if isinstance(error, OSError) else error}", file=sys.stderr)
@@ -85,7 +88,7 @@ def damage(data_dir: Path, *, repairs: bool) -> Iterator[Told]:
     counts = {severity.name.lower(): count for severity, count in sorted(by_severity.items())}
     found = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
     yield Told(f"{seen.partitions} partitions, {seen.ledgers} ledgers, {seen.entries} entries; "
-               f"{seen.bytes} bytes in {seconds:.1f} s, {seen.bytes / seconds / 1e6:.0f} MB/s; found: {found}",
+               f"{size(seen.bytes)} in {seconds:.1f} s, {size(seen.bytes / seconds)}/s; found: {found}",
                asdict(seen) | {"seconds": seconds, "found": counts}, status)
     if repairs and any(finding.severity for finding in findings):
         aside, made = repair.repair(data_dir, findings)
