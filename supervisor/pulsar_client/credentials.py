@@ -4,6 +4,8 @@
     --auth-plugin AuthenticationBasic   --auth-params '{"userId": "...", "password": "..."}'
     --auth-plugin AuthenticationTls     --auth-params tlsCertFile:PATH,tlsKeyFile:PATH
 
+Without --auth-plugin the form of --auth-params tells which one it is; a token needs token: or file: then.
+
     --tls-trust-cert-path PATH          authorities to check the broker's certificate with, else the system's
     --tls-allow-insecure                accept any certificate
 
@@ -11,6 +13,7 @@ The variables GEMINGA_AUTH_PLUGIN and GEMINGA_AUTH_PARAMS count as much as the o
 processes.
 """
 import base64
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +72,8 @@ def _why(error: OSError) -> str:
 NOBODY = Credentials()
 OPTIONS = (
     (["--auth-plugin"], {"envvar": "GEMINGA_AUTH_PLUGIN", "metavar": "NAME",
-                         "help": "AuthenticationToken, AuthenticationBasic or AuthenticationTls."}),
+                         "help": "AuthenticationToken, AuthenticationBasic or AuthenticationTls; else as --auth-params "
+                                 "look."}),
     (["--auth-params"], {"envvar": "GEMINGA_AUTH_PARAMS", "metavar": "TEXT",
                          "help": "token:..., file:PATH, or a JSON object with userId and password or with "
                                  "tlsCertFile and tlsKeyFile."}),
@@ -87,7 +91,7 @@ def of(auth_plugin: str | None = None, auth_params: str | None = None, tls_trust
 
 
 def _parsed(plugin: str | None, params: str | None) -> Credentials:
-    name = (plugin or "").rpartition(".")[2].removeprefix("Authentication").lower()
+    name = (plugin or (plugin_for(params) if params else "")).rpartition(".")[2].removeprefix("Authentication").lower()
     try:
         if name in ("", "disabled"):
             return NOBODY
@@ -99,6 +103,19 @@ def _parsed(plugin: str | None, params: str | None) -> Credentials:
         raise click.UsageError(f"--auth-params lacks {error.args[0]}") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--auth-params: {getattr(error, 'strerror', None) or error}") from None
+
+
+def plugin_for(params: str) -> str:
+    """Return the plugin whose parameters have this form.  Raises click.UsageError for a text of no known form."""
+    if params.startswith(("token:", "file:")):
+        return "AuthenticationToken"
+    with contextlib.suppress(ValueError, AttributeError):      # no JSON, or no object
+        fields = _fields(params).keys()
+        for plugin, field in (("Token", "token"), ("Basic", "userId"), ("Tls", "tlsCertFile")):
+            if field in fields:
+                return f"Authentication{plugin}"
+    raise click.UsageError("--auth-params needs --auth-plugin, unless it begins with token: or file:, or has userId or "
+                           "tlsCertFile")
 
 
 def _token(params: str) -> Credentials:

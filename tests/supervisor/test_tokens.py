@@ -5,6 +5,7 @@ import json
 import stat
 import time
 
+import click
 import jwt
 import pytest
 
@@ -146,6 +147,22 @@ def test_credentials_by_pulsars_names(tmp_path):
     tls = credentials.of("AuthenticationTls", "tlsCertFile:/a/cert.pem,tlsKeyFile:/a/key.pem")
     assert tls == credentials.Credentials("tls", "", "/a/cert.pem", "/a/key.pem") and not tls.headers()
     assert credentials.of(None, None) == credentials.of("AuthenticationDisabled", "x") == credentials.NOBODY
+
+
+@pytest.mark.parametrize(("params", "method"), [
+    ("token:a.b.c", "token"), ('{"token": "a.b.c"}', "token"), ("userId:joe,password:x", "basic"),
+    ('{"userId": "joe", "password": "x"}', "basic"), ("tlsCertFile:/a/cert.pem,tlsKeyFile:/a/key.pem", "tls")])
+def test_parameters_alone_are_shown_to_the_broker(params, method, tmp_path):
+    """They were left out without a word, and every broker refused."""
+    assert credentials.of(None, params) == credentials.of(method, params) != credentials.NOBODY
+    (tmp_path / "token").write_text("a.b.c")
+    assert credentials.of(None, f"file:{tmp_path}/token").data == "a.b.c"
+
+
+@pytest.mark.parametrize("params", ["a.b.c", "{", "[1]", "x:y"])
+def test_parameters_of_no_known_form_need_a_plugin(params):
+    with pytest.raises(click.UsageError, match="--auth-params needs --auth-plugin, unless"):
+        credentials.of(None, params)
 
 
 @pytest.mark.parametrize("plugin, params", [

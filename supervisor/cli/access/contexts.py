@@ -13,7 +13,6 @@ from geminga.supervisor.pulsar_client import contexts, credentials, target
 
 _STARS = "***"
 _SECRET_FIELDS = "password", "token"
-_TOKENS = "file:", "token:"
 _COLUMNS = [Column("current", " ", lambda is_current: "*" if is_current else ""), Column("name"), Column("url"),
             Column("admin_url", "admin url"), Column("auth_plugin", "credentials"), Column("auth_params", "parameters")]
 _STATUS = "Exit status: 0 done; 2 wrong usage, or no such context."
@@ -63,10 +62,8 @@ def put(name: str, is_used: bool, form: str, **given: Any) -> None:
     values = known.by_name.get(name, {}) | {key: value for key, value in given.items() if value not in (None, False)}
     if "url" not in values and "admin_url" not in values:
         raise click.UsageError("a context needs --url or --admin-url")
-    if str(values.get("auth_params")).startswith(_TOKENS):
-        values.setdefault("auth_plugin", "AuthenticationToken")
     if "auth_params" in values and "auth_plugin" not in values:
-        raise click.UsageError("--auth-params needs --auth-plugin")
+        values["auth_plugin"] = credentials.plugin_for(values["auth_params"])
     try:
         values = contexts.with_addresses(_with_whole_paths(values))
     except ValueError as error:
