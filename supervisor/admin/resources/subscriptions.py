@@ -190,14 +190,14 @@ def _name(request: web.Request) -> str:
     return part_of(request, "subscription")
 
 
-async def _ask_any(request: web.Request, about: Asking[Answer]) -> list[Answer]:
-    """Ask the owners of all partitions about a subscription; return the answers for partitions that have it.
+async def _ask_any(request: web.Request, about: Asking[Answer], parts: list[TopicName] | None = None) -> list[Answer]:
+    """Ask the owners of partitions about a subscription; return the answers for partitions that have it.
 
-    Raises Refusal when no partition has it.
+    parts: the partitions, all by default. Raises Refusal when no partition has it.
     """
     answers: list[Answer] = []
     missing: Refusal | None = None
-    for topic in parts_of(request):
+    for topic in parts_of(request) if parts is None else parts:
         try:
             answers.append(await request.app[OWNERS].ask(about(topic)))
         except Refusal as refusal:
@@ -327,15 +327,6 @@ async def cursor(request: web.Request) -> web.Response:
     parts = parts_of(request)
     chosen = parts[:_MAPS_MAX]
     question = partial(GetCursorMap, subscription=_name(request), segments=max(_SEGMENTS_MIN, wanted // len(chosen)))
-    maps, missing = [], None
-    for topic in chosen:
-        try:
-            maps.append(await request.app[OWNERS].ask(question(topic)))
-        except Refusal as refusal:
-            if refusal.code != api.SubscriptionNotFound:
-                raise
-            missing = refusal
-    if not maps and missing:
-        raise missing
+    maps = await _ask_any(request, question, chosen)
     return web.json_response({"states": STATES, "partitions": [asdict(one) for one in maps],
                               "partition_count": len(parts)})
