@@ -16,6 +16,7 @@ _KEY = re.compile(r"""["']([a-z_]+(?:\.[a-z_0-9-]+)+)["']""")
 _STEM = re.compile(r"""["']([a-z_]+\.(?:[a-z_0-9.-]*[._])?)["']\s*~""")      # "error.title_" ~ status
 _F_STEM = re.compile(r"""f["']([a-z_]+\.(?:[a-z_0-9.-]*[._])?)\{""")         # f"audit.action_{name}"
 _WORD = re.compile(r"word\(\s*[\"'](\w+)[\"']")
+_SAID = re.compile(r"""said\(\s*["'`](\w+)""")              # words of messages, in scripts of their own
 
 
 def used():
@@ -24,12 +25,15 @@ def used():
     keys = {key for key in _KEY.findall(text) if key in rendering.texts() or f"{key}_one" in rendering.texts()}
     stems = set(_STEM.findall(text)) | set(_F_STEM.findall(text))
     words = {f"common.{name}" for path in SCRIPTS for name in _WORD.findall(path.read_text())}
+    said = {name for path in SCRIPTS for name in _SAID.findall(path.read_text())}
+    words |= {f"messages_script.{name}" for name in said}
+    stems |= {f"messages_script.{name}" for name in said if name.endswith("_")}      # ended_${told}
     return keys | words, stems
 
 
 def test_every_word_is_used():
     keys, stems = used()
-    of_actions = {f"action.{action.name}.{name}" for action in ACTIONS.values()
+    of_actions = {f"action.{action.words or action.name}.{name}" for action in ACTIONS.values()
                   for name in ("title", "button", *(field.name for field in action.fields),
                                *(f"{field.name}_hint" for field in action.fields))}
     left = [key for key in rendering.texts()
@@ -64,8 +68,8 @@ def test_texts_that_count_have_one_for_one():
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=lambda action: action.name)
 def test_an_action_has_words_for_its_dialog(action):
-    names = ["title", "button", *(field.name for field in action.fields)]
-    assert [name for name in names if f"action.{action.name}.{name}" not in rendering.texts()] == []
+    names = ["title", "button", *(field.name for field in action.fields if not field.label)]
+    assert [name for name in names if f"action.{action.words or action.name}.{name}" not in rendering.texts()] == []
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)

@@ -126,6 +126,7 @@ async function show(values) {
   const mine = turn += 1;
   const html = await load(address);
   if (html === null || mine !== turn) return;
+  turn += 1;      // windows that were asked for meanwhile are of the former order
   const page = new DOMParser().parseFromString(html, "text/html");
   history.replaceState(null, "", address);
   for (const part of page.querySelectorAll("[data-part]")) {
@@ -157,12 +158,17 @@ function narrow() {
     if (value) values.set(name, value);
     else values.delete(name);
   }
-  show(values);
+  if (values.toString() !== query().toString()) show(values);
 }
-form.addEventListener("input", (event) => {
-  if (event.target.name === "tenant" && form.elements.namespace) form.elements.namespace.value = "";
+form.addEventListener("input", ({ target }) => {
+  if (target.name === "tenant") form.elements.namespace.value = "";
   clearTimeout(timer);
-  timer = setTimeout(narrow, event.target.matches("select") ? 0 : TYPED_MS);
+  timer = setTimeout(narrow, TYPED_MS);
+});
+form.addEventListener("change", ({ target }) => {
+  if (target.name === "tenant") form.elements.namespace.value = "";
+  clearTimeout(timer);
+  narrow();
 });
 form.addEventListener("submit", (event) => {
   event.preventDefault();
