@@ -13,6 +13,7 @@ def run(broker: Target, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """
     import asyncio
 
+    from geminga.proto import pulsar_api_pb2 as api
     from geminga.proto.errors import Refusal
     from geminga.supervisor.pulsar_client import client, reasons
     try:
@@ -27,5 +28,7 @@ def run(broker: Target, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
         raise
     except (OSError, client.ClientError) as error:
         why = reasons.of(error, is_secure=broker.url.startswith("pulsar+ssl:"))
+        if getattr(error, "code", None) == api.AuthenticationError:
+            why += f"; {broker.credentials.remedy()}"
         print(f"geminga: {broker.url}: {why}", file=sys.stderr)
         return 3 if isinstance(error, OSError | client.NoBroker) else 1

@@ -53,6 +53,12 @@ class Credentials(NamedTuple):
                 raise click.UsageError(f"--auth-params: {self.certificate}, {self.key}: {_why(error)}") from None
         return context
 
+    def remedy(self) -> str:
+        """Return what to do about a broker that refuses these credentials; it tells causes to its log alone."""
+        if self.method:
+            return "the broker's log says why"
+        return "give --auth-params, or --context for a broker that has credentials"
+
     def headers(self) -> list[str]:
         """Return the HTTP header lines that carry these credentials."""
         if self.method == "token":

@@ -15,6 +15,7 @@ from geminga.supervisor.pulsar_client import reasons
 from geminga.supervisor.pulsar_client.credentials import NOBODY, Credentials
 
 _BAD_REQUEST = 400
+_UNKNOWN = "Authentication required"      # the broker's text for credentials that it does not take
 DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
 
 
@@ -23,8 +24,8 @@ class Refused(Exception):
 
     exit_status = REFUSED
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"{reason} (HTTP {status})")
+    def __init__(self, status: int, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason} (HTTP {status})" + (f"; {remedy}" if remedy else ""))
         self.status = status
 
 
@@ -107,7 +108,7 @@ class Broker:
             reason = _reason(answer)
             if answer.status == _BAD_REQUEST and reason.startswith("Port ") and " serves " in reason:
                 raise NotReachable(f"{self._url}: {reason}")      # a port of Pulsar's protocol
-            raise Refused(answer.status, reason)
+            raise Refused(answer.status, reason, self._credentials.remedy() if reason == _UNKNOWN else "")
         return answer
 
     def _exchange(self, sent: bytes) -> bytes:

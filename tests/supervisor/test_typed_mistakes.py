@@ -334,9 +334,10 @@ def test_a_wrong_token_is_refused_by_both_protocols(refused, start_broker, tmp_p
         f"[authentication]\nmethods = ['token']\nsecret_keys = ['{tmp_path}/key']\n")
     guarded: Broker = start_broker("--config", str(tmp_path / "geminga.toml"))
     token = ("--auth-plugin", "AuthenticationToken", "--auth-params", "token:x.y.z")
-    for credentials in ((), token):
-        refused(("consume", "orders", "--url", guarded.service_url, *credentials), REFUSED, r"AuthenticationError: \w")
-        refused(("topics", "--admin-url", guarded.http_url, *credentials), REFUSED, r"HTTP 401")
+    for credentials, remedy in (((), "give --auth-params, or --context"), (token, "the broker's log says why")):
+        refused(("consume", "orders", "--url", guarded.service_url, *credentials), REFUSED,
+                rf"AuthenticationError: \w.*; {remedy}")
+        refused(("topics", "--admin-url", guarded.http_url, *credentials), REFUSED, rf"\(HTTP 401\); {remedy}")
 
 
 # -- output that nobody reads
