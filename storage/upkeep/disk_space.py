@@ -30,6 +30,11 @@ _MIB = 1 << 20
 _BARRIER = Barrier(api.ServiceNotReady, "There is no room on the broker's disk; try again", is_waited_for=True)
 
 
+def refuse_below(disk: os.statvfs_result, options: StorageOptions) -> int:
+    """Return the free bytes of a file system below which publishing is refused."""
+    return min(options.disk_refuse_below_bytes, disk.f_blocks * disk.f_frsize // _REFUSE_PART)
+
+
 class DiskSpace:
     """The free disk space as one owner sees it, which is a cause to refuse publishing (publish_gate.Cause)."""
 
@@ -49,7 +54,7 @@ class DiskSpace:
         """Apply the watermarks and the size of the reserve that options set."""
         disk = os.statvfs(self._folder)
         size = disk.f_blocks * disk.f_frsize
-        self._refuse_below = min(options.disk_refuse_below_bytes, size // _REFUSE_PART)
+        self._refuse_below = refuse_below(disk, options)
         self._accept_above = max(min(options.disk_accept_above_bytes, size // _ACCEPT_PART), self._refuse_below)
         self._reserve = min(options.disk_reserve_bytes, size // _RESERVE_PART)
         if self._held > self._reserve:

@@ -3,9 +3,12 @@
     page.py         declaration of a page: its path, its template, and the function that loads its values
     asking.py       the questions of a page, which are requests to REST's own routes
     rendering.py    values -> HTML, by Jinja's templates
+    ordering.py     the column by which a table is sorted
+    document_pages.py    documents and runbook as HTML, and search in them
     dialogs.py      what an action is about to do, before somebody confirms it
     live.py         updates of an open page, as server-sent events
     history.py      rates of the last 15 minutes
+    tail.py         the newest messages of a topic, as server-sent events
     sign_in.py      begin and end of a session
     static_files.py    scripts and styles
     console.py      routes, headers, errors as pages

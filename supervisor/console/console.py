@@ -9,15 +9,32 @@ from yarl import URL
 from geminga.proto.responses import SERVER_VERSION
 from geminga.supervisor.admin.app import errors_as_json
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY, is_page
+from geminga.supervisor.admin.requests.authorization import refusal
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.admin.requests.sessions import COOKIE, SESSION
-from geminga.supervisor.console import dialogs, live, rendering, sign_in, static_files
+from geminga.supervisor.console import dialogs, live, rendering, sign_in, static_files, tail
 from geminga.supervisor.console.asking import Asking, Refused
 from geminga.supervisor.console.history import HISTORY, History
 from geminga.supervisor.console.page import Page
-from geminga.supervisor.console.pages import overview
+from geminga.supervisor.console.pages import (
+    access,
+    clients,
+    configuration,
+    delayed,
+    documents,
+    logs,
+    messages,
+    nights,
+    overview,
+    schemas,
+    subscription,
+    tables,
+    tenants,
+    topic,
+)
 
-PARTS = (overview,)
+PARTS = (overview, tables, topic, schemas, delayed, subscription, messages, clients, tenants, access, logs, nights,
+         configuration, documents)
 _PAGES = web.AppKey("pages", dict[str, Page])      # by the path of their route
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HEADERS = {
@@ -26,6 +43,7 @@ _HEADERS = {
     "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin"}
 _LOOKS = "GET", "HEAD", "OPTIONS"
+_CALLS_MAX = 12              # requests of a page that it names: one that sums up asks for many alike
 _VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
 
 
@@ -33,7 +51,7 @@ def install(app: web.Application) -> None:
     """Add the console to the admin process's application."""
     history = app[HISTORY] = History(app)
     app.cleanup_ctx.append(history.serve)
-    app[live.OPEN] = set()
+    app[live.OPEN], app[tail.TAILS] = set(), set()
     app.middlewares.insert(app.middlewares.index(errors_as_json) + 1, errors_as_pages)
     app[_PAGES] = {}
     for part in PARTS:
@@ -46,6 +64,7 @@ def install(app: web.Application) -> None:
     app.router.add_get("/console/live", updates)
     app.router.add_get(sign_in.PATH, show_sign_in)
     app.add_routes(dialogs.routes)
+    app.add_routes(tail.routes)
     app.add_routes(sign_in.routes)
     app.add_routes(static_files.routes)
 
@@ -67,7 +86,7 @@ async def errors_as_pages(request: web.Request, handler: Handler) -> web.StreamR
     except (web.HTTPException, Refused) as error:
         if request.method not in _LOOKS or request.path.startswith(("/console/live", static_files.PREFIX)):
             raise _as_http(error) from None
-        answer = _error(request, error)
+        answer = await _error(request, error)
     if not answer.prepared:
         answer.headers.update(_HEADERS)
         answer.headers.setdefault("Cache-Control", "no-store")
@@ -90,24 +109,36 @@ def _as_http(error: web.HTTPException | Refused) -> web.HTTPException:
     return kinds.get(error.status, web.HTTPInternalServerError)(text=error.text)
 
 
-def _error(request: web.Request, error: web.HTTPException | Refused) -> web.StreamResponse:
+async def _error(request: web.Request, error: web.HTTPException | Refused) -> web.StreamResponse:
     """Return the page of an error.  A browser that has to sign in is sent there, and comes back afterwards."""
     text = error.text or getattr(error, "reason", "") or ""
     if error.status == web.HTTPUnauthorized.status_code and IDENTITY not in request:
         return web.HTTPSeeOther(f"{sign_in.PATH}?next={quote(request.path_qs, safe='')}")
-    values = _common(request) | {"status": error.status, "text": text, "calls": [], "commands": []}
+    values = await _common(request) | {"status": error.status, "text": text, "calls": [], "commands": []}
     return web.Response(text=rendering.page("error.html", values), status=error.status, content_type="text/html")
 
 
-def _common(request: web.Request) -> dict[str, Any]:
+async def _common(request: web.Request) -> dict[str, Any]:
     """Return the values that every page has."""
     identity, session = request.get(IDENTITY), request.get(SESSION)
     authenticator = request.app[AUTHENTICATOR]
     return {
-        "path": request.path, "query": request.query, "role": identity.role if identity is not None else "",
+        "path": request.path, "address": request.rel_url.raw_path_qs, "query": request.query,
+        "role": identity.role if identity is not None else "",
         "has_session": session is not None, "secret": session.secret if session is not None else "",
         "asks_who": authenticator.is_on, "read_only": request.app[TOPICS].config.console.read_only,
-        "cluster": request.app[TOPICS].config.cluster_name, "version": _VERSION}
+        "cluster": request.app[TOPICS].config.cluster_name, "version": _VERSION,
+        "navigation": await _navigation(request)}
+
+
+async def _navigation(request: web.Request) -> list[tuple[str, str]]:
+    """Return name and address of the pages that the role may see; of nobody's until it is known who asks."""
+    if IDENTITY not in request:
+        return []
+    has_transactions = request.app[TOPICS].config.transactions.enabled
+    return [(name, address) for name, address, needs in rendering.NAVIGATION
+            if (name != "transactions" or has_transactions)
+            and (not needs or not await refusal(request.clone(method="GET", rel_url=URL(needs, encoded=True))))]
 
 
 async def show(request: web.Request) -> web.Response:
@@ -117,7 +148,7 @@ async def show(request: web.Request) -> web.Response:
     page = request.app[_PAGES][resource.canonical]
     asking = Asking(request, request.match_info, request.query)
     values = await page.load(asking)
-    common = _common(request) | {"calls": asking.calls, "commands": [], "is_live": page.every_s > 0}
+    common = await _common(request) | {"calls": asking.calls[:_CALLS_MAX], "commands": [], "is_live": page.every_s > 0}
     return web.Response(text=rendering.page(page.template, common | values), content_type="text/html")
 
 
@@ -130,7 +161,8 @@ async def updates(request: web.Request) -> web.StreamResponse:
     page = request.app[_PAGES].get(resource.canonical) if resource is not None else None
     if page is None or not page.every_s:
         raise web.HTTPNotFound(text="No page under this address changes by itself")
-    common = _common(request) | {"path": inner.path, "query": inner.query, "calls": [], "commands": [], "is_live": True}
+    common = await _common(request)
+    common |= {"path": inner.path, "query": inner.query, "calls": [], "commands": [], "is_live": True}
     return await live.stream(request, page, Asking(request, match, inner.query), common)
 
 
@@ -141,5 +173,6 @@ async def show_sign_in(request: web.Request) -> web.Response:
         next_ = "/"
     authenticator = request.app[AUTHENTICATOR]
     methods = [method for method in sign_in.METHODS if authenticator.asks_for(method)]
-    values = _common(request) | {"next": next_, "methods": methods, "calls": [], "commands": []}
+    values = await _common(request) | {
+        "next": next_, "methods": methods, "calls": [], "commands": [], "navigation": []}
     return web.Response(text=rendering.page("sign_in.html", values), content_type="text/html")

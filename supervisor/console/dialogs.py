@@ -7,11 +7,23 @@ from yarl import URL
 from geminga.supervisor.admin.requests.authorization import refusal
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.console import rendering
-from geminga.supervisor.console.actions import topic_actions
+from geminga.supervisor.console.actions import (
+    access_actions,
+    broker_actions,
+    client_actions,
+    delayed_actions,
+    message_actions,
+    policy_actions,
+    schema_actions,
+    subscription_actions,
+    tenant_actions,
+    topic_actions,
+)
 from geminga.supervisor.console.actions.action import Action, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking, Refused
 
-PARTS = (topic_actions,)
+PARTS = (topic_actions, subscription_actions, message_actions, policy_actions, schema_actions, delayed_actions,
+         client_actions, tenant_actions, access_actions, broker_actions)
 ACTIONS: dict[str, Action] = {action.name: action for part in PARTS for action in part.actions}
 routes = web.RouteTableDef()
 
@@ -41,7 +53,8 @@ async def dialog(request: web.Request) -> web.Response:
 def _refuse_empty(action: Action, values: Values) -> None:
     for field in action.fields:
         if field.is_required and not values[field.name].strip():
-            raise Wrong(rendering.text("dialog.missing", field=rendering.text(f"action.{action.name}.{field.name}")))
+            label = field.label or rendering.text(f"action.{action.words or action.name}.{field.name}")
+            raise Wrong(rendering.text("dialog.missing", field=label))
 
 
 async def _problem(request: web.Request, plan: Plan) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from geminga.supervisor.configuration.units import instant
 from geminga.supervisor.console.static_files import address_of
 from geminga.supervisor.wording import human
 
@@ -25,8 +26,31 @@ _LIVE = "live_"                    # blocks that are sent again begin so
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}      # categories of characters that cannot be seen
 _KEPT = "\n\t"
 
-# Pages that stand in the navigation: name, address.
-NAVIGATION = (("overview", "/"),)
+class Entry(NamedTuple):
+    """An entry of the navigation.  It is left out for roles that REST would refuse what its page shows."""
+
+    name: str
+    address: str
+    needs: str = ""              # path of REST that the role must be allowed to get; "": every role sees the entry
+
+
+# Pages that stand in the navigation.
+NAVIGATION = (
+    Entry("overview", "/"),
+    Entry("topics", "/console/topics"),
+    Entry("subscriptions", "/console/subscriptions"),
+    Entry("messages", "/console/messages"),
+    Entry("delayed", "/console/delayed", "/ops/v1/subscriptions"),
+    Entry("clients", "/console/clients", "/ops/v1/clients"),
+    Entry("tenants", "/console/tenants", "/admin/v2/tenants"),
+    Entry("access", "/console/access"),
+    Entry("audit", "/console/audit", "/ops/v1/audit"),
+    Entry("nights", "/console/nights", "/ops/v1/compaction/report"),
+    Entry("transactions", "/console/transactions", "/ops/v1/transactions"),
+    Entry("configuration", "/console/configuration", "/ops/v1/configuration"),
+    Entry("log", "/console/log", "/ops/v1/log"),
+    Entry("documents", "/console/documents"),
+)
 _OF_SCRIPTS = "common"             # table of the words that scripts show, too
 
 
@@ -44,18 +68,18 @@ def _flat(before: str, table: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{before}{name}", value
 
 
-def text(key: str, **values: Any) -> str:
+def text(key: str, /, **values: Any) -> str:
     """Return a text of the console, with values in its braces."""
     return texts()[key].format(**values) if values else texts()[key]
 
 
-def counted(key: str, number: int, **values: Any) -> str:
+def counted(key: str, number: int, /, **values: Any) -> str:
     """Return a text that has a number in it as {number}: that of KEY_one for one, else that of KEY."""
     return text(f"{key}_one" if number == 1 else key, number=f"{number:,}", **values)
 
 
-def _script_words() -> dict[str, str]:
-    return {key.partition(".")[2]: value for key, value in texts().items() if key.startswith(f"{_OF_SCRIPTS}.")}
+def _script_words(table: str = _OF_SCRIPTS) -> dict[str, str]:
+    return {key.partition(".")[2]: value for key, value in texts().items() if key.startswith(f"{table}.")}
 
 
 def visible(value: Any) -> str:
@@ -103,20 +127,26 @@ def topic_path(topic: str) -> str:
 
 def _make() -> Environment:
     made = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined,
-                       trim_blocks=True, lstrip_blocks=True, finalize=_finalized)
+                       trim_blocks=True, lstrip_blocks=True, finalize=_finalized, auto_reload=False)
     made.filters |= {
         "count": lambda value: _number(value, human.count), "size": lambda value: _number(value, human.size),
         "rate": lambda value: _number(value, human.rate), "length": lambda value: _number(value, human.length),
         "size_rate": lambda value: _number(value, lambda size: f"{human.size(size)}/s"),
-        "moment": _moment, "since": _since, "short": human.short, "topic_path": topic_path,
+        "moment": _moment, "moment_text": instant, "number_of": len, "exact": lambda value: escape(str(value)),
+        "since": _since, "short": human.short, "topic_path": topic_path,
         "quoted": lambda value: quote(str(value), safe=""), "json": _json, "query_string": urlencode}
     made.globals |= {
         "t": text, "counted": counted, "has_text": lambda key: key in texts(),
-        "words": _script_words, "navigation": lambda: NAVIGATION, "static": address_of,
-        "ago": human.ago, "now_ms": lambda: time.time_ns() // 1_000_000}
+        "words": _script_words, "static": address_of,
+        "ago": human.ago, "now_ms": now_ms}
     # Macros as a global, because blocks that are rendered alone do not see what their template imports.
     made.globals["ui"] = made.get_template("ui.html").module
     return made
+
+
+def now_ms() -> int:
+    """Return the time in ms."""
+    return time.time_ns() // 1_000_000
 
 
 def _finalized(value: Any) -> Any:

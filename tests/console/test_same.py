@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 TOPIC, NAMESPACE, SUBSCRIPTION = "persistent://acme/eu/orders", "acme/eu", "billing"
 # Commands that are programs of their own, and send no request of REST that could be compared.
 PROGRAMS = {
+    "reset-to-time": "its request names a moment, its command a time before now",
     "publish": "a client of the binary protocol", "redrive": "a client of the binary protocol",
     "make-backup": "makes the backup itself, beside the broker", "close-client": "needs a connection"}
 # Values of fields and subjects; those of an action stand before those of all.

@@ -269,6 +269,7 @@ class Alarms:
             {
                 "alarm": name,
                 "since": _moment(one.since),
+                "since_ms": round(one.since * 1000),
                 "text": one.reason.text,
                 "page": page(name),
                 "can_be_seen_to": name in _SEEN_TO,

@@ -10,6 +10,7 @@ from geminga.proto import names
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
+from geminga.storage.upkeep.disk_space import refuse_below
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.monitoring.health import loading, obstacles
 from geminga.supervisor.admin.monitoring.stats import Measured, measure
@@ -135,7 +136,8 @@ async def status(request: web.Request) -> web.Response:
             "totals": {name: int(sum(one.total(name) for one in answered)) for name in _RATES},
             "cores_busy_seconds": [round(one.user + one.nice + one.system, 2) for one in psutil.cpu_times(percpu=True)],
             "not_measured": [index for index, one in enumerate(measured) if one is None],
-            "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize},
+            "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize,
+                     "refuse_below_bytes": refuse_below(disk, app[TOPICS].storage)},
             "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
             "night": _night(request),
             "log": _level(),
