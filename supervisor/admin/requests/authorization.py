@@ -351,6 +351,7 @@ async def refusal(request: web.Request) -> str:
     match = await request.app.router.resolve(request)
     if not authorization.is_enabled or match.route.resource is None:
         return ""
+    match.add_app(request.app)       # as aiohttp does before it handles a request
     request._match_info = match      # where aiohttp keeps it
     try:
         _check(request, authorization, demand_of(request.method, match.route.resource.canonical))

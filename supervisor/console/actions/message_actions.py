@@ -33,10 +33,12 @@ async def publish(ask: Asking, values: Values) -> Plan:
         raise Wrong(text("action.publish.too_long"))
     body, size = await _content(ask, topic, values)
     body |= _about(values)
-    subscriptions = await ask.get(f"/admin/v2/{topic_path(topic)}/subscriptions")
+    subscriptions = await ask.maybe(f"/admin/v2/{topic_path(topic)}/subscriptions")      # None: only consumers see them
     told = {"topic": human.short(topic), "size": human.size(size)}
-    effect = counted("action.publish.effect", len(subscriptions), **told) if subscriptions else \
-        text("action.publish.effect_0", **told)
+    if subscriptions:
+        effect = counted("action.publish.effect", len(subscriptions), **told)
+    else:
+        effect = text("action.publish.effect_only" if subscriptions is None else "action.publish.effect_0", **told)
     if "deliverAfter" in body:
         due_ms = time.time_ns() // 1_000_000 + units.millis(body["deliverAfter"])
         effect += " " + text("action.publish.later", time=units.instant(due_ms))

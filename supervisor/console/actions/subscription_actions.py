@@ -15,6 +15,9 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,7}", re.ASCII)
 _POSITION = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
 _COUNTED_MAX = 10_000_000    # entries that REST passes over to count messages
 _LETTERS = "1000"
+# Message ids as clients write them, which REST understands like those words.
+_PLACES = {"earliest": {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1},
+           "latest": {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}}
 
 
 def _path(values: Values) -> str:
@@ -92,17 +95,18 @@ def _reset_effect(why: list[dict[str, Any]], after: int, is_bound: bool) -> str:
 @actions.named("reset-to-message", _SUBJECT, Field("message", default="earliest"), is_dangerous=True)
 async def reset_to_message(ask: Asking, values: Values) -> Plan:
     place = values["message"].strip()
-    body: Any = place
-    if place not in ("earliest", "latest"):
-        if not (match := _POSITION.fullmatch(place)):
-            raise Wrong(text("action.reset-to-message.wrong"))
-        body = {"ledgerId": int(match[1]), "entryId": int(match[2])}
+    if place in _PLACES:
+        body = _PLACES[place]
+    elif match := _POSITION.fullmatch(place):
+        body = {"ledgerId": int(match[1]), "entryId": int(match[2]), "partitionIndex": -1, "batchIndex": -1}
+    else:
+        raise Wrong(text("action.reset-to-message.wrong"))
     after, is_bound = 0, False
     if place != "latest":
         after, is_bound = await _passed(ask, values["topic"], "", skip=_COUNTED_MAX,
                                         **{"from": None if place == "earliest" else place})
     return Plan("POST", f"{_path(values)}/resetcursor", _reset_effect(await _why(ask, values), after, is_bound),
-                _command("reset-cursor", values, "-m", place), body)
+                _command("reset-cursor", values, "-m", place), body | {"excluded": False})
 
 
 @actions.named("expire-messages", _SUBJECT, Field("age", default="1d"), is_dangerous=True)
@@ -118,7 +122,7 @@ async def expire_messages(ask: Asking, values: Values) -> Plan:
                                 **{"from": f"{place['ledgerId']}:{max(0, place['entryId'])}"})
         expired += max(0, one["messages"].get("backlog", one["backlog"]) - left)
     return Plan("POST", f"{_path(values)}/expireMessages/{seconds}", counted("action.expire-messages.effect", expired),
-                _command("expire-messages", values, "-t", f"{seconds}s"), is_possible=expired > 0)
+                _command("expire-messages", values, "-t", f"{seconds}s"))
 
 
 def _moment(text_: str) -> int:
@@ -133,8 +137,7 @@ def _moment(text_: str) -> int:
 async def release_parked(ask: Asking, values: Values) -> Plan:
     parked = sum(cause["cause"] == "parked" for one in await _why(ask, values) for cause in one["causes"])
     return Plan("POST", f"/ops/v1/release/{topic_path(values['topic'])}/{ask.quoted(values['subscription'])}",
-                counted("action.release-parked.effect", parked), _command("release-parked", values),
-                is_possible=parked > 0)
+                counted("action.release-parked.effect", parked), _command("release-parked", values))
 
 
 @actions.named("unsubscribe", _SUBJECT, Field("force", "check", is_required=False), is_dangerous=True)
@@ -160,7 +163,7 @@ async def create_subscription(ask: Asking, values: Values) -> Plan:
     if values["subscription"] in names:
         raise Wrong(text("action.create-subscription.exists"))
     return Plan("PUT", path, text(f"action.create-subscription.effect_{values['start']}"),
-                _command("create-subscription", values, "-m", values["start"]), values["start"],
+                _command("create-subscription", values, "-m", values["start"]), _PLACES[values["start"]],
                 next=f"/console/topics/{topic_path(values['topic'])}/subscriptions/{ask.quoted(values['subscription'])}")
 
 

@@ -1,5 +1,5 @@
 // Dialogs of actions: what an action does, once confirmed, is a request to REST's own route.
-import { ask, fragment, word } from "./asking.js";
+import { fragment, send, word } from "./asking.js";
 
 const dialog = document.getElementById("action");
 
@@ -35,16 +35,21 @@ dialog.addEventListener("input", () => {
 
 async function refresh() {
   const form = dialog.querySelector("form");
-  if (!form) return;
+  if (!form) return true;
   const turn = ++serial;
   const html = await fragment(address(dialog.dataset.name, new FormData(form)));
-  if (html === null || turn !== serial) return;
+  if (html === null) return false;
+  if (turn !== serial) return true;
   const fresh = document.createElement("template");
   fresh.innerHTML = html;
   for (const part of ["[data-effect]", "[data-same]", "[data-confirm]"]) {
     const place = dialog.querySelector(part), made = fresh.content.querySelector(part);
-    if (place && made) place.replaceWith(made);
+    if (!place || !made) continue;
+    const details = made.querySelector("details");
+    if (details) details.open = place.querySelector("details")?.open ?? false;
+    place.replaceWith(made);
   }
+  return true;
 }
 
 dialog.addEventListener("submit", async (event) => {
@@ -52,20 +57,25 @@ dialog.addEventListener("submit", async (event) => {
   if (!button || !("confirm" in button.dataset)) return;
   event.preventDefault();
   clearTimeout(timer);
-  await refresh();
+  // What was shown before may not be what the fields say now: without a fresh plan nothing is done.
+  if (!await refresh()) return fail(word("lost"));
   const sure = dialog.querySelector("[data-confirm]");
   if (sure.disabled) return;
   sure.disabled = true;
   const { method, path, body, next } = sure.dataset;
-  const answer = await ask(method, path, body ? JSON.parse(body) : undefined);
+  const answer = await send(method, path, body || undefined);
   if (answer.ok) {
     dialog.close();
-    if (next) location.assign(next);
+    if (next && next !== location.pathname) location.assign(next);
     else location.reload();
     return;
   }
   sure.disabled = false;
-  const failure = dialog.querySelector("[data-failure]");
-  failure.textContent = word("failed", { reason: answer.reason });
-  failure.hidden = false;
+  fail(word("failed", { reason: answer.reason }));
 });
+
+function fail(text) {
+  const failure = dialog.querySelector("[data-failure]");
+  failure.textContent = text;
+  failure.hidden = false;
+}
