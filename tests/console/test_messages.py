@@ -1,11 +1,17 @@
 """Messages in a real browser: search, live tail, publishing."""
 import json
+import urllib.error
+import urllib.request
+from urllib.parse import quote
 
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
+from geminga.supervisor.console.tail import TAILS_MAX
+
 from ..harness import eventually, partitioned_topic, request, unique_topic
 from .browser import needs_browser
+from .test_accessible import broken_rules
 from .test_subscription import publish
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -143,6 +149,26 @@ def test_a_tail_shows_only_what_its_filter_lets_pass(browser, own, client):
     eventually(lambda: found(browser, "[data-came]") == ["error 1"], 10)
 
 
+def test_tails_are_bounded_and_end_with_their_browsers(own, client):
+    topic = unique_topic()
+    publish(client, topic, [b"message"])
+    address = f"{own.http_url}/console/tail?topic={quote(topic, safe='')}"
+    tails = [urllib.request.urlopen(address, timeout=20) for _ in range(TAILS_MAX)]
+    assert all(tail.readline() == b"event: rows\n" for tail in tails)
+    assert request("GET", address)[0] == 503
+    for tail in tails:
+        tail.close()
+
+    def is_open():
+        try:
+            with urllib.request.urlopen(address, timeout=20) as again:
+                return again.readline() == b"event: rows\n"
+        except urllib.error.HTTPError:
+            return False
+
+    eventually(is_open, 20)
+
+
 def test_a_tail_of_nothing_is_told(browser, own):
     topic = unique_topic()
     browser.open(f"{own.http_url}/console/messages?place={topic.removeprefix('persistent://')}")
@@ -216,3 +242,26 @@ def test_a_place_that_is_no_topic_shows_a_search_only(browser, own):
     search(browser)
     browser.see("Namespace does not exist", SECONDS)
     assert any("404" in problem for problem in browser.problems())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_found_breaks_no_rule_and_fits_a_narrow_screen(browser, own, client, scheme):
+    topic = unique_topic("a-long-name-of-a-topic-" * 3)
+    publish(client, topic, [b"found " * 200], partition_key="k" * 300, properties={"n" * 200: "v" * 200},
+            deliver_at=4_000_000_000_000, event_timestamp=1)
+    publish(client, topic, [bytes(range(256)) * 3])
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                                   {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                   {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        opened(browser, own, topic.removeprefix("persistent://"))
+        search(browser)
+        browser.see("Everything was searched: 2 found.", SECONDS)
+        follow(browser)
+        eventually(lambda: len(found(browser, "[data-came]")) == 2, 10)
+        assert broken_rules(browser) == []
+        assert browser.run("return document.documentElement.scrollWidth") <= 360
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
