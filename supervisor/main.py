@@ -164,7 +164,8 @@ def main(arguments: list[str] | None = None) -> int | str | None:
 
 def _complain(error: click.ClickException) -> int:
     """Print in one line what is wrong, and where more is told unless the nearest name is; return the exit status."""
-    text = re.sub(r"\s*\n\s*", " ", error.format_message()).replace("a valid integer range", "a whole number")
+    text = re.sub(r"\s*\n\s*", " ", error.format_message())
+    text = re.sub(r"a valid integer( range)?", "a whole number", text)
     context = error.ctx if isinstance(error, click.UsageError) else None
     more = "" if context is None or text.endswith("?") else f"  More: {context.command_path} -h"
     print(f"geminga: {text.removesuffix('.') + '.' if more else text}{more}", file=sys.stderr)

@@ -145,6 +145,7 @@ VALUES = [
       for time in ("-5", "0", "8d")),
     (("nightly", "plan", "--data-dir", "{data_dir}", "--pattern", "["), WRONG, r"'\[' is no regular expression"),
     (("nightly", "plan", "--data-dir", "{data_dir}", "--topic", "ordres"), WRONG, r"there is no topic \S+/ordres"),
+    (("tune", "--pid", "first"), WRONG, r"--pid.*: 'first' is not a whole number"),
     (("tune", "--pid", "99999999"), WRONG, r"--pid 99999999: there is no such process"),
     (("context", "set", "x y", "--url", "pulsar://x"), WRONG, r"'x y' is no name: .*letters"),
     (("secure", "--host", "a b"), WRONG, r"'a b' is no host name"),
