@@ -6,6 +6,7 @@ import shlex
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pulsar
@@ -36,6 +37,7 @@ OWN = {
     "add-partitions": {"topic": "persistent://acme/eu/parted"}, "create-missing": {"topic": "persistent://acme/eu/parted"},
     "grant-namespace": {"produce": "true"}, "grant-topic": {"produce": "true"},
     "delete-tenant": {"tenant": "empty"}, "delete-namespace": {"namespace": "acme/empty"},
+    "delete-topic": {"force": "true"},
     "change-setting": {"value": "100"}, "upload-schema": {"schema": ""}}
 
 
@@ -99,6 +101,11 @@ def filled(own, client):
     for number in range(10):
         producer.send(str(number).encode())
     producer.close()
+    for path, body in ((f"/admin/v2/persistent/{NAMESPACE}/orders/retention", {
+            "retentionTimeInMinutes": 10, "retentionSizeInMB": 20}),
+            (f"/admin/v2/schemas/{NAMESPACE}/orders/schema", {"type": "STRING", "schema": "", "properties": {}})):
+        status, text = request("POST", own.http_url + path, json.dumps(body).encode())
+        assert status in (200, 204), text
     return own
 
 
@@ -132,7 +139,12 @@ SIMPLE = [action for action in ACTIONS.values() if action.name not in PROGRAMS a
 @pytest.mark.parametrize("action", SIMPLE, ids=lambda action: action.name)
 def test_a_command_sends_the_request_of_its_dialog(filled, recorder, action, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)      # some commands read a file
-    address = f"/console/actions/{action.name}?{urlencode(values_of(action))}"
+    compare(filled, recorder, action, values_of(action))
+
+
+def compare(filled, recorder, action, values):
+    """Hold a dialog's request against the one that its command sends."""
+    address = f"/console/actions/{action.name}?{urlencode(values)}"
     status, dialog = request("GET", filled.http_url + address)
     assert status == 200, dialog
     found = re.search(r'data-method="(\w+)" data-path="([^"]*)" data-body="([^"]*)"', dialog)
@@ -140,6 +152,8 @@ def test_a_command_sends_the_request_of_its_dialog(filled, recorder, action, tmp
     method, path, body = map(html.unescape, found.groups())
     command = html.unescape(re.search(r"<code>(geminga [^<]*)</code>", dialog)[1])
     words = shlex.split(command)[1:]
+    if action.name == "upload-schema":
+        Path("schema.json").write_text(body)
     recorder.changes.clear()
     with_address = [*words[:1], "--admin-url", recorder.url, *words[1:]] if words[0] == "admin" else \
         [*words, "--admin-url", recorder.url]
@@ -147,3 +161,18 @@ def test_a_command_sends_the_request_of_its_dialog(filled, recorder, action, tmp
     sent = [(told, normal(where), what) for told, where, what in recorder.changes]
     expected = method, normal(path), json.loads(body) if body else None
     assert expected in sent, (command, expected, sent)
+
+
+POLICIES = [action for action in ACTIONS.values() if action.words == "policy"]
+
+
+def typed(field) -> str:
+    """Return a value for a field of a policy."""
+    if field.choices:
+        return field.choices[0]
+    return "60000" if field.kind == "number" else "Exclusive,Shared"
+
+
+@pytest.mark.parametrize("action", POLICIES, ids=lambda action: action.name)
+def test_a_policy_is_set_by_the_command_as_by_its_dialog(filled, recorder, action):
+    compare(filled, recorder, action, {"topic": TOPIC, **{field.name: typed(field) for field in action.fields}})

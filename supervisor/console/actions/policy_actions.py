@@ -17,6 +17,7 @@ from geminga.supervisor.wording import human
 from geminga.supervisor.wording.policy_verbs import ValueOption, options_of, verb_of
 
 actions = Actions()
+_UNITS = {"minutes": "m", "ms": "ms", "MB": "M"}      # as the command writes them
 _BOOLEANS = "true", "false"
 _WORDS = "policy"            # table of the words that the dialogs share
 _VALUE = "value"             # name of the field of a policy that is no object
@@ -80,8 +81,16 @@ def _words(policy: Policy, sent: Any) -> Iterator[str]:
             elif len(sides) > 1:
                 yield sides[1]
         else:
-            yield from (sides[0], ",".join(value) if isinstance(value, list) else
-                        value if isinstance(value, str) else json.dumps(value))
+            yield from (sides[0], _word(value, option.unit))
+
+
+def _word(value: Any, unit: str) -> str:
+    """Return a value as the command takes it: with its unit, as numbers alone are seconds and bytes there."""
+    if isinstance(value, list):
+        return ",".join(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value) + (_UNITS.get(unit, "") if value > 0 else "")
 
 
 def _command(verb: str, policy: Policy, topic: str, *words: str) -> str:

@@ -50,9 +50,10 @@ def _properties(typed: str) -> dict[str, str]:
 @actions.named("delete-schema", "topic", is_dangerous=True)
 async def delete(ask: Asking, values: Values) -> Plan:
     topic, versions = values["topic"], await _versions(ask, values["topic"])
+    if not versions:
+        raise Wrong(text("action.delete-schema.none"))
     command = shlex.join(["geminga", "admin", "schemas", "delete", human.short(topic)])
-    return Plan("DELETE", f"{_path(topic)}/schema", counted("action.delete-schema.effect", len(versions)), command,
-                is_possible=bool(versions))
+    return Plan("DELETE", f"{_path(topic)}/schema", counted("action.delete-schema.effect", len(versions)), command)
 
 
 def pretty(definition: str) -> str:

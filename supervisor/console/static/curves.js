@@ -1,7 +1,9 @@
 // Moving curves of the last 15 minutes.  A figure names its series, the page brings their history, updates their newest points.
 const SPAN_MS = 900_000;
 const BOTTOM = 18, LEFT = 70;
-const history = JSON.parse(document.getElementById("history")?.textContent ?? '{"at":[]}');
+const GAP_MS = 15_000;      // between two samples, where a line is broken: nobody looked
+const keeps = document.querySelector("[data-keeps]") && `geminga-curves:${location.pathname}`;
+const history = JSON.parse((keeps ? sessionStorage.getItem(keeps) : document.getElementById("history")?.textContent) ?? '{"at":[]}');
 const figures = [...document.querySelectorAll("[data-curve]")];
 
 const UNITS = {
@@ -28,6 +30,10 @@ function ceiling(value, base) {
   return value;
 }
 
+function line(number, points) {
+  return element("polyline", { class: `line ${number ? "second" : "first"}`, points: points.join(" ") });
+}
+
 function draw(figure) {
   const names = figure.dataset.curve.split(" "), unit = UNITS[figure.dataset.unit];
   const svg = figure.querySelector("svg");
@@ -47,10 +53,17 @@ function draw(figure) {
   }
   names.forEach((name, number) => {
     const values = history[name] ?? [];
-    const points = values.map((value, at) => `${x(history.at[at])},${y(value)}`);
-    parts.push(element("polyline", { class: `line ${number ? "second" : "first"}`, points: points.join(" ") }));
+    let points = [];
+    values.forEach((value, at) => {
+      if (at && history.at[at] - history.at[at - 1] > GAP_MS) {
+        parts.push(line(number, points));
+        points = [];
+      }
+      points.push(`${x(history.at[at])},${y(value)}`);
+    });
+    parts.push(line(number, points));
     const last = figure.querySelector(`[data-last="${name}"]`);
-    if (last && values.length) last.textContent = `${unit(values.at(-1))}/s`;
+    if (last && values.length) last.textContent = unit(values.at(-1)) + ("level" in figure.dataset ? "" : "/s");
   });
   svg.replaceChildren(...parts);
   svg.setAttribute("aria-label", figure.querySelector("figcaption").textContent.replace(/\s+/g, " ").trim());
@@ -60,12 +73,21 @@ function drawAll() {
   for (const figure of figures) draw(figure);
 }
 
+// Pages of which the broker has no history bring their samples with their updates, and keep them as long as the tab.
+function sampled(place) {
+  const sample = place?.querySelector("[data-sample]")?.dataset.sample;
+  if (sample) document.dispatchEvent(new CustomEvent("geminga-sample", { detail: JSON.parse(sample) }));
+}
+document.addEventListener("geminga-part", ({ detail }) => sampled(detail));
+
 document.addEventListener("geminga-sample", ({ detail }) => {
   if (detail.at <= history.at.at(-1)) return;
   for (const [name, value] of Object.entries(detail)) (history[name] ??= []).push(value);
   const first = history.at.findIndex((at) => at >= detail.at - SPAN_MS);
   if (first > 0) for (const values of Object.values(history)) values.splice(0, first);
+  if (keeps) sessionStorage.setItem(keeps, JSON.stringify(history));
   drawAll();
 });
 drawAll();
+sampled(document.querySelector("[data-keeps]") && document);
 addEventListener("resize", drawAll);

@@ -72,7 +72,7 @@ function put(name, html) {
 }
 
 // Makes the children of `old` those of `fresh`, and changes only what differs: focus, selection and scrolling stay.
-function merge(old, fresh) {
+export function merge(old, fresh) {
   const had = [...old.childNodes];
   const has = [...fresh.childNodes];
   has.forEach((node, at) => {
