@@ -428,13 +428,13 @@ class Supervisor:
         self.notify.ready()
         others = [f"{url} (from other hosts)" for url in self._shown_to_others if url]
         shown = {**self._shown, "clients": [*self._shown["clients"], *others]}
+        command, url = Path(sys.argv[0]).absolute(), next(filter(None, self._shown["clients"]))
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: "
               f"{self.config.workers} workers, {self.config.owners} owners\n"
               + "".join(f"  {name:<9} {url}\n" for name, urls in shown.items() for url in filter(None, urls)) +
               f"  data      {self.config.data_dir.resolve()}\n"
-              f"Publish a first message:\n"
-              f"  {Path(sys.argv[0]).absolute()} publish --url {next(filter(None, self._shown['clients']))} "
-              "my-topic 'Hello'", flush=True)
+              f"Publish a first message, and read it:\n"
+              f"  {command} produce --url {url} my-topic 'Hello'\n  {command} consume --url {url} my-topic", flush=True)
 
     # -- the end
 

@@ -1,5 +1,6 @@
 """The geminga command as its user meets it: its output, its refusals in one line, and the answers over HTTP."""
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -63,6 +64,12 @@ def test_what_is_published_can_be_read(broker):
     assert run("publish", "--url", broker.service_url, topic, "one", "two")[0] == 0
     for _ in range(2):
         assert run("read", "--url", broker.service_url, topic) == (0, "one\ntwo\n", [])
+
+
+def test_lines_that_a_start_prints_can_be_pasted(own):
+    first, second = re.findall(r"^  (\S+ (?:produce|consume) --url .*)$", own.log(), re.MULTILINE)[-2:]
+    assert subprocess.run(first, shell=True, capture_output=True, text=True, check=True).stdout.startswith("published ")
+    assert "Hello\n" in subprocess.run(second, shell=True, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_broker_that_is_not_there_is_one_line():
