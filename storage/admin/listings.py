@@ -47,10 +47,13 @@ def topics(owner: AdministeredOwner, question: ListTopics) -> Listing:
     def name(topic: Topic) -> str:
         return str(topic.name)
 
-    order = _order(chosen, question, values, name)
-    shown = [chosen[at] for at in order]
-    keys = () if question.only_names else (*_TOPIC_RATES, *_OF_TOPICS, "oldest_seconds")
-    columns = {key: values(shown, key) for key in keys}
+    if question.among is None:
+        shown = [chosen[at] for at in _order(chosen, question, values, name)]
+    else:
+        among = set(question.among)
+        shown = [topic for topic in chosen if name(topic) in among]
+    keys = (*_TOPIC_RATES, *_OF_TOPICS, "oldest_seconds")
+    columns = {key: values(shown, key) for key in keys if not question.is_bare or key == question.sort}
     return Listing(0, len(chosen), _rows({"topic": list(map(name, shown))}, columns))
 
 

@@ -64,7 +64,8 @@ class Sorting:
 class ListTopics(Question[Listing], Scope, Sorting, name="list-topics"):
     """A question for rows of open topics."""
 
-    only_names: bool = False           # whether rows have nothing but the key "topic"
+    is_bare: bool = False              # whether rows have nothing but the topic and the key by which they are sorted
+    among: list[str] | None = None     # complete names of the topics that have rows; None: the first ones in the order
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@
     rendering.py    values -> HTML, by Jinja's templates
     ordering.py     the column by which a table is sorted
     document_pages.py    documents and runbook as HTML, and search in them
+    bars.py         histograms over time
+    policy_rows.py  policies that hold, as rows of a table
     dialogs.py      what an action is about to do, before somebody confirms it
     live.py         updates of an open page, as server-sent events
     history.py      rates of the last 15 minutes

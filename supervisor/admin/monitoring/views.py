@@ -39,6 +39,7 @@ OFFSET_MAX = 100_000              # rows before those of an answer: owners sort 
 LOADED, NOT_LOADED = "loaded", "not-loaded"
 STATES = LOADED, NOT_LOADED, *KINDS      # of topics, by which a table may be narrowed
 _ROWS = 100                       # unless the request asks for another number
+_FULL_ROWS = 300                  # before and in a window, up to which owners are asked once only
 _MATCH_MAX, _STARS_MAX = 256, 8   # characters and stars of a pattern: owners try it on every name
 _CLOSED_SECONDS, _AGAIN_SECONDS = 5.0, 0.02
 _NAMESPACE = "/{tenant}/{namespace}"
@@ -163,26 +164,49 @@ async def topics(request: web.Request) -> web.Response:
     if (state := request.query.get("state", "")) not in ("", *STATES):
         raise web.HTTPBadRequest(text=f"state is one of {', '.join(STATES)}")
     asked = replace(asked, state=state)
+    names = [] if state == LOADED else sorted(filter(Scope(**asked.scope).test(), _names(request)),
+                                              reverse=asked.sort == "topic" and not asked.ascending)
     question = ListTopics(**asked.limits)
-    if state == NOT_LOADED:      # owners say which topics they have, so that these are left out
-        question = replace(question, sort="topic", most=OFFSET_MAX, only_names=True)
-    listings, missing = await _ask(request, question)
-    rows, loaded = _rows(listings), sum(one.total for one in listings)
-    names = [] if state == LOADED else list(filter(Scope(**asked.scope).test(), _names(request)))
-    not_loaded = 0 if state == LOADED else max(0, len(names) - loaded)
-    known = {row["topic"]: row for row in rows}
-    if asked.sort == "topic" and state != LOADED:
-        # The first names have their rows here, if they are loaded: owners have sent at least as many.
-        chosen = [name for name in names if state != NOT_LOADED or name not in known]
-        chosen = sorted(chosen, reverse=not asked.ascending)[asked.places]
-        shown = [known.get(name) or _empty_row(name) for name in chosen]
+    if asked.sort == "topic" and not state:      # names are known here, so owners make the rows of one window only
+        listings, missing = await _ask(request, replace(question, among=names[asked.places]))
+        shown = _as_named(names[asked.places], listings)
+        loaded = sum(one.total for one in listings)
     else:
-        shown, before = [] if state == NOT_LOADED else asked.part(rows), 0 if state == NOT_LOADED else loaded
-        first, end = (max(0, place - before) for place in (asked.places.start, asked.places.stop))
-        if end:      # all rows of loaded topics are here, and there is room behind them
-            shown += map(_empty_row, [name for name in names if name not in known][first:end])
+        shown, loaded, missing = await _sorted(request, asked, question, names)
+    not_loaded = max(0, len(names) - loaded) if names else 0
     total = not_loaded if state == NOT_LOADED else loaded + not_loaded
     return _answer(asked, shown, total, missing, not_loaded=not_loaded)
+
+
+async def _sorted(request: web.Request, asked: _Asked, question: ListTopics,
+                  names: list[str]) -> tuple[list[Row], int, list[int]]:
+    """Return the asked rows, the number of loaded topics, and the owners that do not answer.
+
+    names: of all topics; those that are not loaded stand behind all others. An owner may have most of the rows before a
+    window, or few of them, so it sends them all; but far behind the first ones it sends bare rows, and owners are asked
+    again for the rows of the window.
+    """
+    if asked.state == NOT_LOADED:      # owners say which topics they have, so that these are left out
+        question = replace(question, sort="topic", most=OFFSET_MAX, is_bare=True)
+    elif asked.places.stop > _FULL_ROWS:
+        question = replace(question, is_bare=True)
+    listings, missing = await _ask(request, question)
+    rows, loaded = _rows(listings), sum(one.total for one in listings)
+    shown, before = ([], 0) if asked.state == NOT_LOADED else (asked.part(rows), loaded)
+    if question.is_bare and shown:
+        chosen: list[str] = [row["topic"] for row in shown]
+        shown = _as_named(chosen, (await _ask(request, replace(question, is_bare=False, among=chosen)))[0])
+    first, end = (max(0, place - before) for place in (asked.places.start, asked.places.stop))
+    if end:      # all rows of loaded topics are here, and there is room behind them
+        known = {row["topic"] for row in rows}
+        shown += map(_empty_row, [name for name in names if name not in known][first:end])
+    return shown, loaded, missing
+
+
+def _as_named(names: list[str], listings: Iterable[Listing]) -> list[Row]:
+    """Return the rows of topics in the order of their names; those that are not loaded have empty ones."""
+    known = {row["topic"]: row for row in _rows(listings)}
+    return [known.get(name) or _empty_row(name) for name in names]
 
 
 def _names(request: web.Request) -> list[str]:

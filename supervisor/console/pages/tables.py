@@ -86,7 +86,7 @@ async def _window(ask: Asking, table: Table, offset: str) -> Values:
     """Return a window of a table: its rows, their number, and the order.  `problem` says why there are none."""
     sort, is_reverse = ask.query.get("sort", table.sort), ask.query.get("reverse") == "true"
     told = {"name": table.name, "columns": table.columns, "sort": sort, "is_reverse": is_reverse, "window": WINDOW,
-            "rows": [], "total": 0, "not_loaded": 0, "offset": 0, "problem": "", "owners_missing": [],
+            "rows": [], "total": 0, "not_loaded": 0, "offset": 0, "problem": "", "owners_missing": [], "found": "",
             "is_ascending": (sort in table.is_ascending) != is_reverse}
     within, query = _scope(ask.query, table)
     try:
@@ -96,7 +96,17 @@ async def _window(ask: Asking, table: Table, offset: str) -> Values:
         return told | {"problem": refused.text, "is_refused": refused.status in (401, 403)}
     for row in answer["rows"]:
         row["base"] = without_partition(row["topic"])
-    return told | answer | {"offset": int(offset)}
+    return told | answer | {"offset": int(offset), "found": _found(table, answer)}
+
+
+def _found(table: Table, answer: Values) -> str:
+    """Return the sentence that says how many rows there are."""
+    if table is SUBSCRIPTIONS:
+        return rendering.counted("subscriptions.found", answer["total"])
+    told = rendering.counted("topics.found", answer["total"])
+    if answer["not_loaded"]:
+        told += ", " + rendering.counted("topics.found_not_loaded", answer["not_loaded"])
+    return told
 
 
 def _scope(query: MultiMapping[str], table: Table) -> tuple[str, dict[str, str]]:

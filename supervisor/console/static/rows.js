@@ -34,6 +34,8 @@ function adopt(body) {
   const number = Number(body.dataset.window), before = windows.get(number);
   total = Number(body.dataset.total);
   table.setAttribute("aria-rowcount", total + 1);
+  const found = document.querySelector("p.found [data-found]");
+  if (found && found.textContent !== body.dataset.found) found.textContent = body.dataset.found;
   if (before?.isConnected) merge(before, body);
   else windows.set(number, body);
   if (body.rows.length && body.isConnected) height = body.rows[0].getBoundingClientRect().height || height;
@@ -231,12 +233,17 @@ box.addEventListener("scroll", () => {
 }, { passive: true });
 addEventListener("resize", render);
 
-setInterval(() => {
-  if (document.hidden) return;
-  const seen = inSight();
-  for (const number of windows.keys()) if (!seen.includes(number) && !windows.get(number).isConnected) windows.delete(number);
-  for (const number of seen) bring(number);
-}, AGAIN_MS);
+// Rows in sight come again and again: seldom, if they take the broker long.
+async function refresh() {
+  const began = performance.now();
+  if (!document.hidden) {
+    const seen = inSight();
+    for (const number of windows.keys()) if (!seen.includes(number) && !windows.get(number).isConnected) windows.delete(number);
+    await Promise.all(seen.map(bring));
+  }
+  setTimeout(refresh, Math.max(AGAIN_MS, 20 * (performance.now() - began)));
+}
+setTimeout(refresh, AGAIN_MS);
 
 // The way back from a topic ends where it began.
 const place = `geminga-place:${location.href}`;
