@@ -17,6 +17,7 @@ from geminga.supervisor.wording import human
 
 pages = Pages()
 _ROWS = 100                  # of each table
+_SUMMED = 1_000              # partitions whose rows are added, as many as one answer of REST has
 _PARTITIONS = 200            # rows of partitions; the table of topics has all
 _PARTS = 64                  # partitions whose statistics are added; more would load too many for one page
 _HOURS = 1_000               # with delayed messages, as many as REST answers with
@@ -44,6 +45,7 @@ async def topic(ask: Asking) -> Values:
             "definition": pretty(schemas[-1]["data"]) if schemas else "",
             "delayed": delayed, "schemas": schemas, "policies": policies, "compaction": compaction,
             "ledgers": ledgers, "rows_max": _ROWS, "partitions_max": _PARTITIONS, "parts_max": _PARTS,
+            "summed_max": _SUMMED,
             "commands": _commands(ask.topic, count)}
 
 
@@ -73,11 +75,17 @@ async def _stats(ask: Asking, count: int) -> Row | None:
 
 
 async def _partitions(ask: Asking, count: int) -> Values | None:
-    """Return the partitions' rows of the table of topics, in the order of their numbers, with sums over all."""
+    """Return the partitions' rows of the table of topics, in the order of their numbers, with sums over all.
+
+    Where there are more than one answer has, the rows and sums are those of the partitions with the most traffic.
+    """
     if not count:
         return None
-    answer = await ask.get(f"/ops/v1/topics/{ask.topic_path}", sort="topic", limit=1_000)
-    rows = sorted(answer["rows"], key=lambda row: int(row["topic"].rpartition("-")[2]))
+    is_whole = count <= _SUMMED
+    answer = await ask.get(f"/ops/v1/topics/{ask.topic_path}", sort="topic" if is_whole else "rate_in", limit=_SUMMED)
+    rows = answer["rows"]
+    if is_whole:
+        rows = sorted(rows, key=lambda row: int(row["topic"].rpartition("-")[2]))
     loaded = [row for row in rows if row["backlog"] is not None]
     sums = {key: sum(row[key] for row in loaded) for key in
             ("rate_in", "rate_out", "throughput_in", "throughput_out", "backlog", "storage_bytes")}
