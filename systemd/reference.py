@@ -13,10 +13,10 @@ from pathlib import Path
 
 from geminga.storage.catalogue.policy_table import TABLE, TOPIC, Part, Policy
 from geminga.supervisor.admin.policy_routes import ROUTES
-from geminga.supervisor.wording.policy_verbs import options_of, verb_of
 from geminga.supervisor.configuration import properties
 from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
+from geminga.supervisor.wording.policy_verbs import options_of, verb_of
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 EXAMPLE = CHECKOUT / "systemd/geminga.toml.example"

@@ -9,10 +9,10 @@ import pytest
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor import bootstrap
-from geminga.supervisor.wording.policy_verbs import verb_of
 from geminga.supervisor.configuration import config
 from geminga.supervisor.configuration.config import KEYS
 from geminga.supervisor.configuration.properties import REFUSED, SPECIAL, TRANSLATED, UNMET
+from geminga.supervisor.wording.policy_verbs import verb_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))

@@ -78,7 +78,7 @@ def test_a_dialog_is_opened_left_and_confirmed_by_keys(browser, own, subject):
     assert browser.run("return document.activeElement.closest('dialog') !== null")
     assert broken_rules(browser) == []
     browser.press("ESCAPE")
-    eventually(lambda: not browser.all("dialog[open]"), 5)
+    eventually(lambda: not browser.all("dialog[open]"), 10)
     assert browser.run("return document.activeElement.dataset.action") == "unload"      # the focus comes back
 
 

@@ -105,5 +105,5 @@ def test_what_a_browser_publishes_stands_in_the_audit_log_without_its_content(gu
         return {(line["role"], line["status"]) for line in map(json.loads, log.read_text().splitlines())
                 if line["request"] == f"POST /ops/v1/messages/{PATH}"}
 
-    eventually(lambda: wanted <= told(), 5)
+    eventually(lambda: wanted <= told(), 10)
     assert "hidden" not in log.read_text() and body["payloadBase64"] not in log.read_text()
