@@ -25,6 +25,11 @@ def get(broker, path):
     return json.loads(text)
 
 
+def settled(browser, is_done, seconds):
+    """Wait until a change is made and its dialog closed; else the page that loads again would end the next one."""
+    eventually(lambda: is_done() and not browser.all("dialog[open]"), seconds)
+
+
 @pytest.fixture
 def tenant(own):
     name = f"t{uuid.uuid4().hex[:8]}"
@@ -49,7 +54,7 @@ def test_a_tenant_is_created_changed_and_deleted(browser, own):
     browser.fill("dialog [name=roles]", "bob")
     browser.see("alice may no longer administer it")
     browser.click("Change")
-    eventually(lambda: get(own, f"/admin/v2/tenants/{name}")["adminRoles"] == ["bob"], 10)
+    settled(browser, lambda: get(own, f"/admin/v2/tenants/{name}")["adminRoles"] == ["bob"], 10)
     browser.open(f"{own.http_url}/console/tenants/{name}")
     browser.click("Delete the tenant")
     browser.see("The tenant and 0 namespaces go")
@@ -121,7 +126,7 @@ def test_grants_are_given_changed_and_taken_away(browser, own, tenant):
     browser.one("dialog [name=produce]").click()
     browser.see("carol may produce.")
     browser.click("Grant")
-    eventually(lambda: get(own, f"{place}/permissions") == {"carol": ["produce"]}, 10)
+    settled(browser, lambda: get(own, f"{place}/permissions") == {"carol": ["produce"]}, 10)
     browser.open(browser.url)
     browser.click("Change")
     browser.see("carol may produce.")
@@ -129,25 +134,25 @@ def test_grants_are_given_changed_and_taken_away(browser, own, tenant):
     browser.one("dialog [name=consume]").click()
     browser.see("It may no longer produce")
     browser.click("Grant")
-    eventually(lambda: get(own, f"{place}/permissions") == {"carol": ["consume"]}, 10)
+    settled(browser, lambda: get(own, f"{place}/permissions") == {"carol": ["consume"]}, 10)
     browser.open(browser.url)
     browser.click("Grant a subscription")
     browser.fill("dialog [name=subscription]", "billing")
     browser.fill("dialog [name=role]", "dave")
     browser.see("Only dave may read from billing now")
     browser.click("Grant")
-    eventually(lambda: get(own, f"{place}/permissions/subscription") == {"billing": ["dave"]}, 10)
+    settled(browser, lambda: get(own, f"{place}/permissions/subscription") == {"billing": ["dave"]}, 10)
     browser.open(f"{own.http_url}/console/access?role=dave")
     browser.see("One grant")
     browser.click("Revoke")
     browser.see("No role is left for billing")
     browser.click("Revoke")
-    eventually(lambda: get(own, f"{place}/permissions/subscription") == {}, 10)
+    settled(browser, lambda: get(own, f"{place}/permissions/subscription") == {}, 10)
     browser.open(f"{own.http_url}/console/access?role=carol&tenant={tenant}")
     browser.click("Revoke")
     browser.see("carol loses what was granted here")
     browser.click("Revoke")
-    eventually(lambda: get(own, f"{place}/permissions") == {}, 10)
+    settled(browser, lambda: get(own, f"{place}/permissions") == {}, 10)
     browser.open(browser.url)
     browser.see("0 grants")
 
@@ -165,13 +170,14 @@ def test_a_grant_on_a_topic_leaves_those_of_its_namespace(browser, own, tenant):
     browser.one("dialog [name=produce]").click()
     browser.see("erin may produce, consume.")
     browser.click("Grant")
-    eventually(lambda: get(own, f"/admin/v2/persistent/{topic}/permissions") == {"erin": ["consume", "produce"]}, 10)
+    path = f"/admin/v2/persistent/{topic}/permissions"
+    settled(browser, lambda: get(own, path) == {"erin": ["consume", "produce"]}, 10)
     browser.open(browser.url)
     row = [one for one in browser.all("tbody tr") if "topic" in one.text][0]
     row.find_elements("css selector", "button")[1].click()
     browser.see("erin loses what was granted here")
     browser.click("Revoke")
-    eventually(lambda: get(own, f"/admin/v2/persistent/{topic}/permissions") == {"erin": ["produce"]}, 10)
+    settled(browser, lambda: get(own, path) == {"erin": ["produce"]}, 10)
 
 
 def test_names_that_are_no_html_and_no_other_names(browser, own, tenant):
@@ -184,7 +190,7 @@ def test_names_that_are_no_html_and_no_other_names(browser, own, tenant):
     browser.click("Revoke")
     browser.see("loses what was granted here")
     browser.click("Revoke")
-    eventually(lambda: get(own, f"/admin/v2/namespaces/{tenant}/eu/permissions") == {}, 10)
+    settled(browser, lambda: get(own, f"/admin/v2/namespaces/{tenant}/eu/permissions") == {}, 10)
 
 
 # -- who may see what
