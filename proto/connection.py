@@ -53,7 +53,8 @@ _NAMES: dict[int, str] = {number: name for name, number in T.items()}
 # BaseCommand{type: SEND, ...} and {type: ACK, ...} as every client writes them.
 _SEND_HEAD, _ACK_HEAD = b"\x08\x06", b"\x08\x0a"
 _SEND = T.SEND        # looking up T.SEND costs half a microsecond
-_WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES))
+_WITHOUT_TEXT = frozenset((
+    T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.NEW_TXN, T.END_TXN))
 _LIGHT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG))      # commands that are cheap to execute ...
 _LIGHT_SIZE_MAX = 4 << 10     # ... up to so many bytes
 EVENTS_MAX = 64

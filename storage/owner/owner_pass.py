@@ -1,7 +1,8 @@
 """A pass, one round of an owner's loop: receive, decide, sync, answer.
 
     receive   SENDs and acknowledgements are buffered, and permits granted
-              a command is executed at once, after everything that arrived before it; so is a message of another owner
+              a command is executed at once, after everything that arrived before it; so is a message of another owner.
+              Commands about transactions do not wait for SENDs of other transactions: one sync is for all of a pass
     decide    SENDs -> plan -> journal, synced -> ledgers -> receipts
               acknowledgements -> cursors -> ops
               once a second: watchers
@@ -68,12 +69,11 @@ class Pass:
             elif kind == envelope.FLOWS:
                 self._dispatching.grant(rows)
             elif kind == envelope.COMMANDS:
-                self.apply_received()
                 self._decisions.take_credit(worker, envelope.COMMAND_COST * len(rows) + len(data))
-                self._requests.carry_out_commands(worker, rows, data)
+                self._requests.carry_out_commands(worker, rows, data, self.apply_received_before)
                 self._exchange.settle()
             elif kind == envelope.TRANSACTIONS:      # of another owner
-                self.apply_received()
+                self.apply_received_before(set(rows["transaction"].tolist()))
                 self._exchange.receive(rows)
             else:
                 self.apply_received()
@@ -83,6 +83,16 @@ class Pass:
         """Apply buffered acknowledgements, then publish buffered SENDs."""
         self._dispatching.acknowledge_received()
         self._publishing.publish_received()
+
+    def apply_received_before(self, transactions: set[int] | None) -> None:
+        """Apply what arrived before something that concerns these transactions only; None: everything.
+
+        Each plan is synced by itself, so SENDs of other transactions wait for the end of the pass.
+        """
+        if transactions is None or self._publishing.has_received(transactions):
+            self.apply_received()
+        else:
+            self._dispatching.acknowledge_received()
 
     def end(self) -> list[tuple[int, list[Any]]]:
         """Decide, sync and answer; return [(worker, frames of its envelope)].  Raises NotDurable, Interrupted."""

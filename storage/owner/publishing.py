@@ -8,7 +8,7 @@ from geminga.proto import deliveries, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.rows import Rows
-from geminga.proto.sends import IS_CHUNK, is_encrypted
+from geminga.proto.sends import IN_TRANSACTION, IS_CHUNK, is_encrypted
 from geminga.storage.commands import producers as producer_commands
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.enforcement import rate_limiter
@@ -90,6 +90,12 @@ class Publishing(TopicWatcher):
         """Buffer SENDs some of which are in transactions, whose ids are in `message_index`; see `receive`."""
         self._has_transactions = True
         self.receive(worker, rows, data)
+
+    def has_received(self, transactions: set[int]) -> bool:
+        """Whether any buffered SEND is in one of these transactions."""
+        return self._has_transactions and not all(
+            transactions.isdisjoint(rows["message_index"][rows["flags"] & IN_TRANSACTION != 0].tolist())
+            for _, rows, _ in self._sends)
 
     def publish_received(self) -> None:
         """Publish buffered SENDs, and throttled SENDs that their rate limit now admits."""

@@ -19,6 +19,24 @@ from geminga.storage.upkeep.discovery import Discovery
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = api.BaseCommand.Type
+_END = T.END_TXN
+_WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.ACK      # an ACK in a transaction
+_TYPE_AT = 1      # offset of a command's type, which is its first field
+
+
+def _concerned(data: bytes) -> "set[int] | None":
+    """Return the transactions whose SENDs a command depends on; None if it depends on others too.
+
+    To begin a transaction, to add to it and to acknowledge in it needs no SEND at all.
+    """
+    kind = data[_TYPE_AT]
+    if kind == _END:
+        request = api.BaseCommand.FromString(data).endTxn
+        transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
+        return set() if transaction is None else {transaction}
+    return set() if kind in _WITHOUT_SENDS else None
+
 
 class Requests:
     """Execution of clients' commands and of administrative questions for one owner."""
@@ -37,20 +55,26 @@ class Requests:
             self._owner.outbox(worker).answer(number, queries.answer(self._owner, bytes(data[at:at + size])))
             at += size
 
-    def carry_out_commands(self, worker: int, rows: Rows, data: memoryview) -> None:
-        """Execute commands, and apply events of connections: rows (n,) COMMAND_ROW, and their bytes in `data`."""
+    def carry_out_commands(self, worker: int, rows: Rows, data: memoryview,
+                           apply_before: "Callable[[set[int] | None], None]") -> None:
+        """Execute commands, and apply events of connections: rows (n,) COMMAND_ROW, and their bytes in `data`.
+
+        apply_before: applies what has arrived before, as far as it concerns some transactions; see `_concerned`.
+        """
         owner, at = self._owner, 0
-        for row in rows:
-            size = int(row["size"])
-            key, kind = (worker, int(row["connection"])), int(row["kind"])
+        columns = (rows[name].tolist() for name in ("connection", "kind", "protocol_version", "size"))
+        for connection, kind, protocol_version, size in zip(*columns, strict=True):
+            key = worker, connection
             session = owner.sessions.get(key)
             if session is None:
-                session = Session(worker, key[1], int(row["protocol_version"]))
+                session = Session(worker, connection, protocol_version)
                 if kind in (envelope.COMMAND, envelope.INTRODUCED):
                     owner.sessions[key] = session
             if not session.is_over or kind == envelope.CONNECTION_GONE:
+                its = bytes(data[at:at + size])
+                apply_before(_concerned(its) if kind == envelope.COMMAND else None)
                 try:
-                    self._carry_out_one(session, kind, bytes(data[at:at + size]))
+                    self._carry_out_one(session, kind, its)
                 except NotDurable:
                     raise
                 except Exception:

@@ -77,6 +77,8 @@ class Admission:
         is_in = rows["flags"] & IN_TRANSACTION != 0
         if not (self._questions or is_in.any()):
             return worker, rows, data
+        if not self._questions and self._are_open(rows, is_in):
+            return worker, _with_transactions(rows.copy()), data
         found = [(producer, mine, transaction, self._verdict(producer, transaction, answered))
                  for producer, mine, transaction in self._by_transaction(rows, is_in)]
         for producer, _, transaction, verdict in found:
@@ -92,10 +94,14 @@ class Admission:
                     self._owner.refuse_sends(
                         worker, rows[mine], api.NotAllowedError, _objection(producer, transaction))
         rows, data = (rows.copy(), data) if is_left.all() else packed(rows[is_left], data)
-        is_in = rows["flags"] & IN_TRANSACTION != 0
-        rows["ledger_id"] = np.where(is_in, rows["message_index"], 0)
-        rows["message_index"][is_in] = 0
-        return worker, rows, data
+        return worker, _with_transactions(rows), data
+
+    def _are_open(self, rows: Rows, is_in: NDArray[np.bool_]) -> bool:
+        """Whether all SENDs in transactions may be stored, as nearly always."""
+        its = rows[is_in]
+        return all(producer is None or self._verdict(producer, transaction, ()) == _OPEN for producer, transaction in (
+            (self._owner.producers.get(handle), transaction)
+            for handle, transaction in set(zip(its["producer"].tolist(), its["message_index"].tolist(), strict=True))))
 
     def _by_transaction(self, rows: Rows, is_in: NDArray[np.bool_]) -> Iterator[tuple[Producer, NDArray[np.intp], int]]:
         """Yield (producer, indices of its rows in a transaction in their order, the transaction's id)."""
@@ -183,6 +189,14 @@ class Admission:
         """Drop the SENDs to a topic that is unloaded or deleted."""
         self._questions.pop(topic, None)
         self._held.drop(topic)
+
+
+def _with_transactions(rows: Rows) -> Rows:
+    """Return the rows with their transactions where the plan looks for them."""
+    is_in = rows["flags"] & IN_TRANSACTION != 0
+    rows["ledger_id"] = np.where(is_in, rows["message_index"], 0)
+    rows["message_index"][is_in] = 0
+    return rows
 
 
 def _objection(producer: Producer, transaction: int) -> str:

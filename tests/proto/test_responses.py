@@ -3,6 +3,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
+from geminga.proto.frames import frame
 
 T = api.BaseCommand.Type
 
@@ -44,6 +45,16 @@ TRANSACTION_COMMANDS = {T.NEW_TXN: ("newTxnResponse", responses.new_transaction)
                         T.ADD_PARTITION_TO_TXN: ("addPartitionToTxnResponse", responses.added_partition),
                         T.ADD_SUBSCRIPTION_TO_TXN: ("addSubscriptionToTxnResponse", responses.added_subscription),
                         T.END_TXN: ("endTxnResponse", responses.ended_transaction)}
+
+
+@pytest.mark.parametrize("numbers", [(7, 3, 9), (0, 0, 0), (300, 255, 1 << 40), ((1 << 64) - 1,) * 3], ids=str)
+@pytest.mark.parametrize("kind", TRANSACTION_COMMANDS)
+def test_an_answer_about_a_transaction_has_the_bytes_that_the_library_writes(kind, numbers):
+    field, answer = TRANSACTION_COMMANDS[kind]
+    command = api.BaseCommand(type=kind + 1)
+    found = getattr(command, field)
+    found.request_id, found.txnid_most_bits, found.txnid_least_bits = numbers
+    assert answer(*numbers) == frame(command)
 
 
 @pytest.mark.parametrize("kind", TRANSACTION_COMMANDS)

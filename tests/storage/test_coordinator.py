@@ -85,12 +85,17 @@ def rig(tmp_path):
     made.close()
 
 
-def publish_in(rig, bits, producer, payload):
-    """Publish one message in a transaction."""
+def sends_in(rig, bits, producer, payload):
+    """Return a section of one SEND in a transaction."""
     _, rows, data = rig.sends((producer, payload))
     rows["flags"] |= IN_TRANSACTION
     rows["message_index"] = names.transaction(*bits)
-    return rig.run((envelope.SENDS_IN_TRANSACTIONS, rows, data))
+    return envelope.SENDS_IN_TRANSACTIONS, rows, data
+
+
+def publish_in(rig, bits, producer, payload):
+    """Publish one message in a transaction."""
+    return rig.run(sends_in(rig, bits, producer, payload))
 
 
 def texts(rig, topic="t"):
@@ -107,6 +112,34 @@ def test_a_client_begins_adds_publishes_and_ends(rig, action, expected):
     assert texts(rig) == []
     assert rig.end(bits, action) == [SUCCESS]
     assert texts(rig) == expected and rig.owner.coordinator.active == 0
+
+
+def test_transactions_of_one_pass_share_a_plan(rig, monkeypatch):
+    """Each plan is synced by itself, so commands between SENDs of other transactions must not divide them."""
+    producer, ended, first, second = rig.producer("t"), rig.new(), rig.new(), rig.new()
+    for bits in ended, first, second:
+        rig.add(bits, "t")
+    publish_in(rig, ended, producer, b"a")
+    syncs, real = [], rig.journal.sync
+    monkeypatch.setattr(rig.journal, "sync", lambda: syncs.append(real()))
+    new = rig.command("newTxn", request_id=1, txn_ttl_millis=LIFETIME_MS)
+    add = rig.command("addPartitionToTxn", request_id=2, **of(second), partitions=["u"])
+    end = rig.command("endTxn", request_id=3, **of(ended), txn_action=api.COMMIT)
+    answers = rig.run(sends_in(rig, first, producer, b"b"), new, sends_in(rig, second, producer, b"c"), add,
+                      sends_in(rig, first, producer, b"d"), end)
+    assert (outcomes(answers), len(answers.receipts)) == ([SUCCESS] * 3, 3)
+    assert len(syncs) == 1
+    assert texts(rig) == [b"a"]
+
+
+@pytest.mark.parametrize(("action", "expected"), [(api.COMMIT, [b"a"]), (api.ABORT, [])], ids=["commit", "abort"])
+def test_an_end_comes_behind_sends_of_its_transaction_in_the_same_pass(rig, action, expected):
+    producer, bits = rig.producer("t"), rig.new()
+    rig.add(bits, "t")
+    end = rig.command("endTxn", request_id=1, **of(bits), txn_action=action)
+    answers = rig.run(sends_in(rig, bits, producer, b"a"), end)
+    assert (outcomes(answers), len(answers.receipts)) == ([SUCCESS], 1)
+    assert texts(rig) == expected
 
 
 def refusals(answers):
