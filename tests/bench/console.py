@@ -78,7 +78,7 @@ def load(broker: Broker, seconds: float, rounds: int) -> None:
                 told = subprocess.run(
                     [GEMINGA, "bench", "--url", broker.service_url, "--admin-url", broker.http_url, "-o", "json",
                      "--duration", f"{seconds:.0f}s"], capture_output=True, text=True, check=True)
-                rates[count].append(json.loads(told.stdout)["consumed"]["messages_per_second"])
+                rates[count].append(json.loads(told.stdout)["consumed_rate"])
     ratios = [opened / closed for closed, opened in zip(rates[0], rates[1], strict=True)]
     closed, opened = statistics.median(rates[0]), statistics.median(rates[1])
     print(f"load     {closed:,.0f} messages a second closed, {opened:,.0f} with an overview open: "
