@@ -3,6 +3,8 @@ import json
 import traceback
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = api.BaseCommand.Type
-_END = T.END_TXN
 _WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.ACK      # an ACK in a transaction
-_TYPE_AT = 1      # offset of a command's type, which is its first field
+_ALONE = {*_WITHOUT_SENDS, T.END_TXN}
+_TYPE_AT = 1      # offset of a command's type, where its type is the first field, as every client writes it
 
 
 def _concerned(data: bytes) -> "set[int] | None":
@@ -30,12 +32,17 @@ def _concerned(data: bytes) -> "set[int] | None":
 
     To begin a transaction, to add to it and to acknowledge in it needs no SEND at all.
     """
-    kind = data[_TYPE_AT]
-    if kind == _END:
-        request = api.BaseCommand.FromString(data).endTxn
-        transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
-        return set() if transaction is None else {transaction}
-    return set() if kind in _WITHOUT_SENDS else None
+    if data[_TYPE_AT] not in _ALONE:
+        return None
+    try:
+        command = api.BaseCommand.FromString(data)      # the type may stand there twice, and the last one counts
+    except DecodeError:
+        return None
+    if command.type != T.END_TXN:
+        return set() if command.type in _WITHOUT_SENDS else None
+    transaction = names.transaction(command.endTxn.txnid_most_bits, command.endTxn.txnid_least_bits)
+    return set() if transaction is None else {transaction}
+
 
 
 class Requests:

@@ -11,6 +11,7 @@ from geminga.storage.ledgers import journal_ops
 from geminga.storage.offline import dump
 from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
+from geminga.storage.owner import requests
 from geminga.storage.runtime.routing import owner_of
 from geminga.storage.transactions import coordinator, transaction_table
 from geminga.storage.transactions.transaction_table import ENDED_MAX, ENDED_MS
@@ -644,3 +645,11 @@ def test_nothing_is_used_before_all_owners_have_recovered(tmp_path):
     rig.owner.exchange.owner_is_up(1)
     assert rig.new()[0] == 0
     rig.close()
+
+
+@pytest.mark.parametrize("data", [
+    b"\x08\x32" + api.BaseCommand(type=api.BaseCommand.CLOSE_PRODUCER).SerializeToString(), b"\x08\x32\xff",
+    api.BaseCommand(type=api.BaseCommand.CLOSE_PRODUCER).SerializeToString()], ids=["type twice", "cut", "another"])
+def test_a_command_that_only_begins_like_one_of_transactions_comes_behind_all_sends(data):
+    """A client may write a field twice, and the last one counts; nothing may be stored behind its producer's end."""
+    assert requests._concerned(data) is None
