@@ -1,4 +1,6 @@
 """The `geminga` command."""
+import contextlib
+import gc
 import importlib
 import os
 import re
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
+_GARBAGE = 50_000            # new objects before a look for garbage; imports make many objects, and next to no garbage
 # Heading in the list of commands: each command, with its module in geminga.supervisor.cli ("": this file) and the first
 # sentence of its help.  The list needs no module of a command, and a command only its own.
 _SECTIONS = {
@@ -123,6 +126,25 @@ class _Command(Group):
             _close_output()
             status = 0
         context.exit(status)
+
+
+def run() -> None:
+    """Run the command as a process of its own, and end that.
+
+    Looking for garbage during imports, and taking all modules apart at the end, would take a fifth of a short
+    command's time.  The broker and the night run long, and have children and threads to wait for.
+    """
+    is_short = sys.argv[1:2] not in (["serve"], ["nightly"])
+    if is_short:
+        gc.set_threshold(_GARBAGE)
+    status = main()
+    if not is_short or isinstance(status, str):
+        sys.exit(status)
+    with contextlib.suppress(BrokenPipeError):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    os._exit(status or 0)
 
 
 def main(arguments: list[str] | None = None) -> int | str | None:

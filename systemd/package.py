@@ -49,11 +49,9 @@ INSTALLED_LINKS = {"](systemd/runbook/": "](runbook/", "](../systemd/runbook/": 
 NOT_NEEDED = ("bin", "**/test", "**/tests", "pyarrow/include", "pyarrow/src", "numpy/_core/include")
 INTERPRETER = "usr/lib/geminga/bin/python3"
 LAUNCHER = f"""#!/{INTERPRETER} -I
-import sys
+from geminga.supervisor.main import run
 
-from geminga.supervisor.main import main
-
-sys.exit(main())
+run()
 """
 CONTROL = """Package: {name}
 Version: {version}
