@@ -253,7 +253,7 @@ def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         [scripts] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/entry_points.txt")]
-        assert "geminga = geminga.supervisor.main:main" in scripts.splitlines()
+        assert "geminga = geminga.supervisor.main:run" in scripts.splitlines()
     assert held == {f"geminga/{path}" for path in shipped()}
 
 
