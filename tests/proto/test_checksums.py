@@ -1,11 +1,14 @@
 """Checksums of many entries at once find what looking at each one finds."""
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geminga.proto import checksums
+from geminga.proto import checksums, frames
 from geminga.proto.checksums import COMBINE_MIN
 
 
@@ -123,3 +126,11 @@ def test_what_a_change_is_when_more_bytes_follow(behind):
     if behind:
         first, other = bytes([7]) + tail[1:], bytes([7 ^ 0x81]) + tail[1:]
         assert checksums.change_of_byte(behind)[0x81] == crc32c(first) ^ crc32c(other)
+
+
+def test_an_entry_gets_the_same_checksum_by_the_library_and_by_its_compiled_module_alone():
+    """Commands load the compiled module by itself; the library is loaded here."""
+    code = ("import sys; from geminga.proto.frames import with_checksum; alone = with_checksum(b'123456789'); "
+            "assert 'crc32c' not in sys.modules; sys.stdout.buffer.write(alone)")
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert alone == frames.with_checksum(b"123456789") == b"\x0e\x01\xe3\x06\x92\x83123456789"

@@ -54,7 +54,7 @@ def test_a_question_over_http_imports_no_protocol(own, topic):
 def test_a_plain_message_imports_only_the_protocol(own, topic):
     """Arrays, compression and schemas are for messages that need them.  Readers compute no checksum."""
     printed, modules = started("produce", topic, "Hello", "--url", own.service_url)
-    assert printed.startswith("published ") and modules & LIBRARIES == set()
+    assert printed.startswith("published ") and modules & (LIBRARIES | {"crc32c", "importlib.metadata"}) == set()
     for words in (["consume", topic, "-n", "1"], ["consume", topic, "-n", "1", "-s", "billing", "--from", "earliest"],
                   ["search", topic, "-n", "1"]):
         printed, modules = started(*words, "--url", own.service_url)
