@@ -26,16 +26,16 @@ LAYERS = "storage", "workers", "supervisor"
 
 @pytest.fixture
 def log():
-    """Return a log that has begun, whose attribute `lines` gets each written (level, text, code, fields)."""
+    """Return a log that has begun, whose attribute `written` gets each written (level, text, code, fields)."""
     made = Log()
-    made.lines = []
-    made._write = lambda *line: made.lines.append(line)
+    made.written = []
+    made._write = lambda *line: made.written.append(line)
     made._has_begun = True
     return made
 
 
 def texts(log):
-    return [line[1] for line in log.lines]
+    return [line[1] for line in log.written]
 
 
 # -- codes -------------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_fields_that_the_text_does_not_name_are_appended(log):
     log.warning("persistent://public/default/a: it is late", code="G101", topic="persistent://public/default/a")
     assert texts(log) == ['a topic was made topic=persistent://public/default/a client=10.0.0.7:1 role="a b"',
                           "persistent://public/default/a: it is late"]
-    assert log.lines[0][3] == {"topic": "persistent://public/default/a", "client": "10.0.0.7:1", "role": "a b"}
+    assert log.written[0][3] == {"topic": "persistent://public/default/a", "client": "10.0.0.7:1", "role": "a b"}
 
 
 def test_what_is_less_important_than_the_level_is_left_out(log):
@@ -189,7 +189,7 @@ def test_of_one_event_as_many_as_a_busy_minute_has_whatever_it_is_about(log):
     for number in range(2_000):
         log.info(f"administration: PUT /{number}")
     log.info("a topic was made", topic="orders")
-    assert len(log.lines) == 1_001 and texts(log)[-1] == "a topic was made topic=orders"
+    assert len(log.written) == 1_001 and texts(log)[-1] == "a topic was made topic=orders"
 
 
 # -- where it goes -----------------------------------------------------------------------------------------------------
