@@ -358,6 +358,7 @@ def test_a_start_removes_what_a_killed_backup_has_kept_in_the_data_folder(start,
 def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_of_it(broker, place, one):
     def kill_and_cut():
         broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
+        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 200, 20)      # its successor may still load
         side.ask("backup-hold", owner="all")
         return side.ask("backup-cut", owner="all")
 
