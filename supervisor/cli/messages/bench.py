@@ -25,6 +25,7 @@ _CODECS = "none", "lz4", "zlib", "zstd", "snappy"
 _KINDS = "exclusive", "shared", "failover", "key_shared"
 _CLIENTS = "raw", "pulsar-client"
 _BUSY = 0.9          # of a core: beyond, the generator may be what limits a rate
+_NOT_FOUND = 404
 _KEPT = 0.98         # of a rate: below, the load was not what was asked for
 _LONGEST_S = 10 * 365 * 86_400.0
 
@@ -196,17 +197,22 @@ def _topics(broker: "Target", topic: str | None, namespace: str, topics: int, pa
         for number in range(topics):
             name = f"persistent://{namespace}/bench-{run}-{number}"
             path = f"/admin/v2/{topic_path(name)}" + ("/partitions" if partitions else "")
+            made.append(path)      # before it is: an interruption may come before the broker's answer
             try:
                 broker.broker().ask("PUT", path, body=partitions or None)
-            except NotReachable as error:
+            except (NotReachable, Refused) as error:
+                made.pop()
+                if isinstance(error, Refused):
+                    raise
                 raise type(error)(f"{error}; topics are made over HTTP, name a TOPIC to do without") from None
-            made.append(path)
         yield [names.parse(f"persistent://{namespace}/bench-{run}-{number}") for number in range(topics)]
     finally:
         for path in [] if keep else made:
             try:
                 broker.broker().ask("DELETE", path, {"force": True})
             except (NotReachable, Refused) as error:
+                if isinstance(error, Refused) and error.status == _NOT_FOUND:
+                    continue      # it was not made before the interruption
                 print(f"geminga: {path.removeprefix('/admin/v2/')} is still there: {error}", file=sys.stderr)
 
 
