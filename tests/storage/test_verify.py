@@ -411,7 +411,7 @@ def test_a_newer_catalogue_is_refused_in_one_line(folder, capsys):
 
 def test_what_is_no_data_folder_is_told(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "nowhere")]) == UNREADABLE
-    assert "no data folder" in capsys.readouterr().out
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 # -- the command

@@ -830,6 +830,25 @@ def _(at):
     assert played(at, "POST", "/admin/v2/persistent/public/default/t/trim") == (
         200, "", [Trim(PLAYED)])
 
+@effect("POST", "/ops/v1/messages" + _OPS)
+def a_message_is_published(at):
+    at.made("s")
+    at.go({"payload": "hello", "key": "k"})
+    assert at.backlogs() == {"s": 1}
+    status, text = at.raw("GET", f"/ops/v1/messages/persistent/{at.place}/t")
+    [row] = json.loads(text)["rows"]
+    assert (status, row["payload"], row["key"]) == (200, "hello", "k")
+
+
+@effect("POST", "/ops/v1/redrive" + _OPS)
+def dead_letters_go_back(at):
+    at.made("s")
+    at.made("letters", topic="t-s-DLQ")
+    at.publish(2, "t-s-DLQ", properties={"REAL_TOPIC": at.name})
+    at.topic = "t-s-DLQ"
+    assert at.go({"count": 10})["sent"] == 2
+    assert at.backlogs() == {"s": 2}
+
 
 @effect("POST", "/ops/v1/release" + _OPS + "/{subscription}")
 def _(at):

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from geminga.supervisor.console import rendering
+from geminga.supervisor.console.actions.action import Action
 from geminga.supervisor.console.dialogs import ACTIONS
+from geminga.supervisor.console.pages import payloads
 
 HERE = Path(rendering.__file__).resolve().parent
 TEMPLATES = sorted((HERE / "templates").glob("*.html"))
@@ -67,7 +69,7 @@ def test_texts_that_count_have_one_for_one():
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=lambda action: action.name)
-def test_an_action_has_words_for_its_dialog(action):
+def test_an_action_has_words_for_its_dialog(action: Action):
     names = ["title", "button", *(field.name for field in action.fields if not field.label)]
     assert [name for name in names if f"action.{action.words or action.name}.{name}" not in rendering.texts()] == []
 
@@ -93,3 +95,7 @@ def test_an_escaped_value_cannot_leave_its_place():
     ("a\nb\tc", "a\nb\tc"), ("\ufeff", "\\ufeff"), ("\U000e0041", "\\U000e0041")])
 def test_characters_that_nobody_sees_are_shown_by_their_codes(value, shown):
     assert rendering.visible(value) == shown
+
+
+def test_topics_and_names_in_a_command_are_quoted_for_a_shell():
+    assert payloads.words("persistent://public/default/a b", "-s", "it's") == """'public/default/a b' -s 'it'"'"'s'"""
