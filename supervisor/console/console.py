@@ -155,6 +155,8 @@ async def show(request: web.Request) -> web.Response:
 async def updates(request: web.Request) -> web.StreamResponse:
     """Answer with the updates of the page whose address is the parameter `page`."""
     address = request.query.get("page", "/")
+    if not address.startswith("/") or address.startswith("//"):      # of no page here
+        raise web.HTTPNotFound(text="No page under this address changes by itself")
     inner = request.clone(rel_url=URL(address, encoded=True))
     match = await request.app.router.resolve(inner)
     resource = match.route.resource
