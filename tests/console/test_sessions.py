@@ -74,6 +74,37 @@ def secret_of(broker, cookie: str) -> str:
     return page.partition('name="geminga-secret" content="')[2].partition('"')[0]
 
 
+# -- in a browser: before the tests that fail, as wrong credentials from one address are answered later each time
+
+@needs_browser
+def test_somebody_signs_in_by_the_page_and_out_again(several, browser):
+    browser.open(several.http_url + "/?x=1")
+    browser.see("This broker asks who looks at it.")
+    browser.fill("[name=user]", "ops")
+    browser.fill("[name=password]", "wrong")
+    browser.press("ENTER")
+    browser.see("not accepted", 60)      # wrong credentials from one address are answered later each time
+    browser.fill("[name=password]", "right")
+    browser.press("ENTER")
+    browser.see("Signed in as ops")
+    assert browser.url.endswith("/?x=1")
+    assert browser.run("return document.cookie") == ""      # scripts do not see it
+    browser.click("Sign out")
+    browser.see("This broker asks who looks at it.")
+    browser.open(several.http_url + "/").see("This broker asks who looks at it.")
+    assert all("401" in problem for problem in browser.problems())      # the refused attempt
+
+
+@needs_browser
+def test_an_open_page_asks_to_sign_in_when_its_session_ends(several, browser):
+    browser.open(several.http_url + "/")
+    browser.fill("[name=token]", token("admin", exp=int(time.time()) + 4))
+    browser.one("[name=token]").find_element("xpath", "ancestor::form//button").click()
+    browser.see("ready")
+    browser.see("This broker asks who looks at it.", 20)
+    browser.problems()
+
+
 # -- the cookie
 
 def test_a_cookie_brings_back_the_credentials(tmp_path):
@@ -203,32 +234,3 @@ def test_pages_of_a_role_without_rights_leave_out_what_it_may_not_see(several):
     cookie = sign_in(several, token=token("nobody"))
     answer = ask(several, "GET", "/", Cookie=cookie)
     assert answer.status in (200, 403) and "owner-0" not in answer.text
-
-
-@needs_browser
-def test_somebody_signs_in_by_the_page_and_out_again(several, browser):
-    browser.open(several.http_url + "/?x=1")
-    browser.see("This broker asks who looks at it.")
-    browser.fill("[name=user]", "ops")
-    browser.fill("[name=password]", "wrong")
-    browser.press("ENTER")
-    browser.see("not accepted", 60)      # wrong credentials from one address are answered later each time
-    browser.fill("[name=password]", "right")
-    browser.press("ENTER")
-    browser.see("Signed in as ops")
-    assert browser.url.endswith("/?x=1")
-    assert browser.run("return document.cookie") == ""      # scripts do not see it
-    browser.click("Sign out")
-    browser.see("This broker asks who looks at it.")
-    browser.open(several.http_url + "/").see("This broker asks who looks at it.")
-    assert all("401" in problem for problem in browser.problems())      # the refused attempt
-
-
-@needs_browser
-def test_an_open_page_asks_to_sign_in_when_its_session_ends(several, browser):
-    browser.open(several.http_url + "/")
-    browser.fill("[name=token]", token("admin", exp=int(time.time()) + 4))
-    browser.one("[name=token]").find_element("xpath", "ancestor::form//button").click()
-    browser.see("ready")
-    browser.see("This broker asks who looks at it.", 20)
-    browser.problems()

@@ -108,7 +108,9 @@ class HttpAuthenticator:
             if error.code == api.ServiceNotReady:
                 raise web.HTTPServiceUnavailable(text=error.text) from None
             told = _SPOOFED if error.code == api.AuthorizationError else "Authentication required"
-            raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in self._ways]) from None
+            # With this header a browser asks by a window of its own, and the script of a page waits for that for ever.
+            ways = self._ways if is_new and not is_page(request.path) else []
+            raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in ways]) from None
         if is_new:
             self._attempts.succeeded(identity)
         return identity
