@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..harness import COMMAND, partitions_url, request, unique_topic
+from ..harness import COMMAND, eventually, partitions_url, request, unique_topic
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,8 @@ def test_what_is_published_can_be_read(broker):
 
 
 def test_lines_that_a_start_prints_can_be_pasted(own):
-    first, second = re.findall(r"^  (\S+ (?:produce|consume) --url .*)$", own.log(), re.MULTILINE)[-2:]
+    lines = re.compile(r"^  (\S+ (?:produce|consume) --url .*)$", re.MULTILINE)
+    first, second = eventually(lambda: len(found := lines.findall(own.log())) > 1 and found[-2:], 10)      # they come behind the addresses
     assert subprocess.run(first, shell=True, capture_output=True, text=True, check=True).stdout.startswith("published ")
     assert "Hello\n" in subprocess.run(second, shell=True, capture_output=True, text=True, check=True).stdout
 
