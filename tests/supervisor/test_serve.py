@@ -68,7 +68,8 @@ def test_what_is_published_can_be_read(broker):
 
 def test_lines_that_a_start_prints_can_be_pasted(own):
     lines = re.compile(r"^  (\S+ (?:produce|consume) --url .*)$", re.MULTILINE)
-    first, second = eventually(lambda: len(found := lines.findall(own.log())) > 1 and found[-2:], 10)      # they come behind the addresses
+    # They come behind the addresses.
+    first, second = eventually(lambda: len(found := lines.findall(own.log())) > 1 and found[-2:], 10)
     assert subprocess.run(first, shell=True, capture_output=True, text=True, check=True).stdout.startswith("published ")
     assert "Hello\n" in subprocess.run(second, shell=True, capture_output=True, text=True, check=True).stdout
 
