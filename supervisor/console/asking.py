@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Asking:
-    """What a page is asked for, and its way to ask REST."""
+    """The address of a page that is being loaded, and the way of that page to ask REST."""
 
     def __init__(self, request: web.Request, parts: Mapping[str, str], query: MultiMapping[str]):
         """parts: those of the page's path, decoded.  query: parameters of its address."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -25,32 +26,44 @@ STREAMS_MAX = 100            # open pages of all browsers together; others do no
 _STEP_SECONDS = 1.0
 _PING_SECONDS = 15.0         # after which a comment shows that the connection still stands
 _RETRY_MS = 1_000            # after which a browser asks again when the connection has broken
+_TOLD_MAX = 200              # characters of an address in the log
 OPEN = web.AppKey("open", set[int])      # streams that are open
 
 
 async def stream(request: web.Request, page: Page, asking: Asking, common: dict[str, Any]) -> web.StreamResponse:
-    """Answer with events until the browser leaves.  common: values that all pages have."""
-    streams = request.app[OPEN]
-    if len(streams) >= STREAMS_MAX:
+    """Answer with the updates of a page until the browser leaves.  common: values that all pages have.
+
+    Raises 503 if too many pages are open.
+    """
+    if len(request.app[OPEN]) >= STREAMS_MAX:
         raise web.HTTPServiceUnavailable(text="Too many pages are open that change by themselves")
+    return await events(request, request.app[OPEN], lambda answer: _run(request, answer, page, asking, common))
+
+
+async def events(request: web.Request, opened: set[int],
+                 run: Callable[[web.StreamResponse], Awaitable[None]]) -> web.StreamResponse:
+    """Answer with the events that `run` writes, until it ends or the browser leaves.
+
+    opened: streams of this kind, with this one meanwhile.
+    """
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store",
                                          "X-Accel-Buffering": "no"})
-    streams.add(id(asking))
+    opened.add(id(answer))
     try:
         await answer.prepare(request)
-        await answer.write(b"retry: %d\n\n" % _RETRY_MS)
-        await _run(request, answer, page, asking, common)
+        await run(answer)
     except ConnectionError:
         pass      # the browser has left
     except Exception:      # the answer has begun, so that it can only end: the browser asks again
-        log.error(f"updates of {page.path}: {traceback.format_exc()}", code="G290")
+        log.error(f"events of {request.path_qs[:_TOLD_MAX]}: {traceback.format_exc()}", code="G290")
     finally:
-        streams.discard(id(asking))
+        opened.discard(id(answer))
     return answer
 
 
 async def _run(request: web.Request, answer: web.StreamResponse, page: Page, asking: Asking,
                common: dict[str, Any]) -> None:
+    await answer.write(b"retry: %d\n\n" % _RETRY_MS)
     shown: dict[str, str] = {}
     told = due = time.monotonic()
     while request.transport is not None and not request.transport.is_closing():
@@ -59,6 +72,7 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
             return
         now = time.monotonic()
         if now >= due:
+            asking.calls.clear()      # only a page that is loaded names them
             try:
                 parts = rendering.live_parts(page.template, common | await page.load(asking))
             except Refused as refused:

@@ -4,13 +4,13 @@ from typing import Any
 from aiohttp import web
 
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY
+from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY, SIGN_IN
 from geminga.supervisor.admin.requests.request_parts import body_of
 from geminga.supervisor.admin.requests.sessions import COOKIE, SESSIONS, TooLong
 from geminga.workers.identity.credentials import Credentials
 
 routes = web.RouteTableDef()
-PATH = "/console/sign-in"
+PATH = SIGN_IN
 METHODS = "token", "basic"         # of which somebody can type the credentials
 
 

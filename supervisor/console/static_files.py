@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from geminga.supervisor.admin.requests.authentication import STATIC
+
 FOLDER = Path(__file__).resolve().parent / "static"
-PREFIX = "/console/static/"
+PREFIX = STATIC
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _DIGITS = 12
 routes = web.RouteTableDef()

@@ -31,20 +31,9 @@ TAILS = web.AppKey("tails", set[int])      # those that are open
 @routes.get("/console/tail")
 async def tail(request: web.Request) -> web.StreamResponse:
     """Answer with events until the browser leaves."""
-    tails = request.app[TAILS]
-    if len(tails) >= TAILS_MAX:
+    if len(request.app[TAILS]) >= TAILS_MAX:
         raise web.HTTPServiceUnavailable(text="Too many tails are open")
-    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store",
-                                         "X-Accel-Buffering": "no"})
-    tails.add(id(answer))
-    try:
-        await answer.prepare(request)
-        await _run(request, answer)
-    except ConnectionError:
-        pass      # the browser has left
-    finally:
-        tails.discard(id(answer))
-    return answer
+    return await live.events(request, request.app[TAILS], lambda answer: _run(request, answer))
 
 
 async def _run(request: web.Request, answer: web.StreamResponse) -> None:

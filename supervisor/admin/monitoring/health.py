@@ -11,6 +11,7 @@ from aiohttp import web
 
 from geminga.proto.responses import SERVER_VERSION
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
+from geminga.supervisor.admin.requests.authentication import SIGN_IN, STATIC
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS
 from geminga.supervisor.host import host
@@ -23,8 +24,7 @@ TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 # Paths that are answered while the broker loads.
 _WHILE_LOADING = {"/ready", "/status.html", "/metrics", "/admin/v2/brokers/ready", "/admin/v2/brokers/version",
-                  "/ops/v1/status", "/ops/v1/log-level", "/", "/console/live", "/console/sign-in"}
-_STATIC = "/console/static/"
+                  "/ops/v1/status", "/ops/v1/log-level", "/", "/console/live", SIGN_IN}
 _TOPIC_VERSIONS = "V1", "V2"
 _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round trip's result; 0: there was none
 
@@ -42,7 +42,7 @@ async def guard(request: web.Request,
     Partitions may be missing until every owner has recovered.
     """
     path = request.path.rstrip("/") or "/"
-    if path not in _WHILE_LOADING and not path.startswith(_STATIC) and loading(request.app):
+    if path not in _WHILE_LOADING and not path.startswith(STATIC) and loading(request.app):
         raise web.HTTPServiceUnavailable(text=f"{'; '.join(obstacles(request.app))}; try again")
     return await handler(request)
 

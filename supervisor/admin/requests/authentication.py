@@ -28,9 +28,8 @@ from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.options import IdentityOptions
 
 IDENTITY = web.RequestKey("identity", Identity)
-# Probes have no credentials, and those who sign in have none yet.
-_OPEN = "/status.html", "/ready", "/console/sign-in"
-_OPEN_FOLDER = "/console/static/"
+SIGN_IN, STATIC = "/console/sign-in", "/console/static/"      # of the console, before somebody has signed in
+_OPEN = "/status.html", "/ready", SIGN_IN      # probes have no credentials
 _METRICS = "/metrics", "/metrics/"
 _PAGES = "/console/"
 _SCHEMES = {"bearer": "token", "basic": "basic"}
@@ -73,7 +72,7 @@ class HttpAuthenticator:
         """
         if (peer := local.identity_of(request.transport)) is not None:
             return peer
-        if not self._authenticator.is_on or request.path in self._open or request.path.startswith(_OPEN_FOLDER):
+        if not self._authenticator.is_on or request.path in self._open or request.path.startswith(STATIC):
             return NOT_ASKED
         if (session := session_of(request)) is not None:
             certificate = certificate_of(request.transport) if request.transport is not None else None

@@ -348,8 +348,10 @@ async def authorize(request: web.Request, handler) -> web.StreamResponse:
 async def refusal(request: web.Request) -> str:
     """Return why the role of a request may not make it, "" if it may.  The request itself is not carried out."""
     authorization = request.app[AUTHORIZATION]
+    if not authorization.is_enabled:
+        return ""
     match = await request.app.router.resolve(request)
-    if not authorization.is_enabled or match.route.resource is None:
+    if match.route.resource is None:
         return ""
     match.add_app(request.app)       # as aiohttp does before it handles a request
     request._match_info = match      # where aiohttp keeps it

@@ -68,7 +68,7 @@ def slots() -> asyncio.Semaphore:
 
 
 class _Asked(NamedTuple):
-    """What a page is to show."""
+    """The parts of a request for a page of messages."""
 
     first: tuple[int, int, int] | None      # entry, and index in its batch
     limit: int                              # rows

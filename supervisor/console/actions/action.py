@@ -26,7 +26,7 @@ class Field(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What an action is about to do."""
+    """The request that an action is about to send, with its effect and the command that does the same."""
 
     method: str
     path: str                            # of REST, quoted, with parameters
