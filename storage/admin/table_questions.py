@@ -113,7 +113,7 @@ STATES = "acknowledged", "out", "again", "parked", "delayed", "waiting"      # o
 
 @dataclass(frozen=True)
 class CursorMap:
-    """What became of a topic's stored entries for one subscription: counts of each state, in segments."""
+    """The states of a topic's stored entries for one subscription: counts of each state, in segments."""
 
     topic: str
     entries: int                       # stored, of which each segment has the same number

@@ -78,7 +78,7 @@ class TransactionListing:
 
 @dataclass(frozen=True)
 class DoneInPartition:
-    """What a transaction has done in a partition, and who waits for its end there."""
+    """The messages of a transaction in one partition, its acknowledgements, and who waits for its end there."""
 
     messages: int                      # published
     acknowledgements: int              # messages that are acknowledged when it commits
@@ -87,7 +87,7 @@ class DoneInPartition:
 
 @dataclass(frozen=True)
 class InTopic:
-    """What a transaction has done in a topic."""
+    """The messages and acknowledgements of a transaction in one topic."""
 
     first: Position | None             # its first entry; None: it has published nothing, or has ended
     has_ended: bool                    # it is one of the last that ended here

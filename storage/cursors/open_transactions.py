@@ -24,7 +24,7 @@ _ENDED_MAX = 1_000    # ended transactions that are remembered, because SENDs ma
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """What one open transaction has done in one partition."""
+    """The entries that one open transaction has published in one partition, and its acknowledgements there."""
 
     entries: dict[int, list[tuple[int, int]]] = field(default_factory=dict)      # ledger id -> runs (first, end)
     # First half of a producer's identity -> its sequence id before the transaction, and that of its last message in it.

@@ -196,7 +196,7 @@ def _settled(state: State) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What of a partition's entries is committed, as far as that is known from its files."""
+    """The committed entries of a partition, as far as its files say."""
 
     up_to: Position                           # no entry up to there is in an open transaction; NOWHERE: there is none
     aborted: dict[int, NDArray[np.int64]]     # ledger id -> entries up to there that are in aborted transactions
@@ -204,7 +204,7 @@ class Committed:
 
 
 def committed(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE) -> Committed:
-    """Return what is committed of a partition's entries behind a position.  Raises CorruptFile.
+    """Return the committed entries of a partition behind a position.  Raises CorruptFile.
 
     The state file says how transactions have ended.  It may be older than the ledgers: then entries of transactions
     that have ended since count as open.

@@ -1,4 +1,4 @@
-"""Who gets a message about transactions: this owner's coordinator, or the participant of its partitions."""
+"""Messages about transactions to this owner, handed to its coordinator or to the participant of its partitions."""
 from geminga.proto import envelope
 from geminga.proto.rows import Rows
 from geminga.storage.transactions.admission import Admission

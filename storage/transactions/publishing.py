@@ -30,7 +30,7 @@ SequenceIds = dict[tuple[int, int], tuple[int, int]]      # (transaction, produc
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a plan stores for the transactions of one partition, to be noted there once the plan is applied."""
+    """The entries that a plan stores for transactions of one partition, noted there once the plan is applied."""
 
     partition: Partition
     ledger_id: int

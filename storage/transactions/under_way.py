@@ -1,4 +1,4 @@
-"""What waits for participants, in one coordinator: messages of a transaction, and commands of its clients."""
+"""Requests of one coordinator that wait for participants: messages of transactions, and commands of clients."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """What long work tells about itself while it goes on."""
+    """A report of long work about how far it has come."""
 
     def advance(self, amount: float = 1) -> None:
         """Tell that so much more is done."""

@@ -26,7 +26,7 @@ KEYS_MAX = 10 ** _KEY_WIDTH
 
 
 class Message(NamedTuple):
-    """What each message of a run is like."""
+    """Size, batch, keys and compression of the messages of a run."""
 
     size: int
     batch: int = 1

@@ -1,4 +1,4 @@
-"""What is put on a broker, and the numbers that all processes of a load share."""
+"""The load that is put on a broker, and the numbers that all its processes share."""
 import multiprocessing as mp
 import secrets
 import ssl
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is put on a broker.  Every process has all of it."""
+    """The load that is put on a broker.  Every process has the whole plan."""
 
     url: str
     topics: dict[Place, tuple[str, ...]]      # topics without partitions, and partitions

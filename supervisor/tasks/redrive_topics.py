@@ -29,7 +29,7 @@ def id_of(letter: Message) -> str:
 
 
 class Ids(NamedTuple):
-    """What acknowledges a letter."""
+    """The ids by which a letter is acknowledged."""
 
     positions: tuple[Position, ...]      # of its chunks, or its only entry
     place: int                    # in the batch, -1: not in a batch

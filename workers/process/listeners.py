@@ -13,7 +13,7 @@ from geminga.workers.ports.gate import ClientAddress, Gate, Make
 
 
 class Server(Protocol):
-    """What accepts the connections of a listening socket."""
+    """An acceptor of the connections of one listening socket."""
 
     def close(self) -> None: ...
 

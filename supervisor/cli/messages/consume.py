@@ -28,7 +28,7 @@ _PRINTED_MAX_ACKNOWLEDGED = 4 << 10     # with a subscription: a pipe that close
 
 
 class Wish(NamedTuple):
-    """What to print, and how."""
+    """The choice and the form of the messages that are printed."""
 
     plan: "Plan"
     chosen: Filter

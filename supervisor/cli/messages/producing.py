@@ -76,7 +76,7 @@ class Wishes:
 
 @dataclass(slots=True)
 class Report:
-    """What became of the messages, printed as receipts come."""
+    """The outcome of a publishing command: counts, and ids that are printed as receipts come."""
 
     output: Output
     is_quiet: bool

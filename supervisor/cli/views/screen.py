@@ -57,7 +57,7 @@ class Line(NamedTuple):
 
 
 class Screen:
-    """What is shown, chosen, sorted and filtered."""
+    """The state of the screen: the view, the chosen row, the order and the filter."""
 
     def __init__(self, address: str):
         self._address = address
