@@ -185,16 +185,28 @@ def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[
 def remove_leftovers(data_dir: Path) -> None:
     """Remove the hard links in the data folder that a killed backup left behind."""
     linked = format.linked_folder(data_dir)
-    if linked.exists():
+    if linked.parent.exists():
         with locks.lock(linked.with_name(locks.LOCK)) as is_alone:
             if is_alone:
-                shutil.rmtree(linked, ignore_errors=True)
+                _remove_links(linked)
 
 
 def _clean(data_dir: Path, parent: Path) -> None:
-    unfinished = [path for path in parent.glob(f"*{_UNFINISHED}") if _NAME.fullmatch(path.stem)]
-    for path in [format.linked_folder(data_dir), *unfinished]:
-        shutil.rmtree(path, ignore_errors=True)
+    _remove_links(format.linked_folder(data_dir))
+    for path in parent.glob(f"*{_UNFINISHED}"):
+        if _NAME.fullmatch(path.stem):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_links(linked: Path) -> None:
+    """Remove a folder of links.  It is renamed first: an owner that still writes its cut there, for a backup that
+    another owner has refused meanwhile, then finds no folder, and leaves no file behind that keeps it.
+    """
+    removed = linked.with_suffix(".removed")
+    shutil.rmtree(removed, ignore_errors=True)      # a killed backup may have left it
+    with contextlib.suppress(FileNotFoundError):
+        linked.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 class _Making:

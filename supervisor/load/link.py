@@ -4,6 +4,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,19 @@ class BrokerError(Exception):
 
 class Refused(BrokerError):
     """The broker answered a request with ERROR."""
+
+
+def wait(links: Iterable["Link"], timeout_s: float) -> int:
+    """Wait until something comes on one of the links, or can be sent where something waits to be.  Return the events
+    of all, as bits of select.poll.
+    """
+    poll = select.poll()      # select.select takes no descriptor above 1,023
+    for link in links:
+        poll.register(link.socket, select.POLLIN | (select.POLLOUT if link.outbox else 0))
+    found = 0
+    for _, events in poll.poll(timeout_s * 1_000):
+        found |= events
+    return found
 
 
 class Link:
@@ -122,11 +136,10 @@ class Link:
         self.filled -= self.taken
         self.taken = 0
         is_pending = self.is_pending()
-        readable, writable, _ = select.select([self.socket], [self.socket] if self.outbox else [], [],
-                                              0 if is_pending else timeout_s)
-        if writable:
+        events = wait([self], 0 if is_pending else timeout_s)
+        if events & select.POLLOUT:
             self.flush()
-        if not readable and not is_pending:
+        if not events & ~select.POLLOUT and not is_pending:
             return np.zeros(0, np.int64)
         try:
             self._read()

@@ -6,7 +6,6 @@ messages that were sent between the looks, also when their receipts came after t
 """
 import multiprocessing.connection
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.supervisor.load import consumer, latencies, producer, real_client
-from geminga.supervisor.load.link import ANSWER_MAX_S, CLOCK, BrokerError, Link
+from geminga.supervisor.load.link import ANSWER_MAX_S, CLOCK, BrokerError, Link, wait
 from geminga.supervisor.load.plan import FORK, Board, Part, Plan
 from geminga.supervisor.load.wire import WireError
 
@@ -27,7 +26,7 @@ _NAP_S = 0.002
 _LOOK_S = 0.05           # between two looks at the board while waiting for a count
 _TOLD_S = 1.0
 _START_MAX_S = 300.0
-LINKS_MAX = 500          # connections of a process: select takes 1,024 files
+LINKS_MAX = 500          # connections of a process, which stays below the usual limit of 1,024 open files
 
 
 def process_count(connections: int) -> int:
@@ -65,8 +64,7 @@ def _work(workers: list[Worker], board: Board, process: int, *, is_paced: bool) 
         if not links:
             time.sleep(patience if left else 0)
         elif not any(link.is_pending() for link in links):
-            select.select([link.socket for link in links], [link.socket for link in links if link.outbox], [],
-                          patience)
+            wait(links, patience)
             if not is_paced and all(link.is_calm() for link in links):
                 time.sleep(_NAP_S)
     for worker in workers:
@@ -87,6 +85,8 @@ def _child(role: Callable[[Plan, Part, Board], Worker], plan: Plan, parts: list[
         pipe.send(BrokerError(str(error)))
     except EOFError:
         pass
+    except Exception as error:      # whoever measures has no other way to hear of it
+        pipe.send(BrokerError(f"a process of the load failed: {error!r}"))
 
 
 class _Child:

@@ -243,7 +243,7 @@ def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
     try:
         own.start()
         assert (own.service_url, own.http_url) == ("", "")
-        eventually(lambda: f"publish --url {own.tls_url} " in own.printed(), 60)
+        eventually(lambda: f"produce --url {own.tls_url} " in own.printed(), 60)
         assert ask(authority, own.https_url, "/admin/v2/brokers/health") == "ok"
         topic = unique_topic("only")
         found = json.loads(ask(authority, own.https_url, f"/lookup/v2/topic/{topic.replace('://', '/')}"))

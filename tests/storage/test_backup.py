@@ -1,6 +1,9 @@
 """The cut of a backup: it is consistent, whatever happens to partitions before the cut, or between the cut and the
 copying of their files.
 """
+import contextlib
+import threading
+
 import pytest
 
 from geminga.proto import names
@@ -264,6 +267,28 @@ def test_what_fails_leaves_nothing_behind(rigs, taken, tmp_path):
     rig.owner.roll(rig.partition("t"))      # changes that no backup asks for are not kept
     assert not format.linked_folder(rig.data_dir).exists()
     assert [payload for _, payload in left(taken(rig), "t")] == [b"a"]
+
+
+def test_an_owner_that_still_writes_for_a_backup_that_failed_leaves_nothing_behind(rigs, tmp_path):
+    """A backup ends with the first owner that refuses its cut; another one may write its own meanwhile."""
+    rig, _ = filled(rigs)
+    folder = format.linked_folder(rig.data_dir)
+
+    def write_on() -> None:
+        with contextlib.suppress(OSError):
+            for number in range(10_000):
+                (folder / f"cut-{number}").write_bytes(b"x")
+
+    writer = threading.Thread(target=write_on)
+
+    def fail():
+        writer.start()
+        raise OSError("no")
+    with pytest.raises(OSError, match="no"):
+        backup.make(rig.data_dir, tmp_path / "failed", lambda: ask(rig, "backup-begin"), fail)
+    assert not folder.exists()
+    writer.join()
+    assert not folder.exists()
 
 
 def test_where_files_can_share_blocks_space_is_given_back_within_those_that_a_backup_has(rigs, taken, tmp_path):

@@ -1,6 +1,8 @@
 """Which broker a command means: contexts, the socket in the data folder, and what is stronger."""
+import contextlib
 import json
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -131,6 +133,20 @@ def test_a_broker_is_measured_by_the_socket(guarded, run):
     assert (status, complaints) == (0, "") and json.loads(printed)["consumed"] == 100
     status, _, complaint = run("bench", "--data-dir", str(guarded.data_dir), "--client", "pulsar-client")
     assert status == 2 and "--data-dir: the library of applications needs an address: give --url" in complaint
+
+
+def test_a_broker_is_measured_by_a_process_with_many_open_files(guarded, run):
+    """`select` takes no descriptor above 1,023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2_000:
+        pytest.skip("this host allows a process fewer than 2,000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2_000), limits[1]))
+    with contextlib.ExitStack() as stack:
+        for _ in range(1_100):
+            stack.enter_context(open(os.devnull))
+        status, _, complaints = run("bench", "--data-dir", str(guarded.data_dir), "-n", "100", "-o", "json")
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (status, complaints) == (0, "")
 
 
 def test_the_socket_survives_the_end_of_the_admin_process(guarded, run):
