@@ -8,6 +8,7 @@ Each check prints a line with its seconds.  Exit status: 1 when a check fails, 7
 machine.
 """
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -224,26 +225,26 @@ def a_hung_owner_is_replaced_while_others_go_on(box: Box) -> str:
 
 @shown
 def a_hung_worker_is_replaced(box: Box) -> str:
-    """A connection to the other worker goes on; the kernel decides which worker a connection is at."""
+    """Connections to the other worker go on; the kernel decides which worker a connection is at."""
     before = box.show("geminga", "NRestarts")
-    for _ in range(8):
-        with Publisher(SERVICE, unique_topic("other"), pause=0.05) as publisher:
-            publisher.wait_for_more(50)
-            begun, old = time.monotonic(), child(box, "geminga-w0")
-            os.kill(old, 19)
-            time.sleep(1)         # by then all bytes on the way have come
-            received = len(publisher.receipted)
-            time.sleep(0.5)
-            is_other = len(publisher.receipted) > received
-            # asked in this round only
-            eventually(lambda: not Path(f"/proc/{old}").exists(), 15, "the end of it")      # noqa: B023
-            took = time.monotonic() - begun
-            assert took <= 10, took
-            if is_other:
-                publisher.wait_for_more(200)
-                assert not publisher.has_ended and box.show("geminga", "NRestarts") == before
-                return f"geminga-w0 after {took:.1f} s; a connection at the other one went on"
-    raise AssertionError("no connection came to the other worker")
+    with contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(Publisher(SERVICE, unique_topic("other"), pause=0.05)) for _ in range(16)]
+        for publisher in publishers:
+            publisher.wait_for_more(5)
+        begun, old = time.monotonic(), child(box, "geminga-w0")
+        os.kill(old, 19)
+        time.sleep(1)         # by then all bytes on the way have come
+        received = [len(publisher.receipted) for publisher in publishers]
+        others = eventually(lambda: [publisher for publisher, count in zip(publishers, received, strict=True)
+                                     if len(publisher.receipted) >= count + 3], 15, "a connection that goes on")
+        eventually(lambda: not Path(f"/proc/{old}").exists(), 15, "the end of it")
+        took = time.monotonic() - begun
+        assert took <= 10, took
+        for publisher in others:
+            publisher.wait_for_more(100)
+            assert not publisher.has_ended
+        assert box.show("geminga", "NRestarts") == before
+    return f"geminga-w0 after {took:.1f} s; connections at the other one went on"
 
 
 @shown
