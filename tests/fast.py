@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each start
 MARKS = ("slow", "java", "spark", "go")
 SLOW_FILE = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(MARKS)})\b", re.MULTILINE)
 CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine
+MODULES = pytest.StashKey[set[ModuleType]]()      # those with fast tests, also with such as an option leaves out
 SLOW_TESTS = "slow_tests"      # the key of a process's list in what xdist takes from that process
 
 
@@ -54,6 +56,7 @@ def _is_slow_file(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[MODULES] = {item.module for item in items if isinstance(item, pytest.Function) and not is_slow(item)}
     if config.option.fast:
         left_out = [item for item in items if is_slow(item)]
         items[:] = [item for item in items if not is_slow(item)]

@@ -31,8 +31,7 @@ def used_by(module: ModuleType, seen: set[str]) -> set[str]:
 def test_fast_tests_cover_every_package(request):
     if request.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         pytest.skip("only some tests were asked for")
-    modules = {item.module for item in request.session.items if not fast.is_slow(item)}
-    used = set().union(*(used_by(module, set()) for module in modules))
+    used = set().union(*(used_by(module, set()) for module in request.config.stash[fast.MODULES]))
     assert [
         package
         for package in PACKAGES

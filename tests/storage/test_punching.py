@@ -14,6 +14,7 @@ from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
 from geminga.storage.topics.subscription import SubType
 
+from .. import machine
 from .files import read_mapped
 from .rig import Rig, copy_of, payload_of
 
@@ -151,7 +152,8 @@ def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger
         "published": 5001, "acknowledged": 5000, "expired": 0, "skipped": 0, "evicted": 0, "backlog": 1}
     rig = rigs.restart(rig)
     assert rig.receive(rig.consumer("t", subType=SubType.Shared)) == []
-    assert found.index_path.stat().st_blocks * 512 <= 32 << 10
+    if machine.file_system(found.index_path) not in machine.IN_MEMORY:      # there a hole takes memory when it is read
+        assert found.index_path.stat().st_blocks * 512 <= 32 << 10
     assert rig.partition("t").find(found.ledger_id).messages_in(0, 5001) == 5001
     assert rig.asked("why", "t", subscription="sub")["messages"]["backlog"] == 1
     again = rigs.crash(rig)
