@@ -22,27 +22,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = api.BaseCommand.Type
-_WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.ACK      # an ACK in a transaction
-_ALONE = {*_WITHOUT_SENDS, T.END_TXN}
-_TYPE_AT = 1      # offset of a command's type, where its type is the first field, as every client writes it
+_WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN
 
 
-def _concerned(data: bytes) -> "set[int] | None":
+def _parsed(data: bytes) -> api.BaseCommand | None:
+    """Return a client's command, None if it cannot be parsed."""
+    try:
+        return api.BaseCommand.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _concerned(command: api.BaseCommand | None) -> "set[int] | None":
     """Return the transactions whose SENDs a command depends on; None if it depends on others too.
 
     To begin a transaction, to add to it and to acknowledge in it needs no SEND at all.
     """
-    if data[_TYPE_AT] not in _ALONE:
+    kind = None if command is None else command.type
+    if kind in _WITHOUT_SENDS or kind == T.ACK:      # an ACK in a transaction
+        return set()
+    if command is None or kind != T.END_TXN:
         return None
-    try:
-        command = api.BaseCommand.FromString(data)      # the type may stand there twice, and the last one counts
-    except DecodeError:
-        return None
-    if command.type != T.END_TXN:
-        return set() if command.type in _WITHOUT_SENDS else None
     transaction = names.transaction(command.endTxn.txnid_most_bits, command.endTxn.txnid_least_bits)
     return set() if transaction is None else {transaction}
-
 
 
 class Requests:
@@ -79,9 +81,13 @@ class Requests:
                     owner.sessions[key] = session
             if not session.is_over or kind == envelope.CONNECTION_GONE:
                 its = bytes(data[at:at + size])
-                apply_before(_concerned(its) if kind == envelope.COMMAND else None)
+                command = _parsed(its) if kind == envelope.COMMAND else None
+                apply_before(_concerned(command))
                 try:
-                    self._carry_out_one(session, kind, its)
+                    if command is not None:
+                        self.carry_out(session, command)
+                    else:
+                        self._apply_event(session, kind, its)
                 except NotDurable:
                     raise
                 except Exception:
@@ -91,12 +97,11 @@ class Requests:
             at += size
             self.sign_of_life()
 
-    def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
-        """Execute one command, or apply one event of a connection.  kind: envelope.COMMAND or a kind of event."""
+    def _apply_event(self, session: Session, kind: int, data: bytes) -> None:
+        """Apply one event of a connection.  Raises ValueError for another kind, as of a command that nobody can parse.
+        """
         owner = self._owner
-        if kind == envelope.COMMAND:
-            self.carry_out(session, api.BaseCommand.FromString(data))
-        elif kind == envelope.CONNECTION_GONE:
+        if kind == envelope.CONNECTION_GONE:
             commands.end_session(owner, session, by_client=True)
         elif kind == envelope.CONNECTION_ALIVE:
             commands.resume(owner, session, is_alive=True)

@@ -1,6 +1,7 @@
 """Transactions: coordinators, and their part in the partitions of an owner.
 
     coordinator.py         transactions of this owner's clients: commands, time limits, decisions
+    named.py               topics and subscriptions that clients name, and their ids
     under_way.py           what waits for participants
     deadlines.py           when open transactions are aborted
     held_commits.py        commits that wait for a backup

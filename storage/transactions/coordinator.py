@@ -28,7 +28,7 @@ from geminga.storage.runtime.routing import owner_of
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.watcher import Watcher
-from geminga.storage.transactions import transaction_table
+from geminga.storage.transactions import named, transaction_table
 from geminga.storage.transactions.deadlines import Deadlines
 from geminga.storage.transactions.held_commits import HeldCommits
 from geminga.storage.transactions.peers import Peers
@@ -49,7 +49,6 @@ _LIFETIME_MAX_MS = 1 << 50           # a sum with today's time still fits into a
 _WAITING_MAX = 100_000               # requests that wait for other owners; one of them may be down for long
 _TOLD_MAX = 1_000                    # ended transactions that a connection is remembered to know
 _EXPIRED_MAX = 1_000                 # transactions whose time is over that one pass aborts
-NOT_STORED = (1 << 32) - 1           # in place of the id of a subscription that is not stored
 _GONE = -1                           # in place of an owner's index: the partition was deleted
 
 # Bounds in ms of `Coordinator.durations`, those of Pulsar's metrics.
@@ -280,17 +279,14 @@ class Coordinator(Watcher):
     def _found(self, transaction: Transaction, wanted: list[tuple[str, str | None]]) -> dict[Used, int]:
         """Return {(partition id, subscription id or 0): index of its owner} of those that are stored.
 
-        A reader's subscription has the id NOT_STORED: its partition hears of the end.  Raises Refusal, StorageFull.
+        A subscription that is not stored, as of a reader, has the id named.NOT_STORED: its partition hears of the end.
+
+        Raises Refusal, StorageFull.
         """
-        catalogue, found = self._owner.catalogue, {}
-        parsed = [(names.parse(topic), topic, subscription) for topic, subscription in wanted]
-        for name, text, subscription in parsed:
-            if name.is_persistent and (stored := catalogue.partitions.find(name)) is not None:
-                used = 0
-                if subscription is not None:
-                    used = catalogue.subscriptions.ids(stored[0]).get(subscription, NOT_STORED)
-                found[stored[0], used] = self._owner_of(stored[0], name)
-                transaction.written[str(name)] = text
+        found = {}
+        for used, name, written in named.stored(self._owner, wanted):
+            found[used] = self._owner_of(used[0], name)
+            transaction.written[str(name)] = written
         return found
 
     def _add(self, transaction: Transaction, used: Used) -> None:

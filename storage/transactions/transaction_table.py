@@ -8,6 +8,7 @@ once the new one is synced.  The file holds its content twice, so a damaged copy
 
 A coordinator has a file of its own, because coordinators go to other owners when the number of owners changes.
 """
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,7 +77,7 @@ class TransactionTable(SnapshotFile):
         self.coordinator = coordinator
         self.by_id: dict[int, Transaction] = {}
         self.damage: list[str] = []                    # one line for each damaged copy of the file
-        self._ended: dict[int, bytes] = {}             # by id: the op, in the order in which they ended
+        self._ended: OrderedDict[int, bytes] = OrderedDict()      # by id: the op, in the order in which they ended
 
     def __repr__(self) -> str:
         return f"<TransactionTable {self.path} open={len(self.by_id)} ended={len(self._ended)}>"
@@ -95,7 +96,7 @@ class TransactionTable(SnapshotFile):
     def _has_ended(self, transaction: int, op: bytes) -> None:
         self._ended[transaction] = op
         if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def ended(self, transaction: int) -> tuple[int, int] | None:
         """Return (state, CRC32-C of the role) of a transaction that ended lately, None if none of that id did."""

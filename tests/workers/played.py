@@ -65,6 +65,8 @@ class PlayedLink:
     def is_busy(self) -> bool:
         return False
 
+    is_due = is_busy
+
     def sends(self, rows, entries, kind=envelope.SENDS) -> None:
         name = "sends" if kind == envelope.SENDS else "sends in transactions"
         self.said.append((name, rows.copy(), entries))

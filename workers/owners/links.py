@@ -22,6 +22,8 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.opening import OpeningQueue
 
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
+_LITTLE_BYTES = 16 << 10         # of entries and acknowledgements, and ...
+_LITTLE_COMMANDS = 256           # ... commands that wait for the answer to the envelope before
 _ACK_SECONDS = 0.02              # that an acknowledgement may wait for another section of the envelope
 
 
@@ -65,7 +67,21 @@ class OwnerLink:
     @property
     def is_busy(self) -> bool:
         """Whether something is queued for the owner, or its socket may hold an envelope."""
-        return bool(self._sections or self._sends or self._acks or self._flows or self._commands) or self.is_unheard
+        return self._has_queued or self.is_unheard
+
+    @property
+    def _has_queued(self) -> bool:
+        return bool(self._sections or self._sends or self._acks or self._flows or self._commands)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is queued that should leave now.
+
+        A little waits until the owner has answered: it is in a pass, and looks at its socket after it.  An envelope
+        less is a wake less at both ends.  Much leaves at once, so that the owner always has something to do.
+        """
+        is_little = self.gathered < _LITTLE_BYTES and len(self._commands) < _LITTLE_COMMANDS
+        return self._has_queued and not (is_little and self._handed)
 
     def sends(self, rows: NDArray, entries: bytes, kind: int = envelope.SENDS) -> None:
         """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other.  kind: of the
@@ -298,7 +314,8 @@ class OwnerLinks:
         for link, queue in zip(self._links, self._queues, strict=True):
             if link is None or not link.is_busy:
                 continue
-            link.flush()
+            if link.is_due:
+                link.flush()
             in_flight += link.in_flight
             if link.in_flight - queue.size(link) > self._user.options.in_flight_bytes and not self.is_paused:
                 self.pause()
@@ -329,6 +346,8 @@ class OwnerLinks:
                 self._counters.observe("answer", seconds)
             for kind, rows, data in received:
                 sections[kind](link, rows, data)
+        if link.is_due:
+            self.schedule_flush()
         if self.is_paused:
             self.resume_if_possible()
         self._user.received()
