@@ -125,6 +125,7 @@ FUNCTIONS: dict[type[Question[Any]], Function] = {
     questions.BeginBackup: housekeeping.begin_backup,
     questions.HoldCommits: housekeeping.hold_commits,
     questions.CutBackup: housekeeping.cut_backup,
+    transactions.GetJournal: transactions.journal,
     transactions.GetCoordinators: transactions.coordinators,
     transactions.GetTransactions: transactions.of_coordinator,
     transactions.ListTransactions: transactions.listing,

@@ -107,6 +107,19 @@ class TopicInTransactions:
 
 
 @dataclass(frozen=True)
+class JournalFigures:
+    """The journal of an owner, in which all is stored that transactions begin, do and decide there."""
+
+    segments: list[tuple[int, int, int]]       # (sequence, records, bytes) of those that a start reads, oldest first
+    records: int                               # since the owner's start
+
+
+@dataclass(frozen=True)
+class GetJournal(Question[JournalFigures], name="journal"):
+    """A question for figures of the owner's journal."""
+
+
+@dataclass(frozen=True)
 class GetCoordinators(Question[CoordinatorFigures], name="coordinator"):
     """A question for figures of the owner's coordinator."""
 
@@ -169,6 +182,11 @@ class AbortTransaction(Question[bool], name="abort-transaction"):
 
 
 # -- coordinators
+
+def journal(owner: AdministeredOwner, question: GetJournal) -> JournalFigures:
+    """Return figures of the owner's journal.  Raises OSError."""
+    return JournalFigures(owner.journal.segments(), owner.journal.appended)
+
 
 def coordinators(owner: AdministeredOwner, question: GetCoordinators) -> CoordinatorFigures:
     """Return figures of the owner's coordinator."""

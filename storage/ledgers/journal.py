@@ -96,6 +96,7 @@ class Journal:
         self.folder, self._segment_bytes = folder, segment_bytes
         self.segments_max = segments_max                  # files; surplus ones are removed after their checkpoint
         self._number = number                             # of the last record
+        self._begun_with = number                         # at the start
         self._synced = number                             # of the last record that is surely on disk
         free = free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]
         if len(free) + len(full) < _SEGMENTS_MIN:
@@ -122,6 +123,25 @@ class Journal:
     def size_max(self) -> int:
         """The largest size of a record, in bytes."""
         return self._segment_bytes - format.HEADER_SIZE
+
+    @property
+    def appended(self) -> int:
+        """Number of records since the start."""
+        return self._number - self._begun_with
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """Return (sequence, records, bytes) of each segment that a start would read, oldest first.  Raises OSError.
+
+        The bytes are those of the file, and of the segment that is being written those of its records.
+        """
+        held = [segment for checkpoint in self._checkpoints for segment in checkpoint.segments]
+        held += [segment for segment, _ in self._full] + [self._segment] * (not self._is_between)
+        heads = [np.frombuffer(os.pread(one.fd, format.HEADER_SIZE, 0), format.SEGMENT_HEADER)[0] for one in held]
+        read = [(one, int(head["first_record"])) for one, head in zip(held, heads, strict=True)
+                if not head["is_retired"]]      # by the thread of a checkpoint
+        behind = [first for _, first in read[1:]] + [self._number + 1]
+        return [(one.sequence, end - first, self._at if one is self._segment else os.fstat(one.fd).st_size)
+                for (one, first), end in zip(read, behind, strict=True)]
 
     def append(self, record: Record) -> None:
         """Write a record, which is durable after `sync`.

@@ -112,7 +112,7 @@ def test_every_owner_is_a_coordinator(get, own):
     assert get("coordinatorStats?coordinatorId=1").keys() == told["1"].keys()
     assert get.status("coordinatorStats?coordinatorId=2") == 404
     assert get.status("slowTransactions/1?coordinatorId=2") == 404
-    assert get.status("coordinatorInternalStats/0") == 404
+    assert get.status("coordinatorInternalStats/2") == 404
 
 
 def test_figures_of_a_coordinator_follow_its_transactions(get, peer):
@@ -180,8 +180,32 @@ def test_topics_and_subscriptions_without_transactions_say_so(get, peer):
     assert get.status(f"pendingAckStats/{short(topic)}/none") == 404
     assert get.status(f"transactionInPendingAckStats/{short(topic)}/none/0/1") == 404
     assert get.status("transactionBufferStats/public/default/there-is-none") == 404
-    assert get.status(f"transactionBufferInternalStats/{short(topic)}") == 404
-    assert get.status(f"pendingAckInternalStats/{short(topic)}/{SUBSCRIPTION}") == 404
+    assert get.status("transactionBufferInternalStats/public/default/there-is-none") == 404
+    assert get.status(f"pendingAckInternalStats/{short(topic)}/none") == 404
+
+
+@pytest.mark.parametrize("owner", range(OWNERS))
+def test_the_journals_are_described_as_the_logs_of_transactions(get, own, peer, owner):
+    """Segments are ledgers, and records are entries; a transaction makes some."""
+    topic = topic_of(owner, "logged")
+    peer.open_producer(topic)
+    peer.subscribe(topic, SUBSCRIPTION)
+    before = get(f"coordinatorInternalStats/{owner}")["transactionLogStats"]
+    its, _ = begin_with_message(peer, owner, topic)
+    end(peer, its)
+    after = get(f"coordinatorInternalStats/{owner}")["transactionLogStats"]
+    assert after["managedLedgerName"] == f"journal/{owner}"
+    then, now = before["managedLedgerInternalStats"], after["managedLedgerInternalStats"]
+    files = {path.name: path.stat().st_size for path in (own.data_dir / "journal" / str(owner)).glob("*.journal")}
+    assert now["entriesAddedCounter"] >= then["entriesAddedCounter"] + 2
+    assert now["currentLedgerSize"] > then["currentLedgerSize"]
+    assert now["numberOfEntries"] == sum(one["entries"] for one in now["ledgers"]) >= then["numberOfEntries"] + 2
+    assert 0 < now["totalSize"] <= sum(files.values()) and 1 <= len(now["ledgers"]) <= len(files)
+    assert now["lastConfirmedEntry"] == f"{now['ledgers'][-1]['ledgerId']}:{now['currentLedgerEntries'] - 1}"
+    assert get(f"transactionBufferInternalStats/{short(topic)}") == {"snapshotType": "None"}
+    told = get(f"pendingAckInternalStats/{short(topic)}/{SUBSCRIPTION}")["pendingAckLogStats"]
+    assert told["managedLedgerName"] == f"journal/{owner}"
+    assert told["managedLedgerInternalStats"].keys() == now.keys()
 
 
 def test_where_an_acknowledgement_stands_is_told(get, peer):

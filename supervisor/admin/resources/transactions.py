@@ -19,6 +19,7 @@ from geminga.storage.admin.transactions import (
     CoordinatorFigures,
     GetCoordinators,
     GetInTopic,
+    GetJournal,
     GetOutcome,
     GetPendingPosition,
     GetTopic,
@@ -27,6 +28,7 @@ from geminga.storage.admin.transactions import (
     TransactionFigures,
 )
 from geminga.storage.ledgers.position import Position
+from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, done, is_set, number_of, part_of, status
 
@@ -35,7 +37,7 @@ _BASE = "/admin/v3/transactions"
 _TOPIC = "/{tenant}/{namespace}/{topic:[^/]+}"
 _SUBSCRIPTION, _ID = "/{subscription:[^/]+}", "/{most}/{least}"
 _OFF = "This Broker is not configured with transactionCoordinatorEnabled=true."
-_NO_STORE = "The journals are the only place where transactions are stored: there is no ledger or topic to describe"
+_SNAPSHOTS = "None"      # of a topic's transactions: its state file has them
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -66,7 +68,11 @@ def _coordinator_of(request: web.Request) -> int | None:
     """Return the coordinator that the query names, None for all.  Raises 400, 404."""
     if "coordinatorId" not in request.query:
         return None
-    number = number_of(request, request.query["coordinatorId"], "coordinatorId")
+    return _existing(request, number_of(request, request.query["coordinatorId"], "coordinatorId"))
+
+
+def _existing(request: web.Request, number: int) -> int:
+    """Return the number of a coordinator.  Raises 404."""
     if number >= request.app[OWNERS].count:
         raise web.HTTPNotFound(text=f"There is no transaction coordinator {number}")
     return number
@@ -220,7 +226,7 @@ async def buffer(request: web.Request) -> web.Response:
         {"state": "Ready" if told.had_any else "NoSnapshot", "maxReadPosition": _text(told.read_limit),
          "lastSnapshotTimestamps": 0, **await _low_water_marks(request), "ongoingTxnSize": told.publishing,
          "recoverStartTime": told.began_ms, "recoverEndTime": told.began_ms,
-         "totalAbortedTransactions": told.aborted, "snapshotType": "None"})
+         "totalAbortedTransactions": told.aborted, "snapshotType": _SNAPSHOTS})
 
 
 @_route("GET", "/pendingAckStats" + _TOPIC + _SUBSCRIPTION)
@@ -264,13 +270,42 @@ async def position_in_pending(request: web.Request) -> web.Response:
     return web.json_response({"state": state})
 
 
-# -- stores that there are none of
+# -- where transactions are stored: in the journals of owners
 
 @_route("GET", "/coordinatorInternalStats/{coordinator}")
+async def coordinator_log(request: web.Request) -> web.Response:
+    number = number_of(request, part_of(request, "coordinator"), "coordinator")
+    return web.json_response({"transactionLogStats": await _log(request, _existing(request, number))})
+
+
 @_route("GET", "/transactionBufferInternalStats" + _TOPIC)
+async def buffer_log(request: web.Request) -> web.Response:
+    """Say that an existing topic has no snapshots, so that there are no ledgers of them to describe."""
+    await request.app[OWNERS].ask(GetTopic(_topic_of(request)))
+    return web.json_response({"snapshotType": _SNAPSHOTS})
+
+
 @_route("GET", "/pendingAckInternalStats" + _TOPIC + _SUBSCRIPTION)
-async def internal(request: web.Request) -> web.Response:
-    raise web.HTTPNotFound(text=_NO_STORE)
+async def pending_log(request: web.Request) -> web.Response:
+    await _pending_of(request)
+    owner = owner_of(str(_topic_of(request)), request.app[OWNERS].count)
+    return web.json_response({"pendingAckLogStats": await _log(request, owner)})
+
+
+async def _log(request: web.Request, owner: int) -> dict[str, Any]:
+    """Return the journal of an owner in the words for a managed ledger: segments are ledgers, records are entries.
+
+    Raises Refusal.
+    """
+    told = await request.app[OWNERS].ask_owner(owner, GetJournal())
+    ledgers = [{"ledgerId": sequence, "entries": records, "size": size, "offloaded": False, "underReplicated": False}
+               for sequence, records, size in told.segments]
+    sequence, records, size = told.segments[-1] if told.segments else (-1, 0, 0)
+    return {"managedLedgerName": f"journal/{owner}", "managedLedgerInternalStats": {
+        "entriesAddedCounter": told.records, "numberOfEntries": sum(records for _, records, _ in told.segments),
+        "totalSize": sum(size for _, _, size in told.segments), "currentLedgerEntries": records,
+        "currentLedgerSize": size, "lastConfirmedEntry": f"{sequence}:{records - 1}", "waitingCursorsCount": 0,
+        "pendingAddEntriesCount": 0, "state": "LedgerOpened", "ledgers": ledgers, "cursors": {}}}
 
 
 @routes.route("*", _BASE + "{rest:.*}")      # the last of these routes: the others come first
