@@ -161,13 +161,19 @@ def test_another_protocol_is_told_its_port(ports, port, first, came, right):
     assert len(lines) == 1 and f"is at port {belongs}" in lines[0]
 
 
-def test_a_request_over_tls_is_told_the_port_that_it_came_to(ports, authority):
+@pytest.mark.parametrize(("port", "first", "answer"), [
+    ("tls_url", GET, "Port {} serves Pulsar's protocol over TLS; HTTP is at port"),
+    ("https_url", CONNECT, "Port {} serves HTTPS; Pulsar's protocol is at port")])
+def test_another_protocol_over_tls_is_told_the_port_that_it_came_to(ports, authority, port, first, answer):
     """Behind the handshake the same bytes come as without TLS, and the answer must not name the port without it."""
-    there = port_of(ports.tls_url)
+    there = port_of(getattr(ports, port))
     with socket.create_connection(("127.0.0.1", there), 30) as plain, \
             authority.context().wrap_socket(plain, server_hostname="localhost") as link:
-        link.sendall(GET)
-        assert f"Port {there} serves Pulsar's protocol over TLS; HTTP is at port".encode() in link.recv(4096)
+        for half in (first[:2], first[2:]):      # as much as it takes to tell protocols apart may come in pieces
+            link.sendall(half)
+        assert answer.format(there).encode() in link.recv(4096)
+        assert link.recv(4096) == b""
+    assert answer.format(there)[1:] in ports.log()
 
 
 def test_garbage_at_a_port_of_tls_ends_at_once(ports):

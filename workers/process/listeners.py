@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.ports.gate import ClientAddress, Gate, Make
+from geminga.workers.ports.within_tls import FirstBytes
 
 
 class Server(Protocol):
@@ -46,7 +47,8 @@ class Listeners(NamedTuple):
             servers.append(Gate(self.plain, scheme, ports, make, has_proxies=has_proxies))
         if self.tls is not None:
             assert self.certificates is not None
-            accepted = partial(_accepted, self.certificates, make)
+            first = make if scheme == "pulsar" else partial(_looked_at, make, ports)
+            accepted = partial(_accepted, self.certificates, first)
             servers.append(Gate(self.tls, _SECURE[scheme], ports, accepted, self.certificates, has_proxies=has_proxies))
         if self.inside is not None:
             assert inside is not None
@@ -58,6 +60,12 @@ class Listeners(NamedTuple):
             if isinstance(server, Gate):
                 server.start()
         return servers
+
+
+def _looked_at(make: Make, ports: Mapping[str, int], client: ClientAddress | None) -> asyncio.BaseProtocol:
+    made = make(client)
+    assert isinstance(made, asyncio.Protocol)
+    return FirstBytes(made, ports, None if client is None else client[0])
 
 
 def _accepted(certificates: Tls, make: Make, client: ClientAddress | None) -> asyncio.BaseProtocol:
