@@ -86,6 +86,23 @@ def test_storage_is_shown_by_ledger(browser, own, filled):
     assert f"GET /admin/v2/{path_of(filled)}/internalStats" in browser.text
 
 
+def test_who_deletes_a_topic_does_not_see_its_page_gone(browser, own):
+    """The page's updates end before the answer to the deletion is read, which a slow network makes certain."""
+    topic = unique_topic("deleted")
+    rest(own, "PUT", f"/admin/v2/{path_of(topic)}")
+    open_topic(browser, own, topic)
+    browser.run("""const real = window.fetch;
+        window.fetch = async (...asked) => {
+          const answer = await real(...asked);
+          if (asked[1]?.method === "DELETE") await new Promise((resolve) => setTimeout(resolve, 3000));
+          return answer;
+        };""")
+    browser.click("Delete")
+    browser.see("The topic is deleted, with its policies and schemas.")
+    browser.click("Delete")
+    eventually(lambda: browser.url.endswith("/console/topics"), 60)      # and the browser has met no 404
+
+
 def test_a_topic_with_an_odd_name_keeps_its_page_up_to_date(browser, own, client):
     topic = "persistent://public/default/100% & more+\"q\"‮#?"
     rest(own, "PUT", f"/admin/v2/{path_of(topic)}")

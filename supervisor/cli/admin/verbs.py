@@ -60,6 +60,7 @@ _ID = (need("--most-sig-bits -m", "", "number of its coordinator: 0 of (0,17)", 
 _OF_TOPIC = need("--topic -t", "", "the topic", TOPIC)
 _COORDINATOR = Option("--coordinator-id -c", "?coordinatorId", "only of this coordinator", INT)
 _MARKS = flag("--low-water-mark -l", "?lowWaterMarks", "with the ids up to which all transactions have ended")
+_METADATA = flag("--metadata -m", "?metadata", "no effect: a journal has no other metadata")
 _PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))
 
 GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
@@ -355,7 +356,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              "Show how many transactions each coordinator has.", (_COORDINATOR,)),
         Verb("coordinator-internal-stats", "GET", f"{_TRANSACTIONS}/coordinatorInternalStats/{{coordinator_id}}",
              "Show the journal in which a coordinator stores transactions.",
-             (need("--coordinator-id -c", "", "its number", INT),), "-c 0"),
+             (need("--coordinator-id -c", "", "its number", INT), _METADATA), "-c 0"),
         Verb("scale-transactionCoordinators", "POST", f"{_TRANSACTIONS}/transactionCoordinator/replicas",
              "Ask for more coordinators, which is refused: every owner process is one.",
              (need("--replicas -r", "=", "how many", INT),), "-r 200"),
@@ -371,7 +372,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
             _OF_TOPIC, _MARKS, flag("--segment-stats -s", "?segmentStats", "no effect: there are no segments")),
             "-t orders"),
         Verb("buffer-snapshot-internal-stats", "GET", f"{_TRANSACTIONS}/transactionBufferInternalStats/{{topic}}",
-             "Show that a topic has no snapshots of its transactions.", (_OF_TOPIC,), "-t orders"),
+             "Show that a topic has no snapshots of its transactions.", (_OF_TOPIC, _METADATA), "-t orders"),
         Verb("transaction-in-buffer-stats", "GET",
              f"{_TRANSACTIONS}/transactionInBufferStats/{{topic}}/{{most_sig_bits}}/{{least_sig_bits}}",
              "Show where a transaction's messages begin in a topic.", (*_ID, _OF_TOPIC), "-m 0 -l 17 -t orders"),
@@ -380,7 +381,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              (_OF_TOPIC, need("--sub-name -s", "", "the subscription's name"), _MARKS), "-t orders -s billing"),
         Verb("pending-ack-internal-stats", "GET", f"{_TRANSACTIONS}/pendingAckInternalStats/{{topic}}/{{sub_name}}",
              "Show the journal in which acknowledgements of open transactions are stored.",
-             (_OF_TOPIC, need("--sub-name -s", "", "the subscription's name")), "-t orders -s billing"),
+             (_OF_TOPIC, need("--sub-name -s", "", "the subscription's name"), _METADATA), "-t orders -s billing"),
         Verb("transaction-in-pending-ack-stats", "GET",
              f"{_TRANSACTIONS}/transactionInPendingAckStats/{{topic}}/{{sub_name}}/{{most_sig_bits}}/{{least_sig_bits}}",
              "Show up to where a transaction acknowledges cumulatively on a subscription.",

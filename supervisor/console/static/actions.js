@@ -1,5 +1,6 @@
 // Dialogs of actions: what an action does, once confirmed, is a request to REST's own route.
 import { fragment, send, word } from "./asking.js";
+import { hold, release } from "./live.js";
 
 const dialog = document.getElementById("action");
 
@@ -63,6 +64,7 @@ dialog.addEventListener("submit", async (event) => {
   if (sure.disabled) return;
   sure.disabled = true;
   const { method, path, body, next } = sure.dataset;
+  hold();
   const answer = await send(method, path, body || undefined);
   if (answer.ok) {
     dialog.close();
@@ -70,6 +72,7 @@ dialog.addEventListener("submit", async (event) => {
     else location.reload();
     return;
   }
+  release();
   sure.disabled = false;
   fail(word("failed", { reason: answer.reason }));
 });

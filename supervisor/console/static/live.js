@@ -16,6 +16,15 @@ export function follow() {
   addEventListener("pagehide", close);
 }
 
+// While an action is carried out the page takes no updates: they may tell that what it shows is gone.
+export function hold() {
+  close();
+}
+
+export function release() {
+  if (address && source === null) open();
+}
+
 function close() {
   source?.close();
   source = null;
