@@ -165,6 +165,23 @@ def test_the_table_is_used_by_keyboard_alone(browser, own):
     assert browser.url.endswith("/console/topics/persistent/public/default/many-partition-0")
 
 
+def test_a_key_reaches_the_last_row_although_the_broker_is_busy(browser, own):
+    """The row is waited for where the answer is an error at first, and the next one is late."""
+    open_table(browser, own, "?match=many-partition*")
+    browser.run("""const real = window.fetch;
+        let asked = 0;
+        window.fetch = async (...words) => {
+          if (asked++ === 0) return new Response("", { status: 503 });
+          await new Promise((resolve) => setTimeout(resolve, 1000));
+          return real(...words);
+        };
+        document.querySelector('.rows tbody a').focus();""")
+    browser.press("END")
+    eventually(lambda: focused(browser) == sorted_names()[-1], 60)
+    browser.press("HOME")
+    eventually(lambda: focused(browser).endswith("many-partition-0"), 60)
+
+
 def test_the_way_back_from_a_topic_ends_where_it_began(browser, own):
     open_table(browser, own, "?match=many*")
     browser.run("document.querySelector('.rows').scrollTop = 60_000")

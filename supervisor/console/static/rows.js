@@ -9,10 +9,9 @@ const windows = new Map();            // number -> its tbody
 const coming = new Set();
 let total = 0, height = 31, turn = 0, current = 0;      // current: the row that the Tab key reaches
 
-const above = spacer(), below = spacer();
+const above = spacer(), gap = spacer(), below = spacer();
 adopt(table.tBodies[0]);
-table.append(above);
-table.append(below);
+table.append(above, below);
 render();
 
 function spacer() {
@@ -49,9 +48,11 @@ function inSight() {
   return numbers;
 }
 
-// Puts the windows in sight between two empty bodies, which stand for all other rows.
+// Puts the windows in sight between empty bodies, which stand for all other rows.  A window that has the focus stays,
+// and may be far from them: the table keeps its height, and so its place, by a third empty body between.
 function render() {
   const wanted = inSight();
+  gap.remove();      // else it would be a neighbour below, and bodies, moved away from it, would lose the focus
   for (const body of [...table.tBodies]) {
     if (body === above || body === below) continue;
     if (body.dataset.window === undefined || !wanted.includes(Number(body.dataset.window))) {
@@ -66,10 +67,15 @@ function render() {
   }
   const shown = [...table.tBodies].filter((body) => body.dataset.window !== undefined);
   if (shown.length) {
-    const first = Number(shown[0].dataset.window), last = Number(shown.at(-1).dataset.window);
+    const numbers = shown.map((body) => Number(body.dataset.window));
+    const behind = numbers.findIndex((number, at) => at > 0 && number > numbers[at - 1] + 1);
     table.insertBefore(above, shown[0]);
-    stretch(above, first * step);
-    stretch(below, Math.max(0, total - (last + 1) * step));
+    stretch(above, numbers[0] * step);
+    if (behind > 0) {
+      stretch(gap, (numbers[behind] - numbers[behind - 1] - 1) * step);
+      table.insertBefore(gap, shown[behind]);
+    }
+    stretch(below, Math.max(0, total - (numbers.at(-1) + 1) * step));
   }
   rove();
   for (const number of wanted) if (!there.includes(number)) bring(number);
@@ -196,8 +202,8 @@ async function go(index, column) {
   if (top < box.scrollTop) box.scrollTop = top;
   else if (top + height > box.scrollTop + seen) box.scrollTop = top + height - seen;
   render();
-  while (!rowAt(index)) {
-    if (lost.hidden === false || index >= total) return;
+  while (!rowAt(index)?.isConnected) {
+    if (!inSight().includes(Math.floor(index / step))) return;      // somebody has scrolled away since
     await new Promise((resolve) => requestAnimationFrame(resolve));
   }
   current = index;
