@@ -116,7 +116,7 @@ class JournalFigures:
 
 @dataclass(frozen=True)
 class GetJournal(Question[JournalFigures], name="journal"):
-    """A question for figures of the owner's journal."""
+    """A question for the segments of the owner's journal, and for the number of records appended to it."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class AbortTransaction(Question[bool], name="abort-transaction"):
 # -- coordinators
 
 def journal(owner: AdministeredOwner, question: GetJournal) -> JournalFigures:
-    """Return figures of the owner's journal.  Raises OSError."""
+    """Return the segments of the owner's journal, and the number of records appended to it.  Raises OSError."""
     return JournalFigures(owner.journal.segments(), owner.journal.appended)
 
 

@@ -126,7 +126,7 @@ class Journal:
 
     @property
     def appended(self) -> int:
-        """Number of records since the start."""
+        """Number of records that were appended since this process opened the journal."""
         return self._number - self._begun_with
 
     def segments(self) -> list[tuple[int, int, int]]:

@@ -280,7 +280,6 @@ class Coordinator(Watcher):
         """Return {(partition id, subscription id or 0): index of its owner} of those that are stored.
 
         A subscription that is not stored, as of a reader, has the id named.NOT_STORED: its partition hears of the end.
-
         Raises Refusal, StorageFull.
         """
         found = {}

@@ -10,9 +10,9 @@ NOT_STORED = (1 << 32) - 1           # in place of the id of a subscription that
 
 
 def stored(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterator[tuple[Used, TopicName, str]]:
-    """Yield (its ids, the topic's name, the name as the client wrote it) for each wanted one whose topic is stored.
+    """Yield (ids, topic, the topic's name as the client wrote it) for each pair in `wanted` whose topic is stored.
 
-    wanted: (topic, subscription or None) of each.  Raises Refusal before the first one, StorageFull.
+    wanted: pairs (topic, subscription or None).  ids: see `_ids`.  Raises Refusal before the first one, StorageFull.
     """
     for name, written, subscription in [(names.parse(topic), topic, subscription) for topic, subscription in wanted]:
         if name.is_persistent and (used := _ids(owner, name, subscription)) is not None:

@@ -72,7 +72,7 @@ def _coordinator_of(request: web.Request) -> int | None:
 
 
 def _existing(request: web.Request, number: int) -> int:
-    """Return the number of a coordinator.  Raises 404."""
+    """Return `number` if a coordinator has it.  Raises 404."""
     if number >= request.app[OWNERS].count:
         raise web.HTTPNotFound(text=f"There is no transaction coordinator {number}")
     return number
