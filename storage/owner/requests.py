@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = api.BaseCommand.Type
-_WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN
+_WITHOUT_SENDS = T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.ACK      # an ACK in a transaction
 
 
 def _parsed(data: bytes) -> api.BaseCommand | None:
@@ -38,10 +38,11 @@ def _concerned(command: api.BaseCommand | None) -> "set[int] | None":
 
     To begin a transaction, to add to it and to acknowledge in it needs no SEND at all.
     """
-    kind = None if command is None else command.type
-    if kind in _WITHOUT_SENDS or kind == T.ACK:      # an ACK in a transaction
+    if command is None:
+        return None
+    if command.type in _WITHOUT_SENDS:
         return set()
-    if command is None or kind != T.END_TXN:
+    if command.type != T.END_TXN:
         return None
     transaction = names.transaction(command.endTxn.txnid_most_bits, command.endTxn.txnid_least_bits)
     return set() if transaction is None else {transaction}

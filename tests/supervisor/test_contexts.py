@@ -140,12 +140,12 @@ def test_a_broker_is_measured_by_a_process_with_many_open_files(guarded, run):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] < 2_000:
         pytest.skip("this host allows a process fewer than 2,000 open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2_000), limits[1]))
     with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2_000), limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         for _ in range(1_100):
             stack.enter_context(open(os.devnull))
         status, _, complaints = run("bench", "--data-dir", str(guarded.data_dir), "-n", "100", "-o", "json")
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert (status, complaints) == (0, "")
 
 

@@ -20,7 +20,6 @@ from geminga.workers.ports.seldom import strangers
 ClientAddress = tuple[str, int]          # that a proxy announces
 Make = Callable[[ClientAddress | None], asyncio.BaseProtocol]      # None: the connection's own address holds
 
-_SILENT_SECONDS = 10.0      # from a connection to its first bytes, with those of its PROXY header
 _ACCEPTED_MAX = 128         # connections in a row, before others have their turn
 _PAUSE_SECONDS = 1.0        # without accepting, where the process has no descriptor left
 _SCARCE = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
@@ -87,7 +86,7 @@ class Gate:
                 return
             connection.setblocking(False)
             arrival = _Arrival(connection, str(address[0]), self._has_proxies)
-            arrival.timer = self._loop.call_later(_SILENT_SECONDS, self._drop, arrival)
+            arrival.timer = self._loop.call_later(protocols.SILENT_SECONDS, self._drop, arrival)
             self._arrivals.add(arrival)
             self._wait_for(arrival, protocols.LEAST_BYTES)
             self._loop.add_reader(connection, self._look, arrival)

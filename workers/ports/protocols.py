@@ -17,6 +17,7 @@ from geminga.workers.ports.seldom import strangers
 
 HTTP, PULSAR, TLS, PROXY = "HTTP", "Pulsar's protocol", "TLS", "a PROXY header"
 LEAST_BYTES = 4                          # tell protocols apart; the first message of each has more
+SILENT_SECONDS = 10.0                    # at most, until these have come
 SERVED = {"pulsar": PULSAR, "pulsar+ssl": f"{PULSAR} over TLS", "http": HTTP, "https": "HTTPS"}
 _REQUEST = re.compile(rb"[A-Z]{3} [/*a-zA-Z]?|[A-Z]{4}")      # the beginning of a request's first line
 

@@ -5,8 +5,6 @@ from typing import cast
 
 from geminga.workers.ports import protocols
 
-_SILENT_SECONDS = 10.0      # from the handshake to the first bytes
-
 
 class FirstBytes(asyncio.Protocol):
     """Looks at the first bytes, then hands the connection to the protocol object of HTTP, unless Pulsar's came."""
@@ -15,20 +13,19 @@ class FirstBytes(asyncio.Protocol):
         """Wait for a connection.  ports: scheme -> port.  host: the client's, None for the connection's own."""
         self._http, self._ports, self._host = http, ports, host
         self._first = b""
-        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<FirstBytes {self._first!r} for {self._http!r}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._timer = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(protocols.SILENT_SECONDS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._first += data
         if len(self._first) < protocols.LEAST_BYTES:
             return
-        self._end_timer()
+        self._timer.cancel()
         if protocols.spoken(self._first) == protocols.PULSAR:
             host = self._host or str(self._transport.get_extra_info("peername")[0])
             self._transport.write(protocols.refusal(self._first, "https", self._ports, host))
@@ -38,9 +35,4 @@ class FirstBytes(asyncio.Protocol):
         self._http.data_received(self._first)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_timer()
-
-    def _end_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()

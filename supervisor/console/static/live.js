@@ -11,15 +11,13 @@ export function follow() {
   // A page in the background costs the broker nothing.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) close();
-    else if (source === null) open();
+    else release();
   });
   addEventListener("pagehide", close);
 }
 
 // While an action is carried out the page takes no updates: they may tell that what it shows is gone.
-export function hold() {
-  close();
-}
+export { close as hold };
 
 export function release() {
   if (address && source === null) open();
