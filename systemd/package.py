@@ -51,7 +51,8 @@ INTERPRETER = "usr/lib/geminga/bin/python3"
 LAUNCHER = f"""#!/{INTERPRETER} -I
 from geminga.supervisor.main import run
 
-run()
+if __name__ == "__main__":      # processes that a command starts read this file too
+    run()
 """
 CONTROL = """Package: {name}
 Version: {version}

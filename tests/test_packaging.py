@@ -406,6 +406,15 @@ def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
 
 
 @on_debian
+def test_processes_that_the_packaged_command_starts_do_not_run_it_again(unpacked):
+    """A process that multiprocessing starts anew reads the file of its parent's command, under another name."""
+    script = f"import runpy; runpy.run_path({str(unpacked / 'usr/bin/geminga')!r}, run_name='__mp_main__')"
+    said = subprocess.run([unpacked / "usr/lib/geminga/bin/python3", "-I", "-c", script], check=True,
+                          stdout=subprocess.PIPE, text=True).stdout
+    assert not said
+
+
+@on_debian
 def test_the_packaged_program_knows_its_version(unpacked):
     """The program tells its version, with which a debug bundle begins."""
     # dependencies that this package was built without
