@@ -109,14 +109,15 @@ class WindowFiles:
         """Append a block of WINDOW_ROWs (n,).  Raises OSError, and the file is unchanged then."""
         if not self.files:
             self.folder.mkdir(exist_ok=True)
-        if (file := self.files.get(window)) is None:
-            file = self.files[window] = WindowFile()
-            self.created += 1
-            heapq.heappush(self._ahead, window)
+        file = self.files.get(window) or WindowFile()
         data = rows.tobytes()
         block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
         path = f"{self._prefix}{window[0]}-{window[1]}.window"      # a Path object would take longer than the rest
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if window not in self.files:      # only now: without room there is no file to be read later
+            self.files[window] = file
+            self.created += 1
+            heapq.heappush(self._ahead, window)
         try:
             written = 0
             if os.fstat(fd).st_size != file.size:      # written before a crash, and not in the snapshot

@@ -1,7 +1,9 @@
 """The delayed index at the edges of windows, ledgers and ticks."""
+import errno
 import os
 
 import numpy as np
+import pytest
 
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import NEVER_MS
@@ -48,6 +50,19 @@ def test_a_removed_window_never_begins(tmp_path):
     assert windows.next_ms() == WINDOW[0]
     windows.remove(WINDOW)
     assert windows.next_ms() == NEVER_MS
+
+
+def test_a_window_whose_file_cannot_be_made_is_none(tmp_path, monkeypatch):
+    """Rows that found no room stay in memory; there is no file that a later start or a window's beginning would miss.
+    """
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    windows = WindowFiles(tmp_path)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(os, "open", full)
+        windows.append(WINDOW, np.zeros(3, WINDOW_ROW))
+    assert (windows.files, windows.next_ms()) == ({}, NEVER_MS)
 
 
 def test_rows_behind_a_snapshot_leave_the_file_with_the_next_append(tmp_path):
