@@ -38,9 +38,11 @@ def receipts(rows: Rows) -> list[tuple[int, bytes]]:
         frames = [(row[0], _receipt(*row)) for row in rows.tolist()]
         return [(connection, b"".join([frame for _, frame in group]))
                 for connection, group in groupby(frames, _connection)]
-    connections = rows["connection"]
+    connections, block = rows["connection"], _receipts(rows)
+    width = len(block) // len(rows)
     borders = (np.flatnonzero(connections[1:] != connections[:-1]) + 1).tolist()
-    return [(connections.item(start), _receipts(rows[start:end])) for start, end in pairwise((0, *borders, len(rows)))]
+    return [(connections.item(start), block[start * width:end * width])
+            for start, end in pairwise((0, *borders, len(rows)))]
 
 
 def _connection(item: tuple[int, bytes]) -> int:
@@ -48,7 +50,7 @@ def _connection(item: tuple[int, bytes]) -> int:
 
 
 def _receipts(rows: Rows) -> bytes:
-    """Return the frames for rows of one connection."""
+    """Return the frames for rows of any connections, which are of one size."""
     columns = [(8, rows["producer_id"]), (16, rows["sequence_id"])]
     identity = _Message([(8, rows["ledger_id"]), (16, rows["entry_id"])])
     highest = rows["highest_sequence_id"]

@@ -144,8 +144,9 @@ class Statistics(TopicWatcher):
         written = bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
         micros, journal_micros = int(seconds * 1e6), int(journal_seconds * 1e6)
         handles, index = planned.handles, planned.index
-        bucket, by_size, are_chunks = 0, _NO_SIZES, False
+        bucket, by_size, are_chunks, is_shared = 0, _NO_SIZES, False, False
         if handles is not None:
+            is_shared = any(len(group.partition.producers.live) != 1 for group in planned.groups)
             assert not isinstance(index, bytes), "a plan with handles has its index rows as an array"
             bucket, by_size, are_chunks = _sizes_of(index, planned.groups)
         for number, group in enumerate(planned.groups):
@@ -171,19 +172,21 @@ class Statistics(TopicWatcher):
                 for at, many in enumerate(by_size[number]):
                     if many:
                         window.sizes[at] += many
-            live = partition.producers.live
-            if len(live) == 1 and not are_chunks:
-                for producer in live.values():
+            if not (is_shared or are_chunks):
+                for producer in partition.producers.live.values():
                     producer.messages_in += group.next_message - partition.next_message
                     producer.bytes_in += size
-            else:
-                self._count_producers(handles[which], index[which], partition)
+            elif are_chunks:
+                assert not isinstance(index, bytes), "see above"
+                partition.chunks_in += int(np.count_nonzero(index["flags"][which] & IS_CHUNK))
+        if handles is not None and (is_shared or are_chunks):
+            assert not isinstance(index, bytes), "see above"
+            self._count_producers(handles, index)
 
-    def _count_producers(self, handles: NDArray[Any], rows: Rows, partition: Partition) -> None:
-        """Count a partition's index rows (n,) for their producers.  handles: (n,) of the rows' producers."""
+    def _count_producers(self, handles: NDArray[Any], rows: Rows) -> None:
+        """Count a plan's index rows (n,) for their producers.  handles: (n,) of the rows' producers."""
         distinct, inverse = np.unique(handles, return_inverse=True)
         are_chunks = (rows["flags"] & IS_CHUNK) != 0
-        partition.chunks_in += int(are_chunks.sum())
         columns = (np.bincount(inverse, weights).tolist() for weights in (rows["messages"], rows["size"], are_chunks))
         for handle, messages, size, chunks in zip(distinct.tolist(), *columns, strict=True):
             if (producer := self._owner.producers.get(handle)) is not None:
