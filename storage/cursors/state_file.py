@@ -198,8 +198,7 @@ class StateFile(SnapshotFile):
         """Return a snapshot of the state as of now, to be written by any thread."""
         return self.snapshot(encode(self.partition_id, state))
 
-    def _replace(self, data: bytes) -> None:
-        super()._replace(data)
+    def _replaced(self) -> None:
         state_v1.remove(self.path.parent)
 
     def remove(self) -> None:

@@ -1,10 +1,12 @@
 """Files: allocated ahead, synced, replaced as a whole, mapped into memory."""
+import contextlib
 import mmap
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import StorageFull, text_of
 
 IOV_MAX = 1000        # buffers of one write; the kernel takes 1024
@@ -49,6 +51,37 @@ def sync(path: Path, how: Callable[[int], None]) -> None:
         how(fd)
     finally:
         os.close(fd)
+
+
+class FileSystem:
+    """A file system that is synced as a whole.
+
+    Its descriptor stays open from the beginning on: the kernel tells each descriptor of the errors since it was opened,
+    also of those that another process has been told of.
+    """
+
+    def __init__(self, folder: Path):
+        """Open the file system that has this folder.  Raises OSError."""
+        self._folder, self._fd = folder, os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._device = os.fstat(self._fd).st_dev
+
+    def __repr__(self) -> str:
+        return f"<FileSystem of {self._folder}>"
+
+    def has(self, folders: Iterable[Path]) -> bool:
+        """Whether those of the folders that exist are in this file system.  Raises OSError."""
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(folder).st_dev != self._device:
+                    return False
+        return True
+
+    def sync(self) -> None:
+        """Sync all files, folders and names.  Raises OSError."""
+        sync_all(self._folder, self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def write_anew(path: Path, data: bytes | memoryview) -> None:

@@ -11,14 +11,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-def sync_all(folder: Path) -> None:
-    """Sync the whole file system that has the folder: thousands of files with one call.  Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def sync_all(folder: Path, descriptor: int | None = None) -> None:
+    """Sync the whole file system that has the folder: thousands of files with one call.  Raises OSError.
+
+    descriptor: of the folder, None to open one.  Each descriptor is told once of each error since it was opened.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
     try:
         if _libc.syncfs(fd):
             raise _error(folder)
     finally:
-        os.close(fd)
+        if descriptor is None:
+            os.close(fd)
 
 
 def punch(descriptor: int, begin: int, end: int, path: Path) -> None:

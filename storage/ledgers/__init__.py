@@ -13,6 +13,7 @@
     checkpoints.py         how changes get from the journal to their own files
     journal_ops.py         builds the operations of records, a function for each kind
     journal_reader.py      reads the records of segments back
+    journal_segments.py    files of segments: made, retired, used again
     compacted_ledgers.py   compacted views: the newest message of each key, as jobs/ writes them
 
 Imports: `disk/`, `runtime/`, `cursors/` data types.  Start with `ledger.py`; every byte is in `../format.py`.

@@ -1,6 +1,7 @@
 """Checkpoints: bring changes that are on disk only in the journal to their own files.
 
-A checkpoint is collected between two passes, so that it never contains half of a pass, and written by a thread.
+Parts of a checkpoint are collected between two passes, so that none contains half of a pass.  A thread writes it.  Few
+files are synced one by one.  Many are synced with the whole file system, twice, which takes as long as a few of them.
 """
 import contextlib
 import os
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from geminga.storage.disk.files import sync, write_anew
+from geminga.storage.disk.files import FileSystem, sync
+from geminga.storage.errors import is_full
 
+_MANY = 64      # files that take longer to sync one by one than the whole file system does
 _T = TypeVar("_T")
 
 
@@ -24,6 +27,15 @@ class Snapshot(Protocol):
 
     def write(self) -> None:
         """Replace the file's content, synced.  Called by a thread of the journal.  Raises OSError."""
+
+    def prepare(self) -> None:
+        """Write the new content beside the file, not synced.  `put` or `drop` follows.  Raises OSError."""
+
+    def put(self) -> None:
+        """Replace the file by the content that `prepare` wrote, and that is synced by now.  Raises OSError."""
+
+    def drop(self) -> None:
+        """Remove what `prepare` wrote."""
 
 
 class SnapshotFile:
@@ -42,18 +54,43 @@ class SnapshotFile:
         self._taken += 1
         return FileSnapshot(self, self._taken, data)
 
-    def write(self, number: int, data: bytes) -> None:
-        """Replace the file, synced, unless a newer snapshot was written.  The caller syncs the folder.
+    def fresh(self, number: int) -> Path:
+        """Return where the content of a snapshot is written before it replaces the file's."""
+        return self.path.with_name(f"{self.path.name}.{number}.new")
 
-        Called by any thread.  Raises OSError.
+    def prepare(self, number: int, data: bytes) -> None:
+        """Write the content beside the file, unless a newer snapshot was written.  Called by any thread.
+
+        Raises OSError.
         """
         with self._lock:
             if number > self._written:
-                self._replace(data)
-                self._written = number
+                self._make_folder()
+                with open(self.fresh(number), "wb") as file:
+                    file.write(data)
 
-    def _replace(self, data: bytes) -> None:
-        write_anew(self.path, data)
+    def put(self, number: int) -> None:
+        """Replace the file by the prepared content, which is dropped if a newer snapshot was written.
+
+        The caller syncs the folder.  Called by any thread.  Raises OSError.
+        """
+        with self._lock:
+            if number <= self._written:
+                return self.drop(number)
+            self.fresh(number).replace(self.path)
+            self._written = number
+            self._replaced()
+
+    def drop(self, number: int) -> None:
+        """Remove content that was prepared, if it is there."""
+        with contextlib.suppress(OSError):
+            self.fresh(number).unlink()
+
+    def _make_folder(self) -> None:
+        """Make the file's folder if nobody else does.  Raises OSError."""
+
+    def _replaced(self) -> None:
+        """Follow the replacement of the file.  Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +105,28 @@ class FileSnapshot:
     def path(self) -> Path:
         return self.file.path
 
+    @property
+    def fresh(self) -> Path:
+        return self.file.fresh(self.number)
+
     def write(self) -> None:
-        self.file.write(self.number, self.data)
+        try:
+            self.prepare()
+            with contextlib.suppress(FileNotFoundError):      # a newer snapshot was written, or the file was removed
+                sync(self.fresh, os.fsync)
+            self.put()
+        except OSError:
+            self.drop()      # frees its blocks, as the disk may be full
+            raise
+
+    def prepare(self) -> None:
+        self.file.prepare(self.number, self.data)
+
+    def put(self) -> None:
+        self.file.put(self.number)
+
+    def drop(self) -> None:
+        self.file.drop(self.number)
 
 
 class Changed(Protocol):
@@ -88,6 +145,11 @@ class Checkpoint(NamedTuple):
     files: set[Path]              # to be synced
     snapshots: list[Snapshot]     # to be written
 
+    def add(self, other: "Checkpoint") -> None:
+        """Include all that is in another one, whose snapshots are newer or of other files."""
+        self.files.update(other.files)
+        self.snapshots.extend(other.snapshots)
+
 
 def collect_checkpoint(changed: Iterable[Changed]) -> Checkpoint:
     """Collect a checkpoint from the files and snapshots of all changed objects.  Raises OSError."""
@@ -100,10 +162,12 @@ class TooMuch(Exception):
     """Exception for a checkpoint that could not be written before its deadline."""
 
 
-def write_checkpoint(files: set[Path], snapshots: list[Snapshot], is_over: Callable[[], bool] = lambda: False) -> None:
-    """Write the snapshots, fdatasync each file that still exists, and sync the folders of all these files.
+def write_checkpoint(files: set[Path], snapshots: list[Snapshot], is_over: Callable[[], bool] = lambda: False,
+                     disk: FileSystem | None = None) -> None:
+    """Write the snapshots, sync each file that still exists, and the names of all.
 
-    is_over: returns whether the deadline has passed.  Raises OSError; TooMuch as soon as `is_over()` is true.
+    is_over: returns whether the deadline has passed.  disk: the file system of partitions; None if nobody has kept it
+    open.  Raises OSError; TooMuch as soon as `is_over()` is true.
     """
     def one_by_one(things: Iterable[_T]) -> Iterator[_T]:
         for thing in things:
@@ -111,15 +175,40 @@ def write_checkpoint(files: set[Path], snapshots: list[Snapshot], is_over: Calla
                 raise TooMuch
             yield thing
 
+    named = files | {snapshot.path for snapshot in snapshots}
+    if disk is not None and len(named) > _MANY and disk.has({path.parent for path in named}):
+        try:
+            return _write_together(snapshots, disk, one_by_one)
+        except OSError as error:
+            if not is_full(error):      # one by one, fewer files are there twice
+                raise
     for snapshot in one_by_one(snapshots):
         snapshot.write()
     for path in one_by_one(files):
         with contextlib.suppress(FileNotFoundError):      # deleted since: fully acknowledged
             sync(path, os.fdatasync)
-    named = files | {snapshot.path for snapshot in snapshots}
     for folder in one_by_one({path.parent for path in named}):
         with contextlib.suppress(FileNotFoundError):      # deleted since
             sync(folder, os.fsync)
     # `partitions`, which names partitions' folders, and the data folder: these are never deleted.
     for folder in {above for path in named for above in path.parents[1:3]}:
         sync(folder, os.fsync)
+
+
+def _write_together(snapshots: list[Snapshot], disk: FileSystem,
+                    one_by_one: Callable[[Iterable[Snapshot]], Iterator[Snapshot]]) -> None:
+    """Write the snapshots, and sync everything in the file system before their content is put in place, and after.
+
+    Raises OSError, TooMuch.
+    """
+    try:
+        for snapshot in one_by_one(snapshots):
+            snapshot.prepare()
+        disk.sync()
+        for snapshot in snapshots:
+            snapshot.put()
+    except (OSError, TooMuch):
+        for snapshot in snapshots:
+            snapshot.drop()
+        raise
+    disk.sync()

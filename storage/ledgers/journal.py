@@ -25,7 +25,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -36,15 +36,16 @@ from numpy.typing import NDArray
 
 from geminga.proto.rows import Rows
 from geminga.storage import format
-from geminga.storage.disk.files import IOV_MAX, allocate, sync
+from geminga.storage.disk.files import IOV_MAX, FileSystem, sync
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
 from geminga.storage.ledgers.checkpoints import Changed, Checkpoint, TooMuch, collect_checkpoint, write_checkpoint
 from geminga.storage.ledgers.journal_reader import BAD, Replay, by_age, write_again
+from geminga.storage.ledgers.journal_segments import Segment, header_of_segment, make_segment, retire
 from geminga.storage.runtime.log import log
 
-_ZEROS = 1 << 20
 _SEGMENTS_MIN = 2                # one is written while another is checkpointed, even on a full disk
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
+_COLLECTED_MAX = 16              # objects of a checkpoint that are collected at once: about 2 ms
 _CLOSE_SECONDS = 2.5             # for the last checkpoint; a stop may take five seconds
 
 Piece = bytes | memoryview
@@ -66,10 +67,12 @@ class Record:
 
 
 @dataclass(slots=True)
-class _Segment:
-    path: Path
-    fd: int
-    sequence: int
+class _Collecting:
+    """A checkpoint of which some objects are still to be collected, and the segments that it will free."""
+
+    left: list[Changed]
+    segments: list[Segment]
+    checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint(set(), []))
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class _UnderWay:
     """A checkpoint that a thread is writing, with the segments that it will free."""
 
     checkpoint: Checkpoint
-    segments: list[_Segment]         # segments that the checkpoint frees
+    segments: list[Segment]         # segments that the checkpoint frees
     done: Future[None]
 
 
@@ -88,23 +91,26 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int,
-                 free: list[Path], full: list[tuple[_Segment, Collection[Changed]]]):
+                 free: list[Path], full: list[tuple[Segment, Collection[Changed]]], disk: FileSystem):
         """Begin a segment.  number: of the last record.
 
         full: segments to be checkpointed, oldest first, each with the objects that changed while it was written.
+        disk: the file system of partitions, which the journal closes.
         """
         self.folder, self._segment_bytes = folder, segment_bytes
         self.segments_max = segments_max                  # files; surplus ones are removed after their checkpoint
         self._number = number                             # of the last record
         self._begun_with = number                         # at the start
         self._synced = number                             # of the last record that is surely on disk
-        free = free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]
+        free = free or [make_segment(folder / f"{sequence}.journal", segment_bytes)]
         if len(free) + len(full) < _SEGMENTS_MIN:
-            free.append(_write_zeros(folder / f"{sequence}-next.journal", segment_bytes))
+            free.append(make_segment(folder / f"{sequence}-next.journal", segment_bytes))
         self._segments = len(free) + len(full)            # files that exist, or are being made
         self._dirty: dict[Changed, None] = {}             # changed since this segment was begun, in order
         self._full = full                                 # not checkpointed yet, oldest first
+        self._collecting: _Collecting | None = None       # the next checkpoint
         self._checkpoints: list[_UnderWay] = []           # oldest first
+        self._disk = disk
         self._early: Future[None] | None = None           # the last write before a checkpoint had to make it
         self._is_checkpoint_due = bool(full)              # so that the next start need not replay the same records
         self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
@@ -134,8 +140,7 @@ class Journal:
 
         The bytes are those of the file, and of the segment that is being written those of its records.
         """
-        held = [segment for checkpoint in self._checkpoints for segment in checkpoint.segments]
-        held += [segment for segment, _ in self._full] + [self._segment] * (not self._is_between)
+        held = self._held()
         heads = [np.frombuffer(os.pread(one.fd, format.HEADER_SIZE, 0), format.SEGMENT_HEADER)[0] for one in held]
         read = [(one, int(head["first_record"])) for one, head in zip(held, heads, strict=True)
                 if not head["is_retired"]]      # by the thread of a checkpoint
@@ -168,8 +173,9 @@ class Journal:
             self._set_aside(error)
         self._number += 1
         if self._is_checkpoint_due:
-            self.sync()           # snapshots include this record, so a replay must find it
             self._checkpoint()
+        if self._collecting is not None:
+            self._collect(self._collecting)
         elif self._checkpoints and self._checkpoints[0].done.done():
             try:
                 self._collect_checkpoints(wait=False)
@@ -188,6 +194,8 @@ class Journal:
 
     def sync(self) -> None:
         """Sync all appended records to disk.  Raises NotDurable."""
+        if self._synced == self._number:
+            return
         try:
             os.fdatasync(self._segment.fd)
         except OSError as error:
@@ -266,7 +274,7 @@ class Journal:
         if made.exception() is not None:
             self._is_checkpoint_due = True
 
-    def _begin(self, sequence: int) -> _Segment:
+    def _begin(self, sequence: int) -> Segment:
         """Begin a free segment, and arrange for the next free one: create a new file, or request a checkpoint.
 
         Raises StorageFull, OSError.
@@ -274,46 +282,63 @@ class Journal:
         path = self._free[0].result()
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, _header_of_segment(sequence=sequence, first_record=self._number + 1), 0)
+            os.pwrite(fd, header_of_segment(sequence, first_record=self._number + 1), 0)
         except OSError:
             os.close(fd)
             raise
         self._free.pop(0)
-        if not self._free and self._segments < self.segments_max and self.spare() >= self._segment_bytes:
+        if not self._free and self._can_grow():
             self._segments += 1
             fresh = self.folder / f"{sequence}-next.journal"
-            self._free.append(self._threads.submit(_write_zeros, fresh, self._segment_bytes))
+            self._free.append(self._threads.submit(make_segment, fresh, self._segment_bytes))
             self._free[0].add_done_callback(self._grown)
-        elif len(self._free) < _FREE_MIN and self._full and not self._checkpoints:
+        if len(self._free) < _FREE_MIN and not self._can_grow() and self._full and not self._checkpoints:
             self._is_checkpoint_due = True
-        return _Segment(path, fd, sequence)
+        return Segment(path, fd, sequence)
+
+    def _can_grow(self) -> bool:
+        """Whether there may be one more segment."""
+        return self._segments < self.segments_max and self.spare() >= self._segment_bytes
 
     # -- checkpoints
 
     def _checkpoint(self) -> None:
         """Begin a checkpoint of everything that changed while the older half of the full segments was written."""
         self._is_checkpoint_due = False
-        if self._checkpoints or not self._full:
+        if self._checkpoints or self._collecting is not None or not self._full:
             return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        checkpoint = collect_checkpoint(dict.fromkeys(each for _, changed in oldest for each in changed))
-        segments = [segment for segment, _ in oldest]
-        self._checkpoints.append(_UnderWay(checkpoint, segments, self._submit(checkpoint, segments)))
+        changed = dict.fromkeys(each for _, changed in oldest for each in changed)
+        self._collecting = _Collecting([*changed], [segment for segment, _ in oldest])
 
-    def _submit(self, checkpoint: Checkpoint, segments: list[_Segment]) -> Future[None]:
+    def _collect(self, collecting: _Collecting) -> None:
+        """Collect some of what a checkpoint is of, so that no pass waits for all of it; a thread writes it at the end.
+
+        All is collected if the next record might need the segments.
+        """
+        self.sync()           # snapshots include this record, so a replay must find it
+        some = _COLLECTED_MAX if self._has_free() else len(collecting.left)
+        collecting.checkpoint.add(collect_checkpoint(collecting.left[:some]))
+        del collecting.left[:some]
+        if not collecting.left:
+            self._collecting = None
+            done = self._submit(collecting.checkpoint, collecting.segments)
+            self._checkpoints.append(_UnderWay(collecting.checkpoint, collecting.segments, done))
+
+    def _submit(self, checkpoint: Checkpoint, segments: list[Segment]) -> Future[None]:
         return self._threads.submit(self._write_and_retire, checkpoint, segments)
 
-    def _write_and_retire(self, checkpoint: Checkpoint, segments: list[_Segment]) -> None:
+    def _write_and_retire(self, checkpoint: Checkpoint, segments: list[Segment]) -> None:
         """Write a checkpoint, then retire its segments, synced.  Called by a thread.  Raises OSError, TooMuch.
 
         Without the sync a power cut could leave a segment's old header with parts of the records of its next use.
         """
         began = time.monotonic()
-        write_checkpoint(*checkpoint, lambda: time.monotonic() > self._closed_by)
+        write_checkpoint(*checkpoint, lambda: time.monotonic() > self._closed_by, self._disk)
         log.debug("a checkpoint was made", segments=len(segments), files=len(checkpoint.files),
                   seconds=round(time.monotonic() - began, 3))
         for segment in segments:
-            _retire(segment)
+            retire(segment)
             os.fdatasync(segment.fd)
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
@@ -341,7 +366,7 @@ class Journal:
         if wait:
             raise NotDurable(f"{self.folder}: there is no room for a segment that could be written")
 
-    def _free_segment(self, segment: _Segment) -> None:
+    def _free_segment(self, segment: Segment) -> None:
         """Return a retired segment to the free ones, or remove its file.
 
         The file is removed if there are too many segments, or if the configured size has changed.
@@ -363,15 +388,18 @@ class Journal:
         """
         self.sync()
         self._closed_by = time.monotonic() + _CLOSE_SECONDS
-        segments = [segment for checkpoint in self._checkpoints for segment in checkpoint.segments]
-        segments += [segment for segment, _ in self._full] + [self._segment] * (not self._is_between)
+        segments = self._held()
         try:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
             changed = self._dirty | dict.fromkeys(each for _, some in self._full for each in some)
-            write_checkpoint(*collect_checkpoint(changed), lambda: time.monotonic() > self._closed_by)
+            last = collect_checkpoint(changed)
+            if self._collecting is not None:
+                last.add(self._collecting.checkpoint)
+                last.add(collect_checkpoint(self._collecting.left))
+            write_checkpoint(*last, lambda: time.monotonic() > self._closed_by, self._disk)
             for segment in segments:
-                _retire(segment)
+                retire(segment)
                 os.fdatasync(segment.fd)
         except TooMuch:
             log.info("too much has changed to be put in place before a stop; the next start does it", code="G105")
@@ -381,6 +409,13 @@ class Journal:
             for segment in segments:
                 os.close(segment.fd)
             self._threads.shutdown()
+            self._disk.close()
+
+    def _held(self) -> list[Segment]:
+        """Return the segments that a start would read, oldest first."""
+        held = [segment for checkpoint in self._checkpoints for segment in checkpoint.segments]
+        held += [] if self._collecting is None else self._collecting.segments
+        return held + [segment for segment, _ in self._full] + [self._segment] * (not self._is_between)
 
 
 def _checksum(pieces: Iterable[Piece | NDArray[np.void] | NDArray[np.uint32]], checksum: int) -> int:
@@ -397,38 +432,6 @@ def _done(path: Path) -> Future[Path]:
     future: Future[Path] = Future()
     future.set_result(path)
     return future
-
-
-def _write_zeros(path: Path, size: int) -> Path:
-    """Create a segment's file with all blocks written, because syncs are fast only when blocks are overwritten.
-
-    Raises StorageFull, OSError.
-    """
-    try:
-        allocate(path, size)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            zeros = bytes(_ZEROS)
-            for at in range(0, size, _ZEROS):
-                os.pwrite(fd, zeros[:size - at], at)
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        sync(path.parent, os.fsync)      # without it the file may have no name after a power cut
-    except (OSError, StorageFull):
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _retire(segment: _Segment) -> None:
-    os.pwrite(segment.fd, _header_of_segment(is_retired=1, sequence=segment.sequence), 0)
-
-
-def _header_of_segment(*, sequence: int, first_record: int = 0, is_retired: int = 0) -> bytes:
-    return format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, sequence=sequence,
-                                 first_record=first_record, is_retired=is_retired)
 
 
 # -- opening
@@ -455,10 +458,12 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         sync(above, os.fsync)
     used = by_age(folder)
     last = used[-1][0] if used else 0
-    full: list[tuple[_Segment, Collection[Changed]]] = []
+    full: list[tuple[Segment, Collection[Changed]]] = []
     with contextlib.ExitStack() as opened:
+        disk = FileSystem(folder.parent.parent)
+        opened.callback(disk.close)
         for sequence, path in used:
-            segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
+            segment = Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
             if is_kept := kept is not None and path in kept.segments:
                 assert changed is not None, kept
                 opened.callback(os.close, segment.fd)
@@ -466,7 +471,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
                 if sequence == last:
                     write_again(segment.fd)
             else:
-                _retire(segment)
+                retire(segment)
             os.fdatasync(segment.fd)      # also of kept ones: a power cut could truncate their records
             if not is_kept:
                 os.close(segment.fd)
@@ -479,7 +484,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
             path.unlink()
         try:
             journal = Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1,
-                              number=kept.last if kept else 0, free=free, full=full)
+                              number=kept.last if kept else 0, free=free, full=full, disk=disk)
             opened.pop_all()
             return journal
         except (StorageFull, OSError) as error:

@@ -158,9 +158,8 @@ class TransactionTable(SnapshotFile):
         """Return (files to sync: none, the snapshot to write)."""
         return [], [self.snapshot(self.encode())]
 
-    def _replace(self, data: bytes) -> None:
+    def _make_folder(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        super()._replace(data)
 
 
 def path_of(data_dir: Path, coordinator: int) -> Path:

@@ -132,7 +132,7 @@ class HolePuncher(Watcher):
         entries, which are not discarded yet, have a block's bytes in it, and if the ledger's holes free _WORTH bytes.
         """
         first, end = _window(partition, ledger, cursors)
-        if first >= end:
+        if first >= end or 0 < ledger.size - ledger.column("offset").item(first) < _WORTH:      # as a rule
             return []
         settled = np.logical_and.reduce([cursor.acknowledged(ledger.ledger_id, first, end) for cursor in cursors])
         fresh = settled & ~partition.discarded.acknowledged(ledger.ledger_id, first, end)

@@ -46,12 +46,12 @@ class Producer:
     def _block(self, name: str) -> wire.SendBlock:
         load = self.load
         payload = b"." * load.size_bytes
-        one = wire.entry(name, payload, load.batch, "key-0000")
+        one = wire.entry(name, payload, load.batch, "key-0000" if load.keys else None)
         rows = max(1, min(BLOCK_ROWS_MAX, load.window, BLOCK_SIZE_MAX // len(one)))
         if load.delay_s is not None:
             return wire.DelayedBlock(name, payload, rows, self._due_times, producers=len(load.topics))
-        if load.kind == "key_shared":
-            entries = [wire.entry(name, payload, load.batch, f"key-{row:04d}") for row in range(rows)]
+        if load.keys:
+            entries = [wire.entry(name, payload, load.batch, f"key-{row % load.keys:04d}") for row in range(rows)]
         else:
             entries = [wire.entry(name, payload, load.batch)] * rows
         return wire.SendBlock(entries, batch=load.batch, producers=len(load.topics))

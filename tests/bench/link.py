@@ -44,6 +44,8 @@ class Load:
     delay_s: tuple[float, float] | None = None
     due_at: float = 0           # seconds since 1970
     trusted: str = ""           # file with the authority of the broker's certificate: TLS is spoken
+    crowd: int = 0              # connections of each process that produces, each with one producer; see crowd.py
+    keys: int = 0               # messages have one of so many keys
 
 
 class Board:

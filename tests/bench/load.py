@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from clients import Consumer, Producer
+from crowd import Crowd
 from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
 from usage import cpu_seconds
@@ -89,6 +90,7 @@ class Look:
     arrived: int
     broker_cpu_s: float     # nan without a pid
     own_cpu_s: float
+    arrived_at: tuple[int, ...]     # messages that came to each consumer
 
 
 class Running:
@@ -111,7 +113,7 @@ class Running:
         self.consumers = self._start(Consumer, self.load.consumers)
 
     def start_producers(self) -> None:
-        self.producers = self._start(Producer, self.load.connections)
+        self.producers = self._start(Crowd if self.load.crowd else Producer, self.load.connections)
 
     def _start(self, role: type, count: int) -> list[Child]:
         children = [Child(role, self.load, index, self.board) for index in range(count)]
@@ -129,6 +131,7 @@ class Running:
             arrived=sum(self.board.arrived),
             broker_cpu_s=cpu_seconds(self.pid) if self.pid else float("nan"),
             own_cpu_s=sum(own),
+            arrived_at=tuple(self.board.arrived),
         )
 
     def wait(self, seconds: float) -> None:
@@ -184,6 +187,7 @@ class Figures:
     publish_ms: NDArray = field(default_factory=lambda: np.zeros(0))
     # ms from sending to the arrival of each entry; with a rate, one topic and one consumer only
     arrival_ms: NDArray = field(default_factory=lambda: np.zeros(0))
+    least_share: float = float("nan")      # of the consumer that got least, as a part of what each would get of equals
 
 
 def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> Figures:
@@ -206,7 +210,7 @@ def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> 
     publish = [(each["confirmed_at"] - each["sent_at"])[chosen]
                for each, chosen in zip(produced, measured, strict=True)]
     figures = replace(figures, publish_ms=np.concatenate(publish) * 1000)
-    if load.consumers == load.connections == len(load.topics) == 1:
+    if load.consumers == load.connections == len(load.topics) == 1 and not load.crowd:
         sent_at = produced[0]["sent_at"]
         arrival = (consumed[0]["arrived_at"][: len(sent_at)] - sent_at)[measured[0]]
         figures = replace(figures, arrival_ms=arrival * 1000)
@@ -237,7 +241,9 @@ def _between(first: Look, last: Look, *, by_arrival: bool) -> Figures:
         raise BrokerError(f"no message {'arrived' if by_arrival else 'got a receipt'} in {seconds:.0f} s")
     cpu_us, own_cpu_us = ((after - before) / count * 1e6 for before, after in
                           ((first.broker_cpu_s, last.broker_cpu_s), (first.own_cpu_s, last.own_cpu_s)))
-    return Figures(published / seconds, arrived / seconds, cpu_us, own_cpu_us)
+    of_each = np.subtract(last.arrived_at, first.arrived_at)
+    share = float(of_each.min() / of_each.mean()) if by_arrival else float("nan")
+    return Figures(published / seconds, arrived / seconds, cpu_us, own_cpu_us, least_share=share)
 
 
 def _subscribe_and_leave(load: Load) -> None:
@@ -269,7 +275,8 @@ def main() -> int:
     parser.add_argument("--warmup", type=float, default=3)
     parser.add_argument("--trusted", default="", help="file with the authority of the broker's certificate: speak TLS")
     parser.add_argument("--backlog", type=int, default=0, help="publish so many first, then measure reading them")
-    numbers = ("size_bytes", "batch", "rate", "connections", "consumers", "window", "permits", "lead")
+    numbers = ("size_bytes", "batch", "rate", "connections", "crowd", "keys", "consumers", "subscriptions", "window",
+               "permits", "lead")
     for name in numbers:
         default = Load.__dataclass_fields__[name].default
         parser.add_argument("--" + name.replace("_", "-"), type=float if name == "rate" else int, default=default)

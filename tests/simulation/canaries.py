@@ -240,7 +240,7 @@ def files_are_left_behind():
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired():
-    yield journal, "_retire", nothing
+    yield journal, "retire", nothing
 
 
 _KEPT = "receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted"
@@ -264,7 +264,7 @@ def states_are_not_written_at_a_checkpoint():
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired_at_a_checkpoint():
-    yield without(Journal, "_write_and_retire", "_retire(segment)")
+    yield without(Journal, "_write_and_retire", "retire(segment)")
 
 
 @canary(*_KEPT)
@@ -274,7 +274,7 @@ def nothing_is_put_in_place_at_a_stop():
 
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired_at_a_stop():
-    yield without(Journal, "close", "_retire(segment)")
+    yield without(Journal, "close", "retire(segment)")
 
 
 @canary("nothing is replayed after a clean stop")

@@ -394,7 +394,7 @@ class Disk:
                 self.fail("failed sync of a spare" if is_spare else "failed sync", errno.EIO)
         node.sync()
 
-    def sync_all(self, folder):
+    def sync_all(self, folder, descriptor=None):
         """Sync a whole file system, as syncfs does."""
         if self.is_aside:
             return

@@ -25,7 +25,7 @@ class Scene(World):
 
     def __init__(self, seed: int, folder: Path):
         super().__init__(seed, folder)
-        self.move_chance = 0
+        self.move_chance, self.many = 0, 64
         self.options |= {"journal_segment_bytes": 8 << 10, "journal_segments_max": 8, "roll_over_entries": 1_000,
                          "roll_over_bytes": 64 << 20, "deduplication": False}
         self.promised: list[bytes] = []

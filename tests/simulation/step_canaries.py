@@ -14,10 +14,11 @@ from geminga.storage.ledgers import (
     compacted_ledgers,
     journal,
     journal_reader,
+    journal_segments,
     ledger_files,
     ledger_headers,
 )
-from geminga.storage.ledgers.checkpoints import SnapshotFile
+from geminga.storage.ledgers.checkpoints import FileSnapshot, SnapshotFile
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import backup, backup_items, repair, restore
@@ -47,21 +48,20 @@ NOTICED = {
     "an_answer_comes_before_its_sync": Step(Durability._sync_when_due, "owner.journal.sync()"),
     "the_end_of_a_segment_is_not_synced": Step(Journal._roll, "self.sync()"),
     "a_checkpoint_puts_nothing_on_disk": Step(Journal._write_and_retire, "write_checkpoint("),
-    "a_checkpoint_retires_nothing": Step(Journal._write_and_retire, "_retire(segment)"),
+    "a_checkpoint_retires_nothing": Step(Journal._write_and_retire, "retire(segment)"),
     "a_stop_puts_nothing_on_disk": Step(Journal.close, "write_checkpoint("),
-    "a_stop_retires_nothing": Step(Journal.close, "_retire(segment)"),
+    "a_stop_retires_nothing": Step(Journal.close, "retire(segment)"),
     "a_stop_does_not_sync_what_it_retires": Step(Journal.close, "os.fdatasync("),
-    "the_name_of_a_new_segment_is_not_synced": Step(journal._write_zeros, "sync(path.parent"),
+    "the_name_of_a_new_segment_is_not_synced": Step(journal_segments.make_segment, "sync(path.parent"),
     "ledgers_are_not_synced": Step(checkpoints.write_checkpoint, "sync(path, os.fdatasync)"),
     "names_of_ledgers_and_states_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 0),
     "names_of_partitions_are_not_synced": Step(checkpoints.write_checkpoint, "sync(folder, os.fsync)", 1),
     "the_name_of_a_journal_is_not_synced": Step(journal.open_journal, "sync(above"),
     "segments_of_a_start_are_not_synced": Step(journal.open_journal, "os.fdatasync("),
-    "a_file_written_anew_is_not_synced": Step(files.write_anew, "os.fsync("),
     "a_segment_that_failed_is_not_copied": Step(journal_reader.rescue, "write_anew("),
     "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "checkpoints.write_checkpoint("),
     "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
-    "a_start_retires_nothing": Step(journal.open_journal, "_retire("),
+    "a_start_retires_nothing": Step(journal.open_journal, "retire("),
     "files_of_a_removed_journal_stay": Step(journal_reader.retire, "path.unlink(", 1),
     "windows_of_delayed_messages_are_not_synced": Step(delayed_scheduler._write, "sync_all("),
     "what_is_unloaded_is_not_put_on_disk": Step(Durability.checkpoint, "write_checkpoint("),
@@ -70,12 +70,16 @@ NOTICED = {
     "a_file_written_anew_gets_no_name": Step(files.write_anew, "fresh.replace("),
     "trimmed_ledgers_are_left_behind": Step(Trimming.unlink_taken, "ledger.unlink("),
     "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "deleted.unlink("),
-    "a_state_is_not_written": Step(SnapshotFile._replace, "write_anew("),
+    "a_state_is_not_put_in_place": Step(SnapshotFile.put, "self.fresh(number).replace("),
+    "a_state_is_not_synced": Step(FileSnapshot.write, "sync(self.fresh"),
+    "files_of_a_large_checkpoint_are_not_synced": Step(checkpoints._write_together, "disk.sync()", 0),
+    "names_of_a_large_checkpoint_are_not_synced": Step(checkpoints._write_together, "disk.sync()", 1),
+    "a_file_system_is_not_synced": Step(files.FileSystem.sync, "sync_all("),
     "a_pass_does_not_sync_when_due": Step(Pass.end, "self.sync("),
 }
 
 SCENES = {
-    scenes.power_fails_in_a_checkpoint: [Step(Journal.append, "self.sync()")],
+    scenes.power_fails_in_a_checkpoint: [Step(Journal._collect, "self.sync()")],
     scenes.power_fails_after_a_stop_behind_a_checkpoint: [Step(Journal._write_and_retire, "os.fdatasync(")],
     scenes.power_fails_in_a_stop: [Step(Journal.close, "self.sync()")],
     scenes.power_fails_when_owners_move: [
@@ -83,7 +87,8 @@ SCENES = {
     scenes.power_fails_when_owners_move_after_a_failed_sync: [Step(journal_reader.make_sure, "write_again(")],
     scenes.power_fails_after_a_start_behind_a_failed_sync: [Step(journal.open_journal, "write_again(")],
     scenes.power_fails_after_a_start_without_room: [Step(journal.open_journal, "write_checkpoint(")],
-    scenes.power_fails_in_a_rescue: [Step(journal_reader.rescue, "sync(folder", 0)],
+    scenes.power_fails_in_a_rescue: [
+        Step(journal_reader.rescue, "sync(folder", 0), Step(files.write_anew, "os.fsync(")],
     scenes.an_older_segment_is_not_retired_when_one_is_rescued: [Step(journal_reader.rescue, "bad.rename(")],
     scenes.power_fails_in_a_start_when_a_rescued_segment_was_removed: [Step(journal_reader.rescue, "sync(folder", 1)],
     scenes.power_fails_while_a_journal_is_removed: [
@@ -97,12 +102,13 @@ UNNOTICED = {
         "test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again holds.",
     Step(Journal._set_aside, "sync(self.folder"):
         "Left out, a power cut may bring a failed medium back into use, but loses no record that was answered.",
-    Step(journal._write_zeros, "os.fdatasync("):
+    Step(journal_segments.make_segment, "os.fdatasync("):
         "The first sync of a pass in the segment writes it too, but slower; test_journal_order.py holds this one.",
-    Step(journal._write_zeros, "path.unlink("): _SPACE,
+    Step(journal_segments.make_segment, "path.unlink("): _SPACE,
     Step(Journal._free_segment, "segment.path.unlink("): _SPACE,
     Step(journal.open_journal, "path.unlink("): _SPACE,
     Step(files.allocate, "path.unlink("): _SPACE,
+    Step(SnapshotFile.drop, "self.fresh(number).unlink("): _SPACE,
     Step(ledger_files.create, "ledger.unlink("): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 0): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 1): _SPACE,

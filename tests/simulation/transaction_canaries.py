@@ -170,9 +170,10 @@ def an_abort_gives_nothing_back():
 
 # -- the file
 
-@canary(*_LOST, *_SHOWN, _HELD, "an open transaction goes on", "an end may be asked for again")
+@canary(*_LOST, *_SHOWN, _HELD, "an open transaction goes on", "an end may be asked for again",
+        "only messages of ended transactions are dropped")
 def the_table_of_a_coordinator_is_not_written():
-    def replace(right, file, data):
+    def put(right, file, number):
         if not isinstance(file, TransactionTable):
-            right(file, data)
-    yield sometimes(SnapshotFile, "_replace", replace, 1)
+            right(file, number)
+    yield sometimes(SnapshotFile, "put", put, 1)

@@ -19,6 +19,7 @@ from zlib import crc32
 from geminga.proto import envelope, names
 from geminga.storage.catalogue import catalogue, stored_schemas, topics
 from geminga.storage.delayed import index, window_files
+from geminga.storage.disk import files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.ledgers import checkpoints, journal
 from geminga.storage.ledgers.ledger import Ledger
@@ -79,6 +80,7 @@ class World:
             "discovery_grace_s": 0,
             "deduplication_inactivity_s": 1 << 30}
         self.owners, self.move_chance = 1, pick([0, 0, 0.6])
+        self.many, self.collected_max = pick([0, 64]), pick([1, 16])      # of checkpoints
         self.topics = [Topic(name, names.parse(name).partition, self.options["deduplication"])
                        for name in TOPICS[:pick([1, 2, 4])]]
 
@@ -109,7 +111,10 @@ class World:
 
             for module in (journal, delayed_scheduler):
                 put(module, "ThreadPoolExecutor", lambda *_: self.turns)
-            put(delayed_scheduler, "sync_all", self.disk.sync_all)
+            for module in (delayed_scheduler, files):
+                put(module, "sync_all", self.disk.sync_all)
+            put(checkpoints, "_MANY", self.many)
+            put(journal, "_COLLECTED_MAX", self.collected_max)
             put(checkpoints, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
             for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index,
                            window_files):
@@ -170,6 +175,8 @@ class World:
             except FAILURES as error:
                 self._check_injected(error)
                 self.count("starts that failed")
+            except CorruptFile as error:
+                raise Broken("a crash damages nothing", str(error)) from error
             else:
                 self.disk.fate = Fate()
                 damage = [text for text in self.rig.damage if not text.endswith(MENDED)]

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from geminga.storage.disk import files
 from geminga.storage.upkeep import delayed_scheduler
 
 
@@ -27,7 +28,8 @@ class Disk:
         self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
         monkeypatch.setattr(os, "fdatasync", self._synced)
         monkeypatch.setattr(os, "fsync", self._synced)
-        monkeypatch.setattr(delayed_scheduler, "sync_all", self._all_synced)
+        for module in (delayed_scheduler, files):
+            monkeypatch.setattr(module, "sync_all", self._all_synced)
 
     def _synced(self, fd: int) -> None:
         """Record the content of a file, or the names in a folder, in place of a sync. The file may have been deleted
@@ -45,16 +47,13 @@ class Disk:
                 with open(f"/proc/self/fd/{fd}", "rb") as file:
                     self._contents[place] = found.st_ino, file.read()
 
-    def _all_synced(self, folder: Path) -> None:
-        """Record all files of delayed indexes as synced, in place of the one call that syncs a whole file system.
-        All other files of a data folder are synced one by one.
-        """
-        for place in self.data_dir.glob("partitions/*/delayed"):
-            for path in [*place.iterdir(), place]:
-                with contextlib.suppress(FileNotFoundError):
-                    fd = os.open(path, os.O_RDONLY)
-                    self._synced(fd)
-                    os.close(fd)
+    def _all_synced(self, folder: Path, descriptor: int | None = None) -> None:
+        """Record all files as synced, in place of the one call that syncs a whole file system."""
+        for path in [*self.data_dir.rglob("*"), self.data_dir]:
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(path, os.O_RDONLY)
+                self._synced(fd)
+                os.close(fd)
 
     def _follow_renames(self, folder: Path) -> None:
         """Move the recorded content of files that were written as NAME.new to the names that they were renamed to."""

@@ -1,6 +1,7 @@
 """The life of a journal: it is opened and closed, and its segments are reused once checkpoints have put their
 effects on disk.
 """
+import errno
 import os
 import threading
 from dataclasses import dataclass
@@ -8,8 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from geminga.storage import format
+from geminga.storage.cursors.state_file import State, StateFile
+from geminga.storage.disk import files
+from geminga.storage.disk.files import FileSystem
 from geminga.storage.errors import StorageFull
-from geminga.storage.ledgers import checkpoints, journal
+from geminga.storage.ledgers import checkpoints, journal, journal_segments
 from geminga.storage.ledgers.journal import open_journal
 
 from .files import record
@@ -49,7 +53,7 @@ def test_segments_are_retired_oldest_first(tmp_path, opened, monkeypatch):
     write(target, range(24), bytes(BIG))           # so many segments that names sort otherwise than numbers
     folder = opened.left()
     whole, retired = numbers(folder), []
-    real = journal._retire
+    real = journal.retire
 
     def retire(segment):
         real(segment)
@@ -57,7 +61,7 @@ def test_segments_are_retired_oldest_first(tmp_path, opened, monkeypatch):
         found = numbers(folder)
         assert found == whole[len(whole) - len(found):]
 
-    monkeypatch.setattr(journal, "_retire", retire)
+    monkeypatch.setattr(journal, "retire", retire)
     open_journal(folder, segment_bytes=SEGMENT, segments_max=30).close()
     assert retired[:12] == sorted(retired[:12]) and len(retired) >= 12
 
@@ -211,11 +215,101 @@ def test_files_that_are_gone_need_no_sync(tmp_path, monkeypatch):
     assert not gone.path.exists()
 
 
+def states(folder, count):
+    """Return snapshots of so many partitions' states."""
+    return [StateFile(folder / str(number), number).take(State()) for number in range(count)]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for number in range(100):
+        (tmp_path / str(number)).mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def whole(tmp_path):
+    found = FileSystem(tmp_path)
+    yield found
+    found.close()
+
+
+def test_many_files_are_synced_with_their_file_system(folders, whole, monkeypatch):
+    """A checkpoint of a hundred partitions takes two syncs, however many files it is of."""
+    syncs = []
+    monkeypatch.setattr(checkpoints, "sync", lambda path, how: syncs.append(path))
+    monkeypatch.setattr(files, "sync_all", lambda *_: syncs.append("all"))
+    checkpoints.write_checkpoint({folders / "0" / "ledger"}, states(folders, 100), disk=whole)
+    assert syncs == ["all", "all"]
+    assert {path.name for path in folders.glob("*/*")} == {"state"}
+
+
+def test_files_of_several_file_systems_are_synced_one_by_one(folders, whole, monkeypatch):
+    """A sync of one file system says nothing of partitions that an operator has put on another."""
+    monkeypatch.setattr(whole, "_device", -1)
+    monkeypatch.setattr(files, "sync_all", None)
+    checkpoints.write_checkpoint(set(), states(folders, 100), disk=whole)
+    assert {path.name for path in folders.glob("*/*")} == {"state"}
+
+
+def test_a_disk_without_room_for_all_new_files_gets_them_one_by_one(folders, whole, monkeypatch):
+    """A hundred new files beside the old ones need more room than one at a time."""
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "sync_all", full)
+    checkpoints.write_checkpoint(set(), states(folders, 100), disk=whole)
+    assert {path.name for path in folders.glob("*/*")} == {"state"}
+
+
+def test_a_failed_sync_of_the_file_system_fails_the_checkpoint(folders, whole, monkeypatch):
+    """The old files stay, and new ones that were not put in place are removed."""
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, "sync_all", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.write_checkpoint(set(), states(folders, 100), disk=whole)
+    assert not [*folders.glob("*/*")]
+
+
+def test_no_pass_waits_for_a_checkpoint_to_be_collected(tmp_path, opened, synced, monkeypatch):
+    """A checkpoint of many objects is collected over several records, as long as there is a free segment."""
+    monkeypatch.setattr(journal, "_COLLECTED_MAX", 3)
+    target, collected, total = opened(6), [], 0
+    touched = [Written(tmp_path, f"file-{number}") for number in range(20)]
+    for each in touched:
+        target.mark_dirty(each)
+    while total < len(touched):
+        write(target, [0], b"" if total else bytes(BIG))
+        collected.append(sum(one.asked for one in touched) - total)
+        total += collected[-1]
+    assert max(collected) == 3
+    opened.close(target)
+    assert set().union(*synced) == {one.path.name for one in touched}
+
+
+def test_a_stop_puts_on_disk_what_was_collected_and_what_was_not(tmp_path, opened, synced, monkeypatch):
+    """A journal that is closed while a checkpoint is being collected leaves nothing to replay."""
+    monkeypatch.setattr(journal, "_COLLECTED_MAX", 3)
+    target = opened(6)
+    touched = [Written(tmp_path, f"file-{number}") for number in range(20)]
+    for each in touched:
+        target.mark_dirty(each)
+    while not any(one.asked for one in touched):
+        write(target, [0], bytes(BIG))
+    assert not synced
+    opened.close(target)
+    assert set().union(*synced) == {one.path.name for one in touched}
+    assert {one.asked for one in touched} == {1}
+    assert numbers(opened.folder) == []
+
+
 def test_a_disk_without_room_for_a_segment_is_told(tmp_path, monkeypatch):
     def full(path, size):
         raise StorageFull(f"{path}: No space left on device")
 
-    monkeypatch.setattr(journal, "allocate", full)
+    monkeypatch.setattr(journal_segments, "allocate", full)
     with pytest.raises(StorageFull):
         open_journal(tmp_path / "journal", segment_bytes=SEGMENT, segments_max=4)
 

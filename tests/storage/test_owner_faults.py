@@ -95,7 +95,8 @@ class Interrupted:
         (Path, "unlink"),
         (Path, "rmdir"),
         (Path, "replace"),
-        (StateFile, "write"),
+        (StateFile, "prepare"),
+        (StateFile, "put"),
     )
     SYNCS = (os, "fsync"), (os, "fdatasync")
 

@@ -146,7 +146,7 @@ def test_a_segment_that_there_is_no_room_for_is_done_without(rigs, monkeypatch):
     def full(path, size):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(journal, "_write_zeros", full)
+    monkeypatch.setattr(journal, "make_segment", full)
     sent = [b"%d" % number * 500 for number in range(200)]
     for payload in sent:
         rig.publish(producer, payload)

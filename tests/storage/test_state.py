@@ -14,6 +14,8 @@ from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import NOBODY, Cursor
 from geminga.storage.cursors.producer_sequences import Progress, identity
 from geminga.storage.cursors.state_file import State, StateFile
+from geminga.storage.disk import files
+from geminga.storage.disk.files import FileSystem
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import checkpoints
 
@@ -199,9 +201,11 @@ def test_a_snapshot_is_what_was_when_it_was_taken(tmp_path):
     assert told(state_file.read(tmp_path, PARTITION)) == told(numbered(1))
 
 
+@pytest.mark.parametrize("many", [64, 0], ids=["one by one", "together"])
 @pytest.mark.parametrize("with_sizes", [True, False], ids=["with lengths", "lengths lost"])
-def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch, with_sizes):
-    """A power cut before or after any sync leaves the old or the new state; after the folder's sync, the new one."""
+def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch, with_sizes, many):
+    """A power cut before or after any sync leaves the old or the new state; after the last sync, the new one."""
+    monkeypatch.setattr(checkpoints, "_MANY", many)
     folder = tmp_path / "data" / "partitions" / str(PARTITION)
     folder.mkdir(parents=True)
     disk = Disk(tmp_path / "data", monkeypatch)
@@ -212,21 +216,39 @@ def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch,
         disk.after_power_cut(target, with_sizes=with_sizes)
         return number_in(target / "partitions" / str(PARTITION))
 
-    file = StateFile(folder, PARTITION)
-    checkpoints.write_checkpoint(set(), [file.take(numbered(0))])
-    real, steps = disk._synced, []
+    file, whole = StateFile(folder, PARTITION), FileSystem(tmp_path)
+    checkpoints.write_checkpoint(set(), [file.take(numbered(0))], disk=whole)
+    real, real_all, steps = disk._synced, disk._all_synced, []
 
     def synced(fd):
         steps.append(left())
         real(fd)
         steps.append(left())
 
+    def all_synced(*where):
+        steps.append(left())
+        real_all(*where)
+        steps.append(left())
+
+    monkeypatch.setattr(files, "sync_all", all_synced)
     for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(checkpoints.os, name, synced)
+        monkeypatch.setattr(checkpoints.os, name, synced if many else real)
     for number in range(1, 4):
-        checkpoints.write_checkpoint(set(), [file.take(numbered(number))])
+        checkpoints.write_checkpoint(set(), [file.take(numbered(number))], disk=whole)
         assert set(steps) <= {number - 1, number} and steps[-1] == number
+        assert not [*folder.glob("*.new")]
         steps.clear()
+    whole.close()
+
+
+def test_an_older_snapshot_does_not_replace_a_newer_one_however_far_it_came(tmp_path):
+    """A snapshot that was prepared by one thread is dropped when another thread has put a newer one in place."""
+    file = StateFile(tmp_path, PARTITION)
+    older, newer = file.take(numbered(1)), file.take(numbered(2))
+    older.prepare()
+    newer.write()
+    older.put()
+    assert number_in(tmp_path) == 2 and [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 def test_a_checkpoint_that_comes_late_does_not_bring_a_partition_back_that_was_removed(tmp_path):

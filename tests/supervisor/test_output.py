@@ -1,6 +1,6 @@
 """Forms in which commands show rows and values, and texts of sizes, lengths of time and rates."""
-import json
 import contextlib
+import json
 import os
 import pty
 import subprocess
