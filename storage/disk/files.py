@@ -10,12 +10,16 @@ from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import StorageFull, text_of
 
 IOV_MAX = 1000        # buffers of one write; the kernel takes 1024
-_DESCRIPTORS = 3      # of an open ledger: two files, and the duplicate that Python keeps for a mapping
+_OPEN_MIN = 16        # ledgers, with however few descriptors
 
 
-def open_max() -> int:
-    """Return how many ledgers a process keeps open, so that they take a quarter of its file descriptors."""
-    return max(16, min(8_192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _DESCRIPTORS)))
+def open_max(at_most: int, descriptors_each: int, part: float) -> int:
+    """Return how many ledgers a process keeps open: `at_most`, and as many as a part of its file descriptors allows.
+
+    descriptors_each: of an open ledger; Python keeps one for each mapping.
+    """
+    descriptors = int(part * resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return max(_OPEN_MIN, min(at_most, descriptors // descriptors_each))
 
 
 def allocate(path: Path, size: int, before: int | None = None) -> None:

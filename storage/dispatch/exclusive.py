@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.dispatch.ranges import HASHES, hashes_of
+from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.topics.permits import within_permits
@@ -93,6 +94,11 @@ class Exclusive(Dispatcher):
         batches: list[Batch] = []
         if consumer is None:
             return batches
+        if (tail := self._tail(consumer, ledgers[-1])) is not None:      # nearly always
+            first, end, messages = tail
+            consumer.permits -= messages
+            subscription.read = ledgers[-1].ledger_id, end
+            return [(consumer, ledgers[-1], range(first, end))] if end > first else batches
         allowance = subscription.allowance
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
@@ -112,6 +118,19 @@ class Exclusive(Dispatcher):
                 return batches
             subscription.read = ledger.ledger_id, max(first, ledger.entries)
         return batches
+
+    def _tail(self, consumer: Consumer, ledger: ReadableLedger) -> tuple[int, int, int] | None:
+        """Return (first, end, messages) of the unread entries at the end of a ledger that are all to be delivered.
+
+        None: the permits do not suffice, or there may be reasons against some of the entries.
+        """
+        subscription, cursor = self.subscription, self.subscription.cursor
+        ledger_id, first = subscription.read
+        if ledger_id != ledger.ledger_id or type(ledger) is not Ledger or not ledger.is_mapped or ledger.lost or \
+                cursor.bitmaps or cursor.parts or subscription.is_selective or consumer.ranges is not None:
+            return None
+        messages = ledger.messages_in(first, ledger.entries)
+        return (first, ledger.entries, messages) if messages <= consumer.permits else None
 
     def _deliverable(self, consumer: Consumer, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
         """Deliverable entries among first .. end - 1 whose keys the consumer asks for."""

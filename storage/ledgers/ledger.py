@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PAGE = 4096
+_OPEN_MAX = 8_192               # ledgers that an owner keeps open
+_DESCRIPTORS, _PART = 3, 0.75   # of an open ledger: two files and a mapping; of all descriptors, for open ledgers
 _FILLED_MAX = 64 << 20          # bytes of indexes with holes that a process keeps filled in
 # Bytes of each filled-in index, the one filled in longest ago first.
 _filled: weakref.WeakKeyDictionary["Ledger", int] = weakref.WeakKeyDictionary()
@@ -157,10 +159,11 @@ class Ledger:
 
         The array is cached, because making a numpy view costs as much as reading a few rows.
         """
-        index = self.index
-        if name not in self._columns:
-            self._columns[name] = index[name]
-        return self._columns[name]
+        column = self._columns.get(name)
+        if column is None or len(column) < self.entries:
+            index = self.index      # which may be mapped anew, without columns
+            column = self._columns[name] = index[name]
+        return column
 
     @property
     def messages(self) -> NDArray[np.uint32]:
@@ -398,7 +401,7 @@ def _keep_open(ledger: Ledger) -> None:
     If too many ledgers are open, those opened longest ago are closed.
     """
     _opened[ledger] = None
-    while len(_opened) > open_max():
+    while len(_opened) > open_max(_OPEN_MAX, _DESCRIPTORS, _PART):
         next(iter(_opened)).close()
 
 

@@ -318,6 +318,10 @@ def _acknowledge_up_to(
 def _messages_up_to(subscription: Subscription, position: Position) -> int:
     """The number of unacknowledged messages up to the position, inclusive."""
     cursor, count = subscription.cursor, 0
+    if not (cursor.bitmaps or cursor.parts) and cursor.mark_delete[0] == position[0]:      # nearly always
+        assert isinstance(subscription.partition, Partition), subscription
+        ledger = subscription.partition.find(position[0])
+        return 0 if ledger is None else ledger.messages_in(cursor.mark_delete[1] + 1, position[1] + 1)
     for ledger in subscription.partition.ledgers_from(cursor.mark_delete[0]):
         if ledger.ledger_id > position[0]:
             break

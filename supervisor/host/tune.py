@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Protocol
 from geminga.supervisor import bootstrap
 from geminga.supervisor.host import host
 
-_LEDGERS = 8_192                         # ledgers that an owner keeps open if its limits allow it
-_PART = 12                               # descriptors per open ledger: it takes three, and ledgers get a quarter of all
-_DESCRIPTORS, _DESCRIPTORS_MIN = _LEDGERS * _PART, 4_096
-_MAPPINGS = 2 * _LEDGERS                 # one for each ledger of an owner, and as many again for libraries
+_LEDGERS, _PART = 8_192, 4               # ledgers that an owner keeps open; each takes three quarters of so many
+_MAPPED, _MAPPED_PART = 16_384, 8        # ledgers that a worker maps; each takes a quarter of so many descriptors
+_DESCRIPTORS, _DESCRIPTORS_MIN = _MAPPED * _MAPPED_PART, 4_096
+_MAPPINGS = 2 * _MAPPED + _LEDGERS       # two for each ledger that a worker maps, and some for libraries
 _BACKLOG = 1_024                         # connections that are not accepted yet, as listening.py asks for
 _PROCESS_BYTES = 64 << 20
 _THREADS = 16                            # threads in a process: ZeroMQ, uvloop, checkpoints, schemas
@@ -129,7 +129,8 @@ def _at_least(root: Path, what: str, name: str, wanted: int, why: str, *, matter
 def _descriptors(limits: tuple[int, int]) -> HostCheck:
     hard = limits[1] if limits[1] != resource.RLIM_INFINITY else 1 << 30      # the broker raises its soft limit to it
     why = f"a worker has some {hard * 3 // 4:,} of them for connections, " \
-          f"an owner keeps {min(_LEDGERS, hard // _PART):,} ledgers open, and opens others again and again"
+          f"maps {min(_MAPPED, hard // _MAPPED_PART):,} ledgers, and an owner keeps " \
+          f"{min(_LEDGERS, hard // _PART):,} ledgers open; they open others again and again"
     return HostCheck("descriptors", f"{hard}", f"{_DESCRIPTORS} or more", hard >= _DESCRIPTORS,
                      hard < _DESCRIPTORS_MIN, why, f"systemctl edit geminga: LimitNOFILE={1 << 20}")
 

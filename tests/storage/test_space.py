@@ -254,7 +254,7 @@ def test_a_journal_that_was_removed_ends_the_process(rigs):
 @pytest.mark.slow
 def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monkeypatch):
     """The number of open ledgers stays below the limit, however many topics are used in turn or at once."""
-    monkeypatch.setattr(ledger, "open_max", lambda: 16)
+    monkeypatch.setattr(ledger, "_OPEN_MAX", 16)
     rig = rigs()
     topics = [f"t{number}" for number in range(40)]
     producers = [rig.producer(topic) for topic in topics]

@@ -160,7 +160,7 @@ def test_a_start_tells_once_of_what_matters(tmp_path, monkeypatch):
     broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
     broker.start()
     try:
-        [line] = [line for line in broker.log().splitlines() if "descriptors: found 600, wanted 98304 or more" in line]
+        [line] = [line for line in broker.log().splitlines() if "descriptors: found 600, wanted 131072 or more" in line]
         assert "LimitNOFILE=" in line
     finally:
         broker.close()

@@ -10,6 +10,7 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
+from geminga.storage.disk import files
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.workers.clients import egress
 from geminga.workers.clients.delivery_queue import DeliveryQueue, Run
@@ -139,6 +140,7 @@ def test_a_ledger_that_was_deleted_is_gone(tmp_path):
 
 def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
     """The ledger not read for longest is given up first, and mapped again when it is read again."""
+    monkeypatch.setattr(files, "_OPEN_MIN", 0)
     monkeypatch.setattr(egress, "LEDGERS_MAX", 3)
     ledgers = Ledgers(tmp_path)
     stored = {ledger_id: store(tmp_path, [ledger_id], ledger_id=ledger_id) for ledger_id in range(1, 6)}

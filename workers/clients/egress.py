@@ -19,7 +19,8 @@ from geminga.storage.ledgers.compacted_ledgers import is_valid
 from geminga.storage.runtime.log import log
 from geminga.workers.owners.links import OwnerLink
 
-LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
+LEDGERS_MAX = 16_384         # mapped at a time by one worker, or fewer where descriptors are few
+_DESCRIPTORS, _PART = 2, 0.25      # of a mapped ledger: two mappings; of all descriptors, as connections have the rest
 ENTRIES_MAX = 8_192          # read at a time
 BYTES_MAX = 1 << 20          # of entries, read at a time; one entry may be larger
 _GONE = 64                   # bytes of zeros that stand for an entry whose row was given back
@@ -219,7 +220,7 @@ class Ledgers:
 
     def _keep(self, key: _Key, mapped: MappedLedger | MappedView) -> None:
         self._mapped[key] = mapped
-        while len(self._mapped) > min(LEDGERS_MAX, open_max()):
+        while len(self._mapped) > open_max(LEDGERS_MAX, _DESCRIPTORS, _PART):
             self._mapped.popitem(last=False)
 
     def _too_short(self, key: _Key, path: Path) -> LedgerGone:
