@@ -101,7 +101,7 @@ def _put(block: NDArray[np.uint8], at: int, data: bytes) -> int:
 class Delivery:
     """The part that all MESSAGE frames of a run share: consumer, ledger, partition, and fields that the broker adds."""
 
-    __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields", "_skipped")
+    __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields", "_skipped", "_entry_size", "_entry_start")
 
     def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0, epoch: int = -1, *,
                  has_checksums: bool = True):
@@ -115,6 +115,7 @@ class Delivery:
         self._epoch = b"\x28" + varints.encode(epoch) if epoch >= 0 else b""
         self._broker_fields = broker_fields
         self._skipped = 0 if has_checksums else CHECKSUM_END       # bytes at the start of each entry that are left out
+        self._entry_size, self._entry_start = 0, (b"", 0)          # of the last entry id, and what `_start` gave for it
 
     def frames(self, first_entry: int, rows: Rows, ledger: memoryview) -> list[bytes | memoryview]:
         """Return buffers with the MESSAGE frames of entries first_entry .. first_entry + n - 1.
@@ -159,12 +160,12 @@ class Delivery:
 
     def _few(self, first_entry: int, rows: Rows, ledger: memoryview) -> bytes:
         pieces: list[bytes | memoryview] = []
-        entry_size, tail, offsets = 0, self._suffix + self._epoch, rows["offset"].tolist()
+        tail, offsets, (start, command) = self._suffix + self._epoch, rows["offset"].tolist(), self._entry_start
         for entry_id, (offset, size) in enumerate(zip(offsets, rows["size"].tolist(), strict=True), first_entry):
             entry = varints.encode(entry_id)
-            if len(entry) != entry_size:
-                entry_size = len(entry)
-                start, command = self._start(entry_size, len(self._epoch))
+            if len(entry) != self._entry_size:
+                self._entry_size = len(entry)
+                start, command = self._entry_start = self._start(self._entry_size, len(self._epoch))
             pieces += (SIZES.pack(4 + command + size, command), start, entry, tail, ledger[offset:offset + size])
         return b"".join(pieces)
 

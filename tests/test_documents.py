@@ -14,6 +14,8 @@ from geminga.supervisor.configuration.config import KEYS
 from geminga.supervisor.configuration.properties import REFUSED, SPECIAL, TRANSLATED, UNMET
 from geminga.supervisor.wording.policy_verbs import verb_of
 
+from .bench import picture
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "systemd/runbook").glob("*.md"))]
@@ -38,6 +40,11 @@ REFERENCE = runpy.run_path(str(ROOT / "systemd/reference.py"))
 def test_generated_parts_of_a_page_are_those_that_the_code_gives(page):
     """Generated parts are what `python systemd/reference.py` writes now."""
     assert page.read_text() == REFERENCE["rewritten"](page.read_text())
+
+
+def test_the_picture_of_benchmarks_has_the_figures_of_their_table():
+    """The picture is what `python -m tests.bench.picture` draws now."""
+    assert picture.PICTURE.read_text() == picture.drawn(picture.PAGE.read_text())
 
 
 def test_every_generated_part_is_in_a_page():

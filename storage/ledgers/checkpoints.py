@@ -146,7 +146,7 @@ class Checkpoint(NamedTuple):
     snapshots: list[Snapshot]     # to be written
 
     def add(self, other: "Checkpoint") -> None:
-        """Include all that is in another one, whose snapshots are newer or of other files."""
+        """Include all that is in another one."""
         self.files.update(other.files)
         self.snapshots.extend(other.snapshots)
 
