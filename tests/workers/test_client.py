@@ -1286,6 +1286,8 @@ def test_what_is_done_to_all_clients_is_done_to_all(worker, monkeypatch, where, 
 
     monkeypatch.setattr(where, name, method)
     do(worker)
+    for _ in clients:      # of the commands that waited, each turn of the loop hands on one at least
+        worker.turn()
     assert called == [one.client for one in clients]
     assert [one.transport.was_aborted for one in clients] == [True, False, False]
 
