@@ -97,7 +97,7 @@ def request(method: str, url: str, body: bytes | None = None, **fields: str) -> 
     headers = {"Content-Type": "application/json", **fields} if body is not None else fields
     asked = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         with refused:

@@ -253,7 +253,7 @@ def journal(tmp_path, monkeypatch):
     """Return a socket that this process takes for journald's."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "socket"))
-        listener.settimeout(10)
+        listener.settimeout(60)
         monkeypatch.setattr(logs, "JOURNAL", str(tmp_path / "socket"))
         yield listener
 
@@ -327,7 +327,7 @@ def test_nobody_waits_for_a_reader_that_does_not_read(kind):
         write.close()
         assert process.stdout.readline() == "True\n"
         if kind == "closed":
-            process.communicate("\n", timeout=10)
+            process.communicate("\n", timeout=60)
             return
         said = os.read(read.fileno(), 1 << 20)
         while b"lines before it could not be written" not in said:

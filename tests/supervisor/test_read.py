@@ -174,7 +174,7 @@ class Listener:
             while True:
                 link, _ = self._socket.accept()
                 with link, contextlib.suppress(OSError):
-                    link.settimeout(5)
+                    link.settimeout(60)
                     self._meets(link)
 
     def close(self):

@@ -66,7 +66,7 @@ def ask(url, folder, token, **headers):
     asked = urllib.request.Request(url + "/admin/v2/tenants", headers=headers | {"Authorization": f"Bearer {token}"})
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
-        with urllib.request.urlopen(asked, context=context, timeout=10) as answer:
+        with urllib.request.urlopen(asked, context=context, timeout=60) as answer:
             return answer.status
     except urllib.error.HTTPError as refused:
         return refused.code

@@ -211,5 +211,5 @@ def test_a_client_that_has_not_connected_is_not_asked_for_a_sign_of_life(start_b
         late.socket.setblocking(False)
         with pytest.raises(BlockingIOError):
             late.socket.recv(1)
-        late.socket.settimeout(10)
+        late.socket.settimeout(60)
         assert late.ask(T.CONNECT, client_version="test", protocol_version=21).type == T.CONNECTED
