@@ -1,5 +1,6 @@
 """The partition table: open, create, unload and delete partitions of an owner, and open new ledgers for them."""
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -25,6 +26,7 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 if TYPE_CHECKING:
     from geminga.storage.owner.recovery import Recovery
 
+_EACH_TICK = 500            # partitions whose producers are looked at in a tick
 _READER_MS = 60_000         # a reader's subscription is deleted so long after a seek, unless it subscribes again
 
 
@@ -44,6 +46,7 @@ class PartitionTable(Watcher):
         self._owner, self._durability, self._space, self._snapshots = owner, durability, space, snapshots
         self._recovery, self._is_mine = recovery, is_mine
         self._next_slot = -1
+        self._to_forget: Iterator[Partition] = iter(())      # partitions whose producers this round has yet to look at
 
     def __repr__(self) -> str:
         return f"<PartitionTable open={len(self.by_name)}>"
@@ -284,8 +287,11 @@ class PartitionTable(Watcher):
         """Evict sequence ids of producers that were inactive too long, or are too many; connected producers stay."""
         options = self._owner.options
         bounds = now_ms, options.deduplication_inactivity_s * 1000, options.deduplication_names_max
-        for partition in self.by_name.values():
-            if partition.sequences.is_due(*bounds):
+        if not (some := [*itertools.islice(self._to_forget, _EACH_TICK)]):      # the next round begins
+            self._to_forget = iter([*self.by_name.values()])
+            some = [*itertools.islice(self._to_forget, _EACH_TICK)]
+        for partition in some:
+            if not partition.is_released and partition.sequences.is_due(*bounds):
                 connected = {producer.identity for producer in partition.producers.live.values()}
                 self._owner.counters.add("deduplication_names_evicted", partition.sequences.forget(*bounds, connected))
                 self._owner.journal.mark_dirty(partition)

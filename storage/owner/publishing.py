@@ -201,7 +201,7 @@ class Publishing(TopicWatcher):
                 schedule.published(group.ledger, group.ledger.entries - group.count, deliver_at, owner.now_ms)
                 self._schedules.look(partition)
             owner.to_dispatch[partition] = None
-            self._trimming.recent.add(partition)
+            self._trimming.recent[partition] = None
             if has_quotas:
                 self._quotas.published(partition)
             if partition.deduplicates:

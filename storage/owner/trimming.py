@@ -1,5 +1,6 @@
 """Trimming: delete ledgers that no subscription needs, and free unused disk space of idle partitions."""
 import contextlib
+import itertools
 from typing import TYPE_CHECKING
 
 from geminga.storage.enforcement.retention import disposable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from geminga.storage.ledgers.ledger import Ledger
 
 IDLE_MS = 1_000             # a partition without writes for this time is idle
+_LOOKED_AT = 200            # partitions that were written to and are looked at in a tick: some milliseconds
 _UNUSED_MIN = 1 << 20       # bytes allocated ahead that a ledger must have for sealing it to be worthwhile
 
 
@@ -28,7 +30,8 @@ class Trimming(Watcher):
                  discovery: Discovery, views: CompactedViews):
         self._owner, self._partitions, self._durability, self._space = owner, partitions, durability, space
         self._discovery, self._views = discovery, views
-        self.recent: set[Partition] = set()       # partitions written to since they were last found idle
+        # Partitions written to since they were last found idle, the one looked at longest ago first.
+        self.recent: dict[Partition, None] = {}
         self._taken: list[Ledger] = []            # removed from their chains; files are not yet deleted
 
     def __repr__(self) -> str:
@@ -36,7 +39,7 @@ class Trimming(Watcher):
 
     def release(self, partition: Partition) -> None:
         """Drop the state of a partition that is unloaded or deleted, after the journal was synced."""
-        self.recent.discard(partition)
+        self.recent.pop(partition, None)
         self._owner.to_trim.pop(partition, None)
         self.unlink_taken()      # a later command of the pass may reopen the partition, and would find the files
 
@@ -93,7 +96,9 @@ class Trimming(Watcher):
                 self._owner.wake_trimming(partition)
         if self._space.is_scarce:
             self._give_unused_back()
-        for partition in list(self.recent):
+        for partition in list(itertools.islice(self.recent, _LOOKED_AT)):
+            del self.recent[partition]
+            self.recent[partition] = None
             last = partition.open_ledger
             is_idle = not last.entries or now_ms - int(last.index[last.last_entry]["broker_time"]) >= IDLE_MS
             if is_idle and partition.could_shrink():
@@ -102,7 +107,7 @@ class Trimming(Watcher):
                 except StorageFull:
                     continue
             if is_idle and partition.open_ledger.entries == 0:
-                self.recent.discard(partition)
+                del self.recent[partition]
 
     def _give_unused_back(self) -> None:
         """Seal open ledgers with much unused allocated space, until disk space is no longer scarce.
