@@ -26,7 +26,7 @@ from geminga.storage.upkeep.disk_space import DiskSpace
 if TYPE_CHECKING:
     from geminga.storage.owner.recovery import Recovery
 
-_EACH_TICK = 500            # partitions whose producers are looked at in a tick
+_EACH_TICK = 100            # partitions whose producers are looked at in a tick
 _READER_MS = 60_000         # a reader's subscription is deleted so long after a seek, unless it subscribes again
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from geminga.storage.ledgers.ledger import Ledger
 
 IDLE_MS = 1_000             # a partition without writes for this time is idle
-_LOOKED_AT = 200            # partitions that were written to and are looked at in a tick: some milliseconds
+_LOOKED_AT = 50             # partitions that were written to and are looked at in a tick: some milliseconds
 _UNUSED_MIN = 1 << 20       # bytes allocated ahead that a ledger must have for sealing it to be worthwhile
 
 
@@ -100,7 +100,7 @@ class Trimming(Watcher):
             del self.recent[partition]
             self.recent[partition] = None
             last = partition.open_ledger
-            is_idle = not last.entries or now_ms - int(last.index[last.last_entry]["broker_time"]) >= IDLE_MS
+            is_idle = not last.entries or now_ms - int(last.column("broker_time").item(last.last_entry)) >= IDLE_MS
             if is_idle and partition.could_shrink():
                 try:
                     self._partitions.roll(partition, is_idle=True)

@@ -13,7 +13,7 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
 
-_EACH_TICK = 200     # partitions and ledgers checked in a tick, roughly, which takes some milliseconds
+_EACH_TICK = 50      # partitions and ledgers checked in a tick, roughly, which takes some milliseconds
 GONE = "it was removed or replaced while it is used; what it holds is lost when the broker ends"
 
 
