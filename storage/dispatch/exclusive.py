@@ -94,7 +94,7 @@ class Exclusive(Dispatcher):
         batches: list[Batch] = []
         if consumer is None:
             return batches
-        if (tail := self._tail(consumer, ledgers[-1])) is not None:      # nearly always
+        if ledgers and (tail := self._tail(consumer, ledgers[-1])) is not None:      # nearly always
             first, end, messages = tail
             consumer.permits -= messages
             subscription.read = ledgers[-1].ledger_id, end
@@ -126,11 +126,13 @@ class Exclusive(Dispatcher):
         """
         subscription, cursor = self.subscription, self.subscription.cursor
         ledger_id, first = subscription.read
-        if ledger_id != ledger.ledger_id or type(ledger) is not Ledger or not ledger.is_mapped or ledger.lost or \
-                cursor.bitmaps or cursor.parts or subscription.is_selective or consumer.ranges is not None:
+        if ledger_id != ledger.ledger_id or type(ledger) is not Ledger or not ledger.is_mapped or ledger.lost:
+            return None
+        if cursor.bitmaps or cursor.parts or consumer.ranges is not None or subscription.deaths_max or \
+                subscription.view is not None or subscription.withheld is not None or subscription.allowance is not None:
             return None
         messages = ledger.messages_in(first, ledger.entries)
-        return (first, ledger.entries, messages) if messages <= consumer.permits else None
+        return (first, max(first, ledger.entries), messages) if messages <= consumer.permits else None
 
     def _deliverable(self, consumer: Consumer, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
         """Deliverable entries among first .. end - 1 whose keys the consumer asks for."""

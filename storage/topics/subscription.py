@@ -355,11 +355,6 @@ class Subscription:
         return self.cursor.is_durable
 
     @property
-    def is_selective(self) -> bool:
-        """Whether there may be reasons to pass over unacknowledged entries: views, transactions, deaths and rates."""
-        return self.view is not None or self.withheld is not None or self.deaths_max > 0 or self.allowance is not None
-
-    @property
     def key(self) -> tuple[str, bool]:
         """The key in Topic.subscriptions: a durable subscription and a reader's may share a name."""
         return self.name, self.is_durable
