@@ -128,8 +128,9 @@ class Exclusive(Dispatcher):
         ledger_id, first = subscription.read
         if ledger_id != ledger.ledger_id or type(ledger) is not Ledger or not ledger.is_mapped or ledger.lost:
             return None
-        if cursor.bitmaps or cursor.parts or consumer.ranges is not None or subscription.deaths_max or \
-                subscription.view is not None or subscription.withheld is not None or subscription.allowance is not None:
+        if cursor.bitmaps or cursor.parts or consumer.ranges is not None or subscription.deaths_max:
+            return None
+        if subscription.view is not None or subscription.withheld is not None or subscription.allowance is not None:
             return None
         messages = ledger.messages_in(first, ledger.entries)
         return (first, max(first, ledger.entries), messages) if messages <= consumer.permits else None
