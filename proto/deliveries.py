@@ -50,7 +50,7 @@ def _connection(item: tuple[int, bytes]) -> int:
 
 
 def _receipts(rows: Rows) -> bytes:
-    """Return the frames for rows of any connections, which are of one size."""
+    """Return the SEND_RECEIPT frames of rows (n,) RECEIPT_ROW, one behind the other and all of one size."""
     columns = [(8, rows["producer_id"]), (16, rows["sequence_id"])]
     identity = _Message([(8, rows["ledger_id"]), (16, rows["entry_id"])])
     highest = rows["highest_sequence_id"]

@@ -73,7 +73,7 @@ class FileSystem:
         return f"<FileSystem of {self._folder}>"
 
     def has(self, folders: Iterable[Path]) -> bool:
-        """Whether those of the folders that exist are in this file system.  Raises OSError."""
+        """Whether all of the folders lie in this file system; deleted ones do not count.  Raises OSError."""
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(folder).st_dev != self._device:

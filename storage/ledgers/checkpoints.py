@@ -146,7 +146,7 @@ class Checkpoint(NamedTuple):
     snapshots: list[Snapshot]     # to be written
 
     def add(self, other: "Checkpoint") -> None:
-        """Include all that is in another one."""
+        """Add the files and snapshots of another checkpoint to this one."""
         self.files.update(other.files)
         self.snapshots.extend(other.snapshots)
 

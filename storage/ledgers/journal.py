@@ -297,7 +297,7 @@ class Journal:
         return Segment(path, fd, sequence)
 
     def _can_grow(self) -> bool:
-        """Whether there may be one more segment."""
+        """Whether another segment's file may be made: there are fewer than allowed, and the disk has room."""
         return self._segments < self.segments_max and self.spare() >= self._segment_bytes
 
     # -- checkpoints

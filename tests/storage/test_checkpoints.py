@@ -220,6 +220,13 @@ def states(folder, count):
     return [StateFile(folder / str(number), number).take(State()) for number in range(count)]
 
 
+def failing(code):
+    """Return a function that raises OSError with this code."""
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+    return fail
+
+
 @pytest.fixture
 def folders(tmp_path):
     for number in range(100):
@@ -254,20 +261,14 @@ def test_files_of_several_file_systems_are_synced_one_by_one(folders, whole, mon
 
 def test_a_disk_without_room_for_all_new_files_gets_them_one_by_one(folders, whole, monkeypatch):
     """A hundred new files beside the old ones need more room than one at a time."""
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files, "sync_all", full)
+    monkeypatch.setattr(files, "sync_all", failing(errno.ENOSPC))
     checkpoints.write_checkpoint(set(), states(folders, 100), disk=whole)
     assert {path.name for path in folders.glob("*/*")} == {"state"}
 
 
 def test_a_failed_sync_of_the_file_system_fails_the_checkpoint(folders, whole, monkeypatch):
     """The old files stay, and new ones that were not put in place are removed."""
-    def broken(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(files, "sync_all", broken)
+    monkeypatch.setattr(files, "sync_all", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         checkpoints.write_checkpoint(set(), states(folders, 100), disk=whole)
     assert not [*folders.glob("*/*")]
