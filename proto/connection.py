@@ -129,11 +129,11 @@ class Connection:
         the caller can check its time slice, and behind CONNECT, which decides about all that follows.  Raises
         ProtocolError.
         """
-        total_max = self._total_max if self.state == CONNECTED else FIRST_SIZE_MAX
+        total_max = self._largest_total()
         while end - at >= 8 and len(self.events) < EVENTS_MAX:
             total, command_size = frames.SIZES.unpack_from(data, at)
             if total > total_max:
-                raise ProtocolError(f"a frame of {total} bytes; at most {total_max} are accepted")
+                raise _too_large(total, total_max)
             if total < 4 or command_size > total - 4:
                 raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
             step = 4 + total
@@ -154,8 +154,19 @@ class Connection:
         return at
 
     def frame_size(self, data: memoryview, at: int, end: int) -> int:
-        """Return the bytes that the frame at `at` takes, as far as bytes before `end` tell; at least 8."""
-        return 8 if end - at < 8 else 4 + int(frames.SIZE.unpack_from(data, at)[0])
+        """Return the bytes that the frame at `at` takes, as far as bytes before `end` tell; at least 8.
+
+        Raises ProtocolError: it takes more than is accepted, so the caller must not make room for it.
+        """
+        if end - at < 8:
+            return 8
+        total = int(frames.SIZE.unpack_from(data, at)[0])
+        if total > (total_max := self._largest_total()):
+            raise _too_large(total, total_max)
+        return 4 + total
+
+    def _largest_total(self) -> int:
+        return self._total_max if self.state == CONNECTED else FIRST_SIZE_MAX
 
     def _read_run(self, buffer: NDArray[np.uint8], at: int, end: int, step: int) -> int:
         """Read frames that look like the last SEND; return the bytes taken, 0 when there is no such run."""
@@ -237,6 +248,10 @@ class Connection:
 
     def _refuse(self, send: api.CommandSend, code: ErrorCode, message: str) -> None:
         self.events.append(SendRefused(send.producer_id, send.sequence_id, code, message))
+
+
+def _too_large(total: int, total_max: int) -> ProtocolError:
+    return ProtocolError(f"a frame of {total} bytes; at most {total_max} are accepted")
 
 
 def requested_id(command: api.BaseCommand) -> int:

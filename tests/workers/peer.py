@@ -1,6 +1,7 @@
 """A client of raw bytes, which can say anything, correct or not, and hears what the broker answers."""
 import socket
 import struct
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -55,7 +56,11 @@ class Peer:
             self.socket.shutdown(socket.SHUT_WR)
 
     def hear_frame(self) -> tuple[api.BaseCommand, bytes]:
-        """Return (command, bytes behind it) of the next frame.  Raises Closed; TimeoutError when nothing comes."""
+        """Return (command, bytes behind it) of the next frame that is no PING.
+
+        Raises Closed; TimeoutError when none comes for the socket's timeout, or for SECONDS without one.
+        """
+        until = time.monotonic() + (self.socket.gettimeout() or SECONDS)
         while True:
             if len(self._data) >= 8:
                 total, size = struct.unpack_from(">II", self._data)
@@ -69,6 +74,8 @@ class Peer:
                         return heard
                     if self.answers_pings:
                         self.say(command(T.PONG))
+                    if time.monotonic() > until:
+                        raise TimeoutError("nothing but PINGs has come")
                     continue
             try:
                 data = self.socket.recv(1 << 20)

@@ -11,7 +11,7 @@ import pytest
 from geminga.proto import deliveries, envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import Send, Sends
-from geminga.workers.clients import commands, pending_requests, replies, routes
+from geminga.workers.clients import commands, pending_requests, replies, routes, stream
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.delivery_queue import DeliveryQueue
 from geminga.workers.owners import waiting
@@ -51,6 +51,20 @@ def close_producer(request_id, producer_id=1):
 
 def close_consumer(request_id, consumer_id=1):
     return command(T.CLOSE_CONSUMER, consumer_id=consumer_id, request_id=request_id)
+
+
+# -- frames
+
+
+def test_a_frame_behind_a_slow_command_is_not_made_room_for_before_its_size_is_looked_at(worker, client, monkeypatch):
+    """Four gigabytes were mapped, and the connection stayed open for ever, when the slice of time ended before them."""
+    monkeypatch.setattr(stream, "_SLICE_SECONDS", -1)
+    client.say(PING + b"\xff\xff\xff\xff\0\0\0\0")
+    assert (client.told(), client.transport.is_closed) == ([("PONG",)], True)
+    assert worker.worker.counters.total("protocol_errors") == 1
+
+
+# -- producers and consumers
 
 
 class Kind:

@@ -211,6 +211,8 @@ class Stream(asyncio.BufferedProtocol):
                     for event in events:
                         handlers[type(event)](client, event)
                 is_late = time.monotonic() >= until
+            # A slice may end before the next frame was looked at: its size is checked before room is made for it.
+            needed = connection.frame_size(data, taken, end) if self._is_reading else 0
         except ProtocolError:
             if connection.state == NEW:
                 self._refuse_protocol(bytes(data[:_FIRST_BYTES]))
@@ -220,7 +222,7 @@ class Stream(asyncio.BufferedProtocol):
         except Exception:
             self.drop_input()
             return end_failed(self)
-        self._keep(data, taken, end, is_late)
+        self._keep(data, taken, end, needed, is_late)
 
     def _refuse_protocol(self, first: bytes) -> None:
         """Answer a connection that begins with bytes of another protocol than the port's."""
@@ -229,14 +231,15 @@ class Stream(asyncio.BufferedProtocol):
             ports = self._worker.directory.addresses.ports
             self.transport.write(protocols.refusal(first, scheme, ports, self.host))
 
-    def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
+    def _keep(self, data: memoryview, taken: int, end: int, needed: int, is_late: bool) -> None:
         """Keep bytes `taken` to `end` - 1, which were read and not handled.
 
-        is_late: the slice of time ended, so whole frames may be among them.
+        needed: bytes of the frame that begins at `taken`, 0 if the connection is not read.  is_late: the slice of time
+        ended, so whole frames may be among the bytes.
         """
         if taken == end or self.transport.is_closing():
             return self.drop_input()
-        held, needed = end - taken, self.connection.frame_size(data, taken, end) if self._is_reading else 0
+        held = end - taken
         if is_late and self._is_reading and needed <= held:
             self._rest = data[taken:end] if data is not self._worker.buffer else memoryview(bytearray(data[taken:end]))
             self._is_waiting = True
