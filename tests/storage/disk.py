@@ -70,12 +70,14 @@ class Disk:
         length, filled with zeros; otherwise they are empty.
         """
         target.mkdir()
-        for path in self.data_dir.glob("catalogue*"):
-            shutil.copy(path, target)
-        for folder, names in list(self._names.items()):
+        with self._lock:      # names and contents of one moment
+            for path in self.data_dir.glob("catalogue*"):
+                shutil.copy(path, target)
+            folders, contents = dict(self._names), dict(self._contents)
+        for folder, names in folders.items():
             (target / folder).mkdir(parents=True, exist_ok=True)
             for name, size in names.items():
-                content = self._contents.get(folder / name)
+                content = contents.get(folder / name)
                 if content is None and (self.data_dir / folder / name).is_dir():
                     continue
                 (target / folder / name).write_bytes(content[1] if content is not None else bytes(size * with_sizes))
