@@ -183,8 +183,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
         engine = engines.Spark(tmp_path_factory.mktemp("spark") / "scratch", "local[2]", "512m")
     except engines.NoSpark as error:
         pytest.skip(str(error))
-    engine.session.conf.set("spark.sql.shuffle.partitions", "4")
-    yield engine.session
+    sql = importlib.import_module("pyspark.sql")
+    yield sql.SparkSession.builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     engine.close()
 
 

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,13 +28,16 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, key_scan, view_writer
 from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.key_scan import KeyScan
 from geminga.storage.jobs.view_writer import Written
 from geminga.storage.ledgers.compacted_ledgers import Part
 
 READING, WRITING = "reading", "writing"
 _MERGE_MIN = 2_000_000           # keys read until they are merged into the newest places known so far
-_BUNDLE_MESSAGES = 500_000       # messages of the small stretches that one Spark task reads
-_PARTS_PER_CORE = 4              # parts into which Spark divides keys
+_BUNDLE_MESSAGES = 500_000       # messages of the small stretches that one Spark task reads, and of its blocks
+_PARTS_PER_CORE = 4              # parts into which Spark divides keys, and ledgers ...
+_PART_MESSAGES = 2_000_000       # ... or more, so that no part has many more messages
+_BUCKET_MESSAGES = 100_000       # of a partition, for each of the buckets of its keys
 _LOOK_S = 0.25                   # between two looks at Spark's progress
 _JAVA_MIN = 17
 
@@ -114,7 +118,7 @@ def _merged(known: pa.Table | None, fresh: list[pa.RecordBatch]) -> pa.Table:
     table = pa.Table.from_batches(fresh)
     if known is not None:
         table = pa.concat_tables([known, table])
-    return table.group_by("key", use_threads=False).aggregate([("place", "max")]).rename_columns({"place_max": "place"})
+    return key_scan.newest_of(table["key"], table["place"])
 
 
 class Spark:
@@ -124,14 +128,14 @@ class Spark:
     its Python workers, one for a core, takes some 200 MiB more.
     """
 
-    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session: Any = None):
-        """Start Spark, or use an existing session.
+    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", context: Any = None):
+        """Start Spark, or use an existing SparkContext.
 
         scratch: a folder for data that does not fit into memory. Raises NoSpark.
         """
-        self.name, self._scratch, self._is_ours = f"Spark, {master}", scratch, session is None
-        self.session = _start(scratch, master, memory) if session is None else session
-        self.name = f"Spark {self.session.version}, {self.session.sparkContext.master}"
+        self._scratch, self._is_ours = scratch, context is None
+        self.context = _start(scratch, master, memory) if context is None else context
+        self.name = f"Spark {self.context.version}, {self.context.master}"
 
     def __repr__(self) -> str:
         return f"<Spark {self.name}>"
@@ -139,15 +143,16 @@ class Spark:
     def close(self) -> None:
         """Stop Spark if this engine started it."""
         if self._is_ours:
-            self.session.stop()
+            self.context.stop()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
         """Compact all jobs together, then yield each with its result.  Views are written, but not finished."""
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         started, results = time.monotonic(), [Done() for _ in jobs]
-        context, total = self.session.sparkContext, sum(job.messages for job in jobs)
+        context, total = self.context, sum(job.messages for job in jobs)
         stretches = []
         for number, job in enumerate(jobs):
             try:
@@ -155,16 +160,14 @@ class Spark:
             except (CannotCompact, OSError, CorruptFile) as error:
                 results[number].error = _text(error)
         looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
-        with _told(tell, total, looked, written), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        with _told(tell, total, looked, written):
             try:
                 rows = self._run(jobs, _bundled(stretches), looked, written, notes)
-            except PySparkException as error:
-                rows, lines = [], str(error).strip().splitlines()
-                text = f"Spark failed: {lines[-1] if lines else type(error).__name__}"
+            except (PySparkException, Py4JError) as error:
+                rows, text = [], f"Spark failed: {_reason(error)}"
                 notes.add([(number, True, text) for number in range(len(jobs))])
         for number, part, keys, tombstones, damage in rows:
-            results[number].written.append(Written(Part(*part) if part else None, keys, tombstones, tuple(damage)))
+            results[number].written.append(Written(part, keys, tombstones, damage))
         for number, is_error, text in notes.value:
             if is_error:
                 results[number].error = results[number].error or text
@@ -176,46 +179,42 @@ class Spark:
             yield job, done
 
     def _run(self, jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum, written: _Sum,
-             notes: _Sum) -> list[tuple[Any, ...]]:
-        """Run both passes of the jobs in Spark.
+             notes: _Sum) -> "list[_Row]":
+        """Run both passes of the jobs in Spark; return a row for each ledger.
 
-        Returns [(number of the job, fields of its part or None, keys, tombstones, lines of damage)], one for each
-        ledger.
+        Spark moves keys and places as blocks of bytes: as rows of its own, each would go through the JVM by itself.
         """
-        from pyspark.sql import functions
-
         if not bundles:
             return []
-        session = self.session
-        tasks = session.range(0, len(bundles), 1, numPartitions=len(bundles))
-        keys = tasks.mapInArrow(_looker(jobs, bundles, looked, notes), "job int, key string, place long")
-        newest = keys.groupBy("job", "key").agg(functions.max("place").alias("place")).select("place")
+        context = self.context
+        parts = max(_PARTS_PER_CORE * context.defaultParallelism, sum(job.messages for job in jobs) // _PART_MESSAGES)
+        tasks = context.parallelize(range(len(bundles)), len(bundles))
+        blocks = tasks.flatMap(_looker(jobs, bundles, parts, looked, notes))
+        newest = blocks.partitionBy(parts, int).mapPartitions(_newest)
         extra = [place for job in jobs for place in job.unfinished]
         lasts = [last for job in jobs for last in job.chunks]
         if lasts:
             newest = newest.persist()
-            of_last = session.createDataFrame([(last,) for last in lasts], "last long")
-            last = functions.shiftleft(functions.shiftright("place", compaction.MESSAGE_BIT), compaction.MESSAGE_BIT)
-            alive = newest.join(functions.broadcast(of_last), last == of_last["last"], "left_semi")
-            alive = np.array([row.place for row in alive.collect()], np.int64)
+            alive = np.array(newest.flatMap(_among(lasts)).collect(), np.int64)
             extra = [place for job in jobs for place in key_scan.kept_chunks(job, alive).tolist()]
+        places = newest
         if extra:
-            newest = newest.union(session.createDataFrame([(place,) for place in extra], "place long"))
-        places = newest.withColumn("ledger", functions.shiftright("place", compaction.LEDGER_BIT))
-        rows = places.groupBy("ledger").applyInArrow(_writer(jobs, written, notes), _WRITTEN).collect()
+            some = [(number, more.tobytes()) for number, more in key_scan.by_ledger(np.array(extra, np.int64))]
+            places = places.union(context.parallelize(some))
+        ledgers = sum(len(job.sources) for job in jobs)
+        written_ledgers = places.partitionBy(min(ledgers, parts), int).mapPartitions(_writer(jobs, written, notes))
+        rows: list[_Row] = written_ledgers.collect()
         if lasts:
             newest.unpersist()
-        return [(row.job, list(row.part) if row.part else None, row.keys, row.tombstones, row.damage) for row in rows]
+        return rows
 
 
 # -- tasks of Spark
 
-_WRITTEN = """job int, part struct<ledger_id: long, entries: long, kept: long, messages: long, size: long>,
-              keys long, tombstones long, damage array<string>"""
-_PART_FIELDS = "ledger_id", "entries", "kept", "messages", "size"
-_WRITTEN_ARROW = pa.schema([
-    ("job", pa.int32()), ("part", pa.struct([(name, pa.int64()) for name in _PART_FIELDS])),
-    ("keys", pa.int64()), ("tombstones", pa.int64()), ("damage", pa.list_(pa.string()))])
+# A block of keys and places, for the part that is its key: (part, (number of the job, block)); job -1: only places.
+_Block: TypeAlias = tuple[int, tuple[int, bytes]]
+_Places: TypeAlias = tuple[int, bytes]      # (number of a ledger, places in it, int64)
+_Row: TypeAlias = tuple[int, Part | None, int, int, tuple[str, ...]]      # (number of the job, fields of Written)
 
 
 def _tell_read(tell: Tell, before: int, total: int, looked: int) -> None:
@@ -235,57 +234,78 @@ def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, 
     return bundles
 
 
-def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum,
-            notes: _Sum) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that runs the first pass of a compaction for the bundles of a Spark task."""
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        failed = set()
-        for bundle in (bundle for batch in batches for bundle in batch.column(0).to_pylist()):
-            for number, stretch in bundles[bundle]:
-                if number in failed:
-                    continue
-                try:
+def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], parts: int, looked: _Sum,
+            notes: _Sum) -> Callable[[int], Iterator[_Block]]:
+    """Return the function that runs the first pass of a compaction for one bundle."""
+    def look(bundle: int) -> Iterator[_Block]:
+        for number, stretches in groupby(bundles[bundle], itemgetter(0)):
+            scans: list[KeyScan] = []
+            try:
+                for _, stretch in stretches:
                     for scan in key_scan.scan_keys(jobs[number], stretch):
                         looked.add(scan.messages)
                         notes.add([(number, False, text) for text in scan.damage])
-                        yield _keys(number, scan.keys, scan.places)
-                        if len(scan.alone):
-                            yield _keys(number, _names(scan.alone), scan.alone)
-                except CannotCompact as error:
-                    failed.add(number)
-                    notes.add([(number, True, str(error))])
+                        scans.append(scan)
+                        if sum(len(scan.places) for scan in scans) >= _BUNDLE_MESSAGES:
+                            yield from _blocks(number, jobs[number], scans, parts)
+                            scans = []
+                yield from _blocks(number, jobs[number], scans, parts)
+            except CannotCompact as error:
+                notes.add([(number, True, str(error))])
     return look
 
 
-def _keys(number: int, keys: pa.StringArray, places: NDArray[np.int64]) -> pa.RecordBatch:
-    numbers = pa.array(np.full(len(places), number, np.int32))
-    return pa.record_batch([numbers, keys, pa.array(places)], ["job", "key", "place"])
+def _blocks(number: int, job: Job, scans: list[KeyScan], parts: int) -> Iterator[_Block]:
+    """Yield the keys and places of a job's scans as blocks."""
+    if alone := b"".join(scan.alone.tobytes() for scan in scans):
+        yield number % parts, (-1, alone)
+    if scans:
+        keys = pa.concat_arrays([scan.keys for scan in scans])
+        places = np.concatenate([scan.places for scan in scans])
+        buckets = min(parts, 1 + job.messages // _BUCKET_MESSAGES)
+        for bucket, block in key_scan.blocks(keys, places, buckets):
+            yield (number + bucket) % parts, (number, block)
 
 
-def _names(places: NDArray[np.int64]) -> pa.StringArray:
-    """Return a unique key for each keyless message.  It begins with the byte FF, as no text and so no real key does."""
-    text = np.full((len(places), 9), 0xFF, np.uint8)
-    text[:, 1:] = places.astype(">i8").view(np.uint8).reshape(-1, 8)
-    offsets = np.arange(len(places) + 1, dtype=np.int32) * 9
-    return pa.StringArray.from_buffers(len(places), pa.py_buffer(offsets), pa.py_buffer(text.tobytes()))
+def _newest(blocks: Iterator[_Block]) -> Iterator[_Places]:
+    """Yield the newest place of each key in the blocks of a part."""
+    by_job: dict[int, list[bytes]] = {}
+    for _, (number, block) in blocks:
+        by_job.setdefault(number, []).append(block)
+    while by_job:
+        number, some = by_job.popitem()
+        places = key_scan.newest(some) if number >= 0 else np.frombuffer(b"".join(some), np.int64)
+        for ledger, of_ledger in key_scan.by_ledger(places):
+            yield ledger, of_ledger.tobytes()
 
 
-def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[tuple[Any, ...], pa.Table], pa.Table]:
-    """Return the function that runs the second pass of a compaction for one ledger in Spark."""
+def _among(lasts: list[int]) -> Callable[[_Places], list[int]]:
+    """Return the function that finds those newest places which are of the last chunks of messages."""
+    def find(found: _Places) -> list[int]:
+        places = np.frombuffer(found[1], np.int64)
+        among: list[int] = places[np.isin(places >> compaction.MESSAGE_BIT << compaction.MESSAGE_BIT, lasts)].tolist()
+        return among
+    return find
+
+
+def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[Iterator[_Places]], Iterator[_Row]]:
+    """Return the function that runs the second pass of a compaction for some ledgers."""
     firsts = [job.first_ledger for job in jobs]
 
-    def write(key: tuple[Any, ...], rows: pa.Table) -> pa.Table:
-        ledger = key[0].as_py()
-        number = bisect.bisect_right(firsts, ledger) - 1
-        job, result = jobs[number], Written(None)
-        try:
-            result = view_writer.write(job, ledger, rows["place"].to_numpy())
-        except CannotCompact as error:
-            notes.add([(number, True, str(error))])
-        written.add(job.source(ledger).messages)
-        row = {"job": number, "part": asdict(result.part) if result.part else None, "keys": result.keys,
-               "tombstones": result.tombstones, "damage": list(result.damage)}
-        return pa.Table.from_pylist([row], _WRITTEN_ARROW)
+    def write(found: Iterator[_Places]) -> Iterator[_Row]:
+        by_ledger: dict[int, list[bytes]] = {}
+        for ledger, places in found:
+            by_ledger.setdefault(ledger, []).append(places)
+        while by_ledger:
+            ledger, some = by_ledger.popitem()
+            number = bisect.bisect_right(firsts, ledger) - 1
+            job, result = jobs[number], Written(None)
+            try:
+                result = view_writer.write(job, ledger, np.frombuffer(b"".join(some), np.int64))
+            except CannotCompact as error:
+                notes.add([(number, True, str(error))])
+            written.add(job.source(ledger).messages)
+            yield number, result.part, result.keys, result.tombstones, result.damage
     return write
 
 
@@ -325,13 +345,18 @@ def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]
         thread.join()
 
 
+def _reason(error: Exception) -> str:
+    """Return the line of an error of Spark that says why: the last one before the frames of the JVM."""
+    lines = str(error).partition("\n\tat ")[0].strip().splitlines()
+    return lines[-1].removeprefix(": ") if lines else type(error).__name__
+
+
 def _start(scratch: Path, master: str, memory: str) -> Any:
-    """Start Spark, and return a new SparkSession.  Raises NoSpark."""
+    """Start Spark, and return its new SparkContext.  Raises NoSpark."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-            from pyspark.errors import PySparkException
-            from pyspark.sql import SparkSession
+        from py4j.protocol import Py4JError
+        from pyspark import SparkConf, SparkContext
+        from pyspark.errors import PySparkException
     except ImportError:
         raise NotInstalled("Spark is not installed: that is the package geminga-nightly, "
                            "or pip install 'geminga[nightly]'") from None
@@ -340,31 +365,28 @@ def _start(scratch: Path, master: str, memory: str) -> Any:
     scratch.mkdir(parents=True)
     quiet = scratch / "log4j2.properties"
     quiet.write_text(_QUIET)
-    options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={quiet}"
     settings = {
         "spark.driver.memory": memory, "spark.executor.memory": memory,
         "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch / "warehouse",
-        "spark.driver.extraJavaOptions": options,
-        "spark.python.worker.reuse": "true",
-        "spark.sql.adaptive.enabled": "false",      # it would join partitions, and leave cores idle that could write
-        "spark.sql.execution.arrow.maxRecordsPerBatch": 1 << 16,
-        "spark.sql.session.timeZone": "UTC"}
+        "spark.local.dir": scratch,
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={quiet} {_JVM}",
+        "spark.executor.extraJavaOptions": _JVM,
+        "spark.python.worker.reuse": "true"}
     if master.startswith("local"):
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")      # else Spark fails on a host whose name has no address
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # the interpreter of Spark's Python workers
-    builder = SparkSession.builder.master(master).appName("geminga nightly")
+    configuration = SparkConf().setMaster(master).setAppName("geminga nightly")
     for name, value in settings.items():
-        builder = builder.config(name, str(value))
+        configuration.set(name, str(value))
     try:
-        session = builder.getOrCreate()
-    except (PySparkException, RuntimeError, OSError) as error:
-        raise NoSpark(f"Spark does not start: {error}") from error
-    session.conf.set("spark.sql.shuffle.partitions", str(_PARTS_PER_CORE * session.sparkContext.defaultParallelism))
-    return session
+        return SparkContext(conf=configuration)
+    except (PySparkException, Py4JError, RuntimeError, OSError) as error:
+        raise NoSpark(f"Spark does not start: {_reason(error)}") from error
 
 
+# The JVM only moves blocks: compilers and collectors for long computations would take the cores that Python needs.
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console

@@ -2,9 +2,14 @@
 
 Each message becomes a place (compaction.py), a number that is larger for newer messages.  The newest message of a key
 is then the maximum of its places.
+
+    scan_keys    a stretch of a ledger -> keys and places
+    blocks       keys and places -> a block of bytes for each bucket of keys, which Spark moves as one value
+    newest       the blocks of a bucket -> the newest place of each key
+    by_ledger    places -> those of each ledger, for the second pass
 """
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +37,10 @@ from geminga.storage.jobs.entry_blocks import ViewReplaced
 
 _COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
 _DAMAGE_MAX = 100                    # lines of damage of a stretch
+_SAMPLE = 20_000                     # keys that tell whether many of them repeat
+_REPEATED = 0.7                      # distinct ones among them, up to which finding the newest at once moves less
+# A factor for each position in a key, odd and without pattern; positions beyond use them again.
+_FACTORS = np.random.default_rng(1).integers(0, 1 << 63, 256, np.uint64) << np.uint64(1) | np.uint64(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,56 @@ def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
     lasts = np.fromiter(job.chunks, np.int64, len(job.chunks))      # no bit below MESSAGE_BIT is set in them
     others = [place for last in lasts[np.isin(lasts, numbers)].tolist() for place in job.chunks[last]]
     return np.array([*others, *job.unfinished], np.int64)
+
+
+def newest_of(keys: pa.StringArray | pa.ChunkedArray, places: pa.ChunkedArray | NDArray[np.int64]) -> pa.Table:
+    """Return the newest place of each key, as a table of `key` and `place`.  places: (n,)."""
+    table = pa.table({"key": keys, "place": places})
+    return table.group_by("key", use_threads=False).aggregate([("place", "max")]).rename_columns({"place_max": "place"})
+
+
+def blocks(keys: pa.StringArray, places: NDArray[np.int64], buckets: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (bucket, block) for the keys, which are not null, with their places (n,).
+
+    A key is always in the same of so many buckets, and in no more blocks than calls had it.
+    """
+    if not len(keys):
+        return
+    if pc.count_distinct(keys[:_SAMPLE]).as_py() <= _REPEATED * min(_SAMPLE, len(keys)):
+        table = newest_of(keys, places).combine_chunks()
+        keys, places = table["key"].chunk(0), table["place"].to_numpy()
+    numbers = _buckets_of(keys, buckets)
+    order = np.argsort(numbers, kind="stable")
+    numbers, keys, places = numbers[order], keys.take(pa.array(order)), places[order]
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
+        batch = pa.record_batch([keys[start:end], pa.array(places[start:end])], ["key", "place"])
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, batch.schema) as stream:
+            stream.write_batch(batch)
+        yield int(numbers[start]), out.getvalue().to_pybytes()
+
+
+def _buckets_of(keys: pa.StringArray, buckets: int) -> NDArray[np.int16]:
+    """Return the bucket (n,) of each key, by a hash of its bytes."""
+    _, offsets, data = keys.buffers()
+    ends = np.frombuffer(offsets, np.int32)[keys.offset:keys.offset + len(keys) + 1].astype(np.int64)
+    if buckets == 1 or ends[0] == ends[-1]:
+        return np.zeros(len(keys), np.int16)
+    text = np.frombuffer(data, np.uint8)[ends[0]:ends[-1]]
+    ends -= ends[0]
+    at = np.arange(len(text)) - np.repeat(ends[:-1], np.diff(ends))
+    sums = np.zeros(len(text) + 1, np.uint64)
+    np.cumsum(_FACTORS[at & 255] * text, out=sums[1:])      # wraps around, as differences do
+    hashes = (sums[ends[1:]] - sums[ends[:-1]]) >> np.uint64(32)
+    return (hashes % np.uint64(buckets)).astype(np.int16)
+
+
+def newest(some: Iterable[bytes]) -> NDArray[np.int64]:
+    """Return the places (n,) of the newest message of each key in blocks of one bucket."""
+    table = pa.concat_tables([pa.ipc.open_stream(block).read_all() for block in some])
+    places: NDArray[np.int64] = newest_of(table["key"], table["place"])["place"].to_numpy()
+    return places
 
 
 def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -258,7 +258,7 @@ def test_many_keys(tmp_path, monkeypatch):
 
 @pytest.mark.spark
 def test_spark_gives_the_same(tmp_path, spark):
-    random, engine = random_module.Random(7), engines.Spark(tmp_path / "scratch", session=spark)
+    random, engine = random_module.Random(7), engines.Spark(tmp_path / "scratch", context=spark.sparkContext)
     topics = [Topic(tmp_path, partition_id, first_ledger=100 * partition_id) for partition_id in (1, 2, 3)]
     keys = [None, "", *(str(n) for n in range(40))]
 
