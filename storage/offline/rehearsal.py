@@ -7,9 +7,9 @@ import numpy as np
 from geminga.storage import format
 from geminga.storage.cursors.state_file import State
 from geminga.storage.ledgers import ledger_headers
-from geminga.storage.ledgers.journal_reader import StoredRecord
+from geminga.storage.ledgers.journal_reader import StoredRecord, Told
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.owner.recovery import Recovery
+from geminga.storage.owner.recovery import Recovery, by_ledger
 
 if TYPE_CHECKING:
     from geminga.proto.rows import Rows
@@ -28,7 +28,7 @@ class Rehearsal(Recovery):
         # By (partition, ledger): (first message, created, ms) of ledgers that the journal opens.
         self.opened_ledgers: dict[tuple[int, int], tuple[int, int]] = {}
         self.deleted: set[tuple[int, int]] = set()
-        # By (partition, ledger): (first entry, INDEX_ROW (n,)) for each record with entries of the ledger.
+        # By (partition, ledger): (first entry, INDEX_ROW (n,)) for each run of entries that records have.
         self.rows: dict[tuple[int, int], list[tuple[int, Rows]]] = {}
         self.touched: set[int] = set()             # partitions that some op changes
         self.stateless: set[int] = set()           # partitions without a state file
@@ -40,16 +40,14 @@ class Rehearsal(Recovery):
         """Set a partition's state to the content of its state file."""
         self._states[partition_id] = state
 
-    def apply(self, record: StoredRecord) -> None:
-        """Apply a journal record: its ops to the states of partitions, its index rows to `rows`."""
-        self.touched.update(record.ops["partition_id"][~np.isin(record.ops["kind"], _OF_COORDINATORS)].tolist())
-        self._apply_ops(record.ops, opened=True)
-        start = 0
-        for partition_id, ledger_id, first, count in record.groups.tolist():
-            if self.ledger(partition_id, ledger_id) is not None:
-                self.rows.setdefault((partition_id, ledger_id), []).append((first, record.rows[start:start + count]))
-            start += count
-        self._apply_ops(record.ops, opened=False)
+    def apply(self, records: list[StoredRecord], told: Told) -> None:
+        """Apply journal records: their ops to the states of partitions, their index rows to `rows`."""
+        super().apply(records, told)
+        for record in records:
+            self.touched.update(record.ops["partition_id"][~np.isin(record.ops["kind"], _OF_COORDINATORS)].tolist())
+        for key, entries in by_ledger(records, set()):
+            if self.ledger(*key) is not None:
+                self.rows.setdefault(key, []).extend((int(run.ids[0]), run.rows) for run in entries.runs())
 
     def state(self, partition_id: int) -> State:
         """Return the partition's state after the next start; an empty State if it has no readable state file."""

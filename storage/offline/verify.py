@@ -172,8 +172,8 @@ class _Walk:
                 if not (self.is_served and isinstance(error, FileNotFoundError)):
                     findings.append(unreadable(folder, error))
                 continue
-            for record in replayed.records:
-                rehearsal.apply(record)
+            if replayed.records:
+                rehearsal.apply(replayed.records, lambda step, done, of: None)
             records += len(replayed.records)
             findings += [_of_journal(text, folder) for text in replayed.damage]
         if records and not self.is_served:

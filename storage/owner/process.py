@@ -2,6 +2,7 @@
 
 If an owner cannot start because of its disk, the process retries every second, and logs each reason once.
 """
+import gc
 import os
 import select
 import time
@@ -98,7 +99,12 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
     """
     if not (data_dir / "catalogue.sqlite").exists():
         raise FolderGone(f"{data_dir}: it was removed, or something else was mounted there")
-    recovered = recover_owner(data_dir, index, owners, told, has_moved=has_moved)
+    gc.disable()      # a recovery makes very many objects that stay, and collections would look at all of them in vain
+    try:
+        recovered = recover_owner(data_dir, index, owners, told, has_moved=has_moved)
+    finally:
+        gc.enable()
+        gc.freeze()
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
                            segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)

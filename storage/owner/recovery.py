@@ -13,14 +13,15 @@ no record needs are not read; they are reported when their partition is opened.
 """
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto.rows import Rows
+from geminga.proto.rows import Rows, as_words, from_words
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.cursors import state_file
@@ -37,37 +38,75 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.transactions import transaction_table
 from geminga.storage.transactions.transaction_table import TransactionTable
 
+_ROWS_AT_ONCE = 1_000_000      # entries that are sorted by ledger at a time
 _KEPT_MAX = 32         # segments; a broker that is killed repeatedly would otherwise replay ever more
 _OWNERS = "owners"     # the file with the number of owners that the journals belong to
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """A run of consecutive entries of one ledger in one journal record."""
+class _Entries:
+    """Entries of one ledger, in the order in which records have them, which is ascending but for gaps and repeats."""
 
-    first_entry: int
+    ids: NDArray[np.int64]         # (n,)
     rows: Rows                     # (n,) INDEX_ROW
-    sources: NDArray[np.uint32]    # (n,) offset of each entry in `data`
-    data: memoryview               # all entries of the record
+    records: NDArray[np.int64]     # (n,) index in `data` of each entry's record
+    sources: NDArray[np.int64]     # (n,) offset of each entry there
+    data: list[memoryview]         # of each record: the bytes of its entries
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, first: int, end: int) -> "_Entries":
+        """Return some of the entries."""
+        some = slice(first, end)
+        return _Entries(self.ids[some], self.rows[some], self.records[some], self.sources[some], self.data)
+
+    def runs(self) -> "Iterator[_Entries]":
+        """Yield runs of consecutive entries."""
+        breaks = np.flatnonzero(np.diff(self.ids) != 1) + 1
+        for first, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(self)], strict=True):
+            yield self.cut(first, end)
 
     def pieces(self) -> list[memoryview]:
-        """Return the entries' bytes, joined wherever they are adjacent in the record."""
-        pieces, start = [], int(self.sources[0])
-        end = start
-        for source, size in zip(self.sources.tolist(), self.rows["size"].tolist(), strict=True):
-            if source != end:
-                pieces.append(self.data[start:end])
-                start = source
-            end = source + size
-        return [*pieces, self.data[start:end]]
+        """Return the entries' bytes, joined wherever they are adjacent in a record."""
+        ends = self.sources + self.rows["size"]
+        is_apart = (self.sources[1:] != ends[:-1]) | (self.records[1:] != self.records[:-1])
+        firsts = np.append(0, np.flatnonzero(is_apart) + 1)
+        lasts = np.append(firsts[1:], len(self)) - 1
+        return [self.data[record][start:end] for record, start, end in zip(
+            self.records[firsts].tolist(), self.sources[firsts].tolist(), ends[lasts].tolist(), strict=True)]
 
     def write_but(self, discarded: Cursor, target: Ledger) -> None:
-        """Write the entries into the ledger's data file, except discarded ones."""
-        end = self.first_entry + len(self.rows)
-        is_discarded = discarded.acknowledged(target.ledger_id, self.first_entry, end)
+        """Write consecutive entries into the ledger's data file, except discarded ones."""
+        is_discarded = discarded.acknowledged(target.ledger_id, int(self.ids[0]), int(self.ids[-1]) + 1)
         for at in np.flatnonzero(~is_discarded).tolist():
-            source, row = int(self.sources[at]), self.rows[at]
-            target.write([self.data[source:source + int(row["size"])]], int(row["offset"]))
+            target.write(self.cut(at, at + 1).pieces(), int(self.rows["offset"][at]))
+
+
+def by_ledger(records: list[StoredRecord], gone: set[int]) -> Iterator[tuple[tuple[int, int], _Entries]]:
+    """Yield ((partition id, ledger id), its entries) for all entries of records.  gone: partitions to leave out."""
+    groups = np.frombuffer(b"".join([record.groups for record in records]), format.GROUP_ROW)
+    rows = np.frombuffer(b"".join([record.rows for record in records]), format.INDEX_ROW)
+    counts = groups["count"].astype(np.int64)
+    assert int(counts.sum()) == len(rows), records
+    sources = np.concatenate([record.sources for record in records])
+    record_of_row = np.repeat(np.arange(len(records)), [len(record.rows) for record in records])
+    firsts = np.cumsum(counts) - counts                 # index of each group's first row
+    order = np.lexsort((groups["ledger_id"], groups["partition_id"]))      # groups of one ledger stay in their order
+    order = order[~np.isin(groups["partition_id"][order], list(gone))]
+    groups, counts, firsts = groups[order], counts[order], firsts[order]
+    ends = np.cumsum(counts)
+    within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)      # each row's place in its group
+    chosen = within + np.repeat(firsts, counts)
+    entries = _Entries(within + np.repeat(groups["first_entry"].astype(np.int64), counts),
+                       from_words(as_words(rows)[chosen], format.INDEX_ROW), record_of_row[chosen],
+                       sources[chosen].astype(np.int64), [record.data for record in records])
+    keys = groups[["partition_id", "ledger_id"]]
+    lasts = np.flatnonzero(np.append(keys[1:] != keys[:-1], True)[:len(keys)])
+    start = 0
+    for key, end in zip(keys[lasts].tolist(), ends[lasts].tolist(), strict=True):
+        yield key, entries.cut(start, end)
+        start = end
 
 
 class Recovery:
@@ -83,7 +122,7 @@ class Recovery:
         self.entries = 0                                                 # that were written
         self.damage: list[str] = []
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}         # None: deleted
-        self._stretches: dict[tuple[int, int], list[_Stretch]] = {}      # to be written into each ledger
+        self._records: list[StoredRecord] = []                           # with entries to be written into ledgers
         self._states: dict[int, State] = {}                              # of partitions that are not opened yet
         self._files: dict[int, StateFile] = {}
         self._opened: dict[int, Partition] = {}
@@ -94,33 +133,28 @@ class Recovery:
         return (f"<Recovery {self.data_dir} ledgers={len(self._ledgers)} states={len(self._states)} "
                 f"opened={len(self._opened)} entries={self.entries}>")
 
-    def apply(self, record: StoredRecord) -> None:
-        """Apply a record: first ops that open ledgers, then its entries, then all other ops.  Raises CorruptFile."""
-        self._apply_ops(record.ops, opened=True)
-        start = 0
-        for partition_id, ledger_id, first_entry, count in record.groups.tolist():
-            end = start + count
-            if partition_id not in self.gone:
-                stretch = _Stretch(first_entry, record.rows[start:end], record.sources[start:end], record.data)
-                self._stretches.setdefault((partition_id, ledger_id), []).append(stretch)
-            start = end
-        assert start == len(record.rows), record
-        self._apply_ops(record.ops, opened=False)
-
-    def _apply_ops(self, ops: Rows, *, opened: bool) -> None:
-        """Apply OP_ROWs (n,): only ops that open ledgers if `opened` is set, otherwise all other ops."""
-        ops = ops[(ops["kind"] == format.LEDGER_OPENED) == opened]
+    def apply(self, records: list[StoredRecord], told: Told) -> None:
+        """Apply the ops of all records: first those that open ledgers.  Raises CorruptFile."""
+        self._records = records
+        ops = from_words(np.concatenate([as_words(record.ops) for record in records]), format.OP_ROW)
         if self.gone:
             ops = ops[~np.isin(ops["partition_id"], list(self.gone))]
-        replayed_ops.apply(self, ops)
+        is_opened = ops["kind"] == format.LEDGER_OPENED
+        replayed_ops.apply(self, ops[is_opened], partial(told, "ledgers"))
+        replayed_ops.apply(self, replayed_ops.by_object(ops[~is_opened]), partial(told, "records"))
 
     def finish(self, told: Told) -> None:
         """Write the entries of all records, ledger by ledger, and index headers.  Raises CorruptFile, OSError."""
-        for number, (key, stretches) in enumerate(self._stretches.items()):
-            told("ledgers", number, len(self._stretches))
-            if (target := self.ledger(*key)) is not None:
-                self.entries += _put(target, stretches, self._discarded(target) if target.is_shared else None)
-        self._stretches.clear()
+        all_rows = sum(len(record.rows) for record in self._records)
+        while self._records:
+            some, count = [], 0
+            while self._records and count < _ROWS_AT_ONCE:
+                some.append(self._records.pop(0))
+                count += len(some[-1].rows)
+            for key, entries in by_ledger(some, self.gone):
+                told("entries", self.entries, all_rows)
+                if (target := self.ledger(*key)) is not None:
+                    self.entries += _put(target, entries, self._discarded(target) if target.is_shared else None)
         for written in self._ledgers.values():
             if written is not None:
                 written.write_header()      # of a sealed one too: its header may not have reached the disk
@@ -233,41 +267,37 @@ class Recovery:
         return self.coordinators[coordinator]
 
 
-def _put(target: Ledger, stretches: list[_Stretch], discarded: Cursor | None) -> int:
+def _put(target: Ledger, entries: _Entries, discarded: Cursor | None) -> int:
     """Write entries and their rows into a ledger, even if it already has them; return how many.
 
-    discarded: cursor with entries to leave out, None for none.  Rows of adjacent stretches are written together.
+    discarded: cursor with entries to leave out, None for none.
 
     Raises CorruptFile, StorageFull, OSError.
     """
-    known, known_size, at = target.entries, target.size, 0
-    _check_beginning(target, stretches[0])
-    while at < len(stretches):
-        first, end = at, stretches[at].first_entry
-        while at < len(stretches) and stretches[at].first_entry == end:
-            end += len(stretches[at].rows)
-            at += 1
-        rows = np.frombuffer(b"".join([stretch.rows for stretch in stretches[first:at]]), format.INDEX_ROW)
-        target.entries, target.size = stretches[first].first_entry, int(rows["offset"][0])
+    known, known_size = target.entries, target.size
+    _check_beginning(target, entries)
+    for run in entries.runs():
+        rows = run.rows
+        target.entries, target.size = int(run.ids[0]), int(rows["offset"][0])
         target.reserve(len(rows), int(rows["size"].sum(dtype=np.int64)))
+        end = int(run.ids[-1]) + 1
         if discarded is None or not discarded.acknowledged(target.ledger_id, target.entries, end).any():
-            target.write([piece for stretch in stretches[first:at] for piece in stretch.pieces()], target.size)
+            target.write(run.pieces(), target.size)
         else:
-            for stretch in stretches[first:at]:
-                stretch.write_but(discarded, target)
+            run.write_but(discarded, target)
         target.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
     if known > target.entries:
         target.entries, target.size = known, known_size
-    return sum(len(stretch.rows) for stretch in stretches)
+    return len(entries)
 
 
-def _check_beginning(target: Ledger, first: _Stretch) -> None:
+def _check_beginning(target: Ledger, entries: _Entries) -> None:
     """Check that the ledger's files have everything before the first entry: a gap would never be noticed later.
 
     Raises CorruptFile.
     """
-    rows_end = format.HEADER_SIZE + first.first_entry * format.INDEX_ROW.itemsize
-    for path, needed in ((target.index_path, rows_end), (target.ledger_path, int(first.rows["offset"][0]))):
+    rows_end = format.HEADER_SIZE + int(entries.ids[0]) * format.INDEX_ROW.itemsize
+    for path, needed in ((target.index_path, rows_end), (target.ledger_path, int(entries.rows["offset"][0]))):
         if (size := path.stat().st_size) < needed:
             raise CorruptFile(path, size, f"{needed} bytes before what the journal has for it", "the end of the file")
 
@@ -309,9 +339,7 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
     if gone:
         _finish_deletions(data_dir, gone)
     recovery = Recovery(data_dir, gone)
-    for number, record in enumerate(found.records):
-        told("records", number, len(found.records))
-        recovery.apply(record)
+    recovery.apply(found.records, told)
     recovery.finish(told)
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
@@ -321,7 +349,6 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
         checkpoints.write_checkpoint(*checkpoints.collect_checkpoint({recovery}))
     else:
         recovered.kept, recovered.recovery = found, recovery
-        found.records = []
     return recovered
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from geminga.proto import names
-from geminga.proto.rows import Rows, as_words
+from geminga.proto.rows import Rows, as_words, from_words
 from geminga.storage import format
 from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.batch_acks import by_batch
@@ -19,6 +19,10 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.transactions.transaction_table import TransactionTable
 
 _ABOUT = np.array([0xFFFFFFFF_000000FF, 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF_FFFFFFFF], np.uint64)      # see in_runs
+
+# Kinds of which none changes what another one does: a run of them is applied one kind after the other.
+_FREE = format.MARK_DELETE, format.TOTAL, format.PRODUCED
+_TELL = 256      # runs of ops between two reports of progress
 
 
 class Target(Protocol):
@@ -46,12 +50,35 @@ class Target(Protocol):
         """Return a coordinator's transactions, for ops to change."""
 
 
-def apply(target: Target, ops: Rows) -> None:
-    """Apply OP_ROWs (n,) in their order.  Ops of unknown kinds, from newer versions, are ignored."""
-    for run in in_runs(ops):
+def apply(target: Target, ops: Rows, told: Callable[[int, int], None] | None = None) -> None:
+    """Apply OP_ROWs (n,) in their order.  Ops of unknown kinds, from newer versions, are ignored.
+
+    told: called now and then with the numbers of ops that are applied, and of all.
+    """
+    done = 0
+    for number, run in enumerate(in_runs(ops)):
+        if told is not None and number % _TELL == 0:
+            told(done, len(ops))
+        done += len(run)
         kind = int(run["kind"][0])
         if kind in _APPLY:
             _APPLY[kind](target, run.view(format.OPS[kind]))
+
+
+def by_object(ops: Rows) -> Rows:
+    """Return OP_ROWs (n,) in another order that has the same effect, and in which runs are as long as possible.
+
+    Ops about different partitions, and about coordinators, change places, as nothing that they change is the same.
+    Within a partition those of _FREE kinds do, between two ops of other kinds.
+    """
+    kinds, first_words = ops["kind"], as_words(ops)[:, 0] & _ABOUT[0]
+    owners = np.where(np.isin(kinds, (format.COORDINATED, format.ADDED_TO_TRANSACTION)), 0, ops["partition_id"])
+    order = np.argsort(owners, kind="stable")
+    owners, is_bound = owners[order], ~np.isin(kinds[order], _FREE)
+    begins = is_bound.copy()
+    begins[1:] |= is_bound[:-1] | (owners[1:] != owners[:-1])
+    order = order[np.lexsort((first_words[order], np.cumsum(begins)))]
+    return from_words(as_words(ops)[order], format.OP_ROW)
 
 
 def in_runs(ops: Rows) -> Iterator[Rows]:

@@ -109,7 +109,7 @@ def entries_are_not_replayed():
     right = Recovery.finish
 
     def finish(recovery, told):
-        recovery._stretches.clear()
+        recovery._records.clear()
         right(recovery, told)
     yield Recovery, "finish", finish
 

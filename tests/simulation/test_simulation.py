@@ -24,7 +24,7 @@ CANARY_SEEDS = 60
 # A broken promise that hardly any world shows, and a seed that does: it changes with what the worlds do.
 RARE = {"the_name_of_a_delayed_index_is_not_synced": 3_323, "a_decision_is_not_synced": 2_269,
         "another_owner_is_not_told_again_what_was_added": 314, "files_of_a_large_checkpoint_are_not_synced": 140,
-        "what_is_unloaded_is_not_put_on_disk": 61}
+        "what_is_unloaded_is_not_put_on_disk": 61, "windows_of_delayed_messages_are_not_synced": 156}
 SCENE_SEEDS = 25
 
 

@@ -2,15 +2,20 @@
 each kind.
 """
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geminga.proto.rows import field_names
 from geminga.storage import format
+from geminga.storage.cursors.state_file import State
 from geminga.storage.ledgers import journal_ops as ops
 from geminga.storage.offline import dump
 from geminga.storage.owner import replayed_ops
+from geminga.storage.transactions.transaction_table import TransactionTable
 
 WORDS = struct.Struct("<IIQqqq")      # of every op: kind and number; subscription or checksum; partition; three words
 TOP = 1 << 63                         # the highest bit of a word, the sign of a number
@@ -81,6 +86,74 @@ def test_ops_about_one_thing_are_one_run():
     runs = replayed_ops.in_runs(np.frombuffer(b"".join(made), format.OP_ROW))
     assert [len(run) for run in runs] == [2, 1, 1, 2, 1]
     assert list(replayed_ops.in_runs(np.zeros(0, format.OP_ROW))) == []
+
+
+_PARTITIONS, _SUBSCRIPTIONS, _POSITIONS = st.integers(1, 3), st.integers(1, 2), st.tuples(
+    st.integers(1, 2), st.integers(-1, 20))
+_OPS = st.one_of(
+    st.builds(ops.mark_delete, _PARTITIONS, _SUBSCRIPTIONS, _POSITIONS),
+    st.builds(ops.total, _PARTITIONS, _SUBSCRIPTIONS, st.integers(0, 2), st.integers(0, 9)),
+    st.builds(ops.produced, _PARTITIONS, st.tuples(st.integers(-1, 1), st.just(2)), st.integers(-3, 3)),
+    st.builds(ops.cursor_reset, _PARTITIONS, _SUBSCRIPTIONS, _POSITIONS, since=st.integers(0, 9)),
+    st.builds(ops.subscription_deleted, _PARTITIONS, _SUBSCRIPTIONS),
+    st.builds(ops.type_changed, _PARTITIONS, _SUBSCRIPTIONS, st.integers(0, 3)),
+    st.builds(ops.sequences_forgotten, _PARTITIONS),
+    st.builds(lambda *about: ops.acknowledged(*about).tobytes(), _PARTITIONS, _SUBSCRIPTIONS, st.integers(1, 2),
+              st.sets(st.integers(0, 20), min_size=1).map(lambda entries: np.array(sorted(entries)))),
+    st.builds(ops.coordinated, st.integers(1, 2), st.integers(0, 3), st.just(1), opened_ms=st.just(1),
+              lifetime_ms=st.integers(1, 3)),
+    st.builds(ops.added_to_transaction, st.integers(1, 2), _PARTITIONS, _SUBSCRIPTIONS))
+
+
+class States:
+    """Partitions in memory, to which ops are applied."""
+
+    def __init__(self):
+        self.states, self.coordinators = {}, {}
+
+    def folder(self, partition_id):
+        return Path("none")
+
+    def state(self, partition_id):
+        return self.states.setdefault(partition_id, State())
+
+    def ledger(self, partition_id, ledger_id):
+        return None
+
+    def transactions(self, coordinator):
+        return self.coordinators.setdefault(coordinator, TransactionTable(Path("none"), coordinator))
+
+    def shown(self):
+        """Return everything that ops may change, in a form that can be compared."""
+        states = {number: (state.sequences.rows().tobytes(), {about: _shown(cursor) for about, cursor
+                                                              in sorted(state.cursors.items())})
+                  for number, state in self.states.items()}
+        return states, {number: (table.by_id, list(table._ended.items()))
+                        for number, table in self.coordinators.items()}
+
+
+def _shown(cursor):
+    return (cursor.mark_delete, cursor.since, cursor.totals, cursor.last_type,
+            {ledger_id: np.flatnonzero(np.unpackbits(bits)).tolist() for ledger_id, bits in cursor.bitmaps.items()})
+
+
+@given(st.lists(_OPS, min_size=1, max_size=60))
+def test_ops_sorted_by_what_they_are_about_have_the_same_effect(made):
+    """Ops of a start are sorted before they are applied, so that there are few and long runs of them."""
+    raw, in_order, by_object = np.frombuffer(b"".join(made), format.OP_ROW), States(), States()
+    replayed_ops.apply(in_order, raw)
+    ordered = replayed_ops.by_object(raw)
+    assert sorted(op.tobytes() for op in ordered) == sorted(op.tobytes() for op in raw)
+    replayed_ops.apply(by_object, ordered)
+    assert by_object.shown() == in_order.shown()
+
+
+def test_positions_and_totals_of_many_passes_are_a_run_for_each_subscription():
+    made = [op(partition, 5) for number in range(50) for partition in (1, 2)
+            for op in (lambda *about, n=number: ops.mark_delete(*about, (3, n)),
+                       lambda *about, n=number: ops.total(*about, 0, n))]
+    ordered = replayed_ops.by_object(np.frombuffer(b"".join(made), format.OP_ROW))
+    assert [len(run) for run in replayed_ops.in_runs(ordered)] == [50] * 4
 
 
 def test_a_kind_of_a_newer_version_is_skipped():

@@ -280,8 +280,9 @@ def test_entries_that_a_ledger_has_beyond_what_the_journal_puts_back_stay(rigs):
     raw, size = found.ledger_path.read_bytes(), found.size
     rows = found.index[:2].copy()
     start = int(rows["offset"][0])
-    stretch = recovery._Stretch(0, rows, (rows["offset"] - start).astype(np.int64), memoryview(raw)[start:])
-    assert recovery._put(found, [stretch], None) == 2
+    entries = recovery._Entries(np.arange(2), rows, np.zeros(2, np.int64), (rows["offset"] - start).astype(np.int64),
+                                [memoryview(raw)[start:]])
+    assert recovery._put(found, entries, None) == 2
     assert (found.entries, found.size) == (4, size)
     found.close()
 
