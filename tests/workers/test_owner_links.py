@@ -34,6 +34,11 @@ class Owner:
         self.links.schedule_flush()
         self.loop.run_until_complete(asyncio.sleep(0))
 
+    def acknowledges(self):
+        """Queue an acknowledgement of a client that wants no receipt."""
+        self.link.many_acks(np.zeros(1, envelope.ROWS[envelope.ACKS]))
+        self.links.flush_acks_soon(self.link)
+
     def taken_up(self, is_there=True):
         """Return the data of the sections that have come, without an answer to them."""
         if not self.router.poll(10_000 if is_there else 0):
@@ -104,6 +109,31 @@ def test_what_the_owner_never_answers_does_not_hold_others_back(owner):
         owner.link.flow(5, permits)
         owner.pass_of_the_worker()
         assert owner.taken_up() == [b""]
-    owner.link.many_acks(np.zeros(1, envelope.ROWS[envelope.ACKS]))
+    owner.acknowledges()
+    owner.links.schedule_flush(owner.link)      # as for one that wants a receipt
     owner.pass_of_the_worker()
     assert owner.taken_up() == [b""]
+
+
+def test_acknowledgements_that_want_no_receipt_leave_with_what_comes_next(owner):
+    """Neither passes of the worker nor answers of the owner send them by themselves: each would wake the owner."""
+    owner.link.send(10, 1, row(1), b"a")
+    owner.pass_of_the_worker()
+    assert owner.taken_up() == [b"a"]
+    owner.acknowledges()
+    owner.pass_of_the_worker()
+    owner.answer()
+    owner.pass_of_the_worker()
+    assert owner.taken_up(is_there=False) == []
+    owner.link.send(10, 1, row(2), b"b")
+    owner.pass_of_the_worker()
+    assert sorted(owner.taken_up()) == [b"", b"b"]
+
+
+def test_acknowledgements_leave_soon_if_nothing_comes(owner, monkeypatch):
+    monkeypatch.setattr("geminga.workers.owners.links._ACK_SECONDS", 0)
+    for _ in range(2):
+        owner.acknowledges()
+        while owner.link.has_queued:
+            owner.loop.run_until_complete(asyncio.sleep(0))
+        assert owner.taken_up() == [b""]

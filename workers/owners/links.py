@@ -45,6 +45,7 @@ class OwnerLink:
         self.taken = 0                             # bytes of them that the owner has taken
         self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes that the owner has not taken
         self.is_unheard = False                    # something was sent, and the socket was not looked at since
+        self.is_urgent = False                     # something is queued besides acknowledgements that want no receipt
         self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
         self._sends: list[bytes] = []              # rows that came one by one, and their entries
         self._sends_kind = envelope.SENDS          # SENDS_IN_TRANSACTIONS: some of them are in a transaction
@@ -67,10 +68,11 @@ class OwnerLink:
     @property
     def is_busy(self) -> bool:
         """Whether something is queued for the owner, or its socket may hold an envelope."""
-        return self._has_queued or self.is_unheard
+        return self.has_queued or self.is_unheard
 
     @property
-    def _has_queued(self) -> bool:
+    def has_queued(self) -> bool:
+        """Whether something waits for the next envelope."""
         return bool(self._sections or self._sends or self._acks or self._flows or self._commands)
 
     @property
@@ -79,9 +81,10 @@ class OwnerLink:
 
         A little waits until the owner has answered: it is in a pass, and looks at its socket after it.  An envelope
         less is a wake less at both ends.  Much leaves at once, so that the owner always has something to do.
+        Acknowledgements that want no receipt wait for other sections, or for their timer.
         """
         is_little = self.gathered < _LITTLE_BYTES and len(self._commands) < _LITTLE_COMMANDS
-        return self._has_queued and not (is_little and self._handed)
+        return self.has_queued and not (is_little and (self._handed or not self.is_urgent))
 
     def sends(self, rows: NDArray, entries: bytes, kind: int = envelope.SENDS) -> None:
         """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other.  kind: of the
@@ -90,6 +93,7 @@ class OwnerLink:
         self._close_commands()
         self._close_sends()
         self._sections.append((kind, rows, entries))
+        self.is_urgent = True
         self._count(len(entries))
 
     def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
@@ -98,6 +102,7 @@ class OwnerLink:
         self._sends.append(SEND.pack(producer, connection, *row[2:8], self._entries_size, *row[9:]))
         self._entries.append(entry)
         self._entries_size += len(entry)
+        self.is_urgent = True
         self._count(len(entry))
 
     def send_in_transaction(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
@@ -126,12 +131,14 @@ class OwnerLink:
         """Queue a grant of permits, in messages, for the consumer with this handle."""
         self._close_commands()
         self._flows.append((consumer, permits))
+        self.is_urgent = True
 
     def command(self, connection: int, protocol_version: int, data: bytes, kind: int = envelope.COMMAND) -> None:
         """Queue a client's BaseCommand, or another kind of COMMAND_ROW, behind everything queued before it."""
         self._close_data()
         self._commands.append((connection, kind, protocol_version, len(data), 0))
         self._command_data.append(data)
+        self.is_urgent = True
         self.sent += envelope.COMMAND_COST + len(data)
 
     def question(self, number: int, data: bytes) -> None:
@@ -166,7 +173,7 @@ class OwnerLink:
             if self.sent > (self._handed[-1][0] if self._handed else self.taken):
                 self._handed.append((self.sent, time.perf_counter()))
             zmq_frames.send(self.socket, envelope.seal(self._sections))
-            self._sections, self.gathered, self.is_unheard = [], 0, True
+            self._sections, self.gathered, self.is_unheard, self.is_urgent = [], 0, True, False
 
     def seconds_taken(self) -> list[float]:
         """Return how many seconds the owner needed to take in each envelope that it has taken since the last call."""
@@ -291,9 +298,14 @@ class OwnerLinks:
         self.schedule_flush()
 
     def schedule_flush(self, link: OwnerLink | None = None) -> None:
-        """Send queued rows at the end of this pass of the loop; a link with many queued bytes is flushed at once."""
-        if link is not None and link.gathered >= _ENVELOPE_BYTES:
-            link.flush()
+        """Send queued rows at the end of this pass of the loop; a link with many queued bytes is flushed at once.
+
+        link: to the owner whose answer a client waits for, also for acknowledgements that are queued there.
+        """
+        if link is not None:
+            link.is_urgent = True
+            if link.gathered >= _ENVELOPE_BYTES:
+                link.flush()
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
@@ -303,13 +315,16 @@ class OwnerLinks:
         if link.gathered >= _ENVELOPE_BYTES:
             link.flush()
         if self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(_ACK_SECONDS, self.schedule_flush)
+            self._ack_timer = self._loop.call_later(_ACK_SECONDS, self._flush_acks)
+
+    def _flush_acks(self) -> None:
+        self._ack_timer = None
+        for link in self:
+            link.is_urgent = link.has_queued
+        self.schedule_flush()
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-            self._ack_timer = None
         in_flight = 0
         for link, queue in zip(self._links, self._queues, strict=True):
             if link is None or not link.is_busy:
@@ -322,6 +337,9 @@ class OwnerLinks:
             # ZeroMQ's descriptor tells of changes only, so envelopes that came while sending would not be noticed.
             self.receive(link)
         self._counters.set("in_flight_bytes", in_flight)
+        if self._ack_timer is not None and not any(link.has_queued for link in self):
+            self._ack_timer.cancel()
+            self._ack_timer = None
 
     def pause(self) -> None:
         """Stop reading from clients that publish until `resume_if_possible` finds that owners have caught up."""
