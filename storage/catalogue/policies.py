@@ -13,6 +13,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName, is_system
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_table import (
+    BY_POSITION,
     DELETE_MODES,
     EVICTION,
     HOLD,
@@ -46,6 +47,7 @@ class Policies:
     quota_age_s: int = NO_LIMIT        # of the backlog's oldest message
     quota_age_action: str = HOLD       # taken when the oldest message reaches this age
     deduplication: bool = False
+    compaction_order: str = BY_POSITION              # which message of a key a compaction keeps
     compaction_threshold: int = 0      # bytes published since a compaction that cause the next; 0: only on demand
 
     # Delayed delivery

@@ -224,6 +224,7 @@ def _offload(kept: dict[str, Any]) -> None:
 PARTITIONS_MAX = 16_384      # partitions of one topic; arbitrary, and more than one host needs
 SUBSCRIPTION_TYPES = ("Exclusive", "Failover", "Key_Shared", "Shared")
 DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
+COMPACTION_ORDERS = BY_POSITION, BY_EVENT_TIME = "position", "event_time"
 STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL",
               "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE")
 _OLD_STRATEGIES = {
@@ -307,6 +308,10 @@ TABLE = {policy.name: policy for policy in (
            "Bytes that may come after a compaction before the next one; 0: the topic is not compacted by itself.", (
         Part("", LONG, field="compaction_threshold", key="compaction_threshold_bytes", least=0),),
         where="supervisor/admin/resources/compaction.py"),
+    Policy("compactionOrder",
+           "The message of a key that a compaction keeps: the last one, or the one with the latest event time.", (
+        Part("", one_of(*COMPACTION_ORDERS), field="compaction_order", key="compaction_order"),),
+        where="storage/jobs/key_scan.py"),
     Policy("persistence", "Number of storage nodes that keep each entry.", (
         Part("bookkeeperEnsemble", INTEGER, default=2, otherwise=1),
         Part("bookkeeperWriteQuorum", INTEGER, default=2, otherwise=1),

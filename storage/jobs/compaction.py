@@ -68,6 +68,7 @@ class Job:
     view: int                        # number of the view in force; 0: none
     horizon: Position                # of the new view
     retains_keyless: bool
+    by_event_time: bool              # of a key the message with the latest event time is kept, else the last one
     sources: tuple[Source, ...]      # by ledger id, ascending
     token: str                       # differs from every other job's
     first_ledger: int = 0            # number of the first source in the run
@@ -104,7 +105,7 @@ class Job:
 # -- sources
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
-            first_ledger: int = 0) -> Job:
+            by_event_time: bool = False, first_ledger: int = 0) -> Job:
     """Return the job that compacts a partition up to `horizon`.  Raises CannotCompact."""
     folder = format.partition_folder(data_dir, partition_id)
     try:
@@ -129,8 +130,8 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
     cancelled = amended.cancelled()
     for ledger_id, entries_ in aborted.items():
         cancelled[ledger_id] = [*cancelled.get(ledger_id, ()), *entries_.tolist()]
-    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8),
-              first_ledger, cancelled)
+    job = Job(data_dir, partition_id, view, horizon, retains_keyless, by_event_time, tuple(sources),
+              secrets.token_hex(8), first_ledger, cancelled)
     chunks, unfinished = _chunks(job)
     return replace(job, chunks=chunks, unfinished=tuple(unfinished))
 

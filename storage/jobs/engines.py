@@ -100,9 +100,9 @@ class LocalEngine:
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
             for scan in key_scan.scan_keys(job, stretch):
-                fresh.append(pa.record_batch([scan.keys, pa.array(scan.places)], ["key", "place"]))
+                fresh.append(pa.Table.from_batches([scan.keyed]))
                 alone.append(scan.alone)
-                count += len(scan.places)
+                count += scan.keyed.num_rows
                 looked += scan.messages
                 done.damage += scan.damage
                 if count >= max(_MERGE_MIN, known.num_rows if known is not None else 0):
@@ -114,11 +114,8 @@ class LocalEngine:
         return np.concatenate((*alone, known["place"].to_numpy())) if known is not None else np.empty(0, np.int64)
 
 
-def _merged(known: pa.Table | None, fresh: list[pa.RecordBatch]) -> pa.Table:
-    table = pa.Table.from_batches(fresh)
-    if known is not None:
-        table = pa.concat_tables([known, table])
-    return key_scan.newest_of(table["key"], table["place"])
+def _merged(known: pa.Table | None, fresh: list[pa.Table]) -> pa.Table:
+    return key_scan.newest_of(pa.concat_tables(fresh if known is None else [known, *fresh]))
 
 
 class Spark:
@@ -246,7 +243,7 @@ def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], parts: in
                         looked.add(scan.messages)
                         notes.add([(number, False, text) for text in scan.damage])
                         scans.append(scan)
-                        if sum(len(scan.places) for scan in scans) >= _BUNDLE_MESSAGES:
+                        if sum(scan.keyed.num_rows for scan in scans) >= _BUNDLE_MESSAGES:
                             yield from _blocks(number, jobs[number], scans, parts)
                             scans = []
                 yield from _blocks(number, jobs[number], scans, parts)
@@ -260,10 +257,9 @@ def _blocks(number: int, job: Job, scans: list[KeyScan], parts: int) -> Iterator
     if alone := b"".join(scan.alone.tobytes() for scan in scans):
         yield number % parts, (-1, alone)
     if scans:
-        keys = pa.concat_arrays([scan.keys for scan in scans])
-        places = np.concatenate([scan.places for scan in scans])
+        keyed = pa.concat_tables([pa.Table.from_batches([scan.keyed]) for scan in scans])
         buckets = min(parts, 1 + job.messages // _BUCKET_MESSAGES)
-        for bucket, block in key_scan.blocks(keys, places, buckets):
+        for bucket, block in key_scan.blocks(keyed, buckets):
             yield (number + bucket) % parts, (number, block)
 
 

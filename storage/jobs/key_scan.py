@@ -1,7 +1,8 @@
 """First pass of a compaction: find the newest message of each key.
 
 Each message becomes a place (compaction.py), a number that is larger for newer messages.  The newest message of a key
-is then the maximum of its places.
+is then the maximum of its places.  If a compaction goes by event time, the newest one has the latest event time, and of
+several with that time it is the last one.
 
     scan_keys    a stretch of a ledger -> keys and places
     blocks       keys and places -> a block of bytes for each bucket of keys, which Spark moves as one value
@@ -36,6 +37,7 @@ from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ViewReplaced
 
 _COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
+_KEYED = pa.schema([("key", pa.string()), ("place", pa.int64()), ("time", pa.int64())])
 _DAMAGE_MAX = 100                    # lines of damage of a stretch
 _SAMPLE = 20_000                     # keys that tell whether many of them repeat
 _REPEATED = 0.7                      # distinct ones among them, up to which finding the newest at once moves less
@@ -47,9 +49,8 @@ _FACTORS = np.random.default_rng(1).integers(0, 1 << 63, 256, np.uint64) << np.u
 class KeyScan:
     """The keys and places of some messages, found by the first pass of a compaction."""
 
-    keys: pa.StringArray
-    places: NDArray[np.int64]        # of the messages with these keys
-    alone: NDArray[np.int64]         # of keyless messages that are kept
+    keyed: pa.RecordBatch            # `key`, `place`, and `time` if the compaction goes by event time
+    alone: NDArray[np.int64]         # places of keyless messages that are kept
     messages: int                    # read
     damage: tuple[str, ...]
 
@@ -59,6 +60,8 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
     number = next(at for at, source in enumerate(job.sources, job.first_ledger)
                   if source.ledger_id == stretch.ledger_id)
     source, damage, flags, counter = job.source(number), [], None, itertools.count(1)
+    columns = (*_COLUMNS, "event_time") if job.by_event_time else _COLUMNS
+    schema = _KEYED if job.by_event_time else _KEYED.remove(2)
 
     def report(text: str) -> None:
         if (count := next(counter)) <= _DAMAGE_MAX:
@@ -66,11 +69,11 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
             damage.append(text + more)
 
     try:
-        for batch in reading.batches(job.data_dir, stretch, _COLUMNS, report):
+        for batch in reading.batches(job.data_dir, stretch, columns, report):
             if cancelled := job.cancelled.get(source.ledger_id):
                 batch = batch.filter(pc.invert(
                     pc.is_in(batch["entry_id"], pa.array(cancelled, batch["entry_id"].type))))
-            keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns
+            keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns[:len(_COLUMNS)]
             firsts = indexes.to_numpy() - source.first_message
             places = (number << LEDGER_BIT) + (firsts << MESSAGE_BIT)
             is_keyed = keys.is_valid().to_numpy(zero_copy_only=False)
@@ -89,14 +92,16 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
             alone = places[stays]
             is_tombstone = (sizes.to_numpy() == 0) | nulls.to_numpy(zero_copy_only=False)
             places += HAS_KEY | is_tombstone
+            times = [batch["event_time"].cast(pa.int64()).fill_null(0)] if job.by_event_time else []
+            keyed = pa.record_batch([keys, pa.array(places), *times], schema=schema)
             if not is_keyed.all():
-                keys, places = keys.filter(pa.array(is_keyed)), places[is_keyed]
-            yield KeyScan(keys, places, alone, int(counts.sum()), tuple(damage))
+                keyed = keyed.filter(pa.array(is_keyed))
+            yield KeyScan(keyed, alone, int(counts.sum()), tuple(damage))
             damage.clear()
     except (OSError, CorruptFile, ViewReplaced) as error:
         raise CannotCompact(reason(error)) from error
     if damage:
-        yield KeyScan(pa.array([], pa.string()), np.empty(0, np.int64), np.empty(0, np.int64), 0, tuple(damage))
+        yield KeyScan(pa.RecordBatch.from_pylist([], schema), np.empty(0, np.int64), 0, tuple(damage))
 
 
 def _flags(job: Job, stretch: Stretch) -> Rows:
@@ -121,31 +126,36 @@ def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array([*others, *job.unfinished], np.int64)
 
 
-def newest_of(keys: pa.StringArray | pa.ChunkedArray, places: pa.ChunkedArray | NDArray[np.int64]) -> pa.Table:
-    """Return the newest place of each key, as a table of `key` and `place`.  places: (n,)."""
-    table = pa.table({"key": keys, "place": places})
-    return table.group_by("key", use_threads=False).aggregate([("place", "max")]).rename_columns({"place_max": "place"})
+def newest_of(keyed: pa.Table) -> pa.Table:
+    """Return the rows of a table, with columns as KeyScan.keyed has them, that are about the newest message of a key.
+    """
+    if "time" not in keyed.column_names:
+        newest = keyed.group_by("key", use_threads=False).aggregate([("place", "max")])
+        return newest.rename_columns({"place_max": "place"})
+    encoded = keyed["key"].dictionary_encode()      # all chunks have one dictionary
+    numbers = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    order = np.lexsort((keyed["place"].to_numpy(), keyed["time"].to_numpy(), numbers))
+    is_last = np.diff(numbers[order], append=-1) != 0
+    return keyed.take(pa.array(order[is_last]))
 
 
-def blocks(keys: pa.StringArray, places: NDArray[np.int64], buckets: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket, block) for the keys, which are not null, with their places (n,).
+def blocks(keyed: pa.Table, buckets: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (bucket, block) for keys, which are not null, and their places; columns as KeyScan.keyed has them.
 
     A key is always in the same of so many buckets, and in no more blocks than calls had it.
     """
-    if not len(keys):
+    if not keyed.num_rows:
         return
-    if pc.count_distinct(keys[:_SAMPLE]).as_py() <= _REPEATED * min(_SAMPLE, len(keys)):
-        table = newest_of(keys, places).combine_chunks()
-        keys, places = table["key"].chunk(0), table["place"].to_numpy()
-    numbers = _buckets_of(keys, buckets)
+    if pc.count_distinct(keyed["key"][:_SAMPLE]).as_py() <= _REPEATED * min(_SAMPLE, keyed.num_rows):
+        keyed = newest_of(keyed)
+    numbers = _buckets_of(keyed["key"].combine_chunks(), buckets)
     order = np.argsort(numbers, kind="stable")
-    numbers, keys, places = numbers[order], keys.take(pa.array(order)), places[order]
+    numbers, keyed = numbers[order], keyed.take(pa.array(order))
     starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
-        batch = pa.record_batch([keys[start:end], pa.array(places[start:end])], ["key", "place"])
         out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, batch.schema) as stream:
-            stream.write_batch(batch)
+        with pa.ipc.new_stream(out, keyed.schema) as stream:
+            stream.write_table(keyed[start:end])
         yield int(numbers[start]), out.getvalue().to_pybytes()
 
 
@@ -166,8 +176,8 @@ def _buckets_of(keys: pa.StringArray, buckets: int) -> NDArray[np.int16]:
 
 def newest(some: Iterable[bytes]) -> NDArray[np.int64]:
     """Return the places (n,) of the newest message of each key in blocks of one bucket."""
-    table = pa.concat_tables([pa.ipc.open_stream(block).read_all() for block in some])
-    places: NDArray[np.int64] = newest_of(table["key"], table["place"])["place"].to_numpy()
+    keyed = pa.concat_tables([pa.ipc.open_stream(block).read_all() for block in some])
+    places: NDArray[np.int64] = newest_of(keyed)["place"].to_numpy()
     return places
 
 

@@ -41,6 +41,7 @@ class Target:
     partition_id: int
     topic: str
     retains_keyless: bool = False
+    by_event_time: bool = False      # of a key the message with the latest event time stays, else the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,8 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
                     continue
                 assert planned.horizon is not None      # a plan that is due has one
                 job = compaction.prepare(data_dir, target.partition_id, planned.view, planned.horizon,
-                                         retains_keyless=target.retains_keyless, first_ledger=ledgers)
+                                         retains_keyless=target.retains_keyless,
+                                         by_event_time=target.by_event_time, first_ledger=ledgers)
                 compaction.begin(job)
             except (CannotCompact, OSError) as error:
                 reports.append(replace(blank, error=text_of(error) if isinstance(error, OSError) else str(error)))

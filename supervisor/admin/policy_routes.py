@@ -76,6 +76,8 @@ ROUTES: dict[str, PolicyRoutes] = {
         Route("compactionThreshold", method="PUT", refusal="compactionThreshold must be 0 or more",
               member="compaction_threshold"),
         Route("compactionThreshold", refusal="Invalid value for compactionThreshold")),
+    "compactionOrder": PolicyRoutes(
+        Route("compactionOrder", nullable=True), Route("compactionOrder", nullable=True)),
     "persistence": PolicyRoutes(Route("persistence", member="persistence"), Route("persistence")),
     "maxUnackedMessagesPerConsumer": PolicyRoutes(
         Route("maxUnackedMessagesPerConsumer", member="max_unacked_messages_per_consumer"),

@@ -93,7 +93,6 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "exposeCustomTopicMetricLabelsEnabled": (_is_on, "metrics have no labels of topics' properties"),
     "webServiceTrustXForwardedFor": (_is_on, "a client's address is that of its connection"),
     "topicFactoryClassName": (_is_foreign, _PLUGINS),
-    "compactionServiceFactoryClassName": (_is_foreign, _PLUGINS),
     "dispatchRateLimiterFactoryClassName": (_is_foreign, _PLUGINS),
     "delayedDeliveryTrackerFactoryClassName": (_is_foreign, _PLUGINS),
     "schemaRegistryStorageClassName": (_is_foreign, _PLUGINS),
@@ -107,6 +106,7 @@ AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
 ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names in proposals
 PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
 TLS_PORTS = {"brokerServicePortTls": "tls.port", "webServicePortTls": "tls.http_port"}
+COMPACTIONS = {"PulsarCompactionServiceFactory": "position", "EventTimeCompactionServiceFactory": "event_time"}
 INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestampMetadataInterceptor": "timestamp"}
 
 
@@ -241,6 +241,13 @@ def _interceptors(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(INTERCEPTORS[name] for name in names))
 
 
+def _compaction_order(text: str) -> str:
+    name = text.rpartition(".")[2]
+    if name not in COMPACTIONS:
+        raise ValueError(f"knows {' and '.join(COMPACTIONS)}, not {text!r}: {_PLUGINS}")
+    return COMPACTIONS[name]
+
+
 def _wanted(text: str) -> str:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"must be true or false, not {text!r}")
@@ -282,6 +289,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "brokerServiceCompactionMonitorIntervalInSeconds": ("nightly.check_interval_s", str),
     "brokerServiceCompactionThresholdInBytes": ("storage.compaction_threshold_bytes", str),
     "clusterName": ("cluster_name", str),
+    "compactionServiceFactoryClassName": ("storage.compaction_order", _compaction_order),
     "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
     "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
     "delayedDeliveryEnabled": ("storage.delayed_delivery", str),

@@ -6,6 +6,7 @@
 A key added to an options' dataclass gets its row here.
 """
 from geminga.storage.catalogue.policy_table import (
+    COMPACTION_ORDERS,
     DELAY_MS_MAX,
     DELETE_MODES,
     QUOTA_ACTIONS,
@@ -110,6 +111,7 @@ FORMS = {
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
     "http_bind": (rf"({_HOST})?", "an address"),
     "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
+    "storage.compaction_order": ("|".join(COMPACTION_ORDERS), " or ".join(COMPACTION_ORDERS)),
     "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
     "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
     "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),

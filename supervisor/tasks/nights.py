@@ -13,8 +13,11 @@ from typing import Any
 import psutil
 
 from geminga.proto import names
+from geminga.proto.names import TopicName
 from geminga.storage import format
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.catalogue.policy_table import BY_EVENT_TIME
 from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
@@ -48,9 +51,15 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
             wanted = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
                       if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
                       or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
+        return [_target(config, catalogue, *one) for one in sorted(wanted)]
     finally:
         catalogue.close()
-    return [Target(partition_id, str(name), config.nightly.retain_keyless) for partition_id, name in sorted(wanted)]
+
+
+def _target(config: Config, catalogue: Catalogue, partition_id: int, name: TopicName) -> Target:
+    policies = policies_of(catalogue, name, catalogue.options.applied_to(config.storage))
+    return Target(partition_id, str(name), config.nightly.retain_keyless,
+                  by_event_time=policies.compaction_order == BY_EVENT_TIME)
 
 
 def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
@@ -58,7 +67,7 @@ def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
     wanted = set(partition_ids)
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
-        return [Target(partition_id, name, config.nightly.retain_keyless)
+        return [_target(config, catalogue, partition_id, names.parse(name))
                 for partition_id, name in catalogue.partitions.all() if partition_id in wanted]
     finally:
         catalogue.close()

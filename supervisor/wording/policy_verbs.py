@@ -62,6 +62,8 @@ VERBS: dict[str, PolicyVerb] = {
         "timePartitionGranularityInMillis": ValueOption("--time-partition-granularity -p", "ms")}),
     "compactionThreshold": PolicyVerb("compaction-threshold", {
         "": ValueOption("--threshold -t", "bytes", required=True)}),
+    "compactionOrder": PolicyVerb("compaction-order", {
+        "": ValueOption("--order", required=True)}),
     "persistence": PolicyVerb("persistence", {
         "bookkeeperEnsemble": ValueOption("--bookkeeper-ensemble -e"),
         "bookkeeperWriteQuorum": ValueOption("--bookkeeper-write-quorum -w"),

@@ -143,6 +143,23 @@ def test_a_threshold_begins_it(own, client):
     assert ended(own, topic) == ("SUCCESS", "")
 
 
+def test_a_policy_keeps_the_message_with_the_latest_event_time(own, client):
+    """Compactions that are asked for follow the policy of the topic; a wrong order is refused and changes nothing."""
+    topic = unique_topic("late")
+    place = f"{own.http_url}/admin/v2/{topic.replace('://', '/')}"
+    assert request("PUT", place)[0] == 204
+    assert request("POST", f"{place}/compactionOrder", b'"event_time"')[0] == 204
+    assert request("POST", f"{place}/compactionOrder", b'"newest"')[0] == 400
+    assert json.loads(request("GET", f"{place}/compactionOrder")[1]) == "event_time"
+    producer = client.create_producer(topic)
+    for number, event_time in enumerate((5, 7, 6)):
+        producer.send(b"%d" % number, partition_key="key", event_timestamp=event_time)
+    producer.close()
+    assert request("PUT", url_of(own, topic))[0] == 204
+    assert ended(own, topic) == ("SUCCESS", "")
+    assert compacted_values(client, topic) == {"key": 1}
+
+
 # -- what jobs say
 
 @contextlib.contextmanager

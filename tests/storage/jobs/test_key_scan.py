@@ -1,7 +1,7 @@
 """Blocks of keys, which Spark moves: none is lost, and each key's newest message is found in one bucket."""
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geminga.storage.jobs import engines, key_scan
@@ -9,16 +9,22 @@ from geminga.storage.jobs import engines, key_scan
 KEYS = st.one_of(st.sampled_from(["", "a", "b", "é", "k" * 300]), st.integers(0, 50).map(str))
 
 
-@given(st.lists(st.lists(KEYS, max_size=40), max_size=6), st.integers(1, 9), st.integers(0, 3))
-def test_blocks_of_a_bucket_have_all_about_a_key(calls, buckets, left_out):
+@given(st.lists(st.lists(st.tuples(KEYS, st.integers(0, 3)), max_size=40), max_size=6), st.integers(1, 9),
+       st.integers(0, 3), st.booleans())
+@settings(deadline=None)
+def test_blocks_of_a_bucket_have_all_about_a_key(calls, buckets, left_out, by_event_time):
     """Each call has later places than the one before; the arrays of keys may begin within their buffers."""
-    by_bucket, expected, place = {}, {}, 0
-    for keys in calls:
-        places = range(place, place + len(keys))
-        place += len(keys)
-        expected.update(zip(keys[left_out:], places[left_out:], strict=True))
-        some = pa.array(keys, pa.string())[left_out:]
-        for bucket, block in key_scan.blocks(some, pa.array(places, pa.int64()).to_numpy()[left_out:], buckets):
+    by_bucket, expected, latest, place = {}, {}, {}, 0
+    for messages in calls:
+        columns = {"key": [], "place": [], "time": []}
+        for number, (key, time) in enumerate(messages):
+            if number >= left_out and (not by_event_time or time >= latest.get(key, 0)):
+                expected[key], latest[key] = place, time
+            for name, value in zip(columns, (key, place, time), strict=True):
+                columns[name].append(value)
+            place += 1
+        table = pa.table(columns, key_scan._KEYED)[left_out:]
+        for bucket, block in key_scan.blocks(table if by_event_time else table.drop("time"), buckets):
             assert 0 <= bucket < buckets
             by_bucket.setdefault(bucket, []).append(block)
     found = [place for blocks in by_bucket.values() for place in key_scan.newest(blocks).tolist()]
@@ -29,8 +35,7 @@ def test_keys_go_to_all_buckets_evenly():
     """Keys that differ in one place only, wherever it is, do."""
     for text in ("user-{:06}", "{:06}-user", "a" * 300 + "{:06}" + "b" * 300):
         keys = pa.array([text.format(number) for number in range(8_000)])
-        places = pa.array(range(8_000), pa.int64()).to_numpy()
-        blocks = dict(key_scan.blocks(keys, places, 8))
+        blocks = dict(key_scan.blocks(pa.table({"key": keys, "place": pa.array(range(8_000), pa.int64())}), 8))
         sizes = [len(key_scan.newest([block])) for block in blocks.values()]
         assert len(sizes) == 8 and min(sizes) > 800, (text, sizes)
 

@@ -32,6 +32,7 @@ class Message:
     key: str | None
     payload: bytes
     is_null: bool = False            # marked null_value
+    event_time: int = 0              # ms; 0: none
 
     @property
     def is_tombstone(self):
@@ -39,7 +40,8 @@ class Message:
 
     def fields(self):
         key = {} if self.key is None else {"partition_key": self.key}
-        return key | ({"null_value": True} if self.is_null else {})
+        time = {"event_time": self.event_time} if self.event_time else {}
+        return key | time | ({"null_value": True} if self.is_null else {})
 
 
 def sealed(metadata: api.MessageMetadata, payload: bytes) -> bytes:
@@ -147,11 +149,13 @@ class Topic:
     def view(self):
         return compacted_ledgers.open_view(self.folder)
 
-    def newest(self, retains_keyless=False):
-        """Return {id: (key, payload)} that a view should have."""
+    def newest(self, retains_keyless=False, *, by_event_time=False):
+        """Return {id: (key, payload)} that a view should have after one compaction."""
         last = {}
         for message, position in self.expected:
-            last[message.key if message.key is not None else position] = message, position
+            key = message.key if message.key is not None else position
+            if not by_event_time or key not in last or message.event_time >= last[key][0].event_time:
+                last[key] = message, position
         return {position: (message.key, message.payload) for message, position in last.values()
                 if (retains_keyless if message.key is None else not message.is_tombstone)}
 
