@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pulsar
 import pytest
 
@@ -23,6 +24,9 @@ from geminga.storage.runtime.log import log
 from . import fast, machine
 from .fast import pytest_collection_modifyitems, pytest_ignore_collect  # noqa: F401 - hooks
 from .harness import Broker
+
+hypothesis.settings.register_profile("without timings", deadline=None)
+hypothesis.settings.load_profile("without timings")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = pytest.StashKey[Path]()      # the folder that was made for this run

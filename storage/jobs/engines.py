@@ -5,6 +5,7 @@ into memory, and may run on many hosts.
 """
 import bisect
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -39,6 +40,7 @@ _PARTS_PER_CORE = 4              # parts into which Spark divides keys, and ledg
 _PART_MESSAGES = 2_000_000       # ... or more, so that no part has many more messages
 _BUCKET_MESSAGES = 100_000       # of a partition, for each of the buckets of its keys
 _LOOK_S = 0.25                   # between two looks at Spark's progress
+_LOOK_MAX_S = 3_600              # between two looks at the clock
 _JAVA_MIN = 17
 
 _Sum: TypeAlias = Any      # an accumulator of Spark
@@ -47,6 +49,10 @@ Tell = Callable[[str, int, int], None]      # stage, messages done, messages of 
 
 class NoSpark(Exception):
     """Error: Spark cannot be used.  The text says what is missing."""
+
+
+class OutOfTime(Exception):
+    """Error: a compaction was ended because its time was over; what it has written is to be discarded."""
 
 
 class NotInstalled(NoSpark):
@@ -77,15 +83,20 @@ class LocalEngine:
     def close(self) -> None:
         """Do nothing: this engine holds no resources."""
 
-    def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
-        """Yield each job with its result as it ends.  Views are written, but not finished."""
+    def compact(self, jobs: list[Job], tell: Tell, ends: float = math.inf) -> Iterator[tuple[Job, Done]]:
+        """Yield each job with its result as it ends.  Views are written, but not finished.
+
+        ends: when the time is over, by time.monotonic(); it is looked at between stretches and ledgers.  Raises
+        OutOfTime.
+        """
         total, before = sum(job.messages for job in jobs), 0
         for job in jobs:
             done, started = Done(), time.monotonic()
             try:
-                places = self._newest(job, done, partial(_tell_read, tell, before, total))
+                places = self._newest(job, done, partial(_tell_read, tell, before, total), ends)
                 places = np.concatenate((places, key_scan.kept_chunks(job, places)))
                 for number, some in key_scan.by_ledger(places):
+                    _check_time(ends)
                     done.written.append(view_writer.write(job, number, some))
             except (CannotCompact, OSError, CorruptFile) as error:
                 done.error = _text(error)
@@ -95,10 +106,11 @@ class LocalEngine:
             yield job, done
 
     @staticmethod
-    def _newest(job: Job, done: Done, tell: Callable[[int], None]) -> NDArray[np.int64]:
+    def _newest(job: Job, done: Done, tell: Callable[[int], None], ends: float) -> NDArray[np.int64]:
         """Return the places of the newest message of each key, and of keyless messages that are kept."""
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
+            _check_time(ends)
             for scan in key_scan.scan_keys(job, stretch):
                 fresh.append(pa.Table.from_batches([scan.keyed]))
                 alone.append(scan.alone)
@@ -112,6 +124,11 @@ class LocalEngine:
         if fresh:
             known = _merged(known, fresh)
         return np.concatenate((*alone, known["place"].to_numpy())) if known is not None else np.empty(0, np.int64)
+
+
+def _check_time(ends: float) -> None:
+    if time.monotonic() >= ends:
+        raise OutOfTime
 
 
 def _merged(known: pa.Table | None, fresh: list[pa.Table]) -> pa.Table:
@@ -143,8 +160,11 @@ class Spark:
             self.context.stop()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
-        """Compact all jobs together, then yield each with its result.  Views are written, but not finished."""
+    def compact(self, jobs: list[Job], tell: Tell, ends: float = math.inf) -> Iterator[tuple[Job, Done]]:
+        """Compact all jobs together, then yield each with its result.  Views are written, but not finished.
+
+        ends: when Spark's work is cancelled, by time.monotonic().  Raises OutOfTime.
+        """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -157,10 +177,11 @@ class Spark:
             except (CannotCompact, OSError, CorruptFile) as error:
                 results[number].error = _text(error)
         looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
-        with _told(tell, total, looked, written):
+        with _told(tell, total, looked, written), _cancelled(context, ends):
             try:
                 rows = self._run(jobs, _bundled(stretches), looked, written, notes)
             except (PySparkException, Py4JError) as error:
+                _check_time(ends)      # then it was cancelled
                 rows, text = [], f"Spark failed: {_reason(error)}"
                 notes.add([(number, True, text) for number in range(len(jobs))])
         for number, part, keys, tombstones, damage in rows:
@@ -318,6 +339,26 @@ def _lists() -> Any:
             first += second
             return first
     return Lists()
+
+
+@contextlib.contextmanager
+def _cancelled(context: Any, ends: float) -> Iterator[None]:
+    """Cancel all jobs of Spark from that time on, by time.monotonic(), while the context is open."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(max(_LOOK_S, min(ends - time.monotonic(), _LOOK_MAX_S))):
+            if time.monotonic() >= ends:
+                context.cancelAllJobs()      # again and again: the next one may be about to begin
+    thread = threading.Thread(target=watch, daemon=True)
+    if ends < math.inf:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        if ends < math.inf:
+            thread.join()
 
 
 @contextlib.contextmanager

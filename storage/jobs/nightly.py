@@ -7,6 +7,7 @@
 `adopt` asks the partition's owner to put a finished view into force.
 """
 import contextlib
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +20,13 @@ from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
-from geminga.storage.jobs.engines import Done, LocalEngine, Spark, Tell
+from geminga.storage.jobs.engines import Done, LocalEngine, OutOfTime, Spark, Tell
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 
 # Outcomes for one partition.
-NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"
+NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY, LATE = (
+    "nothing new", "compacted", "failed", "not adopted", "busy", "not in time")
 # (partition id, topic, view) -> None if the view is in force now, else why not; the view is removed then.
 Adopt = Callable[[int, str, int], str | None]
 Engine: TypeAlias = LocalEngine | Spark
@@ -97,6 +99,7 @@ class Night:
 
 
 _TOGETHER = 200                      # partitions that are compacted together: each takes a file descriptor
+_FIRST_BYTES = 256 << 20             # of them, until it is known how many bytes take how long
 
 
 # -- the plan
@@ -157,8 +160,11 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
 # -- the run
 
 def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | None = None,
-        progress: Tell | None = None) -> Night:
+        progress: Tell | None = None, ends: float = math.inf) -> Night:
     """Compact all partitions that the plan calls due.  The caller closes the engine.
+
+    ends: when the run has to be over, by time.monotonic().  Then partitions with the most new bytes come first, in
+    rounds that are expected to be done in time; a round that is not is given up, and its partitions stay as they were.
 
     An unforeseen error ends the run; the result has the error and the partitions done before.  Raises AlreadyRunning.
     """
@@ -173,14 +179,45 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | N
                     outcome = FAILED if one.error else NOTHING_NEW
                     reports.append(PartitionReport(one.target.partition_id, one.target.topic, outcome, one.error,
                                                    one.view, one.horizon))
-            for at in range(0, len(due), _TOGETHER):
-                some = due[at:at + _TOGETHER]
-                reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell)
+            if ends < math.inf:
+                due.sort(key=_need, reverse=True)
+            pace = 0.0                       # bytes a second of the quickest round
+            while some := _next_round(due, pace, ends):
+                due, began = [one for one in due if one not in some], time.monotonic()
+                reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell, ends)
+                pace = max(pace, sum(map(_size, some)) / max(1e-3, time.monotonic() - began))
                 tell.next_round(sum(one.messages + one.view_messages for one in some))
+            reports += [PartitionReport(one.target.partition_id, one.target.topic, LATE, view=one.view) for one in due]
         except Exception as failure:      # any error: the result has it, with the partitions done before
             traceback.print_exc()
             error = str(failure) or type(failure).__name__
     return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
+
+
+def _need(one: Planned) -> int:
+    return one.size
+
+
+def _size(one: Planned) -> int:
+    """Return the bytes that a compaction of the partition reads."""
+    return one.size + one.view_size
+
+
+def _next_round(due: list[Planned], pace: float, ends: float) -> list[Planned]:
+    """Return the partitions to compact next, together: the first ones that are expected to be done in time.
+
+    pace: bytes a second of earlier rounds; 0: there were none.
+    """
+    if ends == math.inf:
+        return due[:_TOGETHER]
+    seconds, some, size = ends - time.monotonic(), list[Planned](), 0
+    room = seconds * pace if pace else _FIRST_BYTES
+    for one in due if seconds > 0 else ():
+        is_first = not (some or pace)      # it may be larger: somewhere a night has to begin
+        if len(some) < _TOGETHER and (is_first or size + _size(one) <= room):
+            some.append(one)
+            size += _size(one)
+    return some
 
 
 def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Engine | None = None,
@@ -191,8 +228,8 @@ def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Engine | None 
     return _compact(data_dir, [target], adopt, engine or LocalEngine(), tell)[0]
 
 
-def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine,
-             tell: Tell) -> list[PartitionReport]:
+def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine, tell: Tell,
+             ends: float = math.inf) -> list[PartitionReport]:
     """Compact partitions together.  Each partition's lock keeps other jobs from compacting the partition meanwhile."""
     with contextlib.ExitStack() as taken:
         reports, ready, jobs, ledgers = [], [], {}, 0
@@ -224,8 +261,11 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
             jobs[job.partition_id] = target, planned
             ready.append(job)
         try:
-            for job, done in engine.compact(ready, tell) if ready else ():
-                reports.append(_finished(job, done, *jobs[job.partition_id], adopt))
+            for job, done in engine.compact(ready, tell, ends) if ready else ():
+                reports.append(_finished(job, done, *jobs.pop(job.partition_id), adopt))
+        except OutOfTime:
+            reports += [PartitionReport(target.partition_id, target.topic, LATE, view=planned.view)
+                        for target, planned in jobs.values()]
         finally:
             for job in ready:      # adopted views have other names by now
                 compaction.discard(job)

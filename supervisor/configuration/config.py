@@ -101,6 +101,7 @@ class NightlyOptions:
     master: str = ""                              # of Spark; empty: this host's cores
     cores: int = 0                                # of this host that Spark may use; 0: all
     memory_bytes: int = 640 << 20                 # of Spark's own process; a Python worker takes some 200 MiB more
+    until: str = ""                               # HH:MM, local time at which a night has to be over; empty: no bound
     niceness: int = 10                            # 0 to 19; the disk's priority is always the lowest
     retain_keyless: bool = False                  # whether compaction keeps messages without a key
     check_interval_s: int = 60                    # between two checks which partitions exceed their threshold

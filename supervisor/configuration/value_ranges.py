@@ -117,6 +117,7 @@ FORMS = {
     "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
     "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
     "storage.sync": (r"group|interval|none", "group, interval or none"),
+    "nightly.until": (r"(([01]\d|2[0-3]):[0-5]\d)?", "a time of day, HH:MM"),
     "nightly.engine": ("auto|here|spark", "auto, here or spark"),
     "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?",
                        "local[N], spark://HOST:PORT or another master of Spark"),

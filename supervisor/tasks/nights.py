@@ -1,12 +1,14 @@
 """The nightly job: compaction of topics that are due, release of disk space by each partition, and a report."""
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +171,23 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     return is_well
 
 
-def compact(broker: BrokerSocket, config: Config, plan: list[Planned], tell: Tell) -> Night:
-    """Compact the partitions that are due according to a plan.  Raises CannotRun."""
+def ends_at(until: str, now: datetime) -> float:
+    """Return the seconds from a local time to the next HH:MM; infinity for an empty text."""
+    if not until:
+        return math.inf
+    hour, minute = map(int, until.split(":"))
+    end = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return (end if end > now else end + timedelta(days=1)).timestamp() - now.timestamp()
+
+
+def compact(broker: BrokerSocket, config: Config, plan: list[Planned], tell: Tell, ends: float = math.inf) -> Night:
+    """Compact the partitions that are due according to a plan, until `ends` by time.monotonic().  Raises CannotRun."""
     with Engines(config, is_night=True) as engines:
         engine = engines.for_bytes(size_of(plan))
         begun = {one.target.partition_id: one.target.topic for one in plan if one.is_due}
         broker.began(begun)
         try:
-            night = nightly.run(config.data_dir, plan, broker.adopt, engine, tell)
+            night = nightly.run(config.data_dir, plan, broker.adopt, engine, tell, ends)
         except nightly.AlreadyRunning as error:
             raise CannotRun(str(error)) from None
     for report in night.reports:
@@ -222,10 +233,11 @@ def run(config: Config, partitions: list[Target], tell: Tell) -> dict[str, Any]:
     tell: told the stage of the work, and the messages or topics that are done in it, and in all.
     """
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
+    ends = began + ends_at(config.nightly.until, datetime.now())
     with contextlib.closing(BrokerSocket(config.data_dir)) as broker:
         settle(broker, config, partitions)
         plan = planned(config, partitions)
-        night = compact(broker, config, plan, tell)
+        night = compact(broker, config, plan, tell, ends)
         is_served = broker.is_served()
         given = give_back(broker, config, tell) if is_served else None
     compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
@@ -248,9 +260,10 @@ def run(config: Config, partitions: list[Target], tell: Tell) -> dict[str, Any]:
 def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> dict[str, int]:
     names = "messages_in", "messages_out", "bytes_in", "bytes_out", "keys", "tombstones"
     done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
+    late = sum(report["outcome"] == nightly.LATE for report in compaction)
     totals = {name: sum(report[name] for report in done) for name in names} | {
-        "compacted": len(done), "failed": len(compaction) - len(done), "given_back": 0, "expired": 0,
-        "names_forgotten": 0}
+        "compacted": len(done), "failed": len(compaction) - len(done) - late, "late": late, "given_back": 0,
+        "expired": 0, "names_forgotten": 0}
     if given:
         totals["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
         totals |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}

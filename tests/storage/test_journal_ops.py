@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geminga.proto.rows import field_names
@@ -138,7 +138,6 @@ def _shown(cursor):
 
 
 @given(st.lists(_OPS, min_size=1, max_size=60))
-@settings(deadline=None)
 def test_ops_sorted_by_what_they_are_about_have_the_same_effect(made):
     """Ops of a start are sorted before they are applied, so that there are few and long runs of them."""
     raw, in_order, by_object = np.frombuffer(b"".join(made), format.OP_ROW), States(), States()

@@ -1,12 +1,14 @@
 """`geminga nightly`, with a broker and without: its output, its report, and its exit status when something fails."""
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from geminga.storage.jobs import nightly as jobs
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.cli.folder.nightly import _text
 from geminga.supervisor.main import main
-from geminga.supervisor.tasks import job_socket
+from geminga.supervisor.tasks import job_socket, nights
 
 from ..harness import COMMAND, request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
@@ -313,3 +315,31 @@ def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
     status, told, _ = nightly("report")
     assert status == 0 and told.startswith("failed: ended") and "it ended with oom-kill" in told
     assert job_socket.last_report(own.data_dir)["last_success_ms"] == before["last_success_ms"]
+
+
+# -- a night that has to be over
+
+def test_the_end_of_a_night_is_the_next_time_of_that_day():
+    now = datetime(2026, 3, 1, 4, 30)
+    assert nights.ends_at("05:00", now) == 30 * 60
+    assert nights.ends_at("04:30", now) == nights.ends_at("04:30", now.replace(second=1)) + 1 == 24 * 3600
+    assert nights.ends_at("", now) == math.inf
+
+
+def test_topics_that_a_night_has_no_time_for_are_no_failure(own, client, nightly, monkeypatch):
+    """They are told of, and the broker does not take them for compacted."""
+    topic = unique_topic("late")
+    fill(client, topic)
+    monkeypatch.setattr(nights, "ends_at", lambda until, now: 0 if until == "05:00" else math.inf)
+    status, printed, _ = nightly("--topic", topic, "--ends-at", "05:00")
+    assert status == 0 and "not in time" in printed and "Compacted 0 of 1" in printed
+    assert json.loads(nightly("report", "-o", "json")[1])["totals"]["late"] == 1
+    assert views(own, topic) == []
+    assert json.loads(request("GET", url_of(own, topic))[1])["status"] == "NOT_RUN"
+    assert nightly("--topic", topic)[0] == 0
+    assert views(own, topic) == [1]
+
+
+def test_a_time_that_is_none_is_refused(nightly):
+    status, _, complaint = nightly("--ends-at", "5")
+    assert status == 2 and "nightly.until" in complaint and "HH:MM" in complaint

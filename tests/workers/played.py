@@ -51,7 +51,7 @@ class PlayedLink:
         self.said: list[tuple] = []
         # ("flow", handle, permits), ("command", connection, kind, data)
         self.gathered = self.sent = self.taken = 0
-        self.is_unheard = False
+        self.is_unheard = self.is_urgent = False
         self._fd, self._other = os.pipe()
         self.socket = SimpleNamespace(getsockopt=lambda _: self._fd, closed=False, inbox=deque())
 
@@ -65,7 +65,7 @@ class PlayedLink:
     def is_busy(self) -> bool:
         return False
 
-    is_due = is_busy
+    is_due = has_queued = is_busy
 
     def sends(self, rows, entries, kind=envelope.SENDS) -> None:
         name = "sends" if kind == envelope.SENDS else "sends in transactions"

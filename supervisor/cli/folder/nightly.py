@@ -48,6 +48,8 @@ class _Size(click.ParamType):
 @click.option("--master", metavar="MASTER", show_default="this host's cores",
               help="Spark's master: spark://HOST:7077, local[2].")
 @click.option("--cores", metavar="N", show_default="all", help="Cores of this host for Spark.")
+@click.option("--ends-at", "until", metavar="HH:MM", show_default="when all is done",
+              help="Be over at this time of day; topics with the most new bytes come first.")
 @click.option("--memory", type=_Size(), show_default="640M", help="Memory of Spark's process.")
 @output.FORM
 @output.json_flag("json")
@@ -69,7 +71,8 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
         die_with(parent)
     from geminga.supervisor.configuration import config as configuration
     given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
-             "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
+             "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"],
+             "nightly.until": options["until"]}
     try:
         loaded, _ = configuration.load(installed.configuration(config, options["data_dir"]), os.environ, given)
     except configuration.ConfigError as error:

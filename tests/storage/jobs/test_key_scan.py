@@ -1,7 +1,7 @@
 """Blocks of keys, which Spark moves: none is lost, and each key's newest message is found in one bucket."""
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geminga.storage.jobs import engines, key_scan
@@ -11,7 +11,6 @@ KEYS = st.one_of(st.sampled_from(["", "a", "b", "é", "k" * 300]), st.integers(0
 
 @given(st.lists(st.lists(st.tuples(KEYS, st.integers(0, 3)), max_size=40), max_size=6), st.integers(1, 9),
        st.integers(0, 3), st.booleans())
-@settings(deadline=None)
 def test_blocks_of_a_bucket_have_all_about_a_key(calls, buckets, left_out, by_event_time):
     """Each call has later places than the one before; the arrays of keys may begin within their buffers."""
     by_bucket, expected, latest, place = {}, {}, {}, 0

@@ -2,13 +2,14 @@
 import errno
 import os
 import shutil
+import time
 
 import pytest
 
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.jobs import engines, nightly, view_writer
-from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, NOT_ADOPTED, NOTHING_NEW
+from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, LATE, NOT_ADOPTED, NOTHING_NEW
 from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import Message, Topic, adopt_here
@@ -204,6 +205,64 @@ def test_progress_goes_up_to_all_messages_over_all_rounds(topics, monkeypatch):
     assert max(done for stage, done, _ in seen if stage == engines.READING) == 210
     done = [done for _, done, _ in seen]
     assert done == sorted(done) and done[-1] == 210
+
+
+# -- a night that has to be over
+
+class Clock:
+    """A clock that goes on only when a partition's messages are read, by a second for 100,000 bytes."""
+
+    def __init__(self, monkeypatch):
+        self.now, scan = 1_000.0, engines.key_scan.scan_keys
+        for module in (engines, nightly):
+            monkeypatch.setattr(module, "time", self)
+
+        def slow(job, stretch):
+            self.now += job.size / 100_000
+            yield from scan(job, stretch)
+        monkeypatch.setattr(engines.key_scan, "scan_keys", slow)
+
+    def monotonic(self):
+        return self.now
+
+    def time(self):
+        return time.time()
+
+
+def test_a_night_is_over_in_time_and_the_neediest_are_done(topics, monkeypatch):
+    """The partition with the most new bytes comes first; one that is expected to take too long is not begun."""
+    topics[1].publish(Message("large", b"." * 100_000))
+    topics[2].publish(Message("larger", b"." * 200_000))
+    monkeypatch.setattr(nightly, "_FIRST_BYTES", 1)
+    clock = Clock(monkeypatch)
+    assert outcomes(run(topics, ends=clock.now)) == [LATE, LATE, LATE]
+    assert outcomes(run(topics, ends=clock.now + 2.5)) == [COMPACTED, LATE, COMPACTED]
+    assert [files_of(topic) for topic in topics] == [["1"], [], ["1"]]
+    assert outcomes(run(topics, ends=clock.now + 60)) == [NOTHING_NEW, COMPACTED, NOTHING_NEW]
+
+
+def test_what_is_not_done_when_the_time_is_over_stays_as_it_was(topics, monkeypatch):
+    """Whole partitions of a round that was given up stay done, and of the others nothing is left."""
+    clock, size = Clock(monkeypatch), nightly.plan(topics[0].data_dir, [topics[0].target])[0].size
+    assert outcomes(run(topics, ends=clock.now + 1.5 * size / 100_000)) == [COMPACTED, LATE, LATE]
+    assert [files_of(topic) for topic in topics] == [["1"], [], []]
+    assert outcomes(run(topics)) == [NOTHING_NEW, COMPACTED, COMPACTED]
+    for topic in topics:
+        assert topic.contents() == topic.newest()
+
+
+@pytest.mark.spark
+def test_spark_is_stopped_when_the_time_is_over(topics, spark, tmp_path):
+    """Its tasks are cancelled while they wait, and Spark can be used again."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)      # who opens it to read waits for a writer, which never comes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "_looker", lambda *_: lambda bundle: path.read_text())
+        engine = engines.Spark(tmp_path / "scratch", context=spark.sparkContext)
+        reports = run(topics, engine=engine, ends=time.monotonic() + 2)
+    assert outcomes(reports) == [LATE] * 3
+    assert [files_of(topic) for topic in topics] == [[], [], []]
+    assert outcomes(run(topics, engine=engine, ends=time.monotonic() + 600)) == [COMPACTED] * 3
 
 
 def test_no_java_is_one_line(tmp_path, monkeypatch):
