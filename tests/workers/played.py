@@ -32,7 +32,7 @@ from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Decision
 from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.options import WorkerOptions
-from geminga.workers.owners import links
+from geminga.workers.owners import links, waiting
 from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process.worker import Worker
 
@@ -273,6 +273,7 @@ class PlayedWorker:
     def __init__(self, folder: Path, monkeypatch, *, rights: PlayedRights | None = None, **options):
         self.loop = asyncio.new_event_loop()
         monkeypatch.setattr(links, "OwnerLink", lambda *_: PlayedLink(self.loop))
+        monkeypatch.setattr(waiting, "_RELEASE_SECONDS", 60)      # on a busy machine the rest would wait for a turn
         monkeypatch.setattr(links, "zmq_frames", SimpleNamespace(
             has_come=lambda socket: bool(socket.inbox), receive=lambda socket: socket.inbox.popleft()))
         self.counters = make_counters(1)[0]
