@@ -1,10 +1,11 @@
 """Nights and backups with a broker that is played: what they ask of it, and what they make of its refusals."""
 import os
-from types import SimpleNamespace
 
 import pytest
 
+from geminga.proto import names
 from geminga.storage import format
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.disk import locks
 from geminga.storage.jobs import nightly
 from geminga.supervisor.configuration.config import Config
@@ -47,11 +48,13 @@ class PlayedBroker:
 
 
 @pytest.fixture
-def broker(monkeypatch):
+def broker(monkeypatch, tmp_path):
     """The catalogue has TOPICS, whose folders a test makes."""
-    played = PlayedBroker()
-    catalogue = SimpleNamespace(partitions=SimpleNamespace(all=lambda: list(TOPICS.items())), close=lambda: None)
-    monkeypatch.setattr(nights.confirmed, "open_catalogue", lambda data_dir: catalogue)
+    played, catalogue = PlayedBroker(), open_catalogue(tmp_path / "catalogue.sqlite")
+    for partition_id, name in TOPICS.items():
+        assert catalogue.partitions.create(names.parse(name)) == partition_id
+    catalogue.commit()
+    catalogue.close()
     for module in (nights, backups):
         monkeypatch.setattr(module, "BrokerSocket", lambda data_dir: played)
     return played
