@@ -154,7 +154,7 @@ class Connection:
         return at
 
     def frame_size(self, data: memoryview, at: int, end: int) -> int:
-        """Return the bytes that the frame at `at` takes, as far as bytes before `end` tell; at least 8.
+        """Return the size in bytes of the frame that begins at `at`; 8 if fewer than 8 of its bytes lie before `end`.
 
         Raises ProtocolError: it takes more than is accepted, so the caller must not make room for it.
         """

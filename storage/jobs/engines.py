@@ -39,8 +39,7 @@ _BUNDLE_MESSAGES = 500_000       # messages of the small stretches that one Spar
 _PARTS_PER_CORE = 4              # parts into which Spark divides keys, and ledgers ...
 _PART_MESSAGES = 2_000_000       # ... or more, so that no part has many more messages
 _BUCKET_MESSAGES = 100_000       # of a partition, for each of the buckets of its keys
-_LOOK_S = 0.25                   # between two looks at Spark's progress
-_LOOK_MAX_S = 3_600              # between two looks at the clock
+_LOOK_S = 0.25                   # between two looks at Spark's progress, and at the clock
 _JAVA_MIN = 17
 
 _Sum: TypeAlias = Any      # an accumulator of Spark
@@ -84,7 +83,9 @@ class LocalEngine:
         """Do nothing: this engine holds no resources."""
 
     def compact(self, jobs: list[Job], tell: Tell, ends: float = math.inf) -> Iterator[tuple[Job, Done]]:
-        """Yield each job with its result as it ends.  Views are written, but not finished.
+        """Compact the jobs one after the other; yield each with its result as it ends.
+
+        The ledgers of its view are written then, in the job's own folder; nightly.py completes the view.
 
         ends: when the time is over, by time.monotonic(); it is looked at between stretches and ledgers.  Raises
         OutOfTime.
@@ -161,7 +162,7 @@ class Spark:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def compact(self, jobs: list[Job], tell: Tell, ends: float = math.inf) -> Iterator[tuple[Job, Done]]:
-        """Compact all jobs together, then yield each with its result.  Views are written, but not finished.
+        """Compact all jobs together, then yield each with its result; see LocalEngine.compact.
 
         ends: when Spark's work is cancelled, by time.monotonic().  Raises OutOfTime.
         """
@@ -177,7 +178,7 @@ class Spark:
             except (CannotCompact, OSError, CorruptFile) as error:
                 results[number].error = _text(error)
         looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
-        with _told(tell, total, looked, written), _cancelled(context, ends):
+        with _watched(context, tell, total, looked, written, ends):
             try:
                 rows = self._run(jobs, _bundled(stretches), looked, written, notes)
             except (PySparkException, Py4JError) as error:
@@ -342,28 +343,8 @@ def _lists() -> Any:
 
 
 @contextlib.contextmanager
-def _cancelled(context: Any, ends: float) -> Iterator[None]:
-    """Cancel all jobs of Spark from that time on, by time.monotonic(), while the context is open."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(max(_LOOK_S, min(ends - time.monotonic(), _LOOK_MAX_S))):
-            if time.monotonic() >= ends:
-                context.cancelAllJobs()      # again and again: the next one may be about to begin
-    thread = threading.Thread(target=watch, daemon=True)
-    if ends < math.inf:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        if ends < math.inf:
-            thread.join()
-
-
-@contextlib.contextmanager
-def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]:
-    """Report the progress of Spark's passes regularly while the context is open."""
+def _watched(context: Any, tell: Tell, total: int, looked: _Sum, written: _Sum, ends: float) -> Iterator[None]:
+    """Report the progress of Spark's passes while this is entered; from `ends` on, cancel all jobs of Spark."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -373,6 +354,8 @@ def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]
             if (stage, done) != told:
                 tell(stage, min(done, total), total)
                 told = stage, done
+            if time.monotonic() >= ends:
+                context.cancelAllJobs()      # at each look: another one may be about to begin
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,6 +63,11 @@ class Planned:
     view_messages: int = 0
     view_size: int = 0
     error: str = ""                  # why the partition cannot be compacted
+
+    @property
+    def size_read(self) -> int:
+        """Bytes that a compaction of the partition reads."""
+        return self.size + self.view_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,27 +186,18 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | N
                     reports.append(PartitionReport(one.target.partition_id, one.target.topic, outcome, one.error,
                                                    one.view, one.horizon))
             if ends < math.inf:
-                due.sort(key=_need, reverse=True)
+                due.sort(key=attrgetter("size"), reverse=True)
             pace = 0.0                       # bytes a second of the quickest round
             while some := _next_round(due, pace, ends):
                 due, began = [one for one in due if one not in some], time.monotonic()
                 reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell, ends)
-                pace = max(pace, sum(map(_size, some)) / max(1e-3, time.monotonic() - began))
+                pace = max(pace, sum(one.size_read for one in some) / max(1e-3, time.monotonic() - began))
                 tell.next_round(sum(one.messages + one.view_messages for one in some))
             reports += [PartitionReport(one.target.partition_id, one.target.topic, LATE, view=one.view) for one in due]
         except Exception as failure:      # any error: the result has it, with the partitions done before
             traceback.print_exc()
             error = str(failure) or type(failure).__name__
     return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
-
-
-def _need(one: Planned) -> int:
-    return one.size
-
-
-def _size(one: Planned) -> int:
-    """Return the bytes that a compaction of the partition reads."""
-    return one.size + one.view_size
 
 
 def _next_round(due: list[Planned], pace: float, ends: float) -> list[Planned]:
@@ -210,13 +207,14 @@ def _next_round(due: list[Planned], pace: float, ends: float) -> list[Planned]:
     """
     if ends == math.inf:
         return due[:_TOGETHER]
-    seconds, some, size = ends - time.monotonic(), list[Planned](), 0
+    some: list[Planned] = []
+    seconds, size = ends - time.monotonic(), 0
     room = seconds * pace if pace else _FIRST_BYTES
     for one in due if seconds > 0 else ():
         is_first = not (some or pace)      # it may be larger: somewhere a night has to begin
-        if len(some) < _TOGETHER and (is_first or size + _size(one) <= room):
+        if len(some) < _TOGETHER and (is_first or size + one.size_read <= room):
             some.append(one)
-            size += _size(one)
+            size += one.size_read
     return some
 
 
@@ -276,7 +274,7 @@ def _finished(job: Job, done: Done, target: Target, planned: Planned, adopt: Ado
     """Finish a job's view and have it adopted, or discard it.  Returns the partition's report."""
     parts = [written.part for written in done.written if written.part is not None]
     size = sum(part.size for part in parts)
-    bytes_in = planned.size + planned.view_size
+    bytes_in = planned.size_read
     report = PartitionReport(
         target.partition_id, target.topic, COMPACTED, view=job.view + 1, horizon=job.horizon,
         entries_in=planned.entries + planned.view_entries, messages_in=planned.messages + planned.view_messages,

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,16 +57,15 @@ class _Entries:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, first: int, end: int) -> "_Entries":
-        """Return some of the entries."""
-        some = slice(first, end)
-        return _Entries(self.ids[some], self.rows[some], self.records[some], self.sources[some], self.data)
+    def pick(self, which: slice | NDArray[np.bool_]) -> "_Entries":
+        """Return the entries that a slice of their indexes, or a mask (n,), chooses."""
+        return _Entries(self.ids[which], self.rows[which], self.records[which], self.sources[which], self.data)
 
-    def runs(self) -> "Iterator[_Entries]":
-        """Yield runs of consecutive entries."""
+    def runs(self) -> Iterator["_Entries"]:
+        """Yield runs of consecutive entries, which are adjacent in their ledger's data file."""
         breaks = np.flatnonzero(np.diff(self.ids) != 1) + 1
-        for first, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(self)], strict=True):
-            yield self.cut(first, end)
+        for first, end in pairwise([0, *breaks.tolist(), len(self)]) if len(self) else ():
+            yield self.pick(slice(first, end))
 
     def pieces(self) -> list[memoryview]:
         """Return the entries' bytes, joined wherever they are adjacent in a record."""
@@ -79,8 +79,8 @@ class _Entries:
     def write_but(self, discarded: Cursor, target: Ledger) -> None:
         """Write consecutive entries into the ledger's data file, except discarded ones."""
         is_discarded = discarded.acknowledged(target.ledger_id, int(self.ids[0]), int(self.ids[-1]) + 1)
-        for at in np.flatnonzero(~is_discarded).tolist():
-            target.write(self.cut(at, at + 1).pieces(), int(self.rows["offset"][at]))
+        for run in self.pick(~is_discarded).runs():
+            target.write(run.pieces(), int(run.rows["offset"][0]))
 
 
 def by_ledger(records: list[StoredRecord], gone: set[int]) -> Iterator[tuple[tuple[int, int], _Entries]]:
@@ -105,15 +105,15 @@ def by_ledger(records: list[StoredRecord], gone: set[int]) -> Iterator[tuple[tup
     lasts = np.flatnonzero(np.append(keys[1:] != keys[:-1], True)[:len(keys)])
     start = 0
     for key, end in zip(keys[lasts].tolist(), ends[lasts].tolist(), strict=True):
-        yield key, entries.cut(start, end)
+        yield key, entries.pick(slice(start, end))
         start = end
 
 
 class Recovery:
     """A recovery in progress: ledgers and states that replayed records change, each opened when first needed.
 
-    `apply` processes one record at a time, `finish` writes the entries.  Afterwards this object holds the changes that
-    are not on disk, until a checkpoint of the journal or an opened partition takes them over.
+    `apply` applies the ops of all records, `finish` then writes their entries.  Afterwards this object holds the
+    changes that are not on disk, until a checkpoint of the journal or an opened partition takes them over.
     """
 
     def __init__(self, data_dir: Path, gone: Iterable[int] = ()):
@@ -122,7 +122,6 @@ class Recovery:
         self.entries = 0                                                 # that were written
         self.damage: list[str] = []
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}         # None: deleted
-        self._records: list[StoredRecord] = []                           # with entries to be written into ledgers
         self._states: dict[int, State] = {}                              # of partitions that are not opened yet
         self._files: dict[int, StateFile] = {}
         self._opened: dict[int, Partition] = {}
@@ -135,24 +134,20 @@ class Recovery:
 
     def apply(self, records: list[StoredRecord], told: Told) -> None:
         """Apply the ops of all records: first those that open ledgers.  Raises CorruptFile."""
-        self._records = records
         ops = from_words(np.concatenate([as_words(record.ops) for record in records]), format.OP_ROW)
         if self.gone:
             ops = ops[~np.isin(ops["partition_id"], list(self.gone))]
         is_opened = ops["kind"] == format.LEDGER_OPENED
         replayed_ops.apply(self, ops[is_opened], partial(told, "ledgers"))
-        replayed_ops.apply(self, replayed_ops.by_object(ops[~is_opened]), partial(told, "records"))
+        replayed_ops.apply(self, replayed_ops.by_object(ops[~is_opened]), partial(told, "changes"))
 
-    def finish(self, told: Told) -> None:
+    def finish(self, records: list[StoredRecord], told: Told) -> None:
         """Write the entries of all records, ledger by ledger, and index headers.  Raises CorruptFile, OSError."""
-        all_rows = sum(len(record.rows) for record in self._records)
-        while self._records:
-            some, count = [], 0
-            while self._records and count < _ROWS_AT_ONCE:
-                some.append(self._records.pop(0))
-                count += len(some[-1].rows)
-            for key, entries in by_ledger(some, self.gone):
-                told("entries", self.entries, all_rows)
+        sizes = np.array([len(record.rows) for record in records], np.int64)
+        starts = np.flatnonzero(np.diff(np.cumsum(sizes) // _ROWS_AT_ONCE, prepend=-1))
+        for first, end in pairwise([*starts.tolist(), len(records)]):
+            for key, entries in by_ledger(records[first:end], self.gone):
+                told("entries", self.entries, int(sizes.sum()))
                 if (target := self.ledger(*key)) is not None:
                     self.entries += _put(target, entries, self._discarded(target) if target.is_shared else None)
         for written in self._ledgers.values():
@@ -340,7 +335,7 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
         _finish_deletions(data_dir, gone)
     recovery = Recovery(data_dir, gone)
     recovery.apply(found.records, told)
-    recovery.finish(told)
+    recovery.finish(found.records, told)
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
         journal_reader.make_sure(found)
@@ -349,6 +344,7 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
         checkpoints.write_checkpoint(*checkpoints.collect_checkpoint({recovery}))
     else:
         recovered.kept, recovered.recovery = found, recovery
+        found.records = []
     return recovered
 
 

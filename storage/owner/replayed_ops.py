@@ -68,8 +68,8 @@ def apply(target: Target, ops: Rows, told: Callable[[int, int], None] | None = N
 def by_object(ops: Rows) -> Rows:
     """Return OP_ROWs (n,) in another order that has the same effect, and in which runs are as long as possible.
 
-    Ops about different partitions, and about coordinators, change places, as nothing that they change is the same.
-    Within a partition those of _FREE kinds do, between two ops of other kinds.
+    Ops about different partitions, or about coordinators, may change places: they change different things.  Within one
+    partition only ops of the kinds in _FREE change places, and none of them passes an op of another kind.
     """
     kinds, first_words = ops["kind"], as_words(ops)[:, 0] & _ABOUT[0]
     owners = np.where(np.isin(kinds, (format.COORDINATED, format.ADDED_TO_TRANSACTION)), 0, ops["partition_id"])

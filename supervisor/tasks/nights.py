@@ -17,8 +17,7 @@ import psutil
 from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage import format
-from geminga.storage.catalogue.catalogue import Catalogue
-from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.catalogue.policies import Policies, policies_of
 from geminga.storage.catalogue.policy_table import BY_EVENT_TIME
 from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
@@ -53,13 +52,13 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
             wanted = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
                       if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
                       or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
-        return [_target(config, catalogue, *one) for one in sorted(wanted)]
+        return [_target(config, policies_of(catalogue, name, options), partition_id, name)
+                for partition_id, name in sorted(wanted)]
     finally:
         catalogue.close()
 
 
-def _target(config: Config, catalogue: Catalogue, partition_id: int, name: TopicName) -> Target:
-    policies = policies_of(catalogue, name, catalogue.options.applied_to(config.storage))
+def _target(config: Config, policies: Policies, partition_id: int, name: TopicName) -> Target:
     return Target(partition_id, str(name), config.nightly.retain_keyless,
                   by_event_time=policies.compaction_order == BY_EVENT_TIME)
 
@@ -69,8 +68,11 @@ def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
     wanted = set(partition_ids)
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
-        return [_target(config, catalogue, partition_id, names.parse(name))
-                for partition_id, name in catalogue.partitions.all() if partition_id in wanted]
+        options = catalogue.options.applied_to(config.storage)
+        found = [(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
+                 if partition_id in wanted]
+        return [_target(config, policies_of(catalogue, name, options), partition_id, name)
+                for partition_id, name in found]
     finally:
         catalogue.close()
 
@@ -139,7 +141,7 @@ class Engines:
 
 def size_of(plan: Iterable[Planned]) -> int:
     """Return the bytes that the due compactions of a plan read."""
-    return sum(one.size + one.view_size for one in plan if one.is_due)
+    return sum(one.size_read for one in plan if one.is_due)
 
 
 # -- the night

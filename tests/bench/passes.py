@@ -77,13 +77,14 @@ class OwnerPasses:
         return chosen
 
     def publish(self, together: int) -> Step:
-        first = self.sent
-        chosen = self.chosen(together)
-        rows = self.rows[chosen].copy()
-        rows["offset"] = np.arange(together) * self.size
-        rows["sequence_id"] = np.arange(first, first + together)
-        frames = _sealed(self.kind, rows, b"".join(self.entries[number] for number in chosen))
+        frames = self.sends(self.chosen(together))
         return lambda: self.run(frames)
+
+    def sends(self, chosen: list[int]) -> list[bytes]:
+        """Return an envelope with a SEND to each of these topics."""
+        rows = self.rows[chosen].copy()
+        rows["offset"] = np.arange(len(chosen)) * self.size
+        return _sealed(self.kind, rows, b"".join(self.entries[number] for number in chosen))
 
     def ack(self, together: int) -> Step:
         """Acknowledge everything up to the last entry of each topic, one more of which was published before."""
@@ -94,14 +95,8 @@ class OwnerPasses:
             row["consumer"], row["flags"] = self.consumers[number].number, envelope.CUMULATIVE
             row["ledger_id"], row["entry_id"] = ledger.ledger_id, ledger.entries
         frames = _sealed(envelope.ACKS, rows, b"")
-        publishes = _sealed(self.kind, self._again(chosen), b"".join(self.entries[number] for number in chosen))
-        self.run(publishes)
+        self.run(self.sends(chosen))
         return lambda: self.run(frames)
-
-    def _again(self, chosen: list[int]) -> np.ndarray:
-        rows = self.rows[chosen].copy()
-        rows["offset"] = np.arange(len(chosen)) * self.size
-        return rows
 
 
 class WorkerTurns:

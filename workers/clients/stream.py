@@ -212,7 +212,7 @@ class Stream(asyncio.BufferedProtocol):
                         handlers[type(event)](client, event)
                 is_late = time.monotonic() >= until
             # A slice may end before the next frame was looked at: its size is checked before room is made for it.
-            needed = connection.frame_size(data, taken, end) if self._is_reading else 0
+            needed = connection.frame_size(data, taken, end) if self._is_reading and taken < end else 0
         except ProtocolError:
             if connection.state == NEW:
                 self._refuse_protocol(bytes(data[:_FIRST_BYTES]))

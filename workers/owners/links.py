@@ -72,7 +72,7 @@ class OwnerLink:
 
     @property
     def has_queued(self) -> bool:
-        """Whether something waits for the next envelope."""
+        """Whether anything is queued that was not sent to the owner."""
         return bool(self._sections or self._sends or self._acks or self._flows or self._commands)
 
     @property
@@ -81,7 +81,8 @@ class OwnerLink:
 
         A little waits until the owner has answered: it is in a pass, and looks at its socket after it.  An envelope
         less is a wake less at both ends.  Much leaves at once, so that the owner always has something to do.
-        Acknowledgements that want no receipt wait for other sections, or for their timer.
+        Acknowledgements whose clients want no receipt leave with whatever else is sent to the owner, or after
+        _ACK_SECONDS.
         """
         is_little = self.gathered < _LITTLE_BYTES and len(self._commands) < _LITTLE_COMMANDS
         return self.has_queued and not (is_little and (self._handed or not self.is_urgent))
@@ -300,7 +301,7 @@ class OwnerLinks:
     def schedule_flush(self, link: OwnerLink | None = None) -> None:
         """Send queued rows at the end of this pass of the loop; a link with many queued bytes is flushed at once.
 
-        link: to the owner whose answer a client waits for, also for acknowledgements that are queued there.
+        link: whose owner is to get what is queued now, although it may be only acknowledgements.
         """
         if link is not None:
             link.is_urgent = True
