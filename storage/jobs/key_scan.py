@@ -132,6 +132,8 @@ def newest_of(keyed: pa.Table) -> pa.Table:
     if "time" not in keyed.column_names:
         newest = keyed.group_by("key", use_threads=False).aggregate([("place", "max")])
         return newest.rename_columns({"place_max": "place"})
+    if not keyed.num_rows:
+        return keyed
     encoded = keyed["key"].dictionary_encode()      # all chunks have one dictionary
     numbers = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
     order = np.lexsort((keyed["place"].to_numpy(), keyed["time"].to_numpy(), numbers))

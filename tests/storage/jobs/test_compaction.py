@@ -63,6 +63,15 @@ def test_by_event_time_a_view_has_the_latest_message_of_each_key(tmp_path_factor
     assert topic.contents() == topic.newest(by_event_time=True)
 
 
+def test_by_event_time_a_topic_without_keys_is_compacted(tmp_path):
+    topic = Topic(tmp_path)
+    topic.publish(Message(None, b"x", event_time=1))
+    assert topic.compact(by_event_time=True).outcome == nightly.COMPACTED
+    topic.publish(Message(None, b"y"))
+    topic.compact(by_event_time=True, retains_keyless=True)
+    assert topic.contents() == {(10, 1, None): (None, b"y")}
+
+
 def test_by_event_time_a_late_message_does_not_replace_an_earlier_one(tmp_path):
     """Not in the same compaction, and not in a later one; of equal times the last message stays."""
     topic = Topic(tmp_path)
