@@ -19,6 +19,7 @@
     <data>/partitions/<id>/compacted/<n>/   the n-th compacted view: its manifest `view` (compacted_ledgers.py), and for
                                             each ledger with kept entries <ledger>.ledger and .index as above, with a
                                             COMPACTED_ROW per kept entry, ascending.  *.new: a view in progress
+    <data>/partitions/<id>/exported         how far nights have exported the partition (exported.py)
     <data>/transactions/<n>/table           transactions of coordinator n, as of a checkpoint (transaction_table.py)
     <data>/partitions/<id>/delayed/         the delayed index (index.py); can be rebuilt from ledgers' indexes:
         <start>-<width>.window              WINDOW_BLOCKs, each with its WINDOW_ROWs: times in [start, start + width) ms
@@ -45,6 +46,7 @@ what each version added.
       - compacted views; a program that does not know them does not read them
       - `delayed`; a program that does not know it finds the same times in the indexes
       - freed rows; a program that does not know them repairs them, and reports discarded entries as lost
+      - `exported`; a program that does not know it deletes messages that are not exported
       - TYPE_CHANGED and TYPE_ROWs; a program that does not know them skips both, and writes states without types
 
 FOLDER_VERSION is the version of the whole folder, and keeps older programs away from it.  Raise it whenever a released

@@ -75,6 +75,8 @@ class StorageOptions:
     delayed_delivery_fixed_ms: int = 0        # every message's delay, whatever its producer asks for; 0: as it asks
     compaction_threshold_bytes: int = 0       # so much that is new has a partition compacted; 0: only nights compact it
     compaction_order: str = "position"        # the message of a key that stays: "position" the last, or by "event_time"
+    export: str = "none"                      # content that nights export as tables: "none", "messages" or "compacted"
+    export_before_deletion: bool = False      # messages of topics with an export stay until they are exported
     schema_compatibility_strategy: str = "FULL"      # of versions of a schema, see storage/schemas/registry.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them
     schema_validation_enforced: bool = False  # a topic with a schema refuses producers without one

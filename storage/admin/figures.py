@@ -133,6 +133,16 @@ class CompactionFigures:
 
 
 @dataclass(frozen=True)
+class ExportFigures:
+    """How far a topic is exported, and what the next night has to export."""
+
+    position: Position             # of the last exported entry; (-1, -1): nothing is exported
+    exported_ms: int               # when that was told; 0: nothing is exported
+    unexported_bytes: int
+    age_s: int                     # of the oldest unexported entry; -1: everything is exported
+
+
+@dataclass(frozen=True)
 class TopicFigures:
     """Statistics of one topic; `publishers` is empty if the question did not ask for producers."""
 
@@ -159,6 +169,7 @@ class TopicFigures:
     created_ms: int
     last_publish_ms: int
     compaction: CompactionFigures
+    export: ExportFigures | None   # None: no night exports the topic
     waiting_producers: int
     publishers: list[ProducerFigures]
     subscriptions: dict[str, SubscriptionFigures]

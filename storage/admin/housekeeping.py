@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.admin.context import AdministeredOwner
@@ -24,6 +26,7 @@ from geminga.storage.admin.questions import (
     Enforce,
     HoldCommits,
     Leftovers,
+    NoteExported,
     RemoveLeftovers,
     Settle,
 )
@@ -32,6 +35,8 @@ from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import EXPIRED
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.checkpoints import collect_checkpoint, write_checkpoint
+from geminga.storage.topics import exported
+from geminga.storage.topics.exported import Exported
 from geminga.storage.topics.partition import Partition
 
 _FOLDERS_MAX = 20      # of deleted partitions, removed at a time
@@ -157,6 +162,30 @@ def settle(owner: AdministeredOwner, question: Settle) -> None:
         partition.with_transactions()
         owner.commit()
         write_checkpoint(*collect_checkpoint({partition}))
+
+
+def note_exported(owner: AdministeredOwner, question: NoteExported) -> None:
+    """Write down how far a partition is exported, and have trimming look at it.
+
+    A position up to which it was exported before changes nothing.  Raises Refusal for a position that is not the
+    partition's, OSError.
+    """
+    partition, position = stored(owner, question.topic), question.position
+    if partition.partition_id != question.partition_id:
+        raise Refusal(api.MetadataError, f"{question.topic} has been deleted and created again meanwhile")
+    if position > partition.last_confirmed:
+        raise Refusal(api.MetadataError, f"{question.topic} ends at {partition.last_confirmed}, before {position}")
+    if partition.limit is not None and position >= partition.limit:
+        raise Refusal(api.MetadataError, f"{question.topic} has a transaction open from {partition.limit} on, which is "
+                                         f"not behind {position}")
+    if position <= partition.exported_up_to:
+        return
+    made = Exported(position, owner.now_ms)
+    exported.write(partition.folder, made)
+    partition.exported = made
+    owner.wake_trimming(partition)
+    owner.acknowledged[partition] = None      # holes may be punched up to the position
+    owner.changed[partition] = None
 
 
 def compaction_due(owner: AdministeredOwner, question: CompactionDue) -> list[tuple[int, str]]:

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.admin.context import AdministeredOwner
-from geminga.storage.admin.table_questions import ListClients, Listing, ListSubscriptions, ListTopics, Scope
+from geminga.storage.admin.table_questions import (
+    ListClients,
+    Listing,
+    ListSubscriptions,
+    ListTopics,
+    ListUnexported,
+    Scope,
+)
 from geminga.storage.statistics.columns import Topic, kind_of
 from geminga.storage.topics.subscription import Subscription, SubType
 
@@ -117,6 +124,20 @@ def clients(owner: AdministeredOwner, question: ListClients) -> Listing:
                 "protocol": session.protocol_version, "connected_ms": session.connected_ms or None,
                 "producers": len(produced), "consumers": len(consumed), "topics": len({*produced, *consumed})})
     return Listing(0, len(rows), list(rows[:_CLIENTS_MAX]))
+
+
+def unexported(owner: AdministeredOwner, question: ListUnexported) -> Listing:
+    """Return rows of open topics whose oldest message that has to be exported was stored before a time."""
+    if not any(partition.policies.exports for partition in owner.by_name.values()):      # no rows need to be made
+        return Listing(0, 0, [])
+    opened = owner.statistics.topics()
+    if isinstance(opened, int):
+        return Listing(opened, 0, [])
+    since_ms = owner.statistics.topic_values(opened, "unexported_since_ms")
+    late = np.flatnonzero((since_ms > 0) & (since_ms < question.before_ms))
+    oldest = late[np.argsort(since_ms[late], kind="stable")[:question.most]].tolist()
+    names = [str(opened[at].name) for at in oldest]
+    return Listing(0, len(late), _rows({"topic": names}, {"since_ms": since_ms[oldest]}))
 
 
 # -- choosing and sorting

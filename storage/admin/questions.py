@@ -443,6 +443,14 @@ class CompactionDue(Question[list[tuple[int, str]]], name="compaction-due"):
     """A question for the (id, topic) of open partitions that have passed their compaction threshold."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoteExported(TopicQuestion[None], name="exported"):
+    """A request to write down that a partition is exported up to a position, and to delete what waited for that."""
+
+    partition_id: int                  # a topic of the same name may have been created anew
+    position: Position
+
+
 @dataclass(frozen=True)
 class Enforce(TopicQuestion[Reclaimed | None], name="enforce"):
     """A request to apply retention and expiry to a partition, and to clean up producers and views.

@@ -80,6 +80,17 @@ class ListClients(Question[Listing], Scope, name="list-clients"):
     """A question for a row of each client connection that the owner knows."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListUnexported(Question[Listing], name="list-unexported"):
+    """A question for the open topics with messages to export that were published before a time, the oldest first.
+
+    A row has `topic` and `since_ms`, the time at which its oldest such message was stored.
+    """
+
+    before_ms: int
+    most: int
+
+
 # -- messages and positions of one topic
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from geminga.storage.admin.figures import (
     CompactionFigures,
     ConsumerFigures,
     DrainingHash,
+    ExportFigures,
     ProducerFigures,
     SubscriptionFigures,
     TopicFigures,
@@ -39,6 +40,7 @@ from geminga.storage.statistics.columns import (
     topic_counts,
     transactions,
     unacknowledged,
+    unexported_since_ms,
 )
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
@@ -71,7 +73,8 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
         transactions=transactions(topic), delayed_memory=delayed_index(topic)[_DELAYED_MEMORY],
         deduplicates=partition is not None and partition.deduplicates, topic_epoch=topic.producers.topic_epoch,
         created_ms=owner.catalogue.topics.created_ms(topic.name.base) or 0, last_publish_ms=last_publish_ms(topic),
-        compaction=_compaction(topic.view), waiting_producers=len(topic.producers.waiting),
+        compaction=_compaction(topic.view), export=None if partition is None else _export(owner, partition),
+        waiting_producers=len(topic.producers.waiting),
         publishers=[_producer(owner, one) for one in producers] if question.publishers else [],
         subscriptions=subscriptions)
 
@@ -83,6 +86,17 @@ def _compaction(view: CompactedLedgers | None) -> CompactionFigures:
     report = view.manifest.report
     return CompactionFigures(report.get("messages_in", 0) - report.get("messages_out", 0), view.manifest.created_ms,
                              report.get("seconds", 0))
+
+
+def _export(owner: AdministeredOwner, partition: Partition) -> ExportFigures | None:
+    """Return how far a partition is exported, None if no night exports it."""
+    if not partition.policies.exports:
+        return None
+    ledger_id, entry_id = position = partition.exported_up_to
+    since_ms = unexported_since_ms(partition)
+    return ExportFigures(position, 0 if partition.exported is None else partition.exported.time_ms,
+                         partition.bytes_from(ledger_id, entry_id + 1),
+                         max(0, owner.now_ms - since_ms) // 1000 if since_ms else -1)
 
 
 def last_publish_ms(topic: Topic) -> int:

@@ -16,6 +16,7 @@ from geminga.storage.catalogue.policy_table import (
     BY_POSITION,
     DELETE_MODES,
     EVICTION,
+    EXPORTS_NOTHING,
     HOLD,
     MIB,
     SUBSCRIPTION_TYPES,
@@ -49,6 +50,8 @@ class Policies:
     deduplication: bool = False
     compaction_order: str = BY_POSITION              # which message of a key a compaction keeps
     compaction_threshold: int = 0      # bytes published since a compaction that cause the next; 0: only on demand
+    export: str = EXPORTS_NOTHING      # content that nights export as tables
+    export_before_deletion: bool = False             # messages stay until they are exported
 
     # Delayed delivery
     delayed_delivery: bool = True      # Shared and Key_Shared consumers get messages at their delivery time
@@ -131,10 +134,21 @@ class Policies:
         return self.retention_s != 0 and self.retention_bytes != 0
 
     @property
+    def exports(self) -> bool:
+        """Whether nights export any content of the topic."""
+        return self.export != EXPORTS_NOTHING
+
+    @property
+    def keeps_unexported(self) -> bool:
+        """Whether messages that are not exported yet are kept for the next export."""
+        return self.exports and self.export_before_deletion
+
+    @property
     def work_alone(self) -> bool:
         """Whether any of the policies acts on a partition that no client uses."""
         return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
-                    or self.delete_inactive_topics or self.subscription_expiration_s or self.compaction_threshold)
+                    or self.delete_inactive_topics or self.subscription_expiration_s or self.compaction_threshold
+                    or self.exports)
 
     @property
     def has_quota(self) -> bool:
@@ -160,6 +174,8 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
                 policies = replace(policies, **fields(policy, stored[policy.name]))
     if to := migrated_to(catalogue, topic):
         policies = replace(policies, migrated_to=to)
+    if policies.exports and is_system(str(topic)):      # nobody analyses the broker's own topics
+        policies = replace(policies, export=EXPORTS_NOTHING)
     if not stored:
         return policies
     each = TABLE["subscriptionDispatchRate"]      # `stored` is the last scope's now: the topic's

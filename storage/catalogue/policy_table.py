@@ -225,6 +225,7 @@ PARTITIONS_MAX = 16_384      # partitions of one topic; arbitrary, and more than
 SUBSCRIPTION_TYPES = ("Exclusive", "Failover", "Key_Shared", "Shared")
 DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
 COMPACTION_ORDERS = BY_POSITION, BY_EVENT_TIME = "position", "event_time"
+EXPORTS = EXPORTS_NOTHING, EXPORTS_MESSAGES, EXPORTS_COMPACTED = "none", "messages", "compacted"
 STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL",
               "BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE")
 _OLD_STRATEGIES = {
@@ -312,6 +313,13 @@ TABLE = {policy.name: policy for policy in (
            "The message of a key that a compaction keeps: the last one, or the one with the latest event time.", (
         Part("", one_of(*COMPACTION_ORDERS), field="compaction_order", key="compaction_order"),),
         where="storage/jobs/key_scan.py"),
+    Policy("export", "Content of a topic that nights export as tables: all new messages, or the compacted view.", (
+        Part("", one_of(*EXPORTS), field="export", key="export"),),
+        where="supervisor/tasks/nights.py"),
+    Policy("exportBeforeDeletion",
+           "Whether messages stay until they are exported, although no subscription and no other policy needs them.", (
+        Part("", BOOLEAN, field="export_before_deletion", key="export_before_deletion"),),
+        where="storage/topics/partition.py"),
     Policy("persistence", "Number of storage nodes that keep each entry.", (
         Part("bookkeeperEnsemble", INTEGER, default=2, otherwise=1),
         Part("bookkeeperWriteQuorum", INTEGER, default=2, otherwise=1),

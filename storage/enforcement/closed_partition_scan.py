@@ -1,4 +1,5 @@
-"""The scan of closed partitions, for policies that act without clients: time to live, retention, eviction by age.
+"""The scan of closed partitions, for policies that act without clients: time to live, retention, eviction by age, and
+exports, whose alarm is about all topics.
 
 An owner opens a partition when a client uses it. After a start, and when policies or options were changed, the scan
 opens closed partitions that have such a policy, a few each second. From then on the policies' own watchers look at

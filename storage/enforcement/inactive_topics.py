@@ -71,6 +71,8 @@ class InactiveTopics(Watcher):
             return True
         if (policies.retains and policies.retention_s < 0) or partition.limit is not None:
             return True
+        if policies.keeps_unexported and partition.first_unexported():
+            return True
         if policies.inactive_topic_mode == _CAUGHT_UP:
             return any(one.cursor.backlog(partition.ledgers) for one in partition.subscriptions.values())
         return bool(partition.subscriptions)

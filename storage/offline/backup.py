@@ -48,6 +48,7 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.ledger_headers import ledger_header
 from geminga.storage.offline.backup_items import Item, chunks, copy_item, sum_up
+from geminga.storage.topics import exported
 from geminga.storage.transactions import transaction_table
 from geminga.storage.upkeep.backup_snapshot import link
 
@@ -448,12 +449,12 @@ class _Making:
 def _files(folder: Path) -> Iterator[Path]:
     """Iterate over the files of a partition that a backup needs.
 
-    Files that can be rebuilt, and unfinished ones, are left out. Indexes come before ledgers, because a ledger without
-    an index is not usable.
+    Files that can be rebuilt, unfinished ones, and the file `exported` are left out. Indexes come before ledgers,
+    because a ledger without an index is not usable.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".index"):
-            if path.is_file() and path.suffix != _UNFINISHED:
+            if path.is_file() and path.suffix != _UNFINISHED and path.name != exported.NAME:
                 yield path
     if (amended := folder / _AMENDED).exists():
         yield amended

@@ -2,6 +2,7 @@
 
     catalogue     SQLite's integrity check, and rows that refer to each other and to folders
     journals      synced records that are damaged; records that wait for replay count as already applied
+    exported      the checksum
     state         both copies, and cursors against the ledgers: positions, bitmaps, totals
     ledgers       headers, each row's checksum over content and place, rows without gaps, each entry's checksum
     views         manifests of compacted views, rows, entries' checksums, which messages of batches compaction kept
@@ -15,7 +16,7 @@ found every time.
 """
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from geminga.storage.offline.verify_catalogue import Names, read_names
 from geminga.storage.offline.verify_compacted import ViewCheck, check_views
 from geminga.storage.offline.verify_ledger import LedgerCheck, Task, look_at
 from geminga.storage.offline.verify_partition import CheckedPartition
+from geminga.storage.topics import exported
 
 _PROCESSES_MIN = 64 << 20  # bytes; starting processes for less takes longer than it saves
 _LOOKS = 3                 # checks while a broker serves the folder; only what each of them finds is reported
@@ -192,6 +194,7 @@ class _Walk:
             for left in folder.glob("*.new")
             if not self.is_served
         ]
+        findings += _exported(folder)
         try:
             raw = path.read_bytes()
         except FileNotFoundError:
@@ -259,6 +262,19 @@ class _Walk:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
 
+
+
+def _exported(folder: Path) -> list[Finding]:
+    """Return a finding if the file with the position up to which the partition is exported cannot be used."""
+    path = folder / exported.NAME
+    try:
+        exported.read(folder)
+    except CorruptFile as error:
+        found = corrupt(error, path, "nothing of the partition counts as exported until the next export")
+        return [replace(found, severity=Severity.HARMLESS)]
+    except OSError as error:
+        return [unreadable(path, error)]
+    return []
 
 
 def _of_journal(text: str, folder: Path) -> Finding:

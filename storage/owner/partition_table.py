@@ -109,8 +109,9 @@ class PartitionTable(Watcher):
             self._owner.answer_needs_sync()
         elif not partition.open_ledger.entries:      # a killed process may not have written its op
             self._note_opened(partition)
-        # Entries that the compacted view covers were lost.  In the same ledger, new ones would lie before its horizon.
-        if partition.horizon > partition.last_confirmed:
+        # Entries that the compacted view covers, or that are exported, were lost.  In the same ledger, new ones would
+        # lie before the view's horizon, or count as exported.
+        if max(partition.horizon, partition.exported_up_to) > partition.last_confirmed:
             self._add_ledger(partition)
         self._next_slot += 1
         partition.slot = self._next_slot

@@ -70,21 +70,21 @@ class Trimming(Watcher):
             self.unlink_taken()
 
     def truncate(self, partition: Partition) -> None:
-        """Delete all entries of a partition on which everything is acknowledged, regardless of retention.
+        """Delete all entries of a partition on which everything is acknowledged, regardless of retention and exports.
 
         Raises StorageFull.
         """
         if partition.open_ledger.entries:
             self._partitions.roll(partition)
         self._views.truncated(partition)
-        self._take(partition, len(partition.ledgers))
+        self._take(partition, len(partition.ledgers), also_unexported=True)
 
-    def _take(self, partition: Partition, at_most: int) -> None:
+    def _take(self, partition: Partition, at_most: int, *, also_unexported: bool = False) -> None:
         """Remove at most `at_most` acknowledged ledgers from the partition's chain.
 
         Their files are deleted when the journal has the ops.
         """
-        for ledger in partition.take_acknowledged_ledgers(at_most):
+        for ledger in partition.take_acknowledged_ledgers(at_most, also_unexported=also_unexported):
             self._taken.append(ledger)
             self._owner.note(partition, journal_ops.ledger_deleted(partition.partition_id, ledger.ledger_id))
             self._owner.wake(partition)      # readers that had too much of it outstanding may continue

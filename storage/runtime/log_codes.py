@@ -53,4 +53,5 @@ CODES = {
     "G513": ("nightly", "the broker does not understand a job"),
     "G514": ("nightly", "the nightly job failed"),
     "G520": ("transactions", "alarm: consumers wait for a transaction, or a transaction does not end"),
+    "G530": ("exports", "alarm: messages that nights have to export grow old"),
 }

@@ -107,7 +107,7 @@ TOPIC_COLUMNS = (
     "backlog", "largest_backlog", "backlog_bytes", "storage_bytes", "subscriptions", "producers", "consumers",
     "backlog_since_ms",
     "quota_bytes", "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", *DELAYED, "delays_refused",
-    "delays_overridden", "transactions_open", "transactions_aborted", "transactions_committed",
+    "delays_overridden", "transactions_open", "transactions_aborted", "transactions_committed", "unexported_since_ms",
     "size_sum", "latency_sum", "journal_sum",
     *(f"size_{name}" for name in _SIZE_NAMES), *(f"latency_{name}" for name in _LATENCY_NAMES),
     *(f"journal_{name}" for name in _LATENCY_NAMES),
@@ -138,14 +138,16 @@ def topic_row(topic: Topic, under: list[Row]) -> Row:
     sizes: tuple[int, int] = 0, 0                          # backlog_bytes, storage_bytes
     quotas: tuple[int, int, int, int, int] = 0, -1, -1, 0, 0      # backlog_since_ms to evicted_by_age
     delays = 0, 0                                          # delays_refused, delays_overridden
+    unexported_ms = 0
     if isinstance(topic, Partition):
         slowest, policies = find_slowest(topic), topic.policies
         sizes = _bytes_behind(topic, slowest) if slowest else 0, storage_bytes(topic)
         quotas = came_ms(slowest) if slowest else 0, policies.quota_bytes, policies.quota_age_s, *topic.evictions
         delays = topic.delays_refused, topic.delays_overridden
+        unexported_ms = unexported_since_ms(topic)
     return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, largest, *sizes,
             len(topic.subscriptions), len(topic.producers.live), consumers, *quotas, publish_limited(topic),
-            *delayed_index(topic), *delays, *transactions(topic),
+            *delayed_index(topic), *delays, *transactions(topic), unexported_ms,
             seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
             *seen.sizes, *seen.latencies, *seen.journal_latencies)
 
@@ -215,7 +217,15 @@ def first_unacknowledged(subscription: Subscription) -> tuple[Ledger, int] | Non
 
 def came_ms(subscription: Subscription) -> int:
     """Return when a subscription's first unacknowledged entry was stored, 0 if there is none."""
-    first = first_unacknowledged(subscription)
+    return _stored_ms(first_unacknowledged(subscription))
+
+
+def unexported_since_ms(partition: Partition) -> int:
+    """Return when the first entry that is to be exported was stored, 0 if there is none."""
+    return _stored_ms(partition.first_unexported())
+
+
+def _stored_ms(first: tuple[Ledger, int] | None) -> int:
     return int(first[0].column("broker_time")[first[1]]) if first else 0
 
 

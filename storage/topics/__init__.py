@@ -12,6 +12,7 @@
     decisions.py        decisions of a pass: ops, and the answers to each worker
     session.py          a client connection
     owner_context.py    the owner as commands, policies and administration see it
+    exported.py         how far nights have exported a partition
     watcher.py          what the owner calls each second
 
 Imports: `catalogue/`, `ledgers/`, `cursors/`, `delayed/`, `runtime/`.  Start with `subscription.py`.

@@ -27,9 +27,11 @@ from geminga.storage.ledgers import compacted_ledgers, cut_ledger, ledger_files,
 from geminga.storage.ledgers.checkpoints import FileSnapshot
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
-from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.ledgers.readable import StoredLedger
 from geminga.storage.options import StorageOptions
+from geminga.storage.topics import exported
+from geminga.storage.topics.exported import Exported
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits
 from geminga.storage.topics.subscription import Producer, Subscription
@@ -59,6 +61,7 @@ class Partition(ManagedLedger):
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)
     slot: int = -1                   # in the owner's table of open partitions
     policies: Policies = Policies()  # in force now
+    exported: Exported | None = None      # how far nights have exported the partition; None: nothing is
     rate_limits: Limits | None = None
     last_fixed_ms: int = 0           # the latest due time that a fixed delay gave since it was set; 0: none
     cursor_resets: int = 0           # since the partition was opened
@@ -106,6 +109,7 @@ class Partition(ManagedLedger):
         ManagedLedger.check(self)
         self.producers.check()
         self.discarded.check()
+        assert self.exported_up_to <= self.last_confirmed, self
         if self.schedule is not None:
             self.schedule.check()
         if self.transactions is not None:
@@ -184,12 +188,28 @@ class Partition(ManagedLedger):
         """Whether entries that no compacted view covers are kept for the next compaction."""
         return self.view_number > 0 or self.policies.compaction_threshold > 0
 
-    def take_acknowledged_ledgers(self, at_most: int) -> list[Ledger]:
+    @property
+    def exported_up_to(self) -> Position:
+        """Position of the last entry that is exported; NOWHERE: none is."""
+        return NOWHERE if self.exported is None else self.exported.position
+
+    def first_unexported(self) -> tuple[Ledger, int] | None:
+        """Return (ledger, entry) of the first entry that the next night has to export, None if there is none."""
+        if not self.policies.exports:
+            return None
+        ledger_id, entry_id = self.exported_up_to
+        for each in self.ledgers_from(ledger_id):
+            first = entry_id + 1 if each.ledger_id == ledger_id else 0
+            if first < each.entries:
+                return each, first
+        return None
+
+    def take_acknowledged_ledgers(self, at_most: int, *, also_unexported: bool = False) -> list[Ledger]:
         """Remove at most `at_most` unneeded ledgers from the beginning of the chain; the caller unlinks them.
 
         Durable subscriptions need the ledgers behind their mark-delete position, the next compaction those behind the
         horizon, readers of a compacted view those behind the view's horizon, and open transactions all from their first
-        entry on.
+        entry on.  Where a policy says so, the next export needs those behind the last one.
         """
         needed = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
         if self.compacts:
@@ -198,6 +218,8 @@ class Partition(ManagedLedger):
                        for s in self.attached if s.reads_compacted and not s.is_durable]
         if self.limit is not None:
             needed.append((self.limit[0], self.limit[1] - 1))
+        if self.policies.keeps_unexported and not also_unexported:
+            needed.append(self.exported_up_to)
         taken: list[Ledger] = []
         while len(self.ledgers) > 1 and len(taken) < at_most:
             first = self.ledgers[0]
@@ -339,6 +361,7 @@ def open_partition(
         counts = {ledger.ledger_id: ledger.entries for ledger in partition.ledgers}
         partition.transactions.cut(lambda ledger_id: counts.get(ledger_id, 0))
     _open_view(partition)
+    _read_exported(partition)
     if stored.delays == format.SCHEDULED or (stored.delays == format.UNKNOWN and _has_delayed(partition)):
         persistence.restore(partition.begin_schedule(is_strict=options.delayed_delivery_strict))
     for text, subscription_id in names.items():
@@ -386,6 +409,19 @@ def _open_view(partition: Partition) -> None:
         return
     partition.take_over(view)
     compacted_ledgers.remove_unused(partition.folder, {view.number})
+
+
+def _read_exported(partition: Partition) -> None:
+    """Read how far the partition is exported.  If the file is damaged, note that: then nothing counts as exported."""
+    why = ""
+    try:
+        partition.exported = exported.read(partition.folder)
+    except CorruptFile as error:
+        why = str(error)
+    except OSError as error:
+        why = text_of(error)
+    if why:
+        partition.damage.append(f"{why}; nothing of the partition counts as exported until the next export")
 
 
 def _set_bits(bitmap: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ from geminga.storage.disk import syscalls
 from geminga.storage.errors import is_full
 from geminga.storage.ledgers import journal_ops, ledger_files
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
@@ -113,7 +114,7 @@ class HolePuncher(Watcher):
         holes: list[Hole] = []
         if not any(cursor.is_durable for cursor in cursors):
             return holes
-        limit = partition.limit
+        limit = _limit(partition)
         for ledger in partition.ledgers:
             if limit is not None and ledger.ledger_id > limit[0]:
                 break
@@ -268,6 +269,18 @@ def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tupl
     if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
         ends = [cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id]
         end = min(ends, default=end)
-    if (limit := partition.limit) is not None and ledger.ledger_id == limit[0]:
-        end = min(end, limit[1])      # a commit may still show them to new subscriptions
+    if (limit := _limit(partition)) is not None and ledger.ledger_id == limit[0]:
+        end = min(end, limit[1])
     return max(0, partition.discarded.first_hole(ledger, 0) - _BEFORE), end
+
+
+def _limit(partition: Partition) -> Position | None:
+    """Return the first position from which on nothing is freed; None: there is none.
+
+    Entries behind it are of a transaction that may still show them to new subscriptions, or they have to be exported.
+    """
+    limits = [] if partition.limit is None else [partition.limit]
+    if partition.policies.keeps_unexported:
+        ledger_id, entry_id = partition.exported_up_to
+        limits.append((ledger_id, entry_id + 1))
+    return min(limits, default=None)

@@ -78,6 +78,9 @@ ROUTES: dict[str, PolicyRoutes] = {
         Route("compactionThreshold", refusal="Invalid value for compactionThreshold")),
     "compactionOrder": PolicyRoutes(
         Route("compactionOrder", nullable=True), Route("compactionOrder", nullable=True)),
+    "export": PolicyRoutes(Route("export", nullable=True), Route("export", nullable=True)),
+    "exportBeforeDeletion": PolicyRoutes(
+        Route("exportBeforeDeletion", nullable=True), Route("exportBeforeDeletion", nullable=True)),
     "persistence": PolicyRoutes(Route("persistence", member="persistence"), Route("persistence")),
     "maxUnackedMessagesPerConsumer": PolicyRoutes(
         Route("maxUnackedMessagesPerConsumer", member="max_unacked_messages_per_consumer"),

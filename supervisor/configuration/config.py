@@ -89,6 +89,7 @@ class AlarmOptions:
     memory_percent: int = 85                      # used memory above this is an alarm
     memory_refuse_percent: int = 95               # above this, publishing is refused until it is less; 0: never
     transaction_s: int = 600                      # an open transaction that consumers wait for longer; 0: no alarm
+    export_s: int = 48 * 3600                     # age of a message that is to be exported and is not; 0: no alarm
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.position import Position
+from geminga.storage.topics import exported
 from geminga.supervisor.host.unix_sockets import short_path
 
 if TYPE_CHECKING:
@@ -113,6 +115,38 @@ class BrokerSocket:
             if is_ours and view not in compacted_ledgers.numbers(folder):
                 try:
                     compacted_ledgers.adopt(folder, view)
+                except OSError as error:
+                    raise Refused(text_of(error)) from None
+        return is_ours
+
+    def exported(self, partition_id: int, topic: str, position: Position) -> str | None:
+        """Write down that a partition is exported up to a position, through the broker or, without one, directly in the
+        folder.
+
+        Return None, or the reason for a refusal.
+        """
+        folder = format.partition_folder(self._data_dir, partition_id)
+        while True:
+            try:
+                if self.is_served():
+                    self.ask("exported", topic=topic, partition_id=partition_id, position=position)
+                elif not self._note_exported_alone(folder, position):
+                    continue      # a broker has just been started
+                return None
+            except Gone:
+                continue
+            except Refused as refused:
+                return str(refused)
+
+    def _note_exported_alone(self, folder: Path, position: Position) -> bool:
+        """Write down how far a partition is exported without a broker, under the folder's lock.
+
+        Return False if a broker holds the lock.  Raises Refused.
+        """
+        with locks.lock(self._data_dir / locks.LOCK) as is_ours:
+            if is_ours:
+                try:
+                    exported.advance(folder, position)
                 except OSError as error:
                     raise Refused(text_of(error)) from None
         return is_ours

@@ -64,6 +64,8 @@ VERBS: dict[str, PolicyVerb] = {
         "": ValueOption("--threshold -t", "bytes", required=True)}),
     "compactionOrder": PolicyVerb("compaction-order", {
         "": ValueOption("--order", required=True)}),
+    "export": PolicyVerb("export", {"": ValueOption("--content", required=True)}),
+    "exportBeforeDeletion": PolicyVerb("export-before-deletion", {"": ValueOption(_SWITCH, required=True)}),
     "persistence": PolicyVerb("persistence", {
         "bookkeeperEnsemble": ValueOption("--bookkeeper-ensemble -e"),
         "bookkeeperWriteQuorum": ValueOption("--bookkeeper-write-quorum -w"),

@@ -221,12 +221,12 @@ def permits_are_too_many():
 
 @canary("space is given back")
 def nothing_is_deleted():
-    yield Partition, "take_acknowledged_ledgers", lambda *_: []
+    yield Partition, "take_acknowledged_ledgers", lambda *_, **__: []
 
 
 @canary("nothing unacknowledged is deleted", "what an owner holds agrees with itself")
 def too_much_is_deleted():
-    def take(right, partition, *_):
+    def take(right, partition, *_, **__):
         return [partition.ledgers.pop(0) for _ in partition.ledgers[1:]]
     yield sometimes(Partition, "take_acknowledged_ledgers", take, 2)
 

@@ -1,4 +1,5 @@
 """Alarms: when each is raised and cleared, and where it is shown."""
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -6,12 +7,15 @@ from pathlib import Path
 import click
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.admin.table_questions import Listing, ListUnexported
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor import main
 from geminga.supervisor.admin.monitoring import alarms, hanging_transactions
-from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
+from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms, LateExports
 from geminga.supervisor.configuration.config import AlarmOptions, Config
 
 from ..harness import eventually, request, unique_topic
@@ -349,6 +353,59 @@ def test_transactions_that_hang_are_an_alarm_that_names_three_of_them(host):
     host.alarms.transactions.sentences = {}
     host.passes()
     assert host.raised() == {} and host.said[-1] == ("G520", "alarm transactions is over")
+
+
+# -- exports ------------------------------------------------------------------------------------------------------
+
+def test_late_exports_are_an_alarm_with_the_oldest_topic_and_its_age(host):
+    host.alarms.exports.oldest = "persistent://a/b/c", round((host.wall - 50.2 * 3600) * 1000)
+    host.alarms.exports.topics = 1
+    host.passes()
+    assert host.raised() == {"exports": "a message of persistent://a/b/c is 2 d 2 h old and not exported yet; "
+                                        "geminga nightly report tells how the last night went"}
+    host.alarms.exports.topics = 1_235
+    host.passes(3600.0)
+    assert "c is 2 d 3 h old and not exported yet; topics like that: 1,235; geminga" in host.raised()["exports"]
+    assert [code for code, _ in host.said] == ["G530"]      # it is not logged again for every hour
+    host.alarms.exports.oldest = None
+    host.passes()
+    assert host.raised() == {} and host.said[-1] == ("G530", "alarm exports is over")
+
+
+class PlayedOwners:
+    """Owners that answer the question for late exports with these listings, one after the other."""
+
+    def __init__(self, *by_owner):
+        self.count, self.asked, self._by_owner = len(by_owner), [], [list(some) for some in by_owner]
+
+    async def ask_owner(self, index, question):
+        self.asked.append(question)
+        answer = self._by_owner[index].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def listing(total, *rows):
+    return Listing(0, total, [{"topic": topic, "since_ms": since_ms} for topic, since_ms in rows])
+
+
+def test_the_oldest_message_of_all_owners_is_looked_for_and_all_topics_are_counted():
+    """An owner that has rows to make is asked again.  While one does not answer, what was seen before still holds."""
+    late, down = LateExports(), Refusal(api.ServiceNotReady, "it is being started")
+    late.bound_s = 3600
+    asyncio.run(late.look(PlayedOwners([listing(0)], [listing(0)])))
+    assert (late.oldest, late.topics) == (None, 0)
+    owners = PlayedOwners([Listing(7, 0, []), listing(3, ("a", 20))], [listing(2, ("b", 10))])
+    asyncio.run(late.look(owners))
+    assert (late.oldest, late.topics) == (("b", 10), 5)
+    assert [type(question) for question in owners.asked] == [ListUnexported] * 3
+    asyncio.run(late.look(PlayedOwners([listing(0)], [down])))
+    assert (late.oldest, late.topics) == (("b", 10), 5)
+    late.bound_s = 0
+    owners = PlayedOwners([], [])
+    asyncio.run(late.look(owners))
+    assert (late.oldest, late.topics, owners.asked) == (None, 0, [])
 
 
 # -- pages about alarms

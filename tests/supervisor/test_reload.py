@@ -43,7 +43,7 @@ CHOICES = {     # other values of keys that do not take any number or any text
     "storage.inactive_topic_mode": "delete_when_subscriptions_caught_up", "storage.subscription_types": ("Shared",),
     "storage.schema_compatibility_strategy": "BACKWARD", "nightly.engine": "here", "nightly.master": "local[1]",
     "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",),
-    "storage.compaction_order": "event_time", "nightly.until": "05:00",
+    "storage.compaction_order": "event_time", "storage.export": "messages", "nightly.until": "05:00",
     "log.level": "debug", "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),
     "authentication.methods": ("basic",),
     "authentication.public_key_algorithm": "ES256", "tls.certificate": "", "tls.key": ""}

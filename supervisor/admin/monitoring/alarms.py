@@ -10,6 +10,7 @@
     sync          a sync failed; until acknowledged
     processes     a process was started three times within ten minutes
     transactions  consumers wait for a transaction that is open for long, or a decided one does not end
+    exports       a message that nights have to export is older than two days, and is not exported
 
 Each alarm is a metric, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page
 of the runbook. Numbers that have to outlive this process are in the shared counters: clock jumps, and the counts that
@@ -25,13 +26,17 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from geminga.proto.errors import Refusal
+from geminga.storage.admin.table_questions import ListUnexported
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.upkeep import missing_files
 from geminga.supervisor.admin.monitoring.hanging_transactions import HangingTransactions
+from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import host
 from geminga.supervisor.tasks.job_socket import REPORT, last_report
+from geminga.supervisor.wording import human
 from geminga.workers.identity.certificates import Tls, warning
 
 _LOOK_SECONDS = 1.0
@@ -42,6 +47,7 @@ _JUMPED_SECONDS = 3600.0             # the alarm ends after this time without a 
 _MEMORY_REST = 0.05                  # part of the memory that must be free again before the alarm ends
 _LATE_SECONDS = 2 * 24 * 3600.0      # time without a nightly job that succeeded, after which the alarm is raised
 _STARTS_SECONDS = 600.0              # three starts of a process within this time raise the alarm
+_EXPORTS_SECONDS = 60                # between two looks for late exports, for which owners make rows of all topics
 _TOLD_MAX = 3                        # transactions that the text of an alarm describes
 # files that are never replaced while a broker serves
 _STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"
@@ -73,6 +79,7 @@ ALARMS = {
     "sync": "G111",
     "processes": "G206",
     "transactions": "G520",
+    "exports": "G530",
 }
 # Alarms that are logged as errors.  All further alarms are warnings, which can wait for the morning.
 _COSTLY = "memory", "damage", "sync", "processes"
@@ -96,7 +103,7 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
-        self.transactions = HangingTransactions()
+        self.transactions, self.exports = HangingTransactions(), LateExports()
         self._watched = missing_files.WatchedFiles([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
@@ -107,11 +114,12 @@ class Alarms:
     def configure(self, config: Config) -> None:
         """Apply a new configuration."""
         self._options, self._data_dir = config.alarms, config.data_dir
-        self.transactions.open_seconds = config.alarms.transaction_s
+        self.transactions.open_seconds, self.exports.bound_s = config.alarms.transaction_s, config.alarms.export_s
 
     async def serve(self, app: web.Application):
         """Evaluate all alarms at intervals while the application runs."""
-        tasks = [asyncio.create_task(one) for one in (self._watch(), self.transactions.watch(app))]
+        tasks = [asyncio.create_task(one) for one in (
+            self._watch(), self.transactions.watch(app), self.exports.watch(app[OWNERS]))]
         yield
         for task in tasks:
             task.cancel()
@@ -261,6 +269,15 @@ class Alarms:
         others = f"; and {len(hanging) - _TOLD_MAX:,} others" if len(hanging) > _TOLD_MAX else ""
         return Reason(sorted(hanging), "; ".join(islice(hanging.values(), _TOLD_MAX)) + others)
 
+    def _exports(self, rows: Rows) -> Reason | None:
+        if not (oldest := self.exports.oldest):
+            return None
+        topic, since_ms = oldest
+        age, many = human.length(self._wall() - since_ms / 1000), self.exports.topics
+        count = f"; topics like that: {many:,}" if many > 1 else ""
+        return Reason("late", f"a message of {topic} is {age} old and not exported yet{count}; geminga nightly report "
+                              "tells how the last night went")
+
     # -- for status, metrics and /ready
 
     def told(self) -> list[dict[str, Any]]:
@@ -286,6 +303,41 @@ class Alarms:
         """Yield the texts of raised alarms that make the broker not ready."""
         if "memory" in self.raised and self._own.read()["memory_refuses"]:
             yield self.raised["memory"].reason.text
+
+
+class LateExports:
+    """The topics with a message that has waited too long for its export, as they were at the last look."""
+
+    def __init__(self) -> None:
+        self.bound_s = 0                             # of the age of such a message; 0: none is too old
+        self.oldest: tuple[str, int] | None = None   # (topic, time in ms at which its oldest such message was stored)
+        self.topics = 0                              # with a message that is too old
+
+    def __repr__(self) -> str:
+        return f"<LateExports topics={self.topics} oldest={self.oldest}>"
+
+    async def watch(self, owners: Owners) -> None:
+        """Look for late exports, for ever."""
+        while True:
+            await self.look(owners)
+            await asyncio.sleep(min(_EXPORTS_SECONDS, self.bound_s or _EXPORTS_SECONDS))
+
+    async def look(self, owners: Owners) -> None:
+        """Ask all owners for late exports.  If one does not answer, the last look holds until the next one."""
+        listings = []
+        if self.bound_s:
+            question = ListUnexported(before_ms=time.time_ns() // 1_000_000 - 1_000 * self.bound_s, most=1)
+            try:
+                for index in range(owners.count):
+                    # An owner makes some rows in each of its passes, and answers without rows until all are made.
+                    while (listing := await owners.ask_owner(index, question)).stale:
+                        pass
+                    listings.append(listing)
+            except Refusal:
+                return
+        rows: list[Any] = [row for listing in listings for row in listing.rows]
+        self.topics = sum(listing.total for listing in listings)
+        self.oldest = min(((row["topic"], row["since_ms"]) for row in rows), key=lambda row: row[1], default=None)
 
 
 def _damages(rows: Rows) -> int:

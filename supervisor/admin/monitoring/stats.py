@@ -48,6 +48,8 @@ _LARGEST = (
     "lastExpireTimestamp",
     "lastPublishTimeStamp",
     "oldestBacklogMessageAgeSeconds",
+    "oldestUnexportedMessageAgeSeconds",
+    "lastExportTimestamp",
     "backlogQuotaLimitSize",
     "backlogQuotaLimitTime",
     "lastOffloadLedgerId",
@@ -73,6 +75,7 @@ _ALONE = (
     "ownerBroker",
     "deduplicationStatus",
     "oldestBacklogMessageSubscriptionName",
+    "exportedPosition",
     "drainingHashes",
     "keyHashRangeArrays",
 )      # left out: they mean something for one partition only

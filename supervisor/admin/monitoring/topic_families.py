@@ -35,9 +35,11 @@ def _ratio(above: str, below: str) -> Values:
     return lambda columns, now_ms: columns[above] / np.maximum(columns[below], 1e-9) * (columns[below] > 0)
 
 
-def _age_s(columns: Columns, now_ms: float) -> NDArray[Any]:
-    since = columns["backlog_since_ms"]
-    return np.where(since > 0, (now_ms - since) // 1000, -1)
+def _age_s(name: str) -> Values:
+    def age(columns: Columns, now_ms: float) -> NDArray[Any]:
+        since = columns[name]
+        return np.where(since > 0, (now_ms - since) // 1000, -1)
+    return age
 
 
 def _nothing(columns: Columns, now_ms: float) -> NDArray[Any]:
@@ -87,7 +89,7 @@ TOPIC_FAMILIES = [
     Family("pulsar_storage_logical_size", "Bytes of stored entries, counting a single copy", "storage_bytes"),
     Family("pulsar_storage_backlog_size", "Bytes stored from the oldest unacknowledged entry on", "backlog_bytes"),
     Family("pulsar_storage_backlog_age_seconds", "Age of the oldest unacknowledged entry; -1 without a backlog",
-           _age_s, sums=False),
+           _age_s("backlog_since_ms"), sums=False),
     Family("pulsar_storage_backlog_quota_limit", "Backlog quota in bytes; -1 if there is none", "quota_bytes",
            sums=False),
     Family("pulsar_storage_backlog_quota_limit_time", "Backlog quota in seconds; -1 if there is none", "quota_age_s",
@@ -125,6 +127,9 @@ TOPIC_FAMILIES = [
     Family("pulsar_broker_topic_messages_fixed_delay_overridden_total",
            "Messages whose delivery time was replaced by the topic's fixed delay", "delays_overridden", "counter",
            prefix="pulsar_"),
+    Family("geminga_tables_unexported_seconds",
+           "Age of the oldest message that nights have to export and have not; -1 if there is none",
+           _age_s("unexported_since_ms"), sums=False),
     *_buckets("pulsar_storage_write_latency", "latency",
               "Entries by milliseconds from their arrival at the owner until they were on disk", _LATENCIES,
               "latency_sum"),

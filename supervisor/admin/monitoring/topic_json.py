@@ -1,7 +1,8 @@
 """Statistics from owners as the JSON objects of Pulsar's REST.
 
-Fields without a meaning here, such as those of offloading, have the value for "none". `messages` of a subscription is
-Geminga's own field: an account of all messages since the subscription was created. Fields are in Pulsar's order.
+Fields without a meaning here, such as those of offloading, have the value for "none". Fields are in Pulsar's order.
+Geminga's own are `messages` of a subscription, an account of all messages since it was created, and, where nights
+export a topic, `exportedPosition`, `lastExportTimestamp`, `unexportedSize` and `oldestUnexportedMessageAgeSeconds`.
 """
 from datetime import UTC, datetime
 from typing import Any
@@ -60,6 +61,11 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         told["topicEpoch"] = figures.topic_epoch
     if not topic.is_persistent:
         told["msgDropRate"] = figures.drop_rate
+    if figures.export is not None:
+        told |= {"exportedPosition": "{}:{}".format(*figures.export.position),
+                 "lastExportTimestamp": figures.export.exported_ms,
+                 "unexportedSize": figures.export.unexported_bytes,
+                 "oldestUnexportedMessageAgeSeconds": figures.export.age_s}
     return told
 
 

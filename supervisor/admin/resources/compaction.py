@@ -42,6 +42,7 @@ from geminga.storage.admin.questions import (
     CutBackup,
     Enforce,
     HoldCommits,
+    NoteExported,
     Question,
     RemoveLeftovers,
     Settle,
@@ -73,7 +74,7 @@ routes = web.RouteTableDef()
 # The questions that jobs may have for owners, by their names.
 QUESTIONS: dict[str, type[Question[Any]]] = {
     kind.name: kind for kind in (
-        AdoptView, Settle, Enforce, RemoveLeftovers, BeginBackup, HoldCommits, CutBackup)}
+        AdoptView, NoteExported, Settle, Enforce, RemoveLeftovers, BeginBackup, HoldCommits, CutBackup)}
 _BATCH = 100                 # partitions for one job
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000
