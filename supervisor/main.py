@@ -59,7 +59,8 @@ _SECTIONS = {
         "restore": ("folder.backup", "Copy a backup into a new or empty data folder."),
         "verify": ("folder.verify", "Look for damage in a data folder."),
         "ledger": ("folder.ledger", "Look into the files of a data folder."),
-        "nightly": ("folder.nightly", "Compact topics and give back disk space."),
+        "nightly": ("folder.nightly", "Compact topics, export tables, and give back disk space."),
+        "tables": ("folder.tables", "List topics that are tables: rows, bytes, how far they are."),
         "upgrade": ("folder.upgrade", "Tell how an upgrade would change a data folder."),
     },
 }

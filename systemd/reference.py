@@ -66,7 +66,7 @@ def explained() -> dict[str, tuple[str, str]]:
     """
     found, section, comment = {}, "", []
     for line in EXAMPLE.read_text().splitlines():
-        if match := re.match(r"\[(\w+)\]", line):
+        if match := re.match(r"\[([\w.]+)\]", line):
             section = match[1] + "."
         elif match := re.match(r"#((\w+) = .*)", line):
             found[section + match[2]] = match[1], " ".join(" ".join(comment).split())

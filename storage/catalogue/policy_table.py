@@ -315,7 +315,7 @@ TABLE = {policy.name: policy for policy in (
         where="storage/jobs/key_scan.py"),
     Policy("export", "Content of a topic that nights export as tables: all new messages, or the compacted view.", (
         Part("", one_of(*EXPORTS), field="export", key="export"),),
-        where="supervisor/tasks/nights.py"),
+        where="supervisor/tasks/tables.py"),
     Policy("exportBeforeDeletion",
            "Whether messages stay until they are exported, although no subscription and no other policy needs them.", (
         Part("", BOOLEAN, field="export_before_deletion", key="export_before_deletion"),),

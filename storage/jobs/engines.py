@@ -5,6 +5,7 @@ into memory, and may run on many hosts.
 """
 import bisect
 import contextlib
+import errno
 import math
 import os
 import re
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -106,6 +107,20 @@ class LocalEngine:
             tell(WRITING, before, total)
             yield job, done
 
+    def each(self, task: Callable[[int], Any], count: int, tell: Tell, stage: str, messages: list[int],
+             ends: float = math.inf) -> list[Any]:
+        """Return the results of tasks 0 .. count - 1, run one after the other.
+
+        messages: of each task, for `tell`.  ends: see `compact`.  Raises OutOfTime.
+        """
+        results, total = [], sum(messages)
+        for number in range(count):
+            _check_time(ends)
+            tell(stage, sum(messages[:number]), total)
+            results.append(task(number))
+        tell(stage, total, total)
+        return results
+
     @staticmethod
     def _newest(job: Job, done: Done, tell: Callable[[int], None], ends: float) -> NDArray[np.int64]:
         """Return the places of the newest message of each key, and of keyless messages that are kept."""
@@ -143,13 +158,14 @@ class Spark:
     its Python workers, one for a core, takes some 200 MiB more.
     """
 
-    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", context: Any = None):
+    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", context: Any = None,
+                 settings: Mapping[str, str] | None = None):
         """Start Spark, or use an existing SparkContext.
 
-        scratch: a folder for data that does not fit into memory. Raises NoSpark.
+        scratch: a folder for data that does not fit into memory. settings: more of Spark's properties.  Raises NoSpark.
         """
         self._scratch, self._is_ours = scratch, context is None
-        self.context = _start(scratch, master, memory) if context is None else context
+        self.context = _start(scratch, master, memory, settings or {}) if context is None else context
         self.name = f"Spark {self.context.version}, {self.context.master}"
 
     def __repr__(self) -> str:
@@ -178,7 +194,12 @@ class Spark:
             except (CannotCompact, OSError, CorruptFile) as error:
                 results[number].error = _text(error)
         looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
-        with _watched(context, tell, total, looked, written, ends):
+
+        def look() -> None:
+            stage, done = (WRITING, written.value) if written.value else (READING, looked.value)
+            tell(stage, min(done, total), total)
+
+        with _watched(context, look, ends):
             try:
                 rows = self._run(jobs, _bundled(stretches), looked, written, notes)
             except (PySparkException, Py4JError) as error:
@@ -196,6 +217,31 @@ class Spark:
         for job, done in zip(jobs, results, strict=True):
             done.seconds = seconds * job.size / max(1, sum(other.size for other in jobs))
             yield job, done
+
+    def each(self, task: Callable[[int], Any], count: int, tell: Tell, stage: str, messages: list[int],
+             ends: float = math.inf) -> list[Any]:
+        """Return the results of tasks 0 .. count - 1, run by Spark's workers; see LocalEngine.each.
+
+        Raises OutOfTime, and OSError if Spark fails.
+        """
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        context, total = self.context, sum(messages)
+        done = context.accumulator(0)
+
+        def run(number: int) -> Any:
+            result = task(number)
+            done.add(messages[number])
+            return result
+
+        with _watched(context, lambda: tell(stage, min(total, done.value), total), ends):
+            try:
+                results: list[Any] = context.parallelize(range(count), count).map(run).collect() if count else []
+            except (PySparkException, Py4JError) as error:
+                _check_time(ends)      # then it was cancelled
+                raise OSError(errno.EIO, f"Spark failed: {_reason(error)}") from error
+        return results
 
     def _run(self, jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum, written: _Sum,
              notes: _Sum) -> "list[_Row]":
@@ -343,17 +389,13 @@ def _lists() -> Any:
 
 
 @contextlib.contextmanager
-def _watched(context: Any, tell: Tell, total: int, looked: _Sum, written: _Sum, ends: float) -> Iterator[None]:
-    """Report the progress of Spark's passes while this is entered; from `ends` on, cancel all jobs of Spark."""
+def _watched(context: Any, look: Callable[[], None], ends: float) -> Iterator[None]:
+    """Report the progress of Spark by `look` while this is entered; from `ends` on, cancel all jobs of Spark."""
     is_over = threading.Event()
 
     def watch() -> None:
-        told = None
         while not is_over.wait(_LOOK_S):
-            stage, done = (WRITING, written.value) if written.value else (READING, looked.value)
-            if (stage, done) != told:
-                tell(stage, min(done, total), total)
-                told = stage, done
+            look()
             if time.monotonic() >= ends:
                 context.cancelAllJobs()      # at each look: another one may be about to begin
     thread = threading.Thread(target=watch, daemon=True)
@@ -371,7 +413,7 @@ def _reason(error: Exception) -> str:
     return lines[-1].removeprefix(": ") if lines else type(error).__name__
 
 
-def _start(scratch: Path, master: str, memory: str) -> Any:
+def _start(scratch: Path, master: str, memory: str, more: Mapping[str, str]) -> Any:
     """Start Spark, and return its new SparkContext.  Raises NoSpark."""
     try:
         from py4j.protocol import Py4JError
@@ -397,7 +439,7 @@ def _start(scratch: Path, master: str, memory: str) -> Any:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")      # else Spark fails on a host whose name has no address
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # the interpreter of Spark's Python workers
     configuration = SparkConf().setMaster(master).setAppName("geminga nightly")
-    for name, value in settings.items():
+    for name, value in {**settings, **more}.items():
         configuration.set(name, str(value))
     try:
         return SparkContext(conf=configuration)

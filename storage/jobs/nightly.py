@@ -128,7 +128,7 @@ def _plan(data_dir: Path, target: Target) -> Planned:
         behind = held.horizon if held else NOWHERE
         known = confirmed.committed(data_dir, target.partition_id, behind=behind)
         horizon = known.up_to
-        entries, messages, size = _news(folder, target.partition_id, behind, horizon)
+        entries, messages, size = news(folder, target.partition_id, behind, horizon)
     except (CorruptFile, OSError) as error:
         text = text_of(error) if isinstance(error, OSError) else str(error)
         return Planned(target, False, f"it cannot be compacted: {text}", error=text)
@@ -142,7 +142,7 @@ def _plan(data_dir: Path, target: Target) -> Planned:
     return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:])
 
 
-def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
+def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
     """Return (entries, messages, bytes) of a partition behind one position and up to another."""
     entries = messages = size = 0
     if horizon <= behind:
@@ -176,7 +176,7 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | N
     """
     engine = engine or LocalEngine()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
-    with _alone(data_dir):
+    with alone(data_dir):
         due = [one for one in planned if one.is_due]
         tell = _Teller(progress, sum(one.messages + one.view_messages for one in due))
         try:
@@ -296,7 +296,8 @@ def _finished(job: Job, done: Done, target: Target, planned: Planned, adopt: Ado
 
 
 @contextlib.contextmanager
-def _alone(data_dir: Path) -> Iterator[None]:
+def alone(data_dir: Path) -> Iterator[None]:
+    """Hold the lock of nightly runs.  Raises AlreadyRunning."""
     _folder(data_dir).mkdir(exist_ok=True)
     with locks.lock(_folder(data_dir) / locks.LOCK) as is_ours:
         if not is_ours:

@@ -46,7 +46,7 @@ class Values:
 
     def shape(self) -> tuple[pa.StructType, Fit]:
         """Return (Arrow type of the topics' values, function that converts a parsed value to it)."""
-        return _shape(self.newest, self.kind == api.Schema.Avro, {}, ())
+        return shape_of(self.newest, self.kind == api.Schema.Avro)
 
     @property
     def type(self) -> pa.StructType:
@@ -129,6 +129,14 @@ def _parsed(data: bytes, topic: TopicName) -> Parsed:
 
 
 # -- types
+
+def shape_of(schema: Parsed, is_avro: bool) -> tuple[pa.DataType, Fit]:
+    """Return (Arrow type of a definition that fastavro has parsed, function that converts a parsed value to it).
+
+    is_avro: whether logical types count; in JSON values they do not.
+    """
+    return _shape(schema, is_avro, {}, ())
+
 
 def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
     """Return (Arrow type of an Avro schema, function that converts a value to it).

@@ -109,6 +109,16 @@ class NightlyOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Tables that nights make of topics with the policy `export`."""
+
+    url: str = ""                                 # folder for them, or a URL of Hadoop's file systems; empty: no tables
+    format: str = "parquet"                       # or "iceberg"
+    packages: tuple[str, ...] = ()                # GROUP:ARTIFACT:VERSION of Maven, that Spark needs for the URL or format
+    settings_file: str = ""                       # Spark's properties, such as credentials; empty: none
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All options of a broker.  load() replaces zeros and empty texts that stand for a computed default."""
 
@@ -127,6 +137,7 @@ class Config:
     console: ConsoleOptions = field(default_factory=ConsoleOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     nightly: NightlyOptions = field(default_factory=NightlyOptions)
+    tables: TableOptions = field(default_factory=TableOptions)
     log: LogOptions = field(default_factory=LogOptions)
     alarms: AlarmOptions = field(default_factory=AlarmOptions)
     tls: TlsOptions = field(default_factory=TlsOptions)
@@ -144,7 +155,7 @@ SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", Worker
             "transactions": ("transactions", TransactionOptions),
             "http": ("http", HttpOptions), "console": ("console", ConsoleOptions),
             "metrics": ("metrics", MetricsOptions),
-            "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
+            "nightly": ("nightly", NightlyOptions), "nightly.tables": ("tables", TableOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}

@@ -1,4 +1,4 @@
-"""The nightly job: compaction of topics that are due, release of disk space by each partition, and a report."""
+"""The nightly job: compaction of topics that are due, tables, release of disk space by each partition, and a report."""
 import contextlib
 import json
 import math
@@ -26,7 +26,10 @@ from geminga.storage.jobs import confirmed, nightly
 from geminga.storage.jobs.engines import LocalEngine, NoSpark, NotInstalled, Spark, Tell
 from geminga.storage.jobs.nightly import Night, Planned, Target
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.tables import exports
+from geminga.storage.tables.exports import Wanted
 from geminga.supervisor.configuration.config import Config, core_count
+from geminga.supervisor.tasks import tables
 from geminga.supervisor.tasks.job_socket import REPORT, BrokerSocket, CannotRun, Gone, Refused, last_report
 
 SUCCESS, FAILED = "success", "failed"
@@ -127,11 +130,34 @@ class Engines:
         may_be_here = options.engine == "auto" and not self._is_night
         if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
             return LocalEngine()
+        return self._spark_or_here(may_be_here)
+
+    def for_tables(self, size: int) -> LocalEngine | Spark:
+        """Return the engine for an export that reads `size` bytes.  Raises CannotRun."""
+        options = self._options
+        if tables.needs_spark(self._config):
+            if options.engine == "here":
+                raise CannotRun("nightly.tables needs Spark for its url or format, and nightly.engine is here")
+            engine = self._spark_or_here(False)
+            if isinstance(engine, LocalEngine):
+                raise CannotRun("nightly.tables needs Spark for its url or format, and Spark is not installed")
+            return engine
+        if options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
+            return LocalEngine()
+        return self._spark_or_here(False)
+
+    def _spark_or_here(self, may_be_here: bool) -> LocalEngine | Spark:
+        """Return Spark, which is started if necessary.  Raises CannotRun.
+
+        may_be_here: whether this process does the work if Spark cannot be started.
+        """
+        options = self._options
         if self._spark is None:
             master = options.master or f"local[{options.cores or core_count()}]"
             try:
                 scratch = self._config.data_dir / "nightly" / f"scratch-{os.getpid()}"
-                self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m")
+                more = tables.settings(self._config) if self._is_night and tables.needs_spark(self._config) else {}
+                self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m", settings=more)
             except NoSpark as error:
                 if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
                     return LocalEngine()
@@ -182,20 +208,34 @@ def ends_at(until: str, now: datetime) -> float:
     return (end if end > now else end + timedelta(days=1)).timestamp() - now.timestamp()
 
 
-def compact(broker: BrokerSocket, config: Config, plan: list[Planned], tell: Tell, ends: float = math.inf) -> Night:
+def compact(broker: BrokerSocket, config: Config, engines: Engines, plan: list[Planned], tell: Tell,
+            ends: float = math.inf) -> Night:
     """Compact the partitions that are due according to a plan, until `ends` by time.monotonic().  Raises CannotRun."""
-    with Engines(config, is_night=True) as engines:
-        engine = engines.for_bytes(size_of(plan))
-        begun = {one.target.partition_id: one.target.topic for one in plan if one.is_due}
-        broker.began(begun)
-        try:
-            night = nightly.run(config.data_dir, plan, broker.adopt, engine, tell, ends)
-        except nightly.AlreadyRunning as error:
-            raise CannotRun(str(error)) from None
+    engine = engines.for_bytes(size_of(plan))
+    begun = {one.target.partition_id: one.target.topic for one in plan if one.is_due}
+    broker.began(begun)
+    try:
+        night = nightly.run(config.data_dir, plan, broker.adopt, engine, tell, ends)
+    except nightly.AlreadyRunning as error:
+        raise CannotRun(str(error)) from None
     for report in night.reports:
         if report.outcome != nightly.NOTHING_NEW or report.partition_id in begun:
             broker.ended(asdict(report))
     return night
+
+
+def export(broker: BrokerSocket, config: Config, engines: Engines, topics: list[Wanted], tell: Tell,
+           ends: float = math.inf) -> tuple[list[dict[str, Any]], str]:
+    """Export topics as tables; return (a report for each table, why tables cannot be made)."""
+    try:
+        tables.settle(broker, config, topics)
+        first = engines.for_tables(0)
+        plan = tables.plan(config, topics, first)
+        size = sum(one.bytes_new for one in plan)
+        engine = first if isinstance(first, Spark) else engines.for_tables(size)
+        return tables.export(broker, config, plan, engine, tell, ends), ""
+    except (CannotRun, OSError) as error:
+        return [], text_of(error) if isinstance(error, OSError) else str(error)
 
 
 def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
@@ -229,29 +269,33 @@ def check(config: Config) -> None:
         raise CannotRun(str(error)) from None
 
 
-def run(config: Config, partitions: list[Target], tell: Tell) -> dict[str, Any]:
+def run(config: Config, partitions: list[Target], topics: list[Wanted], tell: Tell) -> dict[str, Any]:
     """Run the nightly job, write its report, and return the report.  Raises CannotRun.
 
-    tell: told the stage of the work, and the messages or topics that are done in it, and in all.
+    topics: to be exported.  tell: told the stage of the work, and the messages or topics that are done in it, and in all.
     """
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     ends = began + ends_at(config.nightly.until, datetime.now())
     with contextlib.closing(BrokerSocket(config.data_dir)) as broker:
         settle(broker, config, partitions)
         plan = planned(config, partitions)
-        night = compact(broker, config, plan, tell, ends)
+        with Engines(config, is_night=True) as engines:
+            night = compact(broker, config, engines, plan, tell, ends)
+            exported, why_not = export(broker, config, engines, topics, tell, ends) if topics else ([], "")
         is_served = broker.is_served()
         given = give_back(broker, config, tell) if is_served else None
     compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
     wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
-    is_well = not (wrong or night.error or (given and given["errors"]))
+    wrong_tables = [table for table in exported if table["outcome"] == exports.FAILED]
+    error = night.error or why_not
+    is_well = not (wrong or wrong_tables or error or (given and given["errors"]))
     ended_ms = time.time_ns() // 1_000_000
     report = {
-        "status": SUCCESS if is_well else FAILED, "error": night.error, "started_ms": started_ms, "ended_ms": ended_ms,
+        "status": SUCCESS if is_well else FAILED, "error": error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
-        "engine": night.engine, "served": is_served, "partitions": len(plan), "totals": _totals(compaction, given),
-        "compaction": compaction, "retention": given}
+        "engine": night.engine, "served": is_served, "partitions": len(plan), "totals": _totals(compaction, exported, given), "compaction": compaction, "tables": exported,
+        "retention": given}
     try:
         keep(config, report)
     except OSError as failure:      # the night's work is done; only its report is lost
@@ -259,13 +303,18 @@ def run(config: Config, partitions: list[Target], tell: Tell) -> dict[str, Any]:
     return report
 
 
-def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> dict[str, int]:
+def _totals(compaction: list[dict[str, Any]], exported: list[dict[str, Any]],
+            given: dict[str, Any] | None) -> dict[str, int]:
     names = "messages_in", "messages_out", "bytes_in", "bytes_out", "keys", "tombstones"
     done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
     late = sum(report["outcome"] == nightly.LATE for report in compaction)
     totals = {name: sum(report[name] for report in done) for name in names} | {
         "compacted": len(done), "failed": len(compaction) - len(done) - late, "late": late, "given_back": 0,
-        "expired": 0, "names_forgotten": 0}
+        "expired": 0, "names_forgotten": 0,
+        "exported": sum(table["rows"] for table in exported),
+        "rejected": sum(table["rejected"] for table in exported),
+        "damaged": sum(table["damaged"] for table in exported),
+        "tables_failed": sum(table["outcome"] == exports.FAILED for table in exported)}
     if given:
         totals["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
         totals |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}
@@ -286,7 +335,8 @@ def failed(config: Config, environ: Mapping[str, str]) -> str:
     keep(config, {
         "status": FAILED, "error": why, "started_ms": now_ms, "ended_ms": now_ms, "seconds": 0.0,
         "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known",
-        "served": True, "partitions": 0, "totals": _totals([], given), "compaction": [], "retention": given})
+        "served": True, "partitions": 0, "totals": _totals([], [], given), "compaction": [], "tables": [],
+        "retention": given})
     return why
 
 

@@ -19,8 +19,9 @@ from geminga.supervisor.configuration import units
 from geminga.supervisor.host import installed
 from geminga.supervisor.wording.human import size
 
-DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
+DONE, FAILED, WRONG_USAGE, REFUSED, PARTLY = range(5)      # exit statuses
 _PR_SET_PDEATHSIG = 1
+_LINES_MAX = 10              # about rejected or damaged messages of a table, in a printed report
 _ROWS_MAX = 50               # topics in a printed report; --json has all
 
 
@@ -35,7 +36,8 @@ class _Size(click.ParamType):
 
 
 @click.command(epilog="Exit status: 0 done; 1 a part of it failed; 2 wrong usage; 3 it cannot run: another run is "
-                      "under way, the broker does not answer, or Spark is wanted and a part of it is missing.")
+                      "under way, the broker does not answer, or Spark is wanted and a part of it is missing; "
+                      "4 done, but some messages are no rows of their tables: rejected, or damaged.")
 @click.argument("what", type=click.Choice(["run", "plan", "report", "failed"]), default="run")
 @cli_options.CONFIG
 @cli_options.DATA_DIR
@@ -57,13 +59,14 @@ class _Size(click.ParamType):
 @click.option("--parent", type=int, hidden=True)      # from the broker: end together with this process
 def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str, form: str,
             partitions: str | None, parent: int | None, **options: Any) -> int:
-    """Compact topics and give back disk space.
+    """Compact topics, export tables, and give back disk space.
 
     A timer runs this command every night.  First, topics with new messages are compacted if they have a compaction
-    threshold or were compacted before.  Then every topic gives back the space of messages that retention, expiry and
-    deletions have left.  A broker may serve the data folder meanwhile.
+    threshold or were compacted before.  Then topics with the policy `export` become tables, with what is new.  At last
+    every topic gives back the space of messages that retention, expiry and deletions have left.  A broker may serve the
+    data folder meanwhile.
 
-    `plan` prints what would be compacted and changes nothing; `report` prints the report of the last night.
+    `plan` prints what would be compacted and exported, and changes nothing; `report` prints the report of the last night.
     `failed` is for the service manager, which gives the result of a run in MONITOR_SERVICE_RESULT: the result is
     logged, and stands in the report.
     """
@@ -104,7 +107,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
     from geminga.proto.errors import Refusal
     from geminga.storage.catalogue.catalogue import CatalogueError
     from geminga.storage.runtime.log import log
-    from geminga.supervisor.tasks import job_socket, nights
+    from geminga.supervisor.tasks import job_socket, nights, tables
     try:
         nights.check(config)
         if partitions is not None:
@@ -121,11 +124,14 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
                 return _wrong(FAILED, f"there was no night yet: {config.data_dir / job_socket.REPORT} is not there")
         else:
             targets = nights.targets(config, topics, pattern)
+            wanted = tables.wanted(config, [one.topic for one in targets] if topics or pattern else None)
             if what == "plan":
-                return _show_plan(nights.planned(config, targets), shown)
+                with nights.Engines(config, is_night=True) as engines:
+                    exported = tables.plan(config, wanted, engines.for_tables(0)) if wanted else []
+                return _show_plan(nights.planned(config, targets), exported, shown)
             nights.be_polite(config.nightly.niceness)
             with stages("reading") as tell:
-                report = nights.run(config, targets, tell)
+                report = nights.run(config, targets, wanted, tell)
     except re.error as error:
         return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
     except (LookupError, Refusal) as error:
@@ -133,20 +139,29 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
     except (job_socket.CannotRun, CatalogueError, OSError) as error:
         return _wrong(REFUSED, error)
     shown.value(report, _text)
-    return FAILED if report["status"] != nights.SUCCESS and what == "run" else DONE
+    if what == "report":
+        return DONE
+    is_part = bool(report["totals"]["rejected"] or report["totals"]["damaged"])
+    return FAILED if report["status"] != nights.SUCCESS else PARTLY if is_part else DONE
 
 
 # -- plan and report
 
-def _show_plan(planned: list[Any], shown: output.Output) -> int:
-    rows = [{"topic": one.target.topic, "due": one.is_due, "why": one.why, "messages": one.messages, "bytes": one.size,
+def _show_plan(planned: list[Any], exported: list[Any], shown: output.Output) -> int:
+    rows = [{"work": "compaction", "topic": one.target.topic, "due": one.is_due, "why": one.why, "messages": one.messages, "bytes": one.size,
              "view_messages": one.view_messages, "view_bytes": one.view_size} for one in planned]
+    rows += [{"work": f"table of {one.wanted.content}", "topic": str(one.wanted.topic),
+              "due": bool(one.partitions) and not one.error,
+              "why": one.error or (f"{one.messages:,} messages" if one.partitions else "nothing new"),
+              "messages": one.messages, "bytes": one.bytes_new, "view_messages": 0, "view_bytes": 0}
+             for one in exported]
     if not shown.is_for_people:
         shown.rows(rows, ())
     elif rows:
         print(show.text(rows))
     else:
-        print("Nothing is compacted: no topic has a compaction threshold, or was compacted before")
+        print("Nothing is compacted or exported: no topic has a compaction threshold, was compacted before, "
+              "or has the policy export")
     return DONE
 
 
@@ -160,7 +175,7 @@ def _text(report: dict[str, Any]) -> str:
              "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
             for one in report["compaction"]]
     lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})",
-              *_table(done)]
+              *_table(done), *_tables(report)]
     if report["retention"] is None:
         return "\n".join([*lines, "",
                           "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
@@ -173,6 +188,22 @@ def _text(report: dict[str, Any]) -> str:
               f"{report['retention']['partitions']} partitions"
               + (f" and {deleted['folders']} that were deleted" if deleted["folders"] else ""), *_table(given)]
     return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])
+
+
+def _tables(report: dict[str, Any]) -> list[str]:
+    """Return lines about the tables of a night, and about messages that are no rows of theirs."""
+    tables = report.get("tables") or []      # a report of an older program has none
+    if not tables:
+        return []
+    rows = [{"topic": one["topic"], "content": one["content"],
+             "outcome": one["outcome"] + (f": {one['error']}" if one["error"] else ""), "rows": f"{one['rows']:,}",
+             "rejected": f"{one['rejected']:,}", "files": one["files"], "bytes": size(one["bytes"])}
+            for one in tables]
+    lines = ["", f"Exported {report['totals']['exported']:,} messages to {len(tables)} tables", *_table(rows)]
+    for one in tables:
+        lines += [f"{one['topic']}: rejected: {text}" for text in one["rejected_messages"][:_LINES_MAX]]
+        lines += [f"{one['topic']}: damaged: {text}" for text in one["damage"][:_LINES_MAX]]
+    return lines
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

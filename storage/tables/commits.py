@@ -1,0 +1,215 @@
+"""Commits of a table in Parquet files: which files it has, and how far each partition is in them.
+
+    <tenant>/<namespace>/<topic>/messages/day=2026-11-27/<token>-<n>.parquet    rows; or compacted/, see below
+    <tenant>/<namespace>/<topic>/messages-rejected/<token>-<n>.parquet          messages that no row can show
+    <tenant>/<namespace>/<topic>/_geminga/messages/commits/0000000012.json      commit 12
+    <tenant>/<namespace>/<topic>/_geminga/messages/staged/<token>/...           files of a commit that is being made
+
+A commit first has its files staged, where no reader looks.  Its JSON file, which appears as a whole, is the commit: it
+names the files, and the position of each partition up to which all messages are in the files of this and earlier
+commits.  Then its files are moved into place, and those that it replaces are deleted.  After a kill the next run does
+that again, or deletes staged files that no commit names.  Hence each message is in the committed files once.
+
+Every _WHOLE_EVERY-th commit names all files; older commits are deleted then.
+"""
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from geminga.proto.names import TopicName
+from geminga.storage.ledgers.position import Position
+from geminga.storage.tables.places import Place
+
+MESSAGES, COMPACTED = "messages", "compacted"      # contents of a table
+REJECTED = "-rejected"
+VERSION = 1
+_INNER = "_geminga"                  # folder that Spark, Arrow and DuckDB's day=* leave out
+_WHOLE_EVERY = 100
+
+
+class CannotExport(Exception):
+    """Error: this table cannot be written, while others can.  The text gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of a table."""
+
+    path: str                        # in the topic's folder
+    rows: int
+    size: int                        # bytes
+    day: str = ""                    # of publishing, 2026-11-27; empty: rejected messages
+    partition_id: int = 0            # of a compacted table, whose partitions are replaced one by one
+
+    @property
+    def is_rejected(self) -> bool:
+        return not self.day
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit, and the totals of the table with it."""
+
+    number: int
+    broker: str                      # identity of the broker that writes the table
+    topic: str
+    token: str                       # differs from every other commit's
+    at_ms: int = 0
+    positions: dict[int, Position] = field(default_factory=dict)      # by partition id: all up to there is in the table
+    added: tuple[DataFile, ...] = ()
+    removed: tuple[str, ...] = ()    # paths
+    files: int = 0
+    rows: int = 0
+    rejected: int = 0                # rows of rejected messages
+    size: int = 0                    # bytes of all files
+    everything: tuple[DataFile, ...] | None = None      # all files of the table, in some commits
+
+    def encode(self) -> bytes:
+        positions = {str(one): f"{at[0]}:{at[1]}" for one, at in self.positions.items()}
+        return json.dumps({"version": VERSION, **asdict(self), "positions": positions}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Raises ValueError, KeyError or TypeError for anything but a commit."""
+        stored = json.loads(data)
+        if (version := stored.pop("version")) > VERSION:
+            raise ValueError(f"it has version {version}, which a newer program wrote")
+        positions = {int(one): tuple(map(int, at.split(":"))) for one, at in stored["positions"].items()}
+        whole = stored["everything"]
+        return cls(**stored | {
+            "positions": positions, "added": _files(stored["added"]), "removed": tuple(stored["removed"]),
+            "everything": None if whole is None else _files(whole)})
+
+
+def _files(stored: list[dict[str, Any]]) -> tuple[DataFile, ...]:
+    return tuple(DataFile(**one) for one in stored)
+
+
+def folder_of(topic: TopicName) -> str:
+    """Return the folder of a topic's tables, relative to the place."""
+    return "/".join(_quoted(name) for name in (topic.tenant, topic.namespace_name, topic.local_name))
+
+
+def _quoted(name: str) -> str:
+    """Return a name that is one of a folder: readers leave out names that begin with . or _."""
+    text = quote(name, safe=" ")
+    return f"%{ord(text[0]):02X}{text[1:]}" if text[0] in "._" else text
+
+
+class ParquetTable:
+    """A table in Parquet files, with its last commit."""
+
+    def __init__(self, place: Place, topic: TopicName, content: str, broker: str):
+        """Open a table, and finish or undo what a killed run left.  Raises CannotExport, OSError."""
+        self.place, self.topic, self.content, self._broker = place, topic, content, broker
+        self._folder = folder_of(topic)
+        self._inner = f"{self._folder}/{_INNER}/{content}"
+        self.last = self._read(numbers[-1]) if (numbers := self._numbers()) else None
+        if self.last is not None and self.last.broker != broker:
+            raise CannotExport(f"{place.url}/{self._folder} is written by another broker, {self.last.broker}")
+        if self.last is not None:
+            self._publish(self.last)
+        for token in place.names(f"{self._inner}/staged"):
+            place.delete(f"{self._inner}/staged/{token}")
+
+    def __repr__(self) -> str:
+        return f"<ParquetTable {self._folder} {self.content} commit={self.last and self.last.number}>"
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        return self.last.positions if self.last is not None else {}
+
+    def stage(self, token: str, files: list[tuple[Path, DataFile]]) -> None:
+        """Bring written files to where a commit finds them.  Raises OSError."""
+        for source, one in files:
+            self.place.put(source, f"{self._inner}/staged/{token}/{one.path}")
+
+    def commit(self, token: str, positions: dict[int, Position], added: list[DataFile], removed: list[DataFile],
+               schema: pa.Schema) -> None:
+        """Commit staged files, and put them into place.
+
+        positions: of the partitions that have come further.  removed: files that the added ones replace.  schema: not
+        needed, as each file has its own.  Raises CannotExport, OSError; then the next opening of the table finds the
+        commit made, or not at all.
+        """
+        last = self.last or Commit(0, self._broker, str(self.topic), "")
+        gone = {one.path for one in removed}
+        commit = replace(
+            last, number=last.number + 1, token=token, at_ms=time.time_ns() // 1_000_000,
+            positions={**last.positions, **positions}, added=tuple(added), removed=tuple(sorted(gone)), everything=None,
+            files=last.files + len(added) - len(removed),
+            rows=last.rows + sum(one.rows * (not one.is_rejected) for one in added)
+            - sum(one.rows * (not one.is_rejected) for one in removed),
+            rejected=last.rejected + sum(one.rows * one.is_rejected for one in added)
+            - sum(one.rows * one.is_rejected for one in removed),
+            size=last.size + sum(one.size for one in added) - sum(one.size for one in removed))
+        if commit.number % _WHOLE_EVERY == 0:
+            commit = replace(commit, everything=(*(one for one in self.files() if one.path not in gone), *added))
+        try:
+            self.place.create(self._path(commit.number), commit.encode())
+        except FileExistsError:
+            raise CannotExport(f"{self.place.url}/{self._path(commit.number)} exists: another program writes the "
+                               "table") from None
+        self.last = commit
+        self._publish(commit)
+        if commit.everything is not None:
+            for number in self._numbers()[:-1]:
+                self.place.delete(self._path(number))
+
+    def _publish(self, commit: Commit) -> None:
+        """Move a commit's files to where readers look, and delete those that it replaces.  Raises OSError."""
+        staged = f"{self._inner}/staged/{commit.token}"
+        if self.place.names(staged):
+            for one in commit.added:
+                self.place.move(f"{staged}/{one.path}", f"{self._folder}/{one.path}")
+        for path in commit.removed:
+            self.place.delete(f"{self._folder}/{path}")
+        self.place.delete(staged)
+
+    def files(self) -> list[DataFile]:
+        """Return all files of the table.  Raises CannotExport, OSError."""
+        if self.last is None:
+            return []
+        commits, one = [self.last], self.last
+        while one.everything is None and one.number > 1:
+            one = self._read(one.number - 1)
+            commits.append(one)
+        files = {file.path: file for file in one.everything or ()}
+        for commit in reversed(commits):
+            files |= {file.path: file for file in commit.added}
+            for path in commit.removed:
+                files.pop(path, None)
+        return list(files.values())
+
+    def local(self, one: DataFile, scratch: Path) -> Path:
+        """Return where a committed file can be read on this host; it may be copied into `scratch`.  Raises OSError."""
+        path = f"{self._folder}/{one.path}"
+        there = self.place.fetch(path)
+        if there is None:
+            there = scratch / Path(one.path).name
+            self.place.copy(path, there)
+        return there
+
+    def totals(self) -> dict[str, Any]:
+        """Return rows, rejected, bytes and files of the table, and when it was last committed, in ms."""
+        last = self.last or Commit(0, self._broker, str(self.topic), "")
+        return {"rows": last.rows, "rejected": last.rejected, "bytes": last.size, "files": last.files,
+                "commits": last.number, "committed_ms": last.at_ms, "url": f"{self.place.url}/{self._folder}"}
+
+    def _numbers(self) -> list[int]:
+        names = self.place.names(f"{self._inner}/commits")
+        return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+
+    def _path(self, number: int) -> str:
+        return f"{self._inner}/commits/{number:010}.json"
+
+    def _read(self, number: int) -> Commit:
+        try:
+            return Commit.decode(self.place.read(self._path(number)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CannotExport(f"{self.place.url}/{self._path(number)} is no commit: {error}") from None

@@ -1,0 +1,430 @@
+"""A night's exports: which tables are due, their tasks in rounds, their commits, and small files merged.
+
+    plan(...)    what an export would do; reads headers of ledgers, and the last commit of each table
+    run(...)     export what is due, and report
+
+A round has tasks of one or several tables.  Each table of a round is committed when its tasks are done, so that a night
+that is killed or out of time has exported what it has committed.
+"""
+import itertools
+import math
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.delayed.amendments import Amendments
+from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.jobs import confirmed, nightly
+from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.engines import OutOfTime, Tell
+from geminga.storage.jobs.nightly import Engine
+from geminga.storage.jobs.typed import NoSchema
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers
+from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.tables import columns, values, writing
+from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile
+from geminga.storage.tables.values import Values
+from geminga.storage.tables.writing import Source, Written
+
+EXPORTING, MERGING = "exporting", "merging"
+NOTHING_NEW, EXPORTED, FAILED, LATE = "nothing new", "exported", "failed", "not in time"
+_TASK_BYTES = 128 << 20              # of entries
+_ROUND_BYTES = 2 << 30               # of entries: all that a killed night does again
+_SMALL_BYTES, _MERGED_BYTES = 32 << 20, 256 << 20      # files that are merged, and what they become
+_MERGE_MIN = 8                       # small files of a day that are worth it
+_LINES_MAX = 100                     # in a table's report
+
+# (partition id, topic, position up to which all is in a table) -> None, or why the partition's owner does not know it.
+Exported = Callable[[int, str, Position], str | None]
+
+
+class Table(Protocol):
+    """A table with its last commit, in Parquet files (commits.py) or in Iceberg (iceberg.py)."""
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """Position of each partition, by id, up to which all messages are in the table."""
+
+    def stage(self, token: str, files: list[tuple[Path, DataFile]]) -> None:
+        """Bring written files to where a commit finds them.  Raises OSError."""
+
+    def commit(self, token: str, positions: dict[int, Position], added: list[DataFile], removed: list[DataFile],
+               schema: pa.Schema) -> None:
+        """Commit staged files, and the positions with them.  Raises CannotExport, OSError."""
+
+    def files(self) -> list[DataFile]:
+        """Return all files.  Raises CannotExport, OSError."""
+
+    def local(self, one: DataFile, scratch: Path) -> Path:
+        """Return where a file can be read on this host; it may be copied into `scratch`.  Raises OSError."""
+
+    def totals(self) -> dict[str, Any]:
+        """Return rows, rejected, bytes and files of the table."""
+
+
+Open = Callable[[TopicName, str], Table]      # (topic, content).  Raises CannotExport, OSError
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A topic that is exported, with its partitions."""
+
+    topic: TopicName
+    content: str                     # MESSAGES or COMPACTED
+    partitions: tuple[tuple[int, TopicName], ...]
+
+
+@dataclass(slots=True)
+class _Partition:
+    """New messages of one partition."""
+
+    partition_id: int
+    name: TopicName
+    end: Position                    # of what is new
+    stretches: list[Stretch]
+    messages: int
+    size: int                        # bytes of entries
+
+
+@dataclass(slots=True)
+class Planned:
+    """The plan of an export for one topic, and what has been done of it."""
+
+    wanted: Wanted
+    table: Table | None = None
+    values: Values = field(default_factory=Values)
+    partitions: list[_Partition] = field(default_factory=list)
+    error: str = ""                  # why the table cannot be written
+    rows: int = 0                    # of this night, as the fields below
+    rejected: int = 0
+    files: int = 0
+    size: int = 0                    # bytes of the files
+    positions: dict[int, Position] = field(default_factory=dict)
+    is_late: bool = False
+    told: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    damaged: int = 0
+
+    @property
+    def messages(self) -> int:
+        return sum(one.messages for one in self.partitions)
+
+    @property
+    def bytes_new(self) -> int:
+        return sum(one.size for one in self.partitions)
+
+    def report(self) -> dict[str, Any]:
+        """Return the table's part of a night's report."""
+        outcome = (FAILED if self.error else LATE if self.is_late else EXPORTED if self.positions else NOTHING_NEW)
+        totals = self.table.totals() if self.table is not None else {}
+        known = self.table.positions if self.table is not None else {}
+        return {
+            "topic": str(self.wanted.topic), "content": self.wanted.content, "outcome": outcome, "error": self.error,
+            "rows": self.rows, "rejected": self.rejected, "bytes": self.size, "files": self.files,
+            "new_messages": self.messages, "new_bytes": self.bytes_new,
+            "positions": {str(name): f"{at[0]}:{at[1]}" for one, name in self.wanted.partitions
+                          if (at := known.get(one)) is not None},
+            "rejected_messages": self.told[:_LINES_MAX], "damage": self.damage[:_LINES_MAX],
+            "damaged": self.damaged, "table": totals}
+
+
+# -- the plan
+
+def plan(data_dir: Path, wanted: Iterable[Wanted], open_table: Open) -> list[Planned]:
+    """Return what an export would do with each topic.  Raises CatalogueError."""
+    catalogue = confirmed.open_catalogue(data_dir)
+    try:
+        return [_plan(data_dir, one, open_table, catalogue) for one in wanted]
+    finally:
+        catalogue.close()
+
+
+def _plan(data_dir: Path, wanted: Wanted, open_table: Open, catalogue: Catalogue) -> Planned:
+    planned = Planned(wanted)
+    try:
+        planned.table = open_table(wanted.topic, wanted.content)
+        planned.values = values.of_topic(catalogue, wanted.topic)
+        columns.schema_of(planned.values)
+        for partition_id, name in wanted.partitions:
+            behind = planned.table.positions.get(partition_id, NOWHERE)
+            read = _compacted if wanted.content == COMPACTED else _messages
+            if (new := read(data_dir, partition_id, name, behind)) is not None:
+                planned.partitions.append(new)
+    except (CannotExport, NoSchema, CorruptFile, OSError) as error:
+        planned.error = _text(error)
+    return planned
+
+
+def _messages(data_dir: Path, partition_id: int, name: TopicName, behind: Position) -> _Partition | None:
+    """Return the messages of a partition behind a position, None if there are none.  Raises CannotExport."""
+    folder = format.partition_folder(data_dir, partition_id)
+    end = confirmed.committed_up_to(data_dir, partition_id)
+    if behind > end:
+        ledger_ids = ledger_headers.ledger_ids(folder)
+        if ledger_ids and behind > max(confirmed.last_confirmed(data_dir, partition_id), (ledger_ids[-1], -1)):
+            raise CannotExport(f"the table has messages of {name} up to {behind[0]}:{behind[1]}, and the data folder "
+                               "has not: an older backup was restored.  Export to another place, or remove the table")
+        return None
+    stretches = confirmed.stretches(data_dir, partition_id, behind=behind, up_to=end)
+    if not stretches:
+        return None
+    _, messages, size = nightly.news(folder, partition_id, behind, end)
+    return _Partition(partition_id, name, end, stretches, messages, size)
+
+
+def _compacted(data_dir: Path, partition_id: int, name: TopicName, behind: Position) -> _Partition | None:
+    """Return the compacted view of a partition, None if the table has it already."""
+    view = compacted_ledgers.open_view(format.partition_folder(data_dir, partition_id))
+    if view is None or view.horizon <= behind:
+        return None
+    stretches = confirmed.stretches(data_dir, partition_id, up_to=view.horizon, view=view.number)
+    return _Partition(partition_id, name, view.horizon, [one for one in stretches if one.view],
+                      view.manifest.messages, view.manifest.size)
+
+
+def _text(error: Exception) -> str:
+    return text_of(error) if isinstance(error, OSError) else str(error)
+
+
+# -- the run
+
+def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, exported: Exported, tell: Tell,
+        ends: float = math.inf) -> None:
+    """Export what is planned, and note in the plan what was done.
+
+    scratch: a folder for files that are being written; it is made, and removed at the end.  exported: called for each
+    partition that has come further.  ends: when the run has to be over, by time.monotonic(); tables with the most new
+    bytes then come first.  Errors are in the plan, by table.
+    """
+    due = [one for one in planned if one.partitions and not one.error]
+    if ends < math.inf:
+        due.sort(key=attrgetter("bytes_new"), reverse=True)
+    done, total = 0, sum(one.messages for one in due)
+    try:
+        for some in _rounds(due):
+            try:
+                _round(data_dir, [one for one in some if not one.planned.error], scratch, engine, exported,
+                       _shifted(tell, done, total), ends)
+            except OutOfTime:
+                break
+            except OSError as error:
+                for piece in some:
+                    piece.planned.error = piece.planned.error or text_of(error)
+            done += sum(piece.messages for piece in some)
+        for one in due:
+            one.is_late = not one.error and len(one.positions) < len(one.partitions)
+        _merge_small([one for one in due if one.positions and not one.error], scratch, engine, tell, ends)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _shifted(tell: Tell, before: int, total: int) -> Tell:
+    return lambda stage, done, _: tell(stage, min(total, before + done), total)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A part of a partition that one round exports."""
+
+    planned: Planned
+    partition: _Partition
+    stretches: list[Stretch]
+    end: Position                    # of the partition in the table when the piece is committed
+    messages: int                    # approximately
+
+
+def _rounds(due: list[Planned]) -> Iterator[list[_Piece]]:
+    """Yield the pieces of each round, about _ROUND_BYTES of entries together.
+
+    A compacted view is one piece, however large: it replaces the one before as a whole.
+    """
+    some: list[_Piece] = []
+    room = _ROUND_BYTES
+    for planned in due:
+        for one in planned.partitions:
+            each = one.size / max(1, len(one.stretches))      # bytes
+            left = list(one.stretches)
+            while True:
+                count = len(left) if planned.wanted.content == COMPACTED else max(1, int(room // max(1, each)))
+                taken, left = left[:count], left[count:]
+                end = one.end if not left else (taken[-1].ledger_id, taken[-1].end - 1)
+                share = round(one.messages * len(taken) / max(1, len(one.stretches)))
+                some.append(_Piece(planned, one, taken, end, share))
+                room -= int(each * len(taken))
+                if room <= 0:
+                    yield some
+                    some, room = [], _ROUND_BYTES
+                if not left:
+                    break
+    if some:
+        yield some
+
+
+def _round(data_dir: Path, pieces: list[_Piece], scratch: Path, engine: Engine, exported: Exported, tell: Tell,
+           ends: float) -> None:
+    """Export the pieces of a round, and commit each table.  Raises OutOfTime, OSError."""
+    token = secrets.token_hex(8)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    by_table = [(planned, list(some)) for planned, some in itertools.groupby(pieces, attrgetter("planned"))]
+    sources = [_source(data_dir, planned, some, scratch, token) for planned, some in by_table]
+    tasks = [(number, stretches) for number, (_, some) in enumerate(by_table) for stretches in _tasks(some)]
+    weights = _weights(pieces)
+    results = engine.each(_Write(sources, tasks), len(tasks), tell, EXPORTING,
+                          [sum(weights[one] for one in stretches) for _, stretches in tasks], ends)
+    for number, (planned, some) in enumerate(by_table):
+        written = [result for (of, _), result in zip(tasks, results, strict=True) if of == number]
+        _finish(planned, some, written, token, exported)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """The function of an export's tasks: number -> Written."""
+
+    sources: list[Source]
+    tasks: list[tuple[int, list[Stretch]]]
+
+    def __call__(self, number: int) -> Written:
+        of, stretches = self.tasks[number]
+        return writing.write(self.sources[of], number, stretches)
+
+
+def _source(data_dir: Path, planned: Planned, pieces: list[_Piece], scratch: Path, token: str) -> Source:
+    numbers, cancelled = {}, {}
+    for piece in pieces:
+        partition_id, name = piece.partition.partition_id, piece.partition.name
+        numbers[partition_id] = name.partition if name.partition >= 0 else None
+        amended = Amendments(format.amended_path(format.partition_folder(data_dir, partition_id)))
+        amended.read()               # the partition's owner reports damage of this file
+        if entries := amended.cancelled():
+            cancelled[partition_id] = entries
+    return Source(data_dir, planned.wanted.content, planned.values, numbers, cancelled, scratch, token)
+
+
+def _weights(pieces: list[_Piece]) -> dict[Stretch, int]:
+    """Return about how many messages each stretch has."""
+    weights: dict[Stretch, int] = {}
+    for piece in pieces:
+        entries = sum(one.end - one.first for one in piece.stretches)
+        weights |= {one: round(piece.messages * (one.end - one.first) / max(1, entries)) for one in piece.stretches}
+    return weights
+
+
+def _tasks(pieces: list[_Piece]) -> Iterator[list[Stretch]]:
+    """Group the stretches of a table's pieces into tasks of about _TASK_BYTES."""
+    some: list[Stretch] = []
+    size = 0.0
+    for piece in pieces:
+        each = piece.partition.size / max(1, len(piece.partition.stretches))
+        for stretch in piece.stretches:
+            if some and size + each > _TASK_BYTES:
+                yield some
+                some, size = [], 0
+            some.append(stretch)
+            size += each
+    if some:
+        yield some
+
+
+def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], token: str, exported: Exported) -> None:
+    """Commit what a round has written of one table."""
+    table, files = planned.table, [one for result in written for one in result.files]
+    assert table is not None
+    for result in written:
+        planned.told += result.told[:max(0, _LINES_MAX - len(planned.told))]
+        planned.damage += result.damage[:max(0, _LINES_MAX - len(planned.damage))]
+        planned.damaged += result.damaged
+    ends = {piece.partition.partition_id: piece.end for piece in pieces}
+    try:
+        for result in written:
+            if result.error:
+                raise CannotExport(result.error)
+        added = [one for _, one in files]
+        removed = [one for one in table.files() if one.partition_id in ends] if (
+            planned.wanted.content == COMPACTED) else []
+        table.stage(token, files)
+        table.commit(token, ends, added, removed, columns.schema_of(planned.values))
+    except (CannotExport, OSError) as error:
+        planned.error = _text(error)
+        for path, _ in files:
+            path.unlink(missing_ok=True)
+        return
+    planned.rows += sum(result.rows for result in written)
+    planned.rejected += sum(result.rejected for result in written)
+    planned.files += len(added)
+    planned.size += sum(one.size for one in added)
+    for piece in pieces:
+        partition = piece.partition
+        if why_not := exported(partition.partition_id, str(partition.name), piece.end):
+            planned.error = f"it is exported, but the owner of {partition.name} does not know: {why_not}"
+        if piece.end == partition.end:
+            planned.positions[partition.partition_id] = piece.end
+
+
+# -- small files
+
+def _merge_small(tables: list[Planned], scratch: Path, engine: Engine, tell: Tell, ends: float) -> None:
+    """Merge small files of tables that have many for one day.  A failure is noted in the plan."""
+    for planned in tables:
+        table = planned.table
+        assert table is not None
+        try:
+            for group in _groups(table.files()):
+                if time.monotonic() >= ends:
+                    return
+                _merge(planned, table, group, scratch, engine, tell, ends)
+        except OutOfTime:
+            return
+        except (CannotExport, OSError, pa.ArrowException) as error:
+            planned.error = f"its files are not merged: {_text(error)}"
+
+
+def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
+    """Yield small files that are to become one."""
+    small = [one for one in files if one.size < _SMALL_BYTES and not one.is_rejected and not one.partition_id]
+    small.sort(key=attrgetter("day"))
+    for _, of_day in itertools.groupby(small, attrgetter("day")):
+        some: list[DataFile] = []
+        for one in of_day:
+            some.append(one)
+            if sum(other.size for other in some) >= _MERGED_BYTES:
+                yield some
+                some = []
+        if len(some) >= _MERGE_MIN:
+            yield some
+
+
+def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path, engine: Engine, tell: Tell,
+           ends: float) -> None:
+    token = secrets.token_hex(8)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    paths = [table.local(one, scratch) for one in group]
+    target = scratch / f"{token}.parquet"
+    (rows,) = engine.each(_Merge(paths, target), 1, tell, MERGING, [len(group)], ends)
+    merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)
+    if rows != sum(one.rows for one in group):
+        raise CannotExport(f"{rows} rows were read of files that have {sum(one.rows for one in group)}")
+    table.stage(token, [(target, merged)])
+    table.commit(token, {}, [merged], group, columns.schema_of(planned.values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """The function of the task that merges files."""
+
+    paths: list[Path]
+    target: Path
+
+    def __call__(self, number: int) -> int:
+        return writing.merge(self.paths, self.target)

@@ -1,0 +1,138 @@
+"""Columns of payloads: kept as they are, read as text, read one by one, or as JSON that Arrow parses together."""
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+from numpy.typing import NDArray
+
+VALUE = "value"
+NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError)
+_SHOWN_MAX = 200                      # characters of an error that are kept
+_WRAPPED = "v"                        # key of the object that is put around each JSON payload
+
+Read = Callable[[bytes], Any]         # payload -> value, as the column's Arrow type takes it.  Raises anything
+Reasons: TypeAlias = dict[int, str]   # row -> why its payload does not fit
+Columns: TypeAlias = tuple[list[pa.Array], Reasons]
+
+class Form:
+    """Payloads that are kept as they are; the base of forms that read payloads."""
+
+    def __init__(self, schema: pa.Schema):
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.schema.names}>"
+
+    def read(self, payloads: pa.Array, versions: pa.Array, skipped: NDArray[np.bool_]) -> Columns:
+        """Return the columns of payloads (n,); see Values.read."""
+        return [payloads], {}
+
+
+class OneByOne(Form):
+    """Payloads that are read one by one, into one column or, for records, into a column for each field."""
+
+    def __init__(self, kind: pa.DataType, read: Read | dict[bytes, Read]):
+        """kind: a struct's fields are the columns.  read: the reader, or a reader for each schema version."""
+        super().__init__(pa.schema(list(kind)) if pa.types.is_struct(kind) else pa.schema([(VALUE, kind)]))
+        self.kind, self._read = kind, read
+
+    def reader_of(self, version: bytes | None) -> Read:
+        """Return the reader for messages of a schema version.  Raises ValueError for messages without one."""
+        if not isinstance(self._read, dict):
+            return self._read
+        if version is None:
+            raise ValueError("it has no schema version")
+        return self._read[version]
+
+    def read(self, payloads: pa.Array, versions: pa.Array, skipped: NDArray[np.bool_]) -> Columns:
+        reasons: Reasons = {}
+        values = [None if skip else self._value(at, payload, version, reasons) for at, (payload, version, skip)
+                  in enumerate(zip(payloads.to_pylist(), versions.to_pylist(), skipped.tolist(), strict=True))]
+        try:
+            column = pa.array(values, self.kind)
+        except NOT_FITTING:
+            column = pa.array([self._fitting(at, value, reasons) for at, value in enumerate(values)], self.kind)
+        return _flat(column), reasons
+
+    def _value(self, at: int, payload: bytes, version: bytes | None, reasons: Reasons) -> Any:
+        try:
+            return self.reader_of(version)(payload)
+        except ValueError as error:
+            reasons[at] = str(error)[:_SHOWN_MAX]
+        except Exception as error:      # a payload may make the libraries raise anything
+            reasons[at] = said(error)
+        return None
+
+    def _fitting(self, at: int, value: Any, reasons: Reasons) -> Any:
+        """Return a value, or None if Arrow's type cannot hold it."""
+        try:
+            pa.array([value], self.kind)
+        except NOT_FITTING as error:
+            reasons[at] = said(error)
+            return None
+        return value
+
+
+class Json(OneByOne):
+    """JSON objects with fields of types that Arrow's parser has: parsed together."""
+
+    def read(self, payloads: pa.Array, versions: pa.Array, skipped: NDArray[np.bool_]) -> Columns:
+        some = payloads if not skipped.any() else pc.if_else(pa.array(skipped), pa.scalar(b"null"), payloads)
+        column = self._parsed(some)
+        return super().read(payloads, versions, skipped) if column is None else (_flat(column), {})
+
+    def _parsed(self, payloads: pa.Array) -> pa.Array | None:
+        """Return the payloads as structs, None if one of them does not fit.
+
+        Each payload is put into an object on a line of its own: then it cannot end its row, or be none.  Line feeds
+        have no meaning in JSON, and cannot stand within a text.
+        """
+        if not len(payloads):
+            return pa.array([], self.kind)
+        if pc.any(pc.match_substring(payloads, "\n")).as_py():
+            payloads = pc.replace_substring(payloads, b"\n", b" ")
+        lines = pc.binary_join_element_wise(b'{"%s":' % _WRAPPED.encode(), payloads, b"}\n", b"")
+        data = lines.buffers()[2]
+        first, last = np.frombuffer(lines.buffers()[1], np.int32)[[0, len(lines)]].tolist()
+        options = pj.ParseOptions(explicit_schema=pa.schema([(_WRAPPED, self.kind)]), newlines_in_values=False,
+                                  unexpected_field_behavior="ignore")
+        try:
+            table = pj.read_json(pa.BufferReader(data.slice(first, last - first)),
+                                 read_options=pj.ReadOptions(use_threads=False, block_size=max(1 << 20, last - first)),
+                                 parse_options=options)
+        except NOT_FITTING:
+            return None
+        column = table[_WRAPPED].combine_chunks()
+        return column if len(column) == len(payloads) else None
+
+
+class Text(Form):
+    """Payloads that are text."""
+
+    def read(self, payloads: pa.Array, versions: pa.Array, skipped: NDArray[np.bool_]) -> Columns:
+        some = pc.if_else(pa.array(skipped), pa.scalar(None, pa.binary()), payloads) if skipped.any() else payloads
+        try:
+            return [some.cast(pa.string())], {}
+        except pa.ArrowInvalid:
+            reasons: Reasons = {}
+            values = [_utf8(at, value, reasons) for at, value in enumerate(some.to_pylist())]
+            return [pa.array(values, pa.string())], reasons
+
+
+def _utf8(at: int, value: bytes | None, reasons: Reasons) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError as error:
+        reasons[at] = str(error)
+        return None
+
+
+def _flat(column: pa.Array) -> list[pa.Array]:
+    return column.flatten() if pa.types.is_struct(column.type) else [column]
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:_SHOWN_MAX]}"

@@ -1,0 +1,93 @@
+"""Values of Protobuf messages, by the descriptors in their schemas.
+
+An unset field with presence is null. Enums are names. A message inside itself, and a message without fields, is bytes.
+Numbers without a sign have a wider type, as most readers of tables have none without.
+"""
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from geminga.storage.jobs.typed import NoSchema
+from geminga.storage.schemas import protobuf_rules
+from geminga.storage.tables.forms import Read
+
+_F = FieldDescriptor
+_TYPES = {
+    _F.CPPTYPE_INT32: pa.int32(), _F.CPPTYPE_INT64: pa.int64(), _F.CPPTYPE_UINT32: pa.int64(),
+    _F.CPPTYPE_UINT64: pa.decimal128(20), _F.CPPTYPE_DOUBLE: pa.float64(), _F.CPPTYPE_FLOAT: pa.float32(),
+    _F.CPPTYPE_BOOL: pa.bool_(), _F.CPPTYPE_ENUM: pa.string()}
+
+
+def descriptor(data: bytes) -> Descriptor:
+    """Return the root message of a schema.  Raises NoSchema."""
+    try:
+        return protobuf_rules.parse(data)
+    except ValueError as error:
+        raise NoSchema(f"its schema is no Protobuf descriptor: {error}") from None
+
+
+def kind_of(roots: Iterable[Descriptor]) -> pa.StructType:
+    """Return the Arrow type with the fields of all versions; the first version that has a field gives its type."""
+    found: dict[str, pa.DataType] = {}
+    for root in roots:
+        for one in root.fields:
+            if one.name not in found:
+                found[one.name] = _type(one, ())
+    return pa.struct(list(found.items()))
+
+
+def reader(root: Descriptor) -> Read:
+    """Return the function that reads messages of a descriptor."""
+    kind = message_factory.GetMessageClass(root)
+    return lambda payload: _value(kind.FromString(payload), ())
+
+
+def _is_map(one: FieldDescriptor) -> bool:
+    return one.message_type is not None and one.message_type.GetOptions().map_entry
+
+
+def _type(one: FieldDescriptor, inside: tuple[str, ...]) -> pa.DataType:
+    """Return the Arrow type of a field.  inside: the enclosing messages; a recursive one is bytes of the wire."""
+    if one.message_type is not None and _is_map(one):
+        key, value = (_type(one.message_type.fields_by_name[name], inside) for name in ("key", "value"))
+        return pa.map_(key, value)
+    if one.message_type is None:
+        is_bytes = one.cpp_type == _F.CPPTYPE_STRING and one.type == _F.TYPE_BYTES
+        kind = pa.binary() if is_bytes else _TYPES.get(one.cpp_type, pa.string())
+    elif one.message_type.full_name in inside or not one.message_type.fields:
+        kind = pa.binary()
+    else:
+        within = (*inside, one.message_type.full_name)
+        kind = pa.struct([(other.name, _type(other, within)) for other in one.message_type.fields])
+    return pa.list_(kind) if one.is_repeated else kind
+
+
+def _value(message: Any, inside: tuple[str, ...]) -> dict[str, Any]:
+    """Return a message's fields as `_type` has them; None for a field with presence that is not set."""
+    values: dict[str, Any] = {}
+    for one in message.DESCRIPTOR.fields:
+        value = getattr(message, one.name)
+        if _is_map(one):
+            of_value = one.message_type.fields_by_name["value"]
+            values[one.name] = [(key, _one(of_value, value[key], inside)) for key in value]
+        elif one.is_repeated:
+            values[one.name] = [_one(one, item, inside) for item in value]
+        elif one.has_presence and not message.HasField(one.name):
+            values[one.name] = None
+        else:
+            values[one.name] = _one(one, value, inside)
+    return values
+
+
+def _one(one: FieldDescriptor, value: Any, inside: tuple[str, ...]) -> Any:
+    if one.enum_type is not None:
+        known = one.enum_type.values_by_number.get(value)
+        return known.name if known is not None else str(value)
+    if one.message_type is None:
+        return value
+    if one.message_type.full_name in inside or not one.message_type.fields:
+        return value.SerializeToString()
+    return _value(value, (*inside, one.message_type.full_name))

@@ -1,0 +1,217 @@
+"""Tables of topics with the policy `export`, as the night makes them.
+
+The file `tables.json` beside the night's report says how far each table is.  It is for people; the tables' own commits
+say it too, and count.
+"""
+import contextlib
+import json
+import math
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from geminga.proto import names
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.catalogue.policy_table import EXPORTS_NOTHING
+from geminga.storage.disk.files import write_anew
+from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.jobs import confirmed, nightly
+from geminga.storage.jobs.engines import LocalEngine, Spark, Tell
+from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.tables import exports
+from geminga.storage.tables.commits import MESSAGES, CannotExport, ParquetTable
+from geminga.storage.tables.exports import Open, Planned, Table, Wanted
+from geminga.storage.tables.places import HadoopPlace, LocalPlace, Place, local_folder
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun
+
+TABLES = Path("nightly", "tables.json")      # in the data folder
+_IDENTITY = Path("nightly", "identity")
+_SCRATCH = "_geminga-"               # folder for files that are being written; readers leave out names with _
+PARQUET, ICEBERG = "parquet", "iceberg"
+
+
+def wanted(config: Config, among: Iterable[str] | None = None) -> list[Wanted]:
+    """Return the topics that are exported, with their partitions.  Raises CatalogueError.
+
+    among: partitions, of which only those topics are considered.
+    """
+    chosen = None if among is None else {names.parse(text).base for text in among}
+    if not config.tables.url:
+        return []
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    try:
+        options = catalogue.options.applied_to(config.storage)
+        by_topic: dict[TopicName, list[tuple[int, TopicName]]] = {}
+        for partition_id, text in catalogue.partitions.all():
+            name = names.parse(text)
+            by_topic.setdefault(name.base, []).append((partition_id, name))
+        found = [(topic, policies_of(catalogue, topic, options).export, partitions)
+                 for topic, partitions in by_topic.items()
+                 if not names.is_system(str(topic)) and (chosen is None or topic in chosen)]
+    finally:
+        catalogue.close()
+    return [Wanted(topic, content, tuple(sorted(partitions))) for topic, content, partitions
+            in sorted(found, key=lambda one: str(one[0])) if content != EXPORTS_NOTHING]
+
+
+def settle(broker: BrokerSocket, config: Config, topics: list[Wanted]) -> None:
+    """Have owners write down how transactions have ended, for partitions where the files do not say it yet.
+
+    Without an answer, an export ends before them.
+    """
+    for topic in topics:
+        for partition_id, name in topic.partitions:
+            with contextlib.suppress(CorruptFile, OSError):      # the plan has the error
+                if not confirmed.is_settled(config.data_dir, partition_id):
+                    broker.settle(str(name))
+
+
+def needs_spark(config: Config) -> bool:
+    """Whether tables need Spark: its Java libraries know the place, or Iceberg."""
+    options = config.tables
+    return bool(options.url) and (options.format == ICEBERG or local_folder(options.url) is None)
+
+
+def settings(config: Config) -> dict[str, str]:
+    """Return the properties of Spark that tables need.  Raises CannotRun."""
+    options = config.tables
+    more = {"spark.jars.packages": ",".join(options.packages)} if options.packages else {}
+    if not options.settings_file:
+        return more
+    try:
+        lines = Path(options.settings_file).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotRun(f"nightly.tables.settings_file: {text_of(error) if isinstance(error, OSError) else error}"
+                        ) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith(("#", "!")):
+            continue
+        name, _, value = line.strip().replace("=", " ", 1).partition(" ")
+        if not value.strip():
+            raise CannotRun(f"{options.settings_file}:{number}: it has a name without a value")
+        more[name] = value.strip()
+    return more
+
+
+def opener(config: Config, engine: LocalEngine | Spark) -> Open:
+    """Return the function that opens a topic's table.  Raises CannotRun."""
+    identity = _identity(config.data_dir)
+    if config.tables.format == ICEBERG:
+        from geminga.storage.tables.iceberg import Catalog, IcebergTable
+        assert isinstance(engine, Spark)
+        try:
+            catalog = Catalog(engine.context, config.tables.url)
+        except OSError as error:
+            raise CannotRun(f"nightly.tables: {text_of(error)}") from None
+        return partial(IcebergTable, catalog, broker=identity)
+    try:
+        place = _place(config, engine)
+    except OSError as error:
+        raise CannotRun(f"nightly.tables.url: {text_of(error)}") from None
+
+    def open_table(topic: TopicName, content: str) -> Table:
+        return ParquetTable(place, topic, content, identity)
+    return open_table
+
+
+def _place(config: Config, engine: LocalEngine | Spark) -> Place:
+    folder = local_folder(config.tables.url)
+    if folder is not None:
+        return LocalPlace(folder)
+    assert isinstance(engine, Spark)
+    return HadoopPlace(config.tables.url, engine.context)
+
+
+def _identity(data_dir: Path) -> str:
+    """Return the identity of the broker as a writer of tables, which is made once."""
+    path = data_dir / _IDENTITY
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_anew(path, uuid.uuid4().hex.encode())
+    return path.read_text()
+
+
+def plan(config: Config, topics: list[Wanted], engine: LocalEngine | Spark) -> list[Planned]:
+    """Return what an export would do.  Raises CannotRun, CatalogueError."""
+    return exports.plan(config.data_dir, topics, opener(config, engine)) if topics else []
+
+
+def export(broker: BrokerSocket, config: Config, planned: list[Planned], engine: LocalEngine | Spark, tell: Tell,
+           ends: float = math.inf) -> list[dict[str, Any]]:
+    """Export what is planned; return a report for each table.  Raises CannotRun."""
+    if not planned:
+        return []
+    folder = local_folder(config.tables.url) if config.tables.format == PARQUET else None
+    base = folder if folder is not None else config.data_dir / "nightly"
+    try:
+        with nightly.alone(config.data_dir):
+            for one in planned:
+                _tell_known(broker, one)
+            exports.run(config.data_dir, planned, base / f"{_SCRATCH}{_identity(config.data_dir)}", engine,
+                        broker.exported, tell, ends)
+    except nightly.AlreadyRunning as error:
+        raise CannotRun(str(error)) from None
+    reports = [one.report() for one in planned]
+    _keep(config.data_dir, reports)
+    return reports
+
+
+def _tell_known(broker: BrokerSocket, planned: Planned) -> None:
+    """Tell owners how far their partitions are exported; a run that was killed may not have told them."""
+    positions = planned.table.positions if planned.table is not None and not planned.error else {}
+    for partition_id, name in planned.wanted.partitions:
+        if (position := positions.get(partition_id)) is not None:
+            broker.exported(partition_id, str(name), position)
+
+
+def _keep(data_dir: Path, reports: list[dict[str, Any]]) -> None:
+    tables = known(data_dir)
+    for report in reports:
+        if report["table"]:
+            tables[f"{report['topic']} {report['content']}"] = {
+                name: report[name] for name in ("topic", "content", "positions")} | report["table"]
+    write_anew(data_dir / TABLES, json.dumps(tables).encode())
+
+
+def known(data_dir: Path) -> dict[str, Any]:
+    """Return {topic and content: how far its table is}, {} if there are no tables yet."""
+    try:
+        found: dict[str, Any] = json.loads((data_dir / TABLES).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def listed(config: Config) -> list[dict[str, Any]]:
+    """Return a row for each table, with the messages that are not in it yet.  Raises CatalogueError."""
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    try:
+        ids = {text: partition_id for partition_id, text in catalogue.partitions.all()}
+    finally:
+        catalogue.close()
+    return [table | {"behind": _behind(config.data_dir, table, ids)}
+            for _, table in sorted(known(config.data_dir).items())]
+
+
+def _behind(data_dir: Path, table: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
+    """Return how many committed messages of its topic a table does not have, None for a compacted one."""
+    if table["content"] != MESSAGES:
+        return None
+    base, behind = names.parse(table["topic"]), 0
+    for text, partition_id in ids.items():
+        if names.parse(text).base == base:
+            position: Position = NOWHERE
+            if (at := table["positions"].get(text)) is not None:
+                ledger_id, entry_id = at.split(":")
+                position = int(ledger_id), int(entry_id)
+            try:
+                end = confirmed.committed_up_to(data_dir, partition_id)
+                behind += nightly.news(format.partition_folder(data_dir, partition_id), partition_id, position, end)[1]
+            except (CorruptFile, OSError):
+                continue
+    return behind
