@@ -60,7 +60,7 @@ _SECTIONS = {
         "verify": ("folder.verify", "Look for damage in a data folder."),
         "ledger": ("folder.ledger", "Look into the files of a data folder."),
         "nightly": ("folder.nightly", "Compact topics, export tables, and give back disk space."),
-        "tables": ("folder.tables", "List topics that are tables: rows, bytes, how far they are."),
+        "tables": ("folder.tables", "List topics that are tables."),
         "upgrade": ("folder.upgrade", "Tell how an upgrade would change a data folder."),
     },
 }

@@ -51,7 +51,8 @@ def test_a_layer_is_imported_by_its_installed_name(source):
 ROOMS = {
     "proto": ("",),
     "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
-                "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "offline"),
+                "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "tables",
+                "offline"),
     "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tasks", "admin",
                    "console", "processes", "cli", "main.py"),
     "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),

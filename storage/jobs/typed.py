@@ -161,6 +161,8 @@ def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[s
         return pa.decimal128(schema["precision"], schema.get("scale", 0)), _same
     if logical is not None:
         return pa.string(), _text
+    if kind == "record" and not schema["fields"]:      # Parquet has no struct without fields
+        return pa.string(), _text
     if kind == "record":
         fields = {one["name"]: _shape(one["type"], is_avro, named, (*inside, schema["name"]))
                   for one in schema["fields"]}

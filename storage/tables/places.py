@@ -3,8 +3,10 @@
 Paths are relative to the folder, with / between names. Both raise OSError.
 """
 import contextlib
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -126,7 +128,7 @@ class HadoopPlace:
         """context: SparkContext, whose settings spark.hadoop.* the file system uses.  Raises OSError."""
         self.url, self._jvm = url.rstrip("/"), context._jvm
         self._hadoop = self._jvm.org.apache.hadoop.fs
-        with _errors(url):
+        with java_errors(url):
             uri = self._jvm.java.net.URI(self.url)
             self._system = self._hadoop.FileSystem.get(uri, context._jsc.hadoopConfiguration())
 
@@ -137,15 +139,15 @@ class HadoopPlace:
         return self._hadoop.Path(f"{self.url}/{path}")
 
     def names(self, folder: str) -> list[str]:
-        with _errors(folder):
+        with java_errors(folder):
             if not self._system.exists(self._path(folder)):
                 return []
             return [one.getPath().getName() for one in self._system.listStatus(self._path(folder))]
 
     def read(self, path: str) -> bytes:
-        with _errors(path):
+        with java_errors(path):
             if not self._system.exists(self._path(path)):
-                raise FileNotFoundError(2, "No such file", path)
+                raise FileNotFoundError(errno.ENOENT, "No such file", path)
             stream = self._system.open(self._path(path))
             try:
                 return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
@@ -153,50 +155,55 @@ class HadoopPlace:
                 stream.close()
 
     def create(self, path: str, data: bytes) -> None:
-        with _errors(path):
+        with java_errors(path):
             if self._system.exists(self._path(path)):
-                raise FileExistsError(17, "File exists", path)
+                raise FileExistsError(errno.EEXIST, "File exists", path)
             folder, _, name = path.rpartition("/")
             fresh = self._path(f"{folder}/.{name}.new")
             stream = self._system.create(fresh, True)
             stream.write(bytearray(data))
             stream.close()
             if not self._system.rename(fresh, self._path(path)):
-                raise FileExistsError(17, "File exists, or its folder does not", path)
+                raise FileExistsError(errno.EEXIST, "File exists, or its folder does not", path)
 
     def put(self, source: Path, path: str) -> None:
-        with _errors(path):
+        with java_errors(path):
             self._system.copyFromLocalFile(True, True, self._hadoop.Path(f"file://{source}"), self._path(path))
 
     def fetch(self, path: str) -> Path | None:
         return None
 
     def copy(self, path: str, target: Path) -> None:
-        with _errors(path):
+        with java_errors(path):
             self._system.copyToLocalFile(False, self._path(path), self._hadoop.Path(f"file://{target}"), True)
 
     def move(self, path: str, to: str) -> None:
-        with _errors(path):
+        with java_errors(path):
             source, target = self._path(path), self._path(to)
             if not self._system.exists(source):
                 if self._system.exists(target):
                     return
-                raise FileNotFoundError(2, "No such file", path)
+                raise FileNotFoundError(errno.ENOENT, "No such file", path)
             self._system.mkdirs(target.getParent())
             if not self._system.rename(source, target):
-                raise OSError(5, "It cannot be moved into place", path)
+                raise OSError(errno.EIO, "It cannot be moved into place", path)
 
     def delete(self, path: str) -> None:
-        with _errors(path):
+        with java_errors(path):
             self._system.delete(self._path(path), True)
 
 
 @contextlib.contextmanager
-def _errors(path: str) -> Any:
+def java_errors(path: str) -> Iterator[None]:
     """Raise errors of Java as OSError."""
     from py4j.protocol import Py4JError
     try:
         yield
     except Py4JError as error:
-        lines = str(getattr(error, "java_exception", None) or error).strip().splitlines()
-        raise OSError(5, lines[0] if lines else "Spark's file system fails", path) from error
+        raise OSError(errno.EIO, reason_of(error), path) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error of Java."""
+    lines = str(getattr(error, "java_exception", None) or error).strip().splitlines()
+    return lines[0] if lines else "Java fails"

@@ -138,7 +138,8 @@ class _Files:
         if key not in self._open:
             if len(self._open) >= _OPEN_MAX:
                 self._end(next(iter(self._open)))
-            self._open[key] = _File(self._folder / f"{self._name}-{next(self._counter)}.parquet",
+            alone = f"-p{partition_id}" if partition_id else ""
+            self._open[key] = _File(self._folder / f"{self._name}-{next(self._counter)}{alone}.parquet",
                                     self.schema if day else REJECTED)
         one = self._open.pop(key)
         self._open[key] = one                # the one that was used last is the last

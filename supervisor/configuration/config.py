@@ -6,7 +6,6 @@ KEYS is derived from the options' dataclasses that the layers declare: a field t
 the supervisor reads the file and the environment; each layer is given its part of a Config.
 """
 import itertools
-import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -39,7 +38,7 @@ from geminga.workers.identity.options import (
 )
 from geminga.workers.options import WorkerOptions
 
-__all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]
+__all__ = ["Config", "ConfigError", "KEYS", "load"]
 
 FRAME_OVERHEAD = 10 * 1024     # bytes that a frame may have beside the message, as in Pulsar
 ENVIRONMENT_PREFIX = "GEMINGA_"
@@ -112,9 +111,9 @@ class NightlyOptions:
 class TableOptions:
     """Tables that nights make of topics with the policy `export`."""
 
-    url: str = ""                                 # folder for them, or a URL of Hadoop's file systems; empty: no tables
+    url: str = ""                                 # folder, or a URL that Spark can write to; empty: no tables
     format: str = "parquet"                       # or "iceberg"
-    packages: tuple[str, ...] = ()                # GROUP:ARTIFACT:VERSION of Maven, that Spark needs for the URL or format
+    packages: tuple[str, ...] = ()                # of Maven, GROUP:ARTIFACT:VERSION, that Spark needs for url or format
     settings_file: str = ""                       # Spark's properties, such as credentials; empty: none
 
 
@@ -155,7 +154,8 @@ SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", Worker
             "transactions": ("transactions", TransactionOptions),
             "http": ("http", HttpOptions), "console": ("console", ConsoleOptions),
             "metrics": ("metrics", MetricsOptions),
-            "nightly": ("nightly", NightlyOptions), "nightly.tables": ("tables", TableOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
+            "nightly": ("nightly", NightlyOptions), "nightly.tables": ("tables", TableOptions),
+            "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
@@ -203,7 +203,7 @@ def load(config_path: Path | str | None, environ: Mapping[str, str],
     notes += _relate(values, given)
     values["http_bind"] = values["http_bind"] or values["network.bind"]
     for name in ("workers", "owners"):
-        values[name] = values[name] or core_count()
+        values[name] = values[name] or host.core_count()
     return replace(_compose(values), origins={name: setting.origin for name, setting in given.items()}), notes
 
 
@@ -478,25 +478,3 @@ def shown(setting: Any) -> str:
     if isinstance(setting, int):
         return str(setting)
     return f'"{"***" if isinstance(setting, Secret) and setting else setting}"'
-
-
-def core_count(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use, at least 1.
-
-    The number of cores in the process's affinity is bounded by the CPU quotas of its control groups.
-    """
-    # A quota of one and a half cores is worth two processes.
-    limits = [-(-quota // period) for quota, period in _quotas(root)]
-    return max(1, min([len(os.sched_getaffinity(0)), *limits]))
-
-
-def _quotas(root: Path) -> list[tuple[int, int]]:
-    """Return the CPU quotas of this process's control groups, as (quota, period) in µs.
-
-    Groups without a limit are left out.
-    """
-    groups = root / "sys/fs/cgroup"
-    limits = [host.words(level / "cpu.max") for level in host.control_groups(root)]
-    # Control groups of version 1, where -1 is no limit.
-    limits.append(host.words(groups / "cpu/cpu.cfs_quota_us") + host.words(groups / "cpu/cpu.cfs_period_us"))
-    return [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and limit[0].isdigit()]

@@ -1,7 +1,8 @@
-"""Memory and limits of the host, or of the control groups of this process.
+"""Memory, cores and limits of the host, or of the control groups of this process.
 
 The argument `root` of functions is the folder that holds /proc and /sys; tests pass their own.
 """
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,28 @@ def _of_host(root: Path) -> Memory:
     table = {name.rstrip(":"): value << 10 for name, value in _table(root / "proc/meminfo").items()}
     total = table.get("MemTotal", 0)
     return Memory(total - table.get("MemAvailable", total), total, "host")
+
+
+def core_count(root: Path = Path("/")) -> int:
+    """Return the number of cores that this process may use, at least 1.
+
+    The number of cores in the process's affinity is bounded by the CPU quotas of its control groups.
+    """
+    # A quota of one and a half cores is worth two processes.
+    limits = [-(-quota // period) for quota, period in _quotas(root)]
+    return max(1, min([len(os.sched_getaffinity(0)), *limits]))
+
+
+def _quotas(root: Path) -> list[tuple[int, int]]:
+    """Return the CPU quotas of this process's control groups, as (quota, period) in µs.
+
+    Groups without a limit are left out.
+    """
+    groups = root / "sys/fs/cgroup"
+    limits = [words(level / "cpu.max") for level in control_groups(root)]
+    # Control groups of version 1, where -1 is no limit.
+    limits.append(words(groups / "cpu/cpu.cfs_quota_us") + words(groups / "cpu/cpu.cfs_period_us"))
+    return [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and limit[0].isdigit()]
 
 
 _EXITING, _KILLED = 0x4, 1 << 8      # in /proc/PID/stat: the flag of an ending process; pending SIGKILL

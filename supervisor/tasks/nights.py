@@ -28,7 +28,8 @@ from geminga.storage.jobs.nightly import Night, Planned, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.tables import exports
 from geminga.storage.tables.exports import Wanted
-from geminga.supervisor.configuration.config import Config, core_count
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host.host import core_count
 from geminga.supervisor.tasks import tables
 from geminga.supervisor.tasks.job_socket import REPORT, BrokerSocket, CannotRun, Gone, Refused, last_report
 
@@ -272,7 +273,8 @@ def check(config: Config) -> None:
 def run(config: Config, partitions: list[Target], topics: list[Wanted], tell: Tell) -> dict[str, Any]:
     """Run the nightly job, write its report, and return the report.  Raises CannotRun.
 
-    topics: to be exported.  tell: told the stage of the work, and the messages or topics that are done in it, and in all.
+    topics: to be exported.  tell: told the stage of the work, and the messages or topics that are done in it, and in
+    all.
     """
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     ends = began + ends_at(config.nightly.until, datetime.now())
@@ -294,7 +296,8 @@ def run(config: Config, partitions: list[Target], topics: list[Wanted], tell: Te
         "status": SUCCESS if is_well else FAILED, "error": error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
-        "engine": night.engine, "served": is_served, "partitions": len(plan), "totals": _totals(compaction, exported, given), "compaction": compaction, "tables": exported,
+        "engine": night.engine, "served": is_served, "partitions": len(plan),
+        "totals": _totals(compaction, exported, given), "compaction": compaction, "tables": exported,
         "retention": given}
     try:
         keep(config, report)

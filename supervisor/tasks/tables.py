@@ -23,7 +23,7 @@ from geminga.storage.jobs import confirmed, nightly
 from geminga.storage.jobs.engines import LocalEngine, Spark, Tell
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.tables import exports
-from geminga.storage.tables.commits import MESSAGES, CannotExport, ParquetTable
+from geminga.storage.tables.commits import MESSAGES, ParquetTable
 from geminga.storage.tables.exports import Open, Planned, Table, Wanted
 from geminga.storage.tables.places import HadoopPlace, LocalPlace, Place, local_folder
 from geminga.supervisor.configuration.config import Config

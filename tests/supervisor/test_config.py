@@ -5,14 +5,17 @@ Every refusal is one line that names the key as its author wrote it; the command
 import os
 import re
 import tomllib
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
 
 from geminga.storage.options import StorageOptions
-from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError, core_count, load
+from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError, load
 from geminga.supervisor.configuration.properties import UNMET, known_names, parse
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
+from geminga.supervisor.host.host import core_count
 from geminga.workers.identity.options import Secret
 from geminga.workers.options import WorkerOptions
 
@@ -54,7 +57,9 @@ def test_the_example_file_shows_every_key_with_its_default():
     text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
     document = tomllib.loads(text)
     shown = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    shown |= {f"{section}.{name}": value for section in SECTIONS for name, value in document[section].items()}
+    for section in SECTIONS:
+        of_section = reduce(getitem, section.split("."), document)
+        shown |= {f"{section}.{name}": value for name, value in of_section.items() if not isinstance(value, dict)}
     assert shown == {
         name: str(key.default) if key.type is Path else list(key.default) if isinstance(key.default, tuple)
         else key.default

@@ -60,8 +60,8 @@ def test_a_night_beside_a_broker(own, client, nightly):
     topic, other = unique_topic("night"), unique_topic("not-compacted")
     for one in (topic, other):
         fill(client, one)
-    assert nightly("plan")[:2] == (0, "Nothing is compacted: no topic has a compaction threshold, or was compacted "
-                                      "before\n")
+    assert nightly("plan")[:2] == (0, "Nothing is compacted or exported: no topic has a compaction threshold, was "
+                                      "compacted before, or has the policy export\n")
     compact_later(own, topic)
     status, printed, _ = nightly("plan", "--json")
     [planned] = json.loads(printed)

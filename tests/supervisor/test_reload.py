@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.configuration.config import KEYS, Config, shown, value
+from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, shown, value
 from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.configuration.value_ranges import RANGES
 from geminga.supervisor.processes import control_socket
@@ -44,6 +44,8 @@ CHOICES = {     # other values of keys that do not take any number or any text
     "storage.schema_compatibility_strategy": "BACKWARD", "nightly.engine": "here", "nightly.master": "local[1]",
     "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",),
     "storage.compaction_order": "event_time", "storage.export": "messages", "nightly.until": "05:00",
+    "nightly.tables.url": "/srv/tables", "nightly.tables.format": "iceberg",
+    "nightly.tables.packages": ("a:b:1",), "nightly.tables.settings_file": "/etc/tables.properties",
     "log.level": "debug", "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),
     "authentication.methods": ("basic",),
     "authentication.public_key_algorithm": "ES256", "tls.certificate": "", "tls.key": ""}
@@ -64,7 +66,7 @@ def other(key, now):
 
 def with_value(config, key, found):
     section, _, name = key.rpartition(".")
-    part = {"network": "worker"}.get(section, section)
+    part = SECTIONS[section][0] if section else ""
     return replace(config, **({part: replace(getattr(config, part), **{name: found})} if section else {name: found}))
 
 

@@ -66,9 +66,9 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     every topic gives back the space of messages that retention, expiry and deletions have left.  A broker may serve the
     data folder meanwhile.
 
-    `plan` prints what would be compacted and exported, and changes nothing; `report` prints the report of the last night.
-    `failed` is for the service manager, which gives the result of a run in MONITOR_SERVICE_RESULT: the result is
-    logged, and stands in the report.
+    `plan` prints what would be compacted and exported, and changes nothing; `report` prints the report of the last
+    night.  `failed` is for the service manager, which gives the result of a run in MONITOR_SERVICE_RESULT: the result
+    is logged, and stands in the report.
     """
     if partitions is not None:
         die_with(parent)
@@ -148,8 +148,10 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
 # -- plan and report
 
 def _show_plan(planned: list[Any], exported: list[Any], shown: output.Output) -> int:
-    rows = [{"work": "compaction", "topic": one.target.topic, "due": one.is_due, "why": one.why, "messages": one.messages, "bytes": one.size,
-             "view_messages": one.view_messages, "view_bytes": one.view_size} for one in planned]
+    rows = [{"work": "compaction", "topic": one.target.topic, "due": one.is_due, "why": one.why,
+             "messages": one.messages, "bytes": one.size, "view_messages": one.view_messages,
+             "view_bytes": one.view_size}
+            for one in planned]
     rows += [{"work": f"table of {one.wanted.content}", "topic": str(one.wanted.topic),
               "due": bool(one.partitions) and not one.error,
               "why": one.error or (f"{one.messages:,} messages" if one.partitions else "nothing new"),

@@ -30,12 +30,12 @@ _COLUMNS = (
     Column("committed_ms", "committed", _time), Column("url"))
 
 
-@click.command()
+@click.command(epilog="Exit status: 0 done; 2 wrong usage; 3 the data folder cannot be read.")
 @cli_options.CONFIG
 @cli_options.DATA_DIR
 @output.FORM
 def tables(config: str | None, data_dir: str | None, form: str) -> int:
-    """List topics that are tables: rows, bytes, how far they are.
+    """List topics that are tables.
 
     Nights make tables of topics with the policy `export`.  BEHIND is how many messages of the topic are not in its
     table yet; a compacted table has the last compacted view instead.

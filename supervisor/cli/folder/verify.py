@@ -76,7 +76,7 @@ def damage(data_dir: Path, *, repairs: bool) -> Iterator[Told]:
     from dataclasses import asdict
 
     from geminga.storage.offline import repair, verify
-    from geminga.supervisor.configuration.config import core_count
+    from geminga.supervisor.host.host import core_count
     began, seen, findings, status = time.monotonic(), verify.Seen(), [], 0
     with done_of_total("ledgers") as told:
         for finding in verify.walk(data_dir, processes=core_count(), seen=seen, told=told):

@@ -1,0 +1,341 @@
+"""A table of Apache Iceberg, written through Iceberg's Java library, which Spark has loaded.
+
+Spark's workers write the Parquet files as for other tables.  The driver uploads them to the table's location, and
+commits them in one transaction with the positions:
+
+    geminga.broker       identity of the broker that writes the table
+    geminga.positions    {partition id: "ledger:entry"}; all up to there is in the table
+    geminga.rejected     files of rejected messages, which belong into the table beside; see below
+    geminga.token        the commit that wrote these
+
+The table of rejected messages, <name>_rejected, is another table, and Iceberg commits one table at a time.  Hence the
+first commit names the uploaded files of the second.  Whoever opens the table commits those again unless the second
+table has the same token.  Files that were uploaded and never committed are left to Iceberg's removal of orphan files.
+
+The catalog is that of spark.sql.catalog.geminga.* in Spark's settings, as Iceberg's documentation has them. Without
+these, it is a catalog of files (`hadoop`) whose warehouse is the tables' URL.
+"""
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from geminga.proto.names import TopicName
+from geminga.storage.ledgers.position import Position
+from geminga.storage.tables.columns import REJECTED
+from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile, folder_of
+from geminga.storage.tables.places import java_errors, reason_of
+
+_BROKER, _POSITIONS, _REJECTED, _TOKEN = (f"geminga.{name}" for name in ("broker", "positions", "rejected", "token"))
+_SETTINGS = "spark.sql.catalog.geminga."
+_MAPPING = "schema.name-mapping.default"
+_DAY = "_publish_time_day"           # Iceberg's name of the partition field day(_publish_time)
+
+
+class Catalog:
+    """A catalog of Iceberg's Java library."""
+
+    def __init__(self, context: Any, url: str):
+        """context: a SparkContext with Iceberg's package.  url: the warehouse.  Raises OSError."""
+        self.url, self.context, self.jvm = url.rstrip("/"), context, context._jvm
+        if not urlsplit(self.url).scheme:
+            self.url = f"file://{self.url}"
+        self.iceberg = self.jvm.org.apache.iceberg
+        given = {name.removeprefix(_SETTINGS): value for name, value in context.getConf().getAll()
+                 if name.startswith(_SETTINGS)}
+        properties = self.jvm.java.util.HashMap()
+        for name, value in ({"type": "hadoop", "warehouse": self.url} | given).items():
+            properties.put(name, value)
+        try:
+            with java_errors("Iceberg"):
+                self.java = self.iceberg.CatalogUtil.buildIcebergCatalog(
+                    "geminga", properties, context._jsc.hadoopConfiguration())
+        except TypeError:      # a package of Java that is not there
+            raise OSError(2, "Iceberg's package for Spark is not among nightly.tables.packages", url) from None
+
+    def __repr__(self) -> str:
+        return f"<Catalog {self.url}>"
+
+    def identifier(self, topic: TopicName, suffix: str) -> Any:
+        """Return the identifier of a table: tenant.namespace.topic."""
+        *namespace, name = (unquote(one) for one in folder_of(topic).split("/"))
+        return self.iceberg.catalog.TableIdentifier.of(self.namespace(namespace), name + suffix)
+
+    def namespace(self, levels: list[str]) -> Any:
+        """Return a namespace of these levels."""
+        names = self.context._gateway.new_array(self.jvm.java.lang.String, len(levels))
+        for at, one in enumerate(levels):
+            names[at] = one
+        return self.iceberg.catalog.Namespace.of(names)
+
+
+class IcebergTable:
+    """A table of Iceberg, with the table of rejected messages beside it."""
+
+    def __init__(self, catalog: Catalog, topic: TopicName, content: str, broker: str):
+        """Open a table, and finish what a killed run has begun.  Raises CannotExport, OSError."""
+        self._catalog, self._broker, self._content = catalog, broker, content
+        suffix = "_compacted" if content == COMPACTED else ""
+        self._name = catalog.identifier(topic, suffix)
+        self._beside_name = catalog.identifier(topic, f"{suffix}_rejected")
+        self._staged: dict[str, Path] = {}       # path of a DataFile -> where it is on this host
+        self._uploaded: dict[str, str] = {}      # path of a DataFile -> its location
+        self._known: dict[str, Any] = {}         # path of a DataFile -> Iceberg's own
+        with java_errors(str(self._name)):
+            self._table = self._load(self._name)
+            properties = self._properties(self._table)
+            owner = properties.get(_BROKER, broker)
+            if owner != broker:
+                raise CannotExport(f"{self._name} is written by another broker, {owner}")
+            if self._table is not None and _BROKER not in properties:
+                raise CannotExport(f"{self._name} exists, and no broker has made it")
+            self._beside = self._load(self._beside_name)
+            self._commit_rejected(properties)
+
+    def __repr__(self) -> str:
+        return f"<IcebergTable {self._name}>"
+
+    def _load(self, name: Any) -> Any:
+        return self._catalog.java.loadTable(name) if self._catalog.java.tableExists(name) else None
+
+    @staticmethod
+    def _properties(table: Any) -> dict[str, str]:
+        return dict(table.properties()) if table is not None else {}
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        try:
+            stored = json.loads(self._properties(self._table).get(_POSITIONS, "{}"))
+            positions: dict[int, Position] = {}
+            for one, text in stored.items():
+                ledger_id, entry_id = text.split(":")
+                positions[int(one)] = int(ledger_id), int(entry_id)
+        except (ValueError, AttributeError) as error:
+            raise CannotExport(f"the property {_POSITIONS} of {self._name} has no positions: {error}") from None
+        return positions
+
+    # -- commits
+
+    def stage(self, token: str, files: list[tuple[Path, DataFile]]) -> None:
+        """Note where written files are.  `commit` uploads them: a new table has its location only then."""
+        self._staged = {one.path: source for source, one in files}
+
+    def commit(self, token: str, positions: dict[int, Position], added: list[DataFile], removed: list[DataFile],
+               schema: pa.Schema) -> None:
+        """Upload staged files, and commit them with the positions.  Raises CannotExport, OSError.
+
+        positions: of the partitions that have come further.  removed: files that the added ones replace.
+        """
+        with java_errors(str(self._name)):
+            self._table = self._at_schema(self._table, self._name, schema)
+            rejected = [one for one in added if one.is_rejected]
+            if rejected:
+                self._beside = self._at_schema(self._beside, self._beside_name, REJECTED)
+            for one in added:
+                self._upload(one, self._beside if one.is_rejected else self._table)
+            fresh = [self._java_file(self._table, self._uploaded[one.path], one.day)
+                     for one in added if not one.is_rejected]
+            stored = {str(one): f"{at[0]}:{at[1]}" for one, at in {**self.positions, **positions}.items()}
+            transaction = self._table.newTransaction()
+            self._change(transaction, fresh, [self._known[one.path] for one in removed if one.path in self._known],
+                         is_merge=not positions)
+            update = transaction.updateProperties()
+            pending = json.dumps([[self._uploaded[one.path], one.rows] for one in rejected])
+            for name, value in {_BROKER: self._broker, _POSITIONS: json.dumps(stored), _TOKEN: token,
+                                _REJECTED: pending, _MAPPING: self._mapping(self._table, as_text=True)}.items():
+                update.set(name, value)
+            update.commit()
+            transaction.commitTransaction()
+            self._table.refresh()
+            self._commit_rejected(self._properties(self._table))
+
+    @staticmethod
+    def _change(transaction: Any, fresh: list[Any], gone: list[Any], *, is_merge: bool) -> None:
+        """Add data files to a transaction, or have them replace others."""
+        if not gone:
+            if not fresh:
+                return
+            change = transaction.newFastAppend()
+            for one in fresh:
+                change.appendFile(one)
+        elif is_merge:
+            change = transaction.newRewrite()
+            for one in gone:
+                change.deleteFile(one)
+            for one in fresh:
+                change.addFile(one)
+        else:
+            change = transaction.newOverwrite()
+            for one in gone:
+                change.deleteFile(one)
+            for one in fresh:
+                change.addFile(one)
+        change.commit()
+
+    def _commit_rejected(self, properties: dict[str, str]) -> None:
+        """Append the rejected messages' files of the table's last commit, unless that was done."""
+        pending, token = json.loads(properties.get(_REJECTED, "[]")), properties.get(_TOKEN, "")
+        if not pending or self._properties(self._beside).get(_TOKEN) == token:
+            return
+        if self._beside is None:
+            raise CannotExport(f"{self._beside_name} is gone, and rejected messages belong there")
+        transaction = self._beside.newTransaction()
+        append = transaction.newFastAppend()
+        for location, _ in pending:
+            append.appendFile(self._java_file(self._beside, location, ""))
+        append.commit()
+        transaction.updateProperties().set(_TOKEN, token).set(
+            _MAPPING, self._mapping(self._beside, as_text=True)).commit()
+        transaction.commitTransaction()
+        self._beside.refresh()
+
+    def _upload(self, one: DataFile, table: Any) -> None:
+        location = table.locationProvider().newDataLocation(one.path.rpartition("/")[2])
+        self._uploaded[one.path] = location
+        files, source = self._catalog.jvm.java.nio.file.Files, self._staged.pop(one.path)
+        stream = table.io().newOutputFile(location).createOrOverwrite()
+        try:
+            files.copy(self._catalog.jvm.java.io.File(str(source)).toPath(), stream)
+        finally:
+            stream.close()
+        source.unlink()
+
+    def _java_file(self, table: Any, location: str, day: str) -> Any:
+        """Return an uploaded file as Iceberg's metadata have it, with the statistics of its footer."""
+        iceberg = self._catalog.iceberg
+        there = table.io().newInputFile(location)
+        metrics = iceberg.parquet.ParquetUtil.fileMetrics(there, iceberg.MetricsConfig.forTable(table),
+                                                          self._mapping(table))
+        builder = iceberg.DataFiles.builder(table.spec())
+        builder = builder.withInputFile(there).withMetrics(metrics).withFormat("PARQUET")
+        if day:
+            builder = builder.withPartitionPath(f"{_DAY}={day}")
+        return builder.build()
+
+    def _mapping(self, table: Any, *, as_text: bool = False) -> Any:
+        """Return the mapping from names of columns to Iceberg's ids, which Arrow's files do not have."""
+        mapping = self._catalog.iceberg.mapping
+        made = mapping.MappingUtil.create(table.schema())
+        return mapping.NameMappingParser.toJson(made) if as_text else made
+
+    def _at_schema(self, table: Any, name: Any, schema: pa.Schema) -> Any:
+        """Return a table that has the columns of a schema; it is made, or gets those that it lacks.
+
+        Raises CannotExport if a column would have to become another type.
+        """
+        iceberg = self._catalog.iceberg
+        fields = _struct(((one.name, one.type) for one in schema), count(1).__next__)
+        wanted = iceberg.SchemaParser.fromJson(json.dumps(fields | {"schema-id": 0}))
+        if table is None:
+            self._make_namespace(name.namespace())
+            spec = iceberg.PartitionSpec.builderFor(wanted)
+            properties = self._catalog.jvm.java.util.HashMap()
+            properties.put("format-version", "2")
+            properties.put(_BROKER, self._broker)
+            return self._catalog.java.createTable(
+                name, wanted, (spec if schema is REJECTED else spec.day("_publish_time")).build(), properties)
+        from py4j.protocol import Py4JJavaError
+        try:
+            table.updateSchema().unionByNameWith(wanted).commit()
+        except Py4JJavaError as error:
+            raise CannotExport(f"{name} cannot take over the topic's schema: {reason_of(error)}") from None
+        table.refresh()
+        return table
+
+    def _make_namespace(self, namespace: Any) -> None:
+        """Make a namespace, and those above it."""
+        levels = list(namespace.levels())
+        for end in range(1, len(levels) + 1):
+            level = self._catalog.namespace(levels[:end])
+            if not self._catalog.java.namespaceExists(level):
+                self._catalog.java.createNamespace(level)
+
+    # -- files
+
+    def files(self) -> list[DataFile]:
+        """Return the files of the table that have no rows deleted.  Raises CannotExport, OSError."""
+        if self._table is None:
+            return []
+        self._known = {}
+        found = []
+        with java_errors(str(self._name)):
+            for task in _each(self._table.newScan().planFiles()):
+                if not task.deletes().isEmpty():
+                    continue
+                one = task.file()
+                path = str(one.location())
+                self._known[path] = one.copy()
+                number = path.rpartition("/")[2].removesuffix(".parquet").rpartition("-p")[2]
+                found.append(DataFile(path, one.recordCount(), one.fileSizeInBytes(),
+                                      str(self._table.spec().partitionToPath(one.partition())).rpartition("=")[2],
+                                      int(number) if number.isdigit() else 0))
+        return found
+
+    def local(self, one: DataFile, scratch: Path) -> Path:
+        """Copy a file of the table into `scratch`, and return where it is.  Raises OSError."""
+        target = scratch / one.path.rpartition("/")[2]
+        with java_errors(one.path):
+            stream = self._table.io().newInputFile(one.path).newStream()
+            try:
+                options = self._catalog.context._gateway.new_array(self._catalog.jvm.java.nio.file.CopyOption, 0)
+                self._catalog.jvm.java.nio.file.Files.copy(
+                    stream, self._catalog.jvm.java.io.File(str(target)).toPath(), options)
+            finally:
+                stream.close()
+        return target
+
+    def totals(self) -> dict[str, Any]:
+        """Return rows, rejected, bytes and files of the table, and when it was last committed, in ms."""
+        with java_errors(str(self._name)):
+            snapshot = self._table.currentSnapshot() if self._table is not None else None
+            summary = dict(snapshot.summary()) if snapshot is not None else {}
+            beside = self._beside.currentSnapshot() if self._beside is not None else None
+            rejected = int(dict(beside.summary()).get("total-records", 0)) if beside is not None else 0
+            return {"rows": int(summary.get("total-records", 0)), "rejected": rejected,
+                    "bytes": int(summary.get("total-files-size", 0)),
+                    "files": int(summary.get("total-data-files", 0)),
+                    "commits": len(list(self._table.snapshots())) if self._table is not None else 0,
+                    "committed_ms": snapshot.timestampMillis() if snapshot is not None else 0,
+                    "url": str(self._table.location()) if self._table is not None else ""}
+
+
+def _each(iterable: Any) -> Iterator[Any]:
+    """Yield the items of one of Iceberg's iterables, and close it."""
+    try:
+        items = iterable.iterator()
+        while items.hasNext():
+            yield items.next()
+    finally:
+        iterable.close()
+
+
+# -- types
+
+_TYPES = {pa.bool_(): "boolean", pa.int32(): "int", pa.int64(): "long", pa.float32(): "float", pa.float64(): "double",
+          pa.string(): "string", pa.binary(): "binary", pa.date32(): "date", pa.time64("us"): "time",
+          pa.timestamp("us"): "timestamp", pa.timestamp("us", "UTC"): "timestamptz"}
+
+
+def _struct(fields: Iterable[tuple[str, pa.DataType]], new_id: Callable[[], int]) -> dict[str, Any]:
+    """Return fields as a struct of Iceberg's JSON."""
+    return {"type": "struct", "fields": [
+        {"id": new_id(), "name": name, "required": False, "type": _type(kind, new_id)} for name, kind in fields]}
+
+
+def _type(kind: pa.DataType, new_id: Callable[[], int]) -> Any:
+    """Return a type of Arrow as Iceberg's JSON has it.  Raises KeyError for one that no column has."""
+    if pa.types.is_struct(kind):
+        return _struct(((one.name, one.type) for one in kind), new_id)
+    if pa.types.is_list(kind):
+        return {"type": "list", "element-id": new_id(), "element": _type(kind.value_type, new_id),
+                "element-required": False}
+    if pa.types.is_map(kind):
+        return {"type": "map", "key-id": new_id(), "key": _type(kind.key_type, new_id), "value-id": new_id(),
+                "value": _type(kind.item_type, new_id), "value-required": False}
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _TYPES[kind]
