@@ -153,8 +153,7 @@ class IcebergTable:
             self._table.refresh()
             self._commit_rejected(self._properties(self._table))
 
-    @staticmethod
-    def _change(transaction: Any, fresh: list[Any], gone: list[Any], *, is_merge: bool) -> None:
+    def _change(self, transaction: Any, fresh: list[Any], gone: list[Any], *, is_merge: bool) -> None:
         """Add data files to a transaction, or have them replace others."""
         if not gone:
             if not fresh:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import io
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
+TABLES = Path("nightly", "tables.json")
 _PATIENCE_SECONDS = 60       # limit for an answer of a broker or owner that is being restarted
 _AGAIN_SECONDS = 0.2
 _BEGAN_MAX = 1_000           # partitions in one line
@@ -241,3 +242,12 @@ def last_report(data_dir: Path) -> dict[str, Any]:
         return json.loads((data_dir / REPORT).read_bytes())
     except (OSError, ValueError):
         return {}
+
+
+def known_tables(data_dir: Path) -> dict[str, Any]:
+    """Return {topic and content: how far its table is}, {} if there are no tables yet."""
+    try:
+        found: dict[str, Any] = json.loads((data_dir / TABLES).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found

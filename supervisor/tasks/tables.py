@@ -27,9 +27,8 @@ from geminga.storage.tables.commits import MESSAGES, ParquetTable
 from geminga.storage.tables.exports import Open, Planned, Table, Wanted
 from geminga.storage.tables.places import HadoopPlace, LocalPlace, Place, local_folder
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun
+from geminga.supervisor.tasks.job_socket import TABLES, BrokerSocket, CannotRun, known_tables
 
-TABLES = Path("nightly", "tables.json")      # in the data folder
 _IDENTITY = Path("nightly", "identity")
 _SCRATCH = "_geminga-"               # folder for files that are being written; readers leave out names with _
 PARQUET, ICEBERG = "parquet", "iceberg"
@@ -170,21 +169,12 @@ def _tell_known(broker: BrokerSocket, planned: Planned) -> None:
 
 
 def _keep(data_dir: Path, reports: list[dict[str, Any]]) -> None:
-    tables = known(data_dir)
+    tables = known_tables(data_dir)
     for report in reports:
         if report["table"]:
             tables[f"{report['topic']} {report['content']}"] = {
                 name: report[name] for name in ("topic", "content", "positions")} | report["table"]
     write_anew(data_dir / TABLES, json.dumps(tables).encode())
-
-
-def known(data_dir: Path) -> dict[str, Any]:
-    """Return {topic and content: how far its table is}, {} if there are no tables yet."""
-    try:
-        found: dict[str, Any] = json.loads((data_dir / TABLES).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def listed(config: Config) -> list[dict[str, Any]]:
@@ -195,7 +185,7 @@ def listed(config: Config) -> list[dict[str, Any]]:
     finally:
         catalogue.close()
     return [table | {"behind": _behind(config.data_dir, table, ids)}
-            for _, table in sorted(known(config.data_dir).items())]
+            for _, table in sorted(known_tables(config.data_dir).items())]
 
 
 def _behind(data_dir: Path, table: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:

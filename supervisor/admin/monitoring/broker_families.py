@@ -139,5 +139,11 @@ NIGHT: dict[str, tuple[str, Callable[[Report], float]]] = {
     "last_bytes_out": ("Bytes that the last night's compactions kept", lambda night: night["totals"]["bytes_out"]),
     "last_given_back_bytes": ("Bytes that the last night freed by retention, expiry and deletions",
                               lambda night: night["totals"]["given_back"]),
+    "last_exported": ("Messages that the last night exported to tables",
+                      lambda night: night["totals"].get("exported", 0)),      # a report of an older program has none
+    "last_rejected": ("Messages that the last night found no row for in a table",
+                      lambda night: night["totals"].get("rejected", 0)),
+    "last_tables_failed": ("Tables that the last night could not write",
+                           lambda night: night["totals"].get("tables_failed", 0)),
     "last_expired": ("Messages that the last night expired", lambda night: night["totals"]["expired"]),
 }

@@ -68,7 +68,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 )
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host.unix_sockets import short_path
-from geminga.supervisor.tasks.job_socket import REPORT, SOCKET
+from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, known_tables
 
 routes = web.RouteTableDef()
 # The questions that jobs may have for owners, by their names.
@@ -440,6 +440,12 @@ async def report(request: web.Request) -> web.Response:
         return web.Response(text=text, content_type="application/json")
     except FileNotFoundError:
         raise web.HTTPNotFound(text="There was no nightly run yet") from None
+
+
+@routes.get("/ops/v1/tables")
+async def tables(request: web.Request) -> web.Response:
+    """Answer with the tables that nights have made of topics: how far each is, its rows, bytes and files."""
+    return web.json_response([table for _, table in sorted(known_tables(request.app[TOPICS].config.data_dir).items())])
 
 
 @routes.get("/ops/v1/compaction")

@@ -1,0 +1,129 @@
+"""Tables of Iceberg under kills, in a process of its own, because a running Java machine loads no packages.
+
+    python -m tests.storage.tables.iceberg_tables FOLDER
+
+Prints the promises that are broken, a line for each; "no package" where Maven's repository cannot be reached.
+"""
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from pyiceberg.table import StaticTable
+
+from geminga.storage.jobs.engines import LocalEngine, NoSpark, Spark
+from geminga.storage.tables import exports, iceberg
+from geminga.storage.tables.commits import COMPACTED
+
+from ..jobs.topics import Message
+from .lake import ORDER, Lake
+
+PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+WIDER = ORDER | {"fields": [*ORDER["fields"], {"name": "tags", "type": {"type": "array", "items": "string"},
+                                               "default": []}]}
+_STEPS = "_at_schema", "_upload", "_java_file", "_change", "_commit_rejected"
+
+
+class Killed(BaseException):
+    """The end of a process, which no handler sees."""
+
+
+def rows_of(place: Path) -> list[dict]:
+    """Return the rows of the table in a folder, as Iceberg's own library for Python reads them."""
+    found = list((place / "metadata").glob("v*.metadata.json"))
+    if not found:
+        return []
+    newest = max(found, key=lambda path: int(path.name.split(".")[0][1:]))
+    return StaticTable.from_metadata(str(newest)).scan().to_arrow().to_pylist()
+
+
+class Mortal(iceberg.IcebergTable):
+    """A table whose process is killed at the n-th of its steps, before it or behind it."""
+
+    left = 10 ** 9
+
+    @classmethod
+    def step(cls):
+        cls.left -= 1
+        if cls.left == 0:
+            raise Killed
+
+
+def _mortal(name):
+    def run(self, *arguments, **more):
+        Mortal.step()
+        result = getattr(iceberg.IcebergTable, name)(self, *arguments, **more)
+        Mortal.step()
+        return result
+    return run
+
+
+for _name in _STEPS:
+    setattr(Mortal, _name, _mortal(_name))
+
+
+def main(folder: Path) -> None:
+    try:
+        engine = Spark(folder / "scratch", "local[1]", settings={"spark.jars.packages": PACKAGE})
+    except NoSpark:
+        print("no package")
+        return
+    catalog = iceberg.Catalog(engine.context, str(folder / "warehouse"))
+    lake = Lake(folder)
+    lake.open_table = partial(Mortal, catalog, broker="us")
+
+    def check(what, found, expected):
+        if found != expected:
+            print(f"{what}: {found} instead of {expected}")
+
+    # Each step of exports that append, evolve, reject and merge is once the last one of a process.
+    topics, kills, published, bad = lake.topic(partitions=2), 0, [], []
+    place = folder / "warehouse/public/default/orders"
+    versions = [lake.schema(ORDER)]
+    exports._MERGE_MIN = 4
+    for step in range(1, 60):
+        if step == 12:
+            versions.append(lake.schema(WIDER))
+        at = topics[step % 2]
+        at.publish(Message("k", json.dumps({"id": step, "tags": ["a"]}).encode()), schema_version=versions[-1])
+        published.append(step)
+        if step % 3 == 0:
+            at.publish(Message("k", b"bad %d" % step), schema_version=versions[-1])
+            bad.append(b"bad %d" % step)
+        Mortal.left = 1 + step % 27
+        try:
+            lake.export(engine=LocalEngine())
+        except Killed:
+            kills += 1
+    Mortal.left = 10 ** 9
+    [report] = lake.export()
+    check("outcome", report["error"], "")
+    check("rows", sorted(row["id"] for row in rows_of(place)), published)
+    check("columns", "tags" in rows_of(place)[0], True)
+    check("rejected", sorted(row["_payload"] for row in rows_of(place.with_name("orders_rejected"))), sorted(bad))
+    check("kills", kills > 20, True)
+    [planned] = lake.plan()
+    check("files", len(planned.table.files()) < 20, True)
+
+    # A compacted table is replaced by the next view.
+    lake = Lake(folder / "2")
+    lake.open_table = partial(Mortal, catalog, broker="us")
+    [topic] = lake.topic("items")
+    for night in range(2):
+        for number in range(4):
+            topic.publish(Message(f"k{number % (3 - night)}", b"%d-%d" % (night, number)))
+        topic.compact()
+        lake.export(COMPACTED)
+        check("view", sorted((row["_key"], row["_payload"]) for row in
+                             rows_of(folder / "warehouse/public/default/items_compacted")),
+              sorted(topic.newest().values()))
+
+    # Tables that others have made or write are left alone.
+    lake.open_table = partial(iceberg.IcebergTable, catalog, broker="them")
+    check("another broker", "another broker, us" in lake.export(COMPACTED)[0]["error"], True)
+    engine.close()
+
+
+if __name__ == "__main__":
+    (Path(sys.argv[1]) / "2").mkdir(parents=True)
+    main(Path(sys.argv[1]))
