@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pulsar
+import pyarrow.parquet as pq
 import pytest
 
 from geminga.storage.jobs.engines import NoSpark, check_java
 
-from ..harness import COMMAND, Broker, eventually, unique_topic
+from ..harness import COMMAND, Broker, eventually, request, unique_topic
 from .test_compaction import compacted_values, fill
 
 pytestmark = pytest.mark.spark
@@ -61,17 +62,21 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
         yield master, folders
 
 
-def test_a_cluster_of_two_workers_compacts(broker, client: pulsar.Client, cluster):
+def test_a_cluster_of_two_workers_compacts_and_exports(broker, client: pulsar.Client, cluster, tmp_path):
     if not isinstance(broker, Broker):
         pytest.skip("needs the broker's data folder")
     (master, folders), topics = cluster, [unique_topic("cluster") for _ in range(3)]
     for topic in topics:
         fill(client, topic)
+        place = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/export"
+        assert request("POST", place, b'"messages"')[0] == 204
     command = [*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--engine", "spark", "--master", master]
     done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True,
-                          text=True, timeout=2 * LONG)
+                          text=True, timeout=2 * LONG, env=os.environ | {"GEMINGA_NIGHTLY_TABLES_URL": str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert master in done.stdout
     assert all(any(folder.glob("app-*/*")) for folder in folders)      # each worker has run an executor
     for topic in topics:
         assert compacted_values(client, topic) == {f"key-{number % 5}": number for number in range(45, 50)}
+        table = pq.read_table(tmp_path / topic.removeprefix("persistent://") / "messages")
+        assert sorted(map(int, table["_payload"].to_pylist())) == list(range(50))

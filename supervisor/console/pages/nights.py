@@ -16,5 +16,6 @@ async def nights(ask: Asking) -> Values:
     retention = (report or {}).get("retention") or {}
     given = sorted(retention.get("topics", []), key=lambda row: -row.get("freed", 0))
     return {"report": report, "compaction": compaction, "backup": backup, "rows": rows[:_SHOWN],
-            "tables": ((report or {}).get("tables") or [])[:_SHOWN], "given": given[:_SHOWN], "errors": retention.get("errors", [])[:_SHOWN],
+            "tables": ((report or {}).get("tables") or [])[:_SHOWN], "given": given[:_SHOWN],
+            "errors": retention.get("errors", [])[:_SHOWN],
             "commands": ["geminga nightly", "geminga backup FOLDER", "geminga admin topics compact TOPIC"]}

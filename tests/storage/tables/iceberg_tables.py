@@ -81,7 +81,7 @@ def main(folder: Path) -> None:
     place = folder / "warehouse/public/default/orders"
     versions = [lake.schema(ORDER)]
     exports._MERGE_MIN = 4
-    for step in range(1, 60):
+    for step in range(1, 40):
         if step == 12:
             versions.append(lake.schema(WIDER))
         at = topics[step % 2]
@@ -101,7 +101,7 @@ def main(folder: Path) -> None:
     check("rows", sorted(row["id"] for row in rows_of(place)), published)
     check("columns", "tags" in rows_of(place)[0], True)
     check("rejected", sorted(row["_payload"] for row in rows_of(place.with_name("orders_rejected"))), sorted(bad))
-    check("kills", kills > 20, True)
+    check("kills", kills > 12, True)
     [planned] = lake.plan()
     check("files", len(planned.table.files()) < 20, True)
 

@@ -1,4 +1,5 @@
 """A data folder with topics, a folder for their tables, and what a reader finds in them."""
+import contextlib
 import json
 from pathlib import Path
 
@@ -22,14 +23,18 @@ ORDER = {"type": "record", "name": "Order", "fields": [
 
 
 class Lake:
-    """Topics in one data folder, and their tables in another."""
+    """Topics in one data folder, which may be there already, and their tables in another."""
 
-    def __init__(self, folder: Path, *, broker="us"):
+    def __init__(self, folder: Path):
         self.data_dir, self.target = folder / "data", folder / "tables"
-        self.data_dir.mkdir()
-        self.broker, self.told = broker, []
+        self.data_dir.mkdir(exist_ok=True)
+        self.broker, self.told = "us", []
         self.place = LocalPlace(self.target)
         self.by_topic = {}
+        with self._catalogue() as kept:
+            for partition_id, text in kept.partitions.all():
+                name = names.parse(text)
+                self.by_topic.setdefault(name.base, []).append((partition_id, name))
 
     def topic(self, name="orders", partitions=0):
         """Make a topic, and return its partitions, to publish into."""
@@ -58,7 +63,6 @@ class Lake:
         return version.to_bytes(8, "big")
 
     def _catalogue(self):
-        import contextlib
         return contextlib.closing(catalogue.open_catalogue(self.data_dir / "catalogue.sqlite"))
 
     def open_table(self, topic, content):

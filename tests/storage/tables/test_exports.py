@@ -112,8 +112,9 @@ def test_a_table_has_each_message_once(tmp_path_factory, actions, data):
     assert raw_rows(lake) == published(topic) and not lake.rejected()
 
 
-def test_an_export_killed_at_each_operation_is_finished_by_the_next(tmp_path):
+def test_an_export_killed_at_each_operation_is_finished_by_the_next(tmp_path, monkeypatch):
     """With several days, rejected messages, two partitions, and files that are merged."""
+    monkeypatch.setattr(exports, "_MERGE_MIN", 2)
     for operation in itertools.count(1):
         (tmp_path / str(operation)).mkdir()
         lake = Lake(tmp_path / str(operation))
