@@ -18,7 +18,7 @@ from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.policies import Policies, policies_of
-from geminga.storage.catalogue.policy_table import BY_EVENT_TIME
+from geminga.storage.catalogue.policy_table import BY_EVENT_TIME, EXPORTS_COMPACTED
 from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
@@ -43,8 +43,8 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
     """Return the partitions that a nightly job considers.
 
     Named topics and topics that match the pattern are considered with all their partitions. Without names and pattern,
-    all partitions with a compaction threshold or a compacted view are. Raises LookupError, Refusal, re.error,
-    CatalogueError.
+    all partitions with a compaction threshold or a compacted view are, and those whose compacted view is exported.
+    Raises LookupError, Refusal, re.error, CatalogueError.
     """
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
@@ -54,12 +54,16 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
             wanted |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
         else:
             wanted = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
-                      if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
+                      if _is_compacted(policies_of(catalogue, names.parse(name), options))
                       or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
         return [_target(config, policies_of(catalogue, name, options), partition_id, name)
                 for partition_id, name in sorted(wanted)]
     finally:
         catalogue.close()
+
+
+def _is_compacted(policies: Policies) -> bool:
+    return policies.compaction_threshold > 0 or policies.export == EXPORTS_COMPACTED
 
 
 def _target(config: Config, policies: Policies, partition_id: int, name: TopicName) -> Target:

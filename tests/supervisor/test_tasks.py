@@ -66,7 +66,7 @@ def config(tmp_path):
 
 
 def run_night(config):
-    return nights.run(config, [], lambda stage, done, total: None)
+    return nights.run(config, [], [], lambda stage, done, total: None)
 
 
 def test_a_night_gives_back_every_partitions_space(broker, config):
