@@ -105,17 +105,13 @@ class ParquetTable:
     """A table in Parquet files, with its last commit."""
 
     def __init__(self, place: Place, topic: TopicName, content: str, broker: str):
-        """Open a table, and finish or undo what a killed run left.  Raises CannotExport, OSError."""
+        """Open a table, without changing anything.  Raises CannotExport, OSError."""
         self.place, self.topic, self.content, self._broker = place, topic, content, broker
         self._folder = folder_of(topic)
         self._inner = f"{self._folder}/{_INNER}/{content}"
         self.last = self._read(numbers[-1]) if (numbers := self._numbers()) else None
         if self.last is not None and self.last.broker != broker:
             raise CannotExport(f"{place.url}/{self._folder} is written by another broker, {self.last.broker}")
-        if self.last is not None:
-            self._publish(self.last)
-        for token in place.names(f"{self._inner}/staged"):
-            place.delete(f"{self._inner}/staged/{token}")
 
     def __repr__(self) -> str:
         return f"<ParquetTable {self._folder} {self.content} commit={self.last and self.last.number}>"
@@ -123,6 +119,13 @@ class ParquetTable:
     @property
     def positions(self) -> dict[int, Position]:
         return self.last.positions if self.last is not None else {}
+
+    def recover(self) -> None:
+        """Finish or undo what a killed run left.  Only for the one that is about to write.  Raises OSError."""
+        if self.last is not None:
+            self._publish(self.last)
+        for token in self.place.names(f"{self._inner}/staged"):
+            self.place.delete(f"{self._inner}/staged/{token}")
 
     def stage(self, token: str, files: list[tuple[Path, DataFile]]) -> None:
         """Bring written files to where a commit finds them.  Raises OSError."""

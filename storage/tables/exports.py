@@ -55,6 +55,9 @@ class Table(Protocol):
     def positions(self) -> dict[int, Position]:
         """Position of each partition, by id, up to which all messages are in the table."""
 
+    def recover(self) -> None:
+        """Finish or undo what a killed run left.  For a run that is about to write.  Raises CannotExport, OSError."""
+
     def stage(self, token: str, files: list[tuple[Path, DataFile]]) -> None:
         """Bring written files to where a commit finds them.  Raises OSError."""
 
@@ -73,6 +76,7 @@ class Table(Protocol):
 
 
 Open = Callable[[TopicName, str], Table]      # (topic, content).  Raises CannotExport, OSError
+Settle = Callable[[TopicName], None]          # has a partition's owner write down how transactions have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +144,20 @@ class Planned:
 
 # -- the plan
 
-def plan(data_dir: Path, wanted: Iterable[Wanted], open_table: Open) -> list[Planned]:
-    """Return what an export would do with each topic.  Raises CatalogueError."""
+def plan(data_dir: Path, wanted: Iterable[Wanted], open_table: Open,
+         settle: Settle = lambda name: None) -> list[Planned]:
+    """Return what an export would do with each topic.  Raises CatalogueError.
+
+    settle: called for a partition whose files do not say of all new messages whether they are committed.
+    """
     catalogue = confirmed.open_catalogue(data_dir)
     try:
-        return [_plan(data_dir, one, open_table, catalogue) for one in wanted]
+        return [_plan(data_dir, one, open_table, settle, catalogue) for one in wanted]
     finally:
         catalogue.close()
 
 
-def _plan(data_dir: Path, wanted: Wanted, open_table: Open, catalogue: Catalogue) -> Planned:
+def _plan(data_dir: Path, wanted: Wanted, open_table: Open, settle: Settle, catalogue: Catalogue) -> Planned:
     planned = Planned(wanted)
     try:
         planned.table = open_table(wanted.topic, wanted.content)
@@ -157,25 +165,36 @@ def _plan(data_dir: Path, wanted: Wanted, open_table: Open, catalogue: Catalogue
         columns.schema_of(planned.values)
         for partition_id, name in wanted.partitions:
             behind = planned.table.positions.get(partition_id, NOWHERE)
-            read = _compacted if wanted.content == COMPACTED else _messages
-            if (new := read(data_dir, partition_id, name, behind)) is not None:
+            if wanted.content == COMPACTED:
+                new = _compacted(data_dir, partition_id, name, behind)
+            else:
+                new = _messages(data_dir, partition_id, name, behind, settle)
+            if new is not None:
                 planned.partitions.append(new)
     except (CannotExport, NoSchema, CorruptFile, OSError) as error:
         planned.error = _text(error)
     return planned
 
 
-def _messages(data_dir: Path, partition_id: int, name: TopicName, behind: Position) -> _Partition | None:
-    """Return the messages of a partition behind a position, None if there are none.  Raises CannotExport."""
+def _messages(data_dir: Path, partition_id: int, name: TopicName, behind: Position,
+              settle: Settle) -> _Partition | None:
+    """Return the committed messages of a partition behind a position, None if there are none.
+
+    Only headers and what is behind the position are read.  Raises CannotExport, CorruptFile, OSError.
+    """
     folder = format.partition_folder(data_dir, partition_id)
-    end = confirmed.committed_up_to(data_dir, partition_id)
+    known = confirmed.committed(data_dir, partition_id, behind=behind)
+    if not known.is_all:
+        settle(name)
+        known = confirmed.committed(data_dir, partition_id, behind=behind)
+    end, ledger_ids = known.up_to, ledger_headers.ledger_ids(folder)
     if behind > end:
-        ledger_ids = ledger_headers.ledger_ids(folder)
         if ledger_ids and behind > max(confirmed.last_confirmed(data_dir, partition_id), (ledger_ids[-1], -1)):
             raise CannotExport(f"the table has messages of {name} up to {behind[0]}:{behind[1]}, and the data folder "
                                "has not: an older backup was restored.  Export to another place, or remove the table")
         return None
-    stretches = confirmed.stretches(data_dir, partition_id, behind=behind, up_to=end)
+    stretches = [stretch for ledger_id in ledger_ids if behind[0] <= ledger_id <= end[0]
+                 for stretch in confirmed.of_ledger(folder, partition_id, ledger_id, behind=behind, up_to=end)]
     if not stretches:
         return None
     _, messages, size = nightly.news(folder, partition_id, behind, end)
@@ -206,6 +225,8 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
     partition that has come further.  ends: when the run has to be over, by time.monotonic(); tables with the most new
     bytes then come first.  Errors are in the plan, by table.
     """
+    for one in planned:
+        _recover(one)
     due = [one for one in planned if one.partitions and not one.error]
     if ends < math.inf:
         due.sort(key=attrgetter("bytes_new"), reverse=True)
@@ -226,6 +247,14 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
         _merge_small([one for one in due if one.positions and not one.error], scratch, engine, tell, ends)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _recover(planned: Planned) -> None:
+    try:
+        if planned.table is not None and not planned.error:
+            planned.table.recover()
+    except (CannotExport, OSError) as error:
+        planned.error = _text(error)
 
 
 def _shifted(tell: Tell, before: int, total: int) -> Tell:
@@ -412,6 +441,8 @@ def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path,
     paths = [table.local(one, scratch) for one in group]
     target = scratch / f"{token}.parquet"
     (rows,) = engine.each(_Merge(paths, target), 1, tell, MERGING, [len(group)], ends)
+    if rows is None:      # a column has changed its type: these files stay as they are
+        return
     merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)
     if rows != sum(one.rows for one in group):
         raise CannotExport(f"{rows} rows were read of files that have {sum(one.rows for one in group)}")
@@ -426,5 +457,5 @@ class _Merge:
     paths: list[Path]
     target: Path
 
-    def __call__(self, number: int) -> int:
+    def __call__(self, number: int) -> int | None:
         return writing.merge(self.paths, self.target)

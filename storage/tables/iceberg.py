@@ -77,7 +77,7 @@ class IcebergTable:
     """A table of Iceberg, with the table of rejected messages beside it."""
 
     def __init__(self, catalog: Catalog, topic: TopicName, content: str, broker: str):
-        """Open a table, and finish what a killed run has begun.  Raises CannotExport, OSError."""
+        """Open a table, without changing anything.  Raises CannotExport, OSError."""
         self._catalog, self._broker, self._content = catalog, broker, content
         suffix = "_compacted" if content == COMPACTED else ""
         self._name = catalog.identifier(topic, suffix)
@@ -94,7 +94,6 @@ class IcebergTable:
             if self._table is not None and _BROKER not in properties:
                 raise CannotExport(f"{self._name} exists, and no broker has made it")
             self._beside = self._load(self._beside_name)
-            self._commit_rejected(properties)
 
     def __repr__(self) -> str:
         return f"<IcebergTable {self._name}>"
@@ -117,6 +116,11 @@ class IcebergTable:
         except (ValueError, AttributeError) as error:
             raise CannotExport(f"the property {_POSITIONS} of {self._name} has no positions: {error}") from None
         return positions
+
+    def recover(self) -> None:
+        """Finish what a killed run has begun.  Raises CannotExport, OSError."""
+        with java_errors(str(self._name)):
+            self._commit_rejected(self._properties(self._table))
 
     # -- commits
 

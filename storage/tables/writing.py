@@ -5,6 +5,7 @@ A task runs in this process or in one of Spark's Python workers.
 import contextlib
 import itertools
 import os
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -87,8 +88,13 @@ def write(source: Source, task: int, stretches: Iterable[Stretch]) -> Written:
                 for one in told[:max(0, _TOLD_MAX - len(result.told))]:
                     result.told.append(_line(number, one))
         result.files = files.close()
-    except (OSError, CorruptFile, ViewReplaced, pa.ArrowException) as error:
-        result.error = text_of(error) if isinstance(error, OSError) else str(error)
+    except OSError as error:
+        result.error = text_of(error)
+    except (CorruptFile, ViewReplaced) as error:
+        result.error = str(error)
+    except Exception as error:      # of a library, about this topic: other topics can be exported
+        traceback.print_exc()
+        result.error = f"{type(error).__name__}: {error}"
     finally:
         files.abandon()
     return result
@@ -187,9 +193,8 @@ class _File:
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._buffer.append(rows)
-        size = rows.get_total_buffer_size() if len(rows) > 1_000 else rows.nbytes
-        self.buffered += size
-        self.size += size
+        self.buffered += rows.nbytes
+        self.size += rows.nbytes
         self.rows += len(rows)
         if self.buffered >= _GROUP_BYTES or sum(map(len, self._buffer)) >= _GROUP_ROWS:
             self.flush()
@@ -224,12 +229,16 @@ def writer_of(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 # -- merging
 
-def merge(paths: list[Path], target: Path) -> int:
+def merge(paths: list[Path], target: Path) -> int | None:
     """Write the rows of Parquet files into one file, synced; return how many.  Raises OSError, pa.ArrowException.
 
-    Columns that only some of the files have are null in the rows of the others.
+    Columns that only some of the files have are null in the rows of the others.  None: a column has types in them that
+    no type has all values of.
     """
-    schema = columns.joined([pq.read_schema(path) for path in paths])
+    try:
+        schema = columns.joined([pq.read_schema(path) for path in paths])
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
     count = 0
     with writer_of(target, schema) as writer:
         for rows in _groups(paths, schema):

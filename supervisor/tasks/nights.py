@@ -17,6 +17,7 @@ import psutil
 from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage import format
+from geminga.storage.catalogue.catalogue import CatalogueError
 from geminga.storage.catalogue.policies import Policies, policies_of
 from geminga.storage.catalogue.policy_table import BY_EVENT_TIME, EXPORTS_COMPACTED
 from geminga.storage.disk import data_folder
@@ -147,7 +148,7 @@ class Engines:
             if isinstance(engine, LocalEngine):
                 raise CannotRun("nightly.tables needs Spark for its url or format, and Spark is not installed")
             return engine
-        if options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
+        if not size or options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
             return LocalEngine()
         return self._spark_or_here(False)
 
@@ -233,13 +234,8 @@ def export(broker: BrokerSocket, config: Config, engines: Engines, topics: list[
            ends: float = math.inf) -> tuple[list[dict[str, Any]], str]:
     """Export topics as tables; return (a report for each table, why tables cannot be made)."""
     try:
-        tables.settle(broker, config, topics)
-        first = engines.for_tables(0)
-        plan = tables.plan(config, topics, first)
-        size = sum(one.bytes_new for one in plan)
-        engine = first if isinstance(first, Spark) else engines.for_tables(size)
-        return tables.export(broker, config, plan, engine, tell, ends), ""
-    except (CannotRun, OSError) as error:
+        return tables.export(broker, config, engines, topics, tell, ends), ""
+    except (CannotRun, CatalogueError, OSError) as error:
         return [], text_of(error) if isinstance(error, OSError) else str(error)
 
 

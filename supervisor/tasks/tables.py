@@ -3,14 +3,13 @@
 The file `tables.json` beside the night's report says how far each table is.  It is for people; the tables' own commits
 say it too, and count.
 """
-import contextlib
 import json
 import math
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
@@ -28,6 +27,9 @@ from geminga.storage.tables.exports import Open, Planned, Table, Wanted
 from geminga.storage.tables.places import HadoopPlace, LocalPlace, Place, local_folder
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import TABLES, BrokerSocket, CannotRun, known_tables
+
+if TYPE_CHECKING:
+    from geminga.supervisor.tasks.nights import Engines
 
 _IDENTITY = Path("nightly", "identity")
 _SCRATCH = "_geminga-"               # folder for files that are being written; readers leave out names with _
@@ -58,18 +60,6 @@ def wanted(config: Config, among: Iterable[str] | None = None) -> list[Wanted]:
             in sorted(found, key=lambda one: str(one[0])) if content != EXPORTS_NOTHING]
 
 
-def settle(broker: BrokerSocket, config: Config, topics: list[Wanted]) -> None:
-    """Have owners write down how transactions have ended, for partitions where the files do not say it yet.
-
-    Without an answer, an export ends before them.
-    """
-    for topic in topics:
-        for partition_id, name in topic.partitions:
-            with contextlib.suppress(CorruptFile, OSError):      # the plan has the error
-                if not confirmed.is_settled(config.data_dir, partition_id):
-                    broker.settle(str(name))
-
-
 def needs_spark(config: Config) -> bool:
     """Whether tables need Spark: its Java libraries know the place, or Iceberg."""
     options = config.tables
@@ -79,14 +69,18 @@ def needs_spark(config: Config) -> bool:
 def settings(config: Config) -> dict[str, str]:
     """Return the properties of Spark that tables need.  Raises CannotRun."""
     options = config.tables
-    more = {"spark.jars.packages": ",".join(options.packages)} if options.packages else {}
+    more: dict[str, str] = {}
+    if options.packages:      # the service's user has no home to keep them in
+        more = {"spark.jars.packages": ",".join(options.packages),
+                "spark.jars.ivy": str(config.data_dir.resolve() / "nightly" / "packages")}
     if not options.settings_file:
         return more
     try:
         lines = Path(options.settings_file).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CannotRun(f"nightly.tables.settings_file: {text_of(error) if isinstance(error, OSError) else error}"
-                        ) from None
+    except OSError as error:
+        raise CannotRun(f"nightly.tables.settings_file: {text_of(error)}") from None
+    except UnicodeDecodeError as error:
+        raise CannotRun(f"nightly.tables.settings_file: {options.settings_file}: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith(("#", "!")):
             continue
@@ -135,20 +129,29 @@ def _identity(data_dir: Path) -> str:
     return path.read_text()
 
 
-def plan(config: Config, topics: list[Wanted], engine: LocalEngine | Spark) -> list[Planned]:
-    """Return what an export would do.  Raises CannotRun, CatalogueError."""
-    return exports.plan(config.data_dir, topics, opener(config, engine)) if topics else []
+def plan(config: Config, topics: list[Wanted], engine: LocalEngine | Spark,
+         broker: BrokerSocket | None = None) -> list[Planned]:
+    """Return what an export would do.  Raises CannotRun, CatalogueError.
+
+    broker: is asked to settle transactions of which the files do not say how they have ended.
+    """
+    def settle(name: TopicName) -> None:
+        if broker is not None:
+            broker.settle(str(name))
+    return exports.plan(config.data_dir, topics, opener(config, engine), settle) if topics else []
 
 
-def export(broker: BrokerSocket, config: Config, planned: list[Planned], engine: LocalEngine | Spark, tell: Tell,
+def export(broker: BrokerSocket, config: Config, engines: "Engines", topics: list[Wanted], tell: Tell,
            ends: float = math.inf) -> list[dict[str, Any]]:
-    """Export what is planned; return a report for each table.  Raises CannotRun."""
-    if not planned:
-        return []
+    """Export topics; return a report for each table.  Raises CannotRun, CatalogueError, OSError."""
     folder = local_folder(config.tables.url) if config.tables.format == PARQUET else None
     base = folder if folder is not None else config.data_dir / "nightly"
     try:
         with nightly.alone(config.data_dir):
+            engine = engines.for_tables(0)
+            planned = plan(config, topics, engine, broker)
+            if isinstance(engine, LocalEngine):
+                engine = engines.for_tables(sum(one.bytes_new for one in planned))
             for one in planned:
                 _tell_known(broker, one)
             exports.run(config.data_dir, planned, base / f"{_SCRATCH}{_identity(config.data_dir)}", engine,

@@ -183,6 +183,23 @@ def test_a_url_that_cannot_be_used_is_told(own, client, export, nightly, monkeyp
     assert status and why in printed + complaint
 
 
+@pytest.mark.parametrize(("text", "why"), [
+    (None, "No such file"), ("spark.x", ":1: it has a name without a value"), (b"\xff", "codec")])
+def test_settings_that_cannot_be_read_are_told(own, client, export, nightly, monkeypatch, tmp_path, text, why):
+    """Before anything is compacted or exported."""
+    monkeypatch.setenv("GEMINGA_NIGHTLY_TABLES_FORMAT", "iceberg")
+    monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "spark")
+    path = tmp_path / "spark.properties"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    monkeypatch.setenv("GEMINGA_NIGHTLY_TABLES_SETTINGS_FILE", str(path))
+    topic = unique_topic("settings")
+    client.create_producer(topic).close()
+    export(topic)
+    status, printed, complaint = nightly()
+    assert status == 1 and why in printed + complaint and str(path) in printed + complaint
+
+
 @pytest.mark.spark
 def test_a_night_makes_tables_of_iceberg(own, client, export, nightly, folder):
     """By Spark with Iceberg's package, in a process of its own; skipped where Maven's repository cannot be reached."""
@@ -192,11 +209,14 @@ def test_a_night_makes_tables_of_iceberg(own, client, export, nightly, folder):
     with contextlib.closing(client.create_producer(topic)) as producer:
         producer.send(b"no json")
     export(topic)
+    settings = folder.with_name("spark.properties")      # packages that are here already need not be loaded again
+    settings.write_text(f"# of Spark\nspark.jars.ivy {Path.home() / '.ivy2.5.2'}\n")
     done = subprocess.run(
         [sys.executable, "-m", "geminga.supervisor.main", "nightly", "--json", "--data-dir", str(own.data_dir)],
         capture_output=True, text=True, timeout=300,
         env=os.environ | {"GEMINGA_NIGHTLY_ENGINE": "spark", "GEMINGA_NIGHTLY_CORES": "1",
-                          "GEMINGA_NIGHTLY_TABLES_FORMAT": "iceberg", "GEMINGA_NIGHTLY_TABLES_PACKAGES": PACKAGE})
+                          "GEMINGA_NIGHTLY_TABLES_FORMAT": "iceberg", "GEMINGA_NIGHTLY_TABLES_PACKAGES": PACKAGE,
+                          "GEMINGA_NIGHTLY_TABLES_SETTINGS_FILE": str(settings)})
     if "unresolved dependency" in done.stderr + done.stdout:
         pytest.skip("Iceberg's package cannot be had here")
     [table] = json.loads(done.stdout)["tables"]

@@ -3,6 +3,7 @@ import itertools
 import json
 import time
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -293,6 +294,18 @@ def test_small_files_of_a_day_become_one(lake):
     assert planned.table.last.rows == exports._MERGE_MIN and planned.table.last.files == 1
 
 
+def test_files_whose_columns_cannot_be_one_stay_as_they_are(lake, monkeypatch):
+    monkeypatch.setattr(exports, "_MERGE_MIN", 2)
+    [topic] = lake.topic()
+    for kind, value in (("long", "1"), ("string", '"a"'), ("string", '"b"')):
+        version = lake.schema({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
+        topic.publish(Message("k", b'{"x": %s}' % value.encode()), schema_version=version)
+        [report] = lake.export()
+        assert report["outcome"] == "exported" and not report["error"]
+    found = [row["x"] for path in lake.target.rglob("day=*/*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert sorted(map(str, found)) == ["1", "a", "b"]
+
+
 def test_late_messages_rewrite_no_file(lake):
     """A message with a publish time of an earlier day is in a file of its own there."""
     [topic] = lake.topic()
@@ -357,6 +370,20 @@ def test_a_table_of_another_broker_is_left_alone(lake):
     lake.broker = "them"
     [report] = lake.export()
     assert report["outcome"] == "failed" and "another broker, us" in report["error"] and len(lake.rows()) == 1
+
+
+def test_a_plan_disturbs_no_export_that_is_under_way(lake, monkeypatch):
+    [topic] = lake.topic()
+    topic.publish(Message("k", b"1"))
+    create = LocalPlace.create
+
+    def planned_meanwhile(place, path, data):
+        lake.plan()
+        create(place, path, data)
+        lake.plan()
+    monkeypatch.setattr(LocalPlace, "create", planned_meanwhile)
+    [report] = lake.export()
+    assert report["outcome"] == "exported" and raw_rows(lake) == published(topic)
 
 
 def test_two_that_write_one_table_at_once_commit_once(lake):
