@@ -14,14 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from pulsar.schema import Double, Integer, JsonSchema, Record, String
 
+from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.topics import exported
 from geminga.supervisor.main import main
 
 from ..harness import partitioned_topic, request, unique_topic
 from ..storage.tables.iceberg_tables import PACKAGE, rows_of
+from ..workers.peer import Peer
 from .test_compaction import partition_id
 from .test_metrics import samples, value
+from .test_transactions import begin_with_message, end, publish
 
 
 class Flight(Record):
@@ -155,6 +158,19 @@ def test_a_compacted_topic_is_a_table_of_its_newest_messages(own, client, export
     assert nightly()[0] == 0
     assert asked("SELECT _key, _payload FROM {path} ORDER BY _key", path=path_of(folder, topic, "compacted")) == [
         ("k0", b"9"), ("k1", b"7"), ("k2", b"8")]
+
+
+@pytest.mark.parametrize(("action", "rows"), [(api.COMMIT, 2), (api.ABORT, 1)])
+def test_messages_of_transactions_come_when_they_are_committed(own, client, export, nightly, folder, action, rows):
+    topic = unique_topic("transacted")
+    with Peer(own.service_url) as peer:
+        its, _ = begin_with_message(peer, 0, topic)
+        publish(peer, 1)
+        export(topic)
+        assert nightly()[0] == 0 and not list(folder.rglob("*.parquet"))
+        end(peer, its, action)
+        assert nightly()[0] == 0
+    assert asked("SELECT count(*) FROM {path}", path=path_of(folder, topic)) == [(rows,)]
 
 
 def test_a_target_that_cannot_be_written_fails_the_night_and_keeps_everything(own, client, export, nightly, folder):

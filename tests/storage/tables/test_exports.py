@@ -1,4 +1,5 @@
 """Each committed message of a topic is once in its table, whatever is killed when; a list beside the table says so."""
+import contextlib
 import itertools
 import json
 import time
@@ -111,6 +112,47 @@ def test_a_table_has_each_message_once(tmp_path_factory, actions, data):
             assert raw_rows(lake) == published(topic)
     lake.export()
     assert raw_rows(lake) == published(topic) and not lake.rejected()
+
+
+STEP = st.one_of(st.sampled_from(["good", "bad", "null", "wider", "export", "killed", "roll"]))
+
+
+@given(st.lists(STEP, min_size=1, max_size=16), st.data())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_table_follows_its_schema_with_each_message_once(tmp_path_factory, steps, data):
+    """Fields are added, messages fit or do not, exports are killed: rows and rejected messages are those published."""
+    lake = Lake(tmp_path_factory.mktemp("lake"))
+    [topic] = lake.topic()
+    fields, version = list(ORDER["fields"]), lake.schema(ORDER)
+    good, bad = [], []
+    for number, step in enumerate(steps):
+        if step == "good":
+            values = {"id": number} | {one["name"]: number for one in fields[3:]}
+            topic.publish(Message(None, json.dumps(values).encode()), schema_version=version)
+            good.append(values)
+        elif step == "bad":
+            topic.publish(Message(None, b"%d is no object" % number), schema_version=version)
+            bad.append(b"%d is no object" % number)
+        elif step == "null":
+            topic.publish(Message(None, b""), schema_version=version)
+            good.append({"id": None})
+        elif step == "wider":
+            fields.append({"name": f"more{number}", "type": ["null", "int"], "default": None})
+            version = lake.schema(ORDER | {"fields": fields})
+        elif step == "roll":
+            topic.roll()
+        else:
+            lake.place = MortalPlace(lake.target, data.draw(st.integers(1, 12)) if step == "killed" else 10 ** 9)
+            with contextlib.suppress(Killed):
+                lake.export()
+            lake.place = LocalPlace(lake.target)
+    lake.export()
+    names = ["id", *(one["name"] for one in fields[3:])]
+
+    def of(row):
+        return [row.get(name) if row.get(name) is not None else -1 for name in names]
+    assert sorted(map(of, lake.rows())) == sorted(map(of, good))
+    assert sorted(row["_payload"] for row in lake.rejected()) == sorted(bad)
 
 
 def test_an_export_killed_at_each_operation_is_finished_by_the_next(tmp_path, monkeypatch):
