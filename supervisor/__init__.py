@@ -9,6 +9,7 @@
     pulsar_client/    a small client of Pulsar's protocols
     wording/          words for people: values, and why subscriptions stand still
     messages/         messages as applications see them: decoded, filtered, printed
+    tables/           Parquet tables as messages
     admin/            HTTP: administration, lookup, metrics, health
     cli/              `geminga admin` and the other commands
 

@@ -26,7 +26,7 @@ _SECTIONS = {
         "search": ("messages.search", "Find messages by key, property, text, time or sequence id."),
         "redrive": ("messages.redrive", "Send dead letters back to their topics, once each."),
         "bench": ("messages.bench", "Put a load on a broker, and print rates and latencies."),
-        "import": ("moving", "Copy topics from a running Pulsar to this broker."),
+        "import": ("moving", "Copy topics of a Pulsar, or a table, to a broker."),
         "export": ("moving", "Copy topics from this broker to a running Pulsar."),
     },
     "Look": {

@@ -53,8 +53,8 @@ ROOMS = {
     "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
                 "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "tables",
                 "offline"),
-    "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tasks", "admin",
-                   "console", "processes", "cli", "main.py"),
+    "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tables", "tasks",
+                   "admin", "console", "processes", "cli", "main.py"),
     "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
 }
 

@@ -7,6 +7,7 @@
     folder/           a data folder: the night, backups, damage, formats
     configuration.py, operations.py, debug.py   the running broker: configuration, log, status, bundles
     moving.py, definitions.py       import and export of messages and of definitions
+    table_import.py                 import of tables
     running.py        coroutines that talk to a broker, and errors of the connection
     grammar.py        groups of commands that suggest the nearest name
     completion.py     names that a shell completes, as a broker knows them

@@ -1,4 +1,4 @@
-"""`geminga import` and `geminga export`: copies of topics from and to another running Pulsar.
+"""`geminga import` and `geminga export`: copies of topics from and to another running Pulsar, and rows of tables.
 
 The client and numpy are imported when a command runs, because help, manual page and completion do not need them.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from geminga.supervisor.cli import output
+from geminga.supervisor.cli import output, table_import
 from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.progress import Progress, progress
 from geminga.supervisor.host.unix_sockets import UNIX
@@ -34,13 +34,13 @@ def _of_side(variable: Any, side: str) -> str | None:
     return str(variable).replace("GEMINGA_", f"GEMINGA_{side.upper()}_") if variable else None
 
 
-def _other_side(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _other_side(side: str, *, is_required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options for the other cluster's address and credentials.
 
     side: "from" or "to".
     """
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        function = click.option(f"--{side}", "url_there", required=True, metavar="URL",
+        function = click.option(f"--{side}", "url_there", required=is_required, metavar="URL",
                                 help="Address of the other cluster: pulsar://HOST:PORT.")(function)
         for option in target.credentials_options():
             names_there = [f"--{side}-{name.removeprefix('--')}" for name in option.opts if name.islower()]
@@ -53,18 +53,28 @@ def _other_side(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return add
 
 
-@click.command("import", epilog=_EPILOG)
+@click.command("import", epilog="\b\nExamples:\n"
+                                "  geminga import --from pulsar://HOST:PORT public/default\n"
+                                "  geminga import --from-table orders.parquet --key-column id orders\n\n" + _EPILOG)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|NAMESPACE...")
-@_other_side("from")
+@_other_side("from", is_required=False)
+@table_import.options
 @_subscriptions
 @output.FORM
 @target.options
-def bring(topics: tuple[str, ...], url_there: str, subscriptions: tuple[str, ...], form: str, **who: Any) -> int:
-    """Copy topics from a running Pulsar to this broker.
+@click.pass_context
+def bring(context: click.Context, topics: tuple[str, ...], url_there: str, subscriptions: tuple[str, ...], form: str,
+          **who: Any) -> int:
+    """Copy topics of a Pulsar, or a table, to a broker.
 
-    A namespace means all its topics.
+    A namespace means all its topics.  A table is a Parquet file or a folder of such files, and each row becomes a
+    message of one topic.
     """
+    values = {name: who.pop(name) for name in table_import.NAMES}
+    table_import.check(context, values)
     theirs, ours = _sides(who)
+    if values["table"] is not None:
+        return table_import.run(ours, topics[0], subscriptions, values, output.Output(form))
     sides = _Sides(_cluster(url_there, theirs), _cluster(ours.url, ours.credentials), ours.broker)
     return _move(sides, topics, subscriptions, output.Output(form))
 

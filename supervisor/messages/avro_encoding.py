@@ -24,13 +24,13 @@ _SHOWN_MAX = 60
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 
 
-def encode(schema: Schema, value: Any) -> bytes:
-    """Return a JSON value in Avro's binary form.  Raises Wrong."""
+def encode(schema: Schema, value: Any, at: str = "") -> bytes:
+    """Return a JSON value in Avro's binary form.  at: the field's name, "" for a whole message.  Raises Wrong."""
     out = bytearray()
     try:
-        _put(schema, value, "", out)
+        _put(schema, value, at, out)
     except RecursionError:
-        raise Wrong("the value is nested too deeply") from None
+        raise _wrong(at, "it is nested too deeply") from None
     return bytes(out)
 
 
@@ -184,14 +184,15 @@ def _put_record(schema: RecordSchema, value: Any, at: str, out: bytearray) -> No
             raise _wrong(_inside(at, name), f"the schema has no such field.{hint}")
     for field in schema.fields:
         inside = _inside(at, field.name)
-        _put(field.type, value[field.name] if field.name in value else _default(field, inside), inside, out)
+        _put(field.type, value[field.name] if field.name in value else default(field, inside), inside, out)
 
 
 def _inside(at: str, name: str) -> str:
     return f"{at}.{name}" if at else name
 
 
-def _default(field: Field, at: str) -> Any:
+def default(field: Field, at: str) -> Any:
+    """Return the JSON value of a field that a message lacks.  at: its name in errors.  Raises Wrong."""
     if field.has_default:
         return field.default
     if isinstance(field.type, UnionSchema) and any(branch.type == "null" for branch in field.type.schemas):

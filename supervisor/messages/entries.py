@@ -39,6 +39,7 @@ class Entry(NamedTuple):
 
     data: bytes                # from the magic number on
     sequence_id: int           # of its first message
+    highest: int               # sequence id of its last message
     messages: int
     payload_bytes: int         # of its messages, before compression
 
@@ -59,6 +60,7 @@ class Batch:
         self._sequence_id = sequence_id      # of the next message
         self._payloads: list[bytes] = []
         self._abouts: list[About] = []
+        self._sequence_ids: list[int] = []
         self._bytes = 0
 
     def __repr__(self) -> str:
@@ -81,27 +83,31 @@ class Batch:
         return about is last or (about.key == last.key and about.ordering_key == last.ordering_key
                                  and about.deliver_at == last.deliver_at)
 
-    def add(self, message: Outgoing) -> None:
+    def add(self, message: Outgoing, sequence_id: int | None = None) -> None:
+        """Add a message.  sequence_id: above all before; None: the one behind the last message's."""
+        if sequence_id is None:
+            sequence_id = self._sequence_id
         self._payloads.append(message.payload)
         self._abouts.append(message.about)
+        self._sequence_ids.append(sequence_id)
+        self._sequence_id = sequence_id + 1
         self._bytes += len(message.payload)
 
     def entry(self) -> Entry:
         """Return the waiting messages, one at least, as an entry, and forget them."""
-        payloads, first = self._payloads, self._sequence_id
+        payloads, first, highest = self._payloads, self._sequence_ids[0], self._sequence_ids[-1]
         metadata = self._metadata(self._abouts[0], first)
         if len(payloads) == 1:
             body = payloads[0]
         else:
             metadata.num_messages_in_batch = len(payloads)
-            metadata.highest_sequence_id = first + len(payloads) - 1
-            body = _batched(payloads, self._abouts, first)
+            metadata.highest_sequence_id = highest
+            body = _batched(payloads, self._abouts, self._sequence_ids)
         if self._making.codec:
             metadata.compression, metadata.uncompressed_size = self._making.codec, len(body)      # type: ignore[assignment]
             body = compress(self._making.codec, body)
-        entry = Entry(_with_checksum(metadata, body), first, len(payloads), sum(map(len, payloads)))
-        self._sequence_id += len(payloads)
-        self._payloads, self._abouts, self._bytes = [], [], 0
+        entry = Entry(_with_checksum(metadata, body), first, highest, len(payloads), sum(map(len, payloads)))
+        self._payloads, self._abouts, self._sequence_ids, self._bytes = [], [], [], 0
         return entry
 
     def _metadata(self, about: About, sequence_id: int) -> api.MessageMetadata:
@@ -136,7 +142,7 @@ def _describe(metadata: Any, about: About) -> None:
         metadata.null_value = True
 
 
-def _batched(payloads: list[bytes], abouts: list[About], sequence_id: int) -> bytes:
+def _batched(payloads: list[bytes], abouts: list[About], sequence_ids: list[int]) -> bytes:
     """Return the payload of a batch.
 
     Metadata of neighbours mostly differ by size and sequence id only.  So all fields before the sequence id are made
@@ -146,7 +152,7 @@ def _batched(payloads: list[bytes], abouts: list[About], sequence_id: int) -> by
     last = abouts[0]
     heads: dict[int, bytes] = {}
     pack, varint = frames.SIZE.pack, varints.encode
-    for payload, about in zip(payloads, abouts, strict=True):
+    for payload, about, sequence_id in zip(payloads, abouts, sequence_ids, strict=True):
         if about is not last:
             last, heads = about, {}
         size = len(payload)
@@ -157,7 +163,6 @@ def _batched(payloads: list[bytes], abouts: list[About], sequence_id: int) -> by
             head = heads[size] = single.SerializeToString() + _SEQUENCE_ID
         number = varint(sequence_id)
         pieces += pack(len(head) + len(number)), head, number, payload
-        sequence_id += 1
     return b"".join(pieces)
 
 

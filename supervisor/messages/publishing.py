@@ -97,7 +97,7 @@ class Publisher:
     async def _close(self, at: int) -> None:
         entry = self._batches[at].entry()
         await self._sending.send(self._producers[at], entry.data, entry.sequence_id, entry.messages,
-                                 entry.payload_bytes)
+                                 entry.payload_bytes, entry.highest)
 
     async def write(self) -> None:
         """Send messages that wait in batches, and do not wait for receipts.  Raises Lost."""

@@ -91,3 +91,10 @@ async def question(connection: BrokerConnection, name: names.TopicName, *, is_sl
     asked = question_of_topic(str(name), {names.without_partition(one.rpartition("/")[2]) for one in topics
                                           if not names.is_system(one)}, is_slip=is_slip)
     return f".{asked}" if asked else ""
+
+
+async def nearest_to_new(connection: BrokerConnection, topic: names.TopicName) -> str | None:
+    """Return a question for the topic's likest neighbour if the topic does not exist, else "" or None."""
+    if not topic.is_persistent or await connection.partitions(str(topic)) is not None:
+        return None
+    return await question(connection, topic, is_slip=True)

@@ -95,6 +95,8 @@ CLIENTS: dict[str, tuple[Scheme, ...]] = {
     "cpp": (*_BOOST, _MURMUR3, Scheme("JavaStringHash", cpp_java)),
     "node": (*_BOOST, _MURMUR3, Scheme("JavaStringHash", cpp_java)),
 }
+# By the names that commands give them.
+HASHES = {"murmur3": murmur3, "java": java, "go": go, "boost": boost}
 
 
 def partitions_of(key: str, count: int, client: str | None = None) -> list[dict[str, Any]]:

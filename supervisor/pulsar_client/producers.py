@@ -12,8 +12,9 @@ without a receipt as the object allows.
 """
 import asyncio
 import contextlib
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from geminga.proto import frames
@@ -23,6 +24,7 @@ from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientErro
 _UNDER_WAY_MAX = 1_000              # entries without a receipt
 _BYTES_UNDER_WAY_MAX = 16 << 20     # of these entries; one larger entry may be under way alone
 _WRITE_BYTES = 64 << 10             # frames are gathered to so many bytes before they are written
+_BUSY_S = 20                        # how long a killed process's connection may hold a name
 _NO_ID = (1 << 64) - 1              # ledger of a receipt for what is not stored: a duplicate, or not persistent
 
 
@@ -123,15 +125,18 @@ class Sending:
             await self._reader
 
     async def send(self, producer: Producer, data: bytes, sequence_id: int, messages: int = 1,
-                   payload_bytes: int = 0) -> None:
-        """Send an entry, when there is room among those under way.  Raises Lost."""
+                   payload_bytes: int = 0, highest: int | None = None) -> None:
+        """Send an entry, when there is room among those under way.  Raises Lost.
+
+        highest: sequence id of the last message; None: those of a batch follow each other without gaps.
+        """
         size = len(data)
         if self._count >= _UNDER_WAY_MAX or self._bytes + size > _BYTES_UNDER_WAY_MAX > size:
             await self._make_room(size)
         send = self._command.send
         send.producer_id, send.sequence_id, send.num_messages = producer.number, sequence_id, messages
         if messages > 1:
-            send.highest_sequence_id = sequence_id + messages - 1
+            send.highest_sequence_id = sequence_id + messages - 1 if highest is None else highest
         else:
             send.ClearField("highest_sequence_id")
         body = self._command.SerializeToString()
@@ -163,9 +168,9 @@ class Sending:
     async def _make_room(self, size: int) -> None:
         await self.write()
         while self._count >= _UNDER_WAY_MAX or (self._count and self._bytes + size > _BYTES_UNDER_WAY_MAX):
+            self._check()      # before the event is cleared, as the reading may have ended during the write
             self._room.clear()
             await self._room.wait()
-            self._check()
 
     def _check(self) -> None:
         """Raise Lost if the reading of receipts has ended."""
@@ -197,6 +202,19 @@ class Sending:
         self._messages -= sent.messages
         self._room.set()
         self._received(sent._replace(ledger_id=receipt.message_id.ledgerId, entry_id=receipt.message_id.entryId))
+
+
+async def unless_busy(call: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a call while the connection of a killed process still has the name.  Raises ClientError."""
+    end = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            await call()
+            return
+        except ClientError as error:
+            if error.code not in (api.ConsumerBusy, api.ProducerBusy) or time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.1)
 
 
 # -- topics

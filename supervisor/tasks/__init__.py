@@ -4,9 +4,10 @@
     nights.py       compaction and retention by the nightly job, and its report
     backups.py      a backup, with or without a running broker
     moving.py       copies topics between clusters
+    table_import.py, import_record.py   the rows of a table to a topic, once each
     redriving.py, redrive_topics.py   dead letters back to their origin
     searching.py    a search of the ledgers for a page, within bounds
     bundle.py       an archive for finding out what is wrong with a broker, without secrets
 
-Imports: `configuration/`, `pulsar_client/`, `messages/`, storage.  Start with `nights.py`.
+Imports: `configuration/`, `pulsar_client/`, `messages/`, `tables/`, storage.  Start with `nights.py`.
 """

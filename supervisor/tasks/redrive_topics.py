@@ -1,9 +1,8 @@
 """Topics of a redrive: the backlog that is read, targets that copies go to, and acknowledgements."""
-import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from geminga.proto import frames
@@ -12,6 +11,7 @@ from geminga.proto.compression import compress
 from geminga.supervisor.messages.message import Message
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
+from geminga.supervisor.pulsar_client.producers import unless_busy
 
 FROM = "geminga.redriven.from"        # property of a copy: topic and position of its letter
 REAL_TOPIC, REAL_SUBSCRIPTION = "REAL_TOPIC", "REAL_SUBSCRIPTION"
@@ -19,7 +19,6 @@ REAL_TOPIC, REAL_SUBSCRIPTION = "REAL_TOPIC", "REAL_SUBSCRIPTION"
 _ADDED = {REAL_TOPIC, REAL_SUBSCRIPTION, "ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_IDY_TIME", "RETRY_TOPIC",
           "RECONSUMETIMES", "DELAY_TIME", FROM}
 ROUND_MAX = 1_000          # messages
-_BUSY_S = 20               # how long a killed redrive's connection may hold a name
 T = api.BaseCommand.Type
 Position = tuple[int, int]
 
@@ -101,19 +100,6 @@ class Backlog:
             self._permits -= entries[-1].messages
             self._left -= 1
         return entries
-
-
-async def unless_busy(call: Callable[[], Awaitable[None]]) -> None:
-    """Repeat a call while the connection of a killed redrive still has the name.  Raises ClientError."""
-    end = time.monotonic() + _BUSY_S
-    while True:
-        try:
-            await call()
-            return
-        except ClientError as error:
-            if error.code not in (api.ConsumerBusy, api.ProducerBusy) or time.monotonic() > end:
-                raise
-        await asyncio.sleep(0.1)
 
 
 def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.BaseCommand:

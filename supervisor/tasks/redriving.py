@@ -29,6 +29,7 @@ from geminga.supervisor.messages.values import Values
 from geminga.supervisor.pulsar_client import key_hashing
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.pulsar_client.entries import Entry
+from geminga.supervisor.pulsar_client.producers import unless_busy
 from geminga.supervisor.tasks.moving import Cluster
 from geminga.supervisor.tasks.redrive_topics import (
     REAL_SUBSCRIPTION,
@@ -43,7 +44,6 @@ from geminga.supervisor.tasks.redrive_topics import (
     acks,
     id_of,
     ids_of,
-    unless_busy,
 )
 
 _REASONS = "exception", "reason", "error"      # parts of names of properties that say why a letter is dead

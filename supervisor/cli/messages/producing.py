@@ -24,7 +24,6 @@ _RUN = 1_000                    # arguments that are repeated are published in g
 _LINE_MAX = 512 << 20           # bytes; twice the largest message that a broker can be configured to take
 _INPUT = "-"
 _COLUMNS = (Column("id"), Column("partition", is_number=True), Column("sequenceId", "sequence id", is_number=True))
-HASHES = {"murmur3": key_hashing.murmur3, "java": key_hashing.java, "go": key_hashing.go, "boost": key_hashing.boost}
 
 
 class Source(NamedTuple):
@@ -65,7 +64,7 @@ class Wishes:
     is_typed: bool                      # encoded by the topic's newest schema
     schema_file: str | None
     partition: int | None
-    hashing: str                        # a key of HASHES
+    hashing: str                        # a key of key_hashing.HASHES
     compression: str
     batch: int | None
     rate: float                         # messages a second; 0: no limit
@@ -190,7 +189,7 @@ class Production:
                   bar: Progress) -> None:
         """Publish everything.  schema: a new one to encode by.  Raises ClientError, InputError."""
         wishes, self._report.is_persistent = self._wishes, topic.is_persistent
-        nearest = await _nearest(connection, topic)
+        nearest = await topics.nearest_to_new(connection, topic)
         if wishes.is_typed:
             schema = await producers.newest_schema(connection, str(topic.base))
             if schema is None:
@@ -209,7 +208,7 @@ class Production:
         self._message_max = connection.message_size_max
         is_long = self._source.is_long or len(self._source.texts) * wishes.count > SHOWN_MAX
         publisher = publishing.Publisher(
-            sending, opened, key_hashing.Scheme(wishes.hashing, HASHES[wishes.hashing]),
+            sending, opened, key_hashing.Scheme(wishes.hashing, key_hashing.HASHES[wishes.hashing]),
             codec=CODECS[wishes.compression], batch=wishes.batch or (_BATCH if is_long else 1),
             sequence_id=wishes.sequence_id, rate=wishes.rate)
         self._report.is_begun, self._report.began = True, time.monotonic()
@@ -318,15 +317,6 @@ def _reading(path: str) -> Iterator[None]:
 
 def _called(path: str) -> str:
     return "standard input" if path == _INPUT else path
-
-
-# -- names like a new topic's
-
-async def _nearest(connection: BrokerConnection, topic: names.TopicName) -> str | None:
-    """Return a question for the topic's likest neighbour if the topic does not exist, else "" or None."""
-    if not topic.is_persistent or await connection.partitions(str(topic)) is not None:
-        return None
-    return await topics.question(connection, topic, is_slip=True)
 
 
 def of_schema_file(path: str) -> api.Schema:

@@ -1,0 +1,46 @@
+"""Producers that send without waiting for each receipt tell a lost connection to whoever waits."""
+import asyncio
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.pulsar_client import producers
+from geminga.supervisor.pulsar_client.client import ClientError
+from geminga.supervisor.pulsar_client.producers import Lost, Sending
+
+
+class Connection:
+    """A connection on which a producer opens, and that is lost while entries are written to it."""
+
+    def __init__(self):
+        self.lost = asyncio.Event()
+
+    def request_id(self):
+        return 1
+
+    async def call(self, command, expected):
+        return api.BaseCommand(type=expected, producer_success=api.CommandProducerSuccess(
+            request_id=1, producer_name="p"))
+
+    async def receive(self, expected):
+        await self.lost.wait()
+        raise ClientError("the broker closed the connection")
+
+    async def write(self, pieces):
+        self.lost.set()
+        for _ in range(3):      # the reading of receipts ends meanwhile
+            await asyncio.sleep(0)
+
+
+def test_a_connection_lost_during_a_write_ends_the_wait_for_room(monkeypatch):
+    monkeypatch.setattr(producers, "_UNDER_WAY_MAX", 2)
+
+    async def send():
+        sending = Sending(Connection(), lambda receipt: None)
+        producer = await sending.open("topic")
+        async with sending:
+            for number in range(3):
+                await sending.send(producer, b"entry", number)
+
+    with pytest.raises(Lost, match="the broker closed the connection"):
+        asyncio.run(asyncio.wait_for(send(), 10))
