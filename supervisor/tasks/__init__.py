@@ -2,6 +2,8 @@
 
     job_socket.py   the socket over which such a task asks owners
     nights.py       compaction and retention by the nightly job, and its report
+    night_engines.py   the engine of each part of a night: its own process, or Spark
+    tables.py       topics as tables, by the nightly job
     backups.py      a backup, with or without a running broker
     moving.py       copies topics between clusters
     table_import.py, import_record.py   the rows of a table to a topic, once each

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -24,15 +23,15 @@ from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed, nightly
-from geminga.storage.jobs.engines import LocalEngine, NoSpark, NotInstalled, Spark, Tell
+from geminga.storage.jobs.engines import Tell
 from geminga.storage.jobs.nightly import Night, Planned, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.tables import exports
 from geminga.storage.tables.exports import Wanted
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host.host import core_count
 from geminga.supervisor.tasks import tables
 from geminga.supervisor.tasks.job_socket import REPORT, BrokerSocket, CannotRun, Gone, Refused, last_report
+from geminga.supervisor.tasks.night_engines import Engines
 
 SUCCESS, FAILED = "success", "failed"
 _OOM_SCORE = 500             # when memory runs out, the kernel kills this process before the broker
@@ -102,73 +101,6 @@ def settle(broker: BrokerSocket, config: Config, partitions: Iterable[Target]) -
 
 def planned(config: Config, partitions: list[Target]) -> list[Planned]:
     return nightly.plan(config.data_dir, partitions)
-
-
-# -- engines
-
-class Engines:
-    """The choice of the engine for each compaction: this process, or Spark, which is started when first needed.
-
-    With engine = "auto" the nightly job uses Spark where it is installed, and a compaction on demand only for large
-    topics.
-    """
-
-    def __init__(self, config: Config, *, is_night: bool):
-        self._config, self._options, self._is_night = config, config.nightly, is_night
-        self._spark: Spark | None = None
-
-    def __repr__(self) -> str:
-        return f"<Engines {self._options.engine} is_night={self._is_night} spark={self._spark}>"
-
-    def __enter__(self) -> "Engines":
-        for path in (self._config.data_dir / "nightly").glob("scratch-*"):      # left by processes that were killed
-            if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
-                shutil.rmtree(path, ignore_errors=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._spark is not None:
-            self._spark.close()
-
-    def for_bytes(self, size: int) -> LocalEngine | Spark:
-        """Return the engine for a compaction that reads `size` bytes.  Raises CannotRun."""
-        options = self._options
-        may_be_here = options.engine == "auto" and not self._is_night
-        if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
-            return LocalEngine()
-        return self._spark_or_here(may_be_here)
-
-    def for_tables(self, size: int) -> LocalEngine | Spark:
-        """Return the engine for an export that reads `size` bytes.  Raises CannotRun."""
-        options = self._options
-        if tables.needs_spark(self._config):
-            if options.engine == "here":
-                raise CannotRun("nightly.tables needs Spark for its url or format, and nightly.engine is here")
-            engine = self._spark_or_here(False)
-            if isinstance(engine, LocalEngine):
-                raise CannotRun("nightly.tables needs Spark for its url or format, and Spark is not installed")
-            return engine
-        if not size or options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
-            return LocalEngine()
-        return self._spark_or_here(False)
-
-    def _spark_or_here(self, may_be_here: bool) -> LocalEngine | Spark:
-        """Return Spark, which is started if necessary.  Raises CannotRun.
-
-        may_be_here: whether this process does the work if Spark cannot be started.
-        """
-        options = self._options
-        if self._spark is None:
-            master = options.master or f"local[{options.cores or core_count()}]"
-            try:
-                scratch = self._config.data_dir / "nightly" / f"scratch-{os.getpid()}"
-                more = tables.settings(self._config) if self._is_night and tables.needs_spark(self._config) else {}
-                self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m", settings=more)
-            except NoSpark as error:
-                if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
-                    return LocalEngine()
-                raise CannotRun(f"{error}; --engine here compacts in one process, whatever the size") from None
-        return self._spark
 
 
 def size_of(plan: Iterable[Planned]) -> int:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
@@ -27,13 +27,10 @@ from geminga.storage.tables.exports import Open, Planned, Table, Wanted
 from geminga.storage.tables.places import HadoopPlace, LocalPlace, Place, local_folder
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import TABLES, BrokerSocket, CannotRun, known_tables
-
-if TYPE_CHECKING:
-    from geminga.supervisor.tasks.nights import Engines
+from geminga.supervisor.tasks.night_engines import ICEBERG, PARQUET, Engines
 
 _IDENTITY = Path("nightly", "identity")
 _SCRATCH = "_geminga-"               # folder for files that are being written; readers leave out names with _
-PARQUET, ICEBERG = "parquet", "iceberg"
 
 
 def wanted(config: Config, among: Iterable[str] | None = None) -> list[Wanted]:
@@ -58,37 +55,6 @@ def wanted(config: Config, among: Iterable[str] | None = None) -> list[Wanted]:
         catalogue.close()
     return [Wanted(topic, content, tuple(sorted(partitions))) for topic, content, partitions
             in sorted(found, key=lambda one: str(one[0])) if content != EXPORTS_NOTHING]
-
-
-def needs_spark(config: Config) -> bool:
-    """Whether tables need Spark: its Java libraries know the place, or Iceberg."""
-    options = config.tables
-    return bool(options.url) and (options.format == ICEBERG or local_folder(options.url) is None)
-
-
-def settings(config: Config) -> dict[str, str]:
-    """Return the properties of Spark that tables need.  Raises CannotRun."""
-    options = config.tables
-    more: dict[str, str] = {}
-    if options.packages:      # the service's user has no home to keep them in
-        more = {"spark.jars.packages": ",".join(options.packages),
-                "spark.jars.ivy": str(config.data_dir.resolve() / "nightly" / "packages")}
-    if not options.settings_file:
-        return more
-    try:
-        lines = Path(options.settings_file).read_text().splitlines()
-    except OSError as error:
-        raise CannotRun(f"nightly.tables.settings_file: {text_of(error)}") from None
-    except UnicodeDecodeError as error:
-        raise CannotRun(f"nightly.tables.settings_file: {options.settings_file}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith(("#", "!")):
-            continue
-        name, _, value = line.strip().replace("=", " ", 1).partition(" ")
-        if not value.strip():
-            raise CannotRun(f"{options.settings_file}:{number}: it has a name without a value")
-        more[name] = value.strip()
-    return more
 
 
 def opener(config: Config, engine: LocalEngine | Spark) -> Open:
@@ -141,7 +107,7 @@ def plan(config: Config, topics: list[Wanted], engine: LocalEngine | Spark,
     return exports.plan(config.data_dir, topics, opener(config, engine), settle) if topics else []
 
 
-def export(broker: BrokerSocket, config: Config, engines: "Engines", topics: list[Wanted], tell: Tell,
+def export(broker: BrokerSocket, config: Config, engines: Engines, topics: list[Wanted], tell: Tell,
            ends: float = math.inf) -> list[dict[str, Any]]:
     """Export topics; return a report for each table.  Raises CannotRun, CatalogueError, OSError."""
     folder = local_folder(config.tables.url) if config.tables.format == PARQUET else None

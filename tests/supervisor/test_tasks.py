@@ -9,7 +9,7 @@ from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.disk import locks
 from geminga.storage.jobs import nightly
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.tasks import backups, nights
+from geminga.supervisor.tasks import backups, night_engines, nights
 from geminga.supervisor.tasks.job_socket import CannotRun, Gone, Refused
 
 TOPICS = {1: "persistent://public/default/one", 2: "persistent://public/default/two"}
@@ -112,7 +112,7 @@ def test_scratch_files_of_running_processes_stay(config):
     running, ended = (config.data_dir / "nightly" / f"scratch-{pid}" for pid in (os.getpid(), (1 << 22) + 1))
     for folder in (running, ended):
         folder.mkdir(parents=True)
-    with nights.Engines(config, is_night=True):
+    with night_engines.Engines(config, is_night=True):
         assert running.exists() and not ended.exists()
 
 

@@ -108,6 +108,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
     from geminga.storage.catalogue.catalogue import CatalogueError
     from geminga.storage.runtime.log import log
     from geminga.supervisor.tasks import job_socket, nights, tables
+    from geminga.supervisor.tasks.night_engines import Engines
     try:
         nights.check(config)
         if partitions is not None:
@@ -126,7 +127,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
             targets = nights.targets(config, topics, pattern)
             wanted = tables.wanted(config, [one.topic for one in targets] if topics or pattern else None)
             if what == "plan":
-                with nights.Engines(config, is_night=True) as engines:
+                with Engines(config, is_night=True) as engines:
                     exported = tables.plan(config, wanted, engines.for_tables(0)) if wanted else []
                 return _show_plan(nights.planned(config, targets), exported, shown)
             nights.be_polite(config.nightly.niceness)
