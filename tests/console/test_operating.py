@@ -165,13 +165,20 @@ def test_a_backup_is_made_and_shown(browser, own, tmp_path):
     browser.see(str(tmp_path))
 
 
-def test_a_night_is_shown_with_its_results(browser, own, capsys):
+def test_a_night_is_shown_with_its_results(browser, own, client, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GEMINGA_NIGHTLY_TABLES_URL", str(tmp_path))
+    topic = unique_topic("tabled")
+    client.create_producer(topic).send(b"one")
+    place = f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/export"
+    assert request("POST", place, b'"messages"')[0] == 204
     assert main.main(["nightly", "run", "--data-dir", str(own.data_dir)]) == 0
     capsys.readouterr()
     report = get(own, "/ops/v1/compaction/report")
     browser.open(own.http_url + "/console/nights")
     browser.see(report["status"])
-    assert "Partitions compacted" in browser.text
+    assert "Partitions compacted" in browser.text and "One table" in browser.text
+    assert topic.removeprefix("persistent://") in browser.text
+    assert request("DELETE", place)[0] == 204
 
 
 # -- the configuration

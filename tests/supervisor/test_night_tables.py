@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pandas
+import pulsar
 import pyarrow.parquet as pq
 import pytest
 from pulsar.schema import Double, Integer, JsonSchema, Record, String
@@ -197,6 +198,33 @@ def test_a_url_that_cannot_be_used_is_told(own, client, export, nightly, monkeyp
     monkeypatch.setenv("GEMINGA_NIGHTLY_TABLES_URL", url)
     status, printed, complaint = nightly()
     assert status and why in printed + complaint
+
+
+def test_a_table_that_a_night_made_can_be_imported_again(own, client, export, nightly, folder, capsys):
+    """Keys, event times, properties and values are those of the first topic."""
+    topic, again = unique_topic("exported"), unique_topic("imported")
+    with contextlib.closing(client.create_producer(topic, schema=JsonSchema(Flight))) as producer:
+        for number in range(20):
+            producer.send(Flight(carrier=f"c{number % 3}", distance=number / 2, month=number),
+                          partition_key=f"k{number % 3}", event_timestamp=1_700_000_000_000 + number,
+                          properties={"number": str(number)})
+    export(topic)
+    assert nightly()[0] == 0
+    place = folder / topic.removeprefix("persistent://") / "messages"
+    assert main(["import", "--from-table", str(place), again, "--url", own.service_url,
+                 "--admin-url", own.http_url]) == 0
+    capsys.readouterr()
+
+    def messages(name):
+        reader = client.create_reader(name, pulsar.MessageId.earliest, schema=JsonSchema(Flight))
+        found = []
+        while reader.has_message_available():
+            one = reader.read_next(10_000)
+            found.append((one.value().carrier, one.value().distance, one.value().month, one.partition_key(),
+                          one.event_timestamp(), one.properties()))
+        reader.close()
+        return found
+    assert messages(again) == messages(topic) and len(messages(topic)) == 20
 
 
 @pytest.mark.parametrize(("text", "why"), [
