@@ -97,9 +97,12 @@ class LocalEngine:
             try:
                 places = self._newest(job, done, partial(_tell_read, tell, before, total), ends)
                 places = np.concatenate((places, key_scan.kept_chunks(job, places)))
+                written = before
                 for number, some in key_scan.by_ledger(places):
                     _check_time(ends)
                     done.written.append(view_writer.write(job, number, some))
+                    written += job.source(number).messages
+                    tell(WRITING, written, total)
             except (CannotCompact, OSError, CorruptFile) as error:
                 done.error = _text(error)
             done.seconds = time.monotonic() - started

@@ -31,6 +31,7 @@ from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.disk.files import map_file, sync, write_anew
+from geminga.storage.disk.syscalls import write_back
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger_headers
 from geminga.storage.ledgers.position import Position
@@ -373,6 +374,7 @@ class PartWriter:
         self._size = format.HEADER_SIZE
         self._pieces: list[bytes | memoryview] = [ledger_headers.ledger_header(ledger_id, partition_id)]
         self._gathered = self._written = 0               # bytes in memory, and in the file
+        self._flushed = 0                                # of these, bytes that have left the page cache for the disk
         self._rows: list[Rows] = []
         self._fds: list[int] = []                        # of ledger and index
         for path in (format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)):
@@ -424,7 +426,10 @@ class PartWriter:
                     raise CorruptFile(self._path, self._written + begin, expected, "another")
             _write_all(self._fds[1], rows)
         _write_all(self._fds[0], data)
-        self._written += len(data)
+        # Many bytes that reach the disk at once would delay the journal's syncs: at most two writes are under way.
+        write_back(self._fds[0], self._flushed, self._written, self._path, waits=True)
+        write_back(self._fds[0], self._written, self._written + len(data), self._path, waits=False)
+        self._flushed, self._written = self._written, self._written + len(data)
         self._pieces, self._rows, self._gathered = [], [], 0
 
     def finish(self, entries: int) -> Part:

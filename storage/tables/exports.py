@@ -36,7 +36,7 @@ from geminga.storage.tables.commits import COMPACTED, CannotExport, DataFile
 from geminga.storage.tables.values import Values
 from geminga.storage.tables.writing import Source, Written
 
-EXPORTING, MERGING = "exporting", "merging"
+EXPORTING = "exporting"
 NOTHING_NEW, EXPORTED, FAILED, LATE = "nothing new", "exported", "failed", "not in time"
 _TASK_BYTES = 128 << 20              # of entries
 _ROUND_BYTES = 2 << 30               # of entries: all that a killed night does again
@@ -244,7 +244,7 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
             done += sum(piece.messages for piece in some)
         for one in due:
             one.is_late = not one.error and len(one.positions) < len(one.partitions)
-        _merge_small([one for one in due if one.positions and not one.error], scratch, engine, tell, ends)
+        _merge_small([one for one in due if one.positions and not one.error], scratch, engine, ends)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -402,7 +402,7 @@ def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], toke
 
 # -- small files
 
-def _merge_small(tables: list[Planned], scratch: Path, engine: Engine, tell: Tell, ends: float) -> None:
+def _merge_small(tables: list[Planned], scratch: Path, engine: Engine, ends: float) -> None:
     """Merge small files of tables that have many for one day.  A failure is noted in the plan."""
     for planned in tables:
         table = planned.table
@@ -411,7 +411,7 @@ def _merge_small(tables: list[Planned], scratch: Path, engine: Engine, tell: Tel
             for group in _groups(table.files()):
                 if time.monotonic() >= ends:
                     return
-                _merge(planned, table, group, scratch, engine, tell, ends)
+                _merge(planned, table, group, scratch, engine, ends)
         except OutOfTime:
             return
         except (CannotExport, OSError, pa.ArrowException) as error:
@@ -433,14 +433,14 @@ def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
             yield some
 
 
-def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path, engine: Engine, tell: Tell,
+def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path, engine: Engine,
            ends: float) -> None:
     token = secrets.token_hex(8)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     paths = [table.local(one, scratch) for one in group]
     target = scratch / f"{token}.parquet"
-    (rows,) = engine.each(_Merge(paths, target), 1, tell, MERGING, [len(group)], ends)
+    (rows,) = engine.each(_Merge(paths, target), 1, lambda *told: None, EXPORTING, [0], ends)
     if rows is None:      # a column has changed its type: these files stay as they are
         return
     merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)

@@ -11,7 +11,7 @@ from geminga.supervisor.configuration.units import instant, millis
 from geminga.supervisor.host import installed
 from geminga.supervisor.pulsar_client import target
 from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted
-from geminga.supervisor.wording.human import length, size
+from geminga.supervisor.wording.human import length, night_progress, size
 
 _LEVEL_MAX_MS = 7 * 86_400_000      # the broker takes no longer time of another level
 
@@ -129,6 +129,8 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
     yield f"  disk        {size(disk['free_bytes'])} of {size(disk['bytes'])} are free at {state['data_dir']}"
     memory, night = state["memory"], state["night"]
     yield f"  memory      {size(memory['used_bytes'])} of {size(memory['limit_bytes'])} are used ({memory['of']})"
+    if state.get("running_night"):
+        yield f"  night       {night_progress(state['running_night'])}"
     yield "  last night  " + ("there was none" if night is None else
                               f"{night['status']}, ended {instant(night['ended_ms'])} "
                               f"after {length(night['seconds'])}: "

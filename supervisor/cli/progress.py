@@ -2,12 +2,13 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Drawn
     from rich.progress import TaskID
+
+_BAR_WIDTH = 20              # characters
 
 
 class Progress(Protocol):
@@ -19,9 +20,6 @@ class Progress(Protocol):
     def total(self, total: float) -> None:
         """Tell how much there is to do, where that is known only later."""
 
-    def begin(self, label: str) -> None:
-        """Tell that another stage of the work begins, of which nothing is done yet."""
-
 
 class _Silent:
     """Progress that nobody watches."""
@@ -30,9 +28,6 @@ class _Silent:
         pass
 
     def total(self, total: float) -> None:
-        pass
-
-    def begin(self, label: str) -> None:
         pass
 
 
@@ -50,9 +45,6 @@ class _Bar:
 
     def total(self, total: float) -> None:
         self._bar.update(self._task, total=total)
-
-    def begin(self, label: str) -> None:
-        self._bar.reset(self._task, description=label)
 
 
 @contextlib.contextmanager
@@ -81,26 +73,39 @@ def progress(label: str, total: float | None = None, *, is_bytes: bool = False,
 @contextlib.contextmanager
 def done_of_total(label: str, *, is_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a bar as `progress` does; yield a function that is told (amount done so far, amount in all)."""
-    with stages(label, is_bytes=is_bytes) as tell:
-        yield partial(tell, label)
-
-
-@contextlib.contextmanager
-def stages(label: str, *, is_bytes: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar as `progress` does for work of several stages, which follow each other.
-
-    label: the first stage.  Yield a function that is told (stage, amount done so far, amount in all).
-    """
     with progress(label, is_bytes=is_bytes) as bar:
-        stage, before = label, 0
+        before = 0
 
-        def tell(now: str, done: int, total: int) -> None:
-            nonlocal stage, before
-            if now != stage:
-                bar.begin(now)
-                stage, before = now, 0
+        def tell(done: int, total: int) -> None:
+            nonlocal before
             bar.total(total)
             bar.advance(done - before)
             before = done
 
         yield tell
+
+
+@contextlib.contextmanager
+def watched(look: Callable[[], tuple[float, str]]) -> Iterator[None]:
+    """Show a bar and a text beside it on standard error while the block runs, if that is a terminal.
+
+    look: returns (share that is done, from 0 to 1, the text), and is called some times a second by another thread.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    def line() -> Table:
+        ratio, text = look()
+        drawn = Table.grid(padding=(0, 1))
+        drawn.add_row(ProgressBar(total=1, completed=ratio, width=_BAR_WIDTH), Text(text))
+        return drawn
+
+    with Live(get_renderable=line, console=Console(stderr=True), transient=True,
+              redirect_stdout=sys.stdout.isatty()):      # else a pipe's text would go to the terminal
+        yield

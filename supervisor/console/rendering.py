@@ -133,7 +133,7 @@ def _make() -> Environment:
         "rate": lambda value: _number(value, human.rate), "length": lambda value: _number(value, human.length),
         "size_rate": lambda value: _number(value, lambda size: f"{human.size(size)}/s"),
         "moment": _moment, "moment_text": instant, "number_of": len, "exact": lambda value: escape(str(value)),
-        "since": _since, "short": human.short, "topic_path": topic_path,
+        "since": _since, "short": human.short, "topic_path": topic_path, "night_progress": human.night_progress,
         "quoted": lambda value: quote(str(value), safe=""), "json": _json, "query_string": urlencode}
     made.globals |= {
         "t": text, "counted": counted, "has_text": lambda key: key in texts(),

@@ -4,6 +4,8 @@
     nights.py       compaction and retention by the nightly job, and its report
     night_engines.py   the engine of each part of a night: its own process, or Spark
     tables.py       topics as tables, by the nightly job
+    night_progress.py   how far a night is, and how long the rest takes; told to the broker
+    idle_cores.py   takes cores only while nobody else wants them
     backups.py      a backup, with or without a running broker
     moving.py       copies topics between clusters
     table_import.py, import_record.py   the rows of a table to a topic, once each

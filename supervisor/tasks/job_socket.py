@@ -10,7 +10,6 @@ This module imports neither Arrow nor Spark.
 """
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.position import Position
 from geminga.storage.topics import exported
-from geminga.supervisor.host.unix_sockets import short_path
+from geminga.supervisor.host import unix_sockets
 
 if TYPE_CHECKING:
     import io
@@ -209,19 +208,14 @@ class BrokerSocket:
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._link is None:
             raise ConnectionError("not connected")
-        self._link.write(json.dumps(message).encode() + b"\n")
-        self._link.flush()
-        return json.loads(self._link.readline())
+        return exchange(self._link, message)
 
     def _connect(self) -> None:
         """Connect to the broker, if one serves the folder, and tell it which partitions this job compacts."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            link = socket.socket(socket.AF_UNIX)
             try:
-                with short_path(self._data_dir / SOCKET) as path:
-                    link.connect(path)
-                self._link = link.makefile("rwb")
+                self._link = connect(self._data_dir)
                 return self._tell_running()
             except (OSError, ValueError) as error:
                 self.close()
@@ -231,9 +225,23 @@ class BrokerSocket:
                 if time.monotonic() > deadline:
                     raise OSError(f"{self._data_dir} is in use, and its broker does not answer at "
                                   f"{self._data_dir / SOCKET}") from error
-            finally:
-                link.close()       # the file object keeps its descriptor
             time.sleep(_AGAIN_SECONDS)
+
+
+def connect(data_dir: Path, timeout_s: float | None = None) -> "io.BufferedRWPair":
+    """Return a connection to the broker of a data folder.  Raises OSError without a broker.
+
+    timeout_s: limit for each write and read, which then raises OSError.
+    """
+    with unix_sockets.connect(data_dir / SOCKET, timeout_s) as link:
+        return link.makefile("rwb")       # keeps the socket's descriptor
+
+
+def exchange(link: "io.BufferedRWPair", message: dict[str, Any]) -> dict[str, Any]:
+    """Send one line to the broker, and return its answer.  Raises OSError, ValueError."""
+    link.write(json.dumps(message).encode() + b"\n")
+    link.flush()
+    return json.loads(link.readline())
 
 
 def last_report(data_dir: Path) -> dict[str, Any]:

@@ -23,15 +23,17 @@ from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed, nightly
-from geminga.storage.jobs.engines import Tell
+from geminga.storage.jobs.engines import READING, WRITING, LocalEngine, Tell
 from geminga.storage.jobs.nightly import Night, Planned, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.tables import exports
 from geminga.storage.tables.exports import Wanted
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks import tables
+from geminga.supervisor.tasks.idle_cores import use_idle_cores
 from geminga.supervisor.tasks.job_socket import REPORT, BrokerSocket, CannotRun, Gone, Refused, last_report
-from geminga.supervisor.tasks.night_engines import Engines
+from geminga.supervisor.tasks.night_engines import Engines, needs_spark
+from geminga.supervisor.tasks.night_progress import GIVING_BACK, TOPICS, NightProgress, announced
 
 SUCCESS, FAILED = "success", "failed"
 _OOM_SCORE = 500             # when memory runs out, the kernel kills this process before the broker
@@ -111,9 +113,14 @@ def size_of(plan: Iterable[Planned]) -> int:
 # -- the night
 
 def be_polite(niceness: int) -> None:
-    """Lower this process's priority for cores and disk, and make it the first to be killed if memory runs out."""
+    """Put this process behind all others: for cores, for the disk, and when memory runs out.
+
+    niceness: its share of cores that others want all the time; with 0 it wants them like any other process.
+    """
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
+    if niceness:
+        use_idle_cores()
     with contextlib.suppress(OSError, psutil.Error):
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     with contextlib.suppress(OSError):
@@ -169,16 +176,17 @@ def export(broker: BrokerSocket, config: Config, engines: Engines, topics: list[
         return tables.export(broker, config, engines, topics, tell, ends), ""
     except (CannotRun, CatalogueError, OSError) as error:
         return [], text_of(error) if isinstance(error, OSError) else str(error)
+def _topics(config: Config) -> list[str]:
+    """Return the names of all partitions."""
+    with contextlib.closing(confirmed.open_catalogue(config.data_dir)) as catalogue:
+        return [name for _, name in catalogue.partitions.all()]
 
 
 def give_back(broker: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
     """Have owners enforce retention in every partition and remove folders of deleted ones; return the report."""
-    began, rows, errors = time.monotonic(), [], []
-    catalogue = confirmed.open_catalogue(config.data_dir)
-    topics = [name for _, name in catalogue.partitions.all()]
-    catalogue.close()
+    began, rows, errors, topics = time.monotonic(), [], [], _topics(config)
     for done, topic in enumerate(topics):
-        tell("giving back space", done, len(topics))
+        tell(GIVING_BACK, done, len(topics))
         try:
             row = broker.ask("enforce", topic=topic)
             rows += [row] if row else []
@@ -202,22 +210,24 @@ def check(config: Config) -> None:
         raise CannotRun(str(error)) from None
 
 
-def run(config: Config, partitions: list[Target], topics: list[Wanted], tell: Tell) -> dict[str, Any]:
+def run(config: Config, partitions: list[Target], topics: list[Wanted], progress: NightProgress) -> dict[str, Any]:
     """Run the nightly job, write its report, and return the report.  Raises CannotRun.
 
-    topics: to be exported.  tell: told the stage of the work, and the messages or topics that are done in it, and in
-    all.
+    topics: to be exported.  progress: told what is done, and passed on to the broker.
     """
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     ends = began + ends_at(config.nightly.until, datetime.now())
-    with contextlib.closing(BrokerSocket(config.data_dir)) as broker:
+    with contextlib.closing(BrokerSocket(config.data_dir)) as broker, announced(config.data_dir, progress.look):
         settle(broker, config, partitions)
         plan = planned(config, partitions)
+        _expect(progress, config, plan, topics, ends, is_served=broker.is_served())
         with Engines(config, is_night=True) as engines:
-            night = compact(broker, config, engines, plan, tell, ends)
-            exported, why_not = export(broker, config, engines, topics, tell, ends) if topics else ([], "")
+            night = compact(broker, config, engines, plan, progress, ends)
+            progress.finish(READING, WRITING)
+            exported, why_not = export(broker, config, engines, topics, progress, ends) if topics else ([], "")
+            progress.finish(exports.EXPORTING)
         is_served = broker.is_served()
-        given = give_back(broker, config, tell) if is_served else None
+        given = give_back(broker, config, progress) if is_served else None
     compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
     wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
     wrong_tables = [table for table in exported if table["outcome"] == exports.FAILED]
@@ -236,6 +246,22 @@ def run(config: Config, partitions: list[Target], topics: list[Wanted], tell: Te
     except OSError as failure:      # the night's work is done; only its report is lost
         report |= {"status": FAILED, "error": report["error"] or f"its report cannot be written: {text_of(failure)}"}
     return report
+
+
+def _expect(progress: NightProgress, config: Config, plan: list[Planned], topics: list[Wanted], ends: float, *,
+            is_served: bool) -> None:
+    """Tell a night's progress what is to be done.  Topics are expected to give back space as fast as last time."""
+    messages = sum(one.messages + one.view_messages for one in plan if one.is_due)
+    progress.expect(READING, messages)
+    progress.expect(WRITING, messages)
+    if topics and not needs_spark(config):      # else the tables are looked at when Spark has started
+        planned = tables.plan(config, topics, LocalEngine())
+        progress.expect(exports.EXPORTING, sum(one.messages for one in planned if not one.error))
+    progress.end_compaction(ends)
+    if is_served:
+        before = last_report(config.data_dir).get("retention") or {"partitions": 0}
+        pace = before["seconds"] / before["partitions"] if before["partitions"] else None
+        progress.expect(GIVING_BACK, len(_topics(config)), TOPICS, pace)
 
 
 def _totals(compaction: list[dict[str, Any]], exported: list[dict[str, Any]],

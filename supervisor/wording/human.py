@@ -1,5 +1,7 @@
 """Values as text for people: sizes, counts, rates, lengths of time, ages and names of topics."""
 import time
+from collections.abc import Mapping
+from typing import Any
 
 _SIZES = "B", "KiB", "MiB", "GiB", "TiB"
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -40,6 +42,21 @@ def ago(time_ms: int, now_ms: int | None = None) -> str:
     """Return how long ago a moment in ms was, such as 5 min 3 s."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     return length(max(0, now_ms - time_ms) / 1_000)
+
+
+def night_progress(night: Mapping[str, Any]) -> str:
+    """Return how far a night is, such as "reading, 41 % of 16,000,000 messages, 35 s left".
+
+    night: a Progress of supervisor/tasks/night_progress.py as a dictionary.
+    """
+    parts = [night["stage"]]
+    if night["unit"] == "topics":
+        parts.append(f"{count(night['done'])} of {count(night['total'])} topics")
+    elif night["total"]:
+        parts.append(f"{int(100 * night['ratio'])} % of {count(night['total'])} messages")
+    if night["seconds_left"] is not None:
+        parts.append(f"{length(round(night['seconds_left']))} left")
+    return ", ".join(parts)
 
 
 def short(topic: str) -> str:

@@ -2,14 +2,21 @@
 
     python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--loop]
                                      [--here] [--pulsar http://127.0.0.1:18080 pulsar://127.0.0.1:16650]
+                                     [--cluster 4] [--held 0.5]
 
 The storage's own code writes the topic into a folder that is removed afterwards.  Memory is the peak of the sum over
 all processes of the job, looked at ten times a second: their USS, and their PSS, which has shares of mapped files.
+
+--pulsar has a broker of Apache Pulsar, or any other, compact the same messages; the clock runs from the request to the
+end of its own compaction, and for Spark from before the start of its processes.  --cluster compares Spark's rate with
+one worker and with so many, each held to a part of a core (--held) by a control group, which takes root; the driver is
+not held.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -38,6 +45,7 @@ from link import ANSWER_MAX_S, Link, Load
 from geminga.supervisor.load import wire
 
 from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
+from . import held
 
 PAYLOAD, KEY_DIGITS = 100, 9
 _STEP = 1_000_003           # a prime: its multiples come in no order
@@ -193,7 +201,8 @@ def plain_loop(topic: Topic) -> int:
     return len(newest)
 
 
-def measured(name: str, messages: int, work) -> None:
+def measured(name: str, messages: int, work) -> tuple[str, float, str]:
+    """Do the work, tell what it took, and return (name, seconds, what it found)."""
     memory, started, cpu = Memory(), time.monotonic(), time.process_time()
     memory.start()
     found = work()
@@ -207,6 +216,42 @@ def measured(name: str, messages: int, work) -> None:
         f"load average {os.getloadavg()[0]:.1f}",
         flush=True,
     )
+    return name, seconds, str(found)
+
+
+def table(messages: int, rows: list[tuple[str, float, str]]) -> str:
+    """Return a table of what was measured, with the ratio of each rate to the first."""
+    lines = ["", "| compacted by | seconds by the clock | million messages a second | to the first |",
+             "|---|---:|---:|---:|"]
+    for name, seconds, _ in rows:
+        lines.append(f"| {name} | {seconds:.1f} | {messages / seconds / 1e6:.3f} | {rows[0][1] / seconds:.2f} |")
+    return "\n".join(lines)
+
+
+def by_clusters(topic: Topic, messages: int, workers: int, cores: float, memory: str) -> str:
+    """Compact by one worker, then by several, each held to a part of a core; return a table.
+
+    The job's clock runs while Spark's executors start, but not while its driver does.  Therefore the same is compacted
+    a second time, by executors that have started.
+    """
+    lines = ["", "| workers | seconds by the job's clock | million messages a second | the second time "
+             "| million a second | seconds of both with Spark's start |", "|---:|---:|---:|---:|---:|---:|"]
+    jobs: list[list[float]] = []
+    for count in (1, workers):
+        with (tempfile.TemporaryDirectory(prefix="cluster-") as folder,
+              held.cluster(Path(folder), count, cores) as master):
+            _, seconds, found = measured(f"{count} of {cores:g} cores", messages,
+                                         lambda master=master: by_spark(topic, master, memory, times=2))
+        jobs.append([float(job) for job in re.findall(r"([0-9.]+) s by the job's clock", found)])
+        rates = " | ".join(f"{job:.1f} | {messages / job / 1e6:.3f}" for job in jobs[-1])
+        lines.append(f"| {count} | {rates} | {seconds:.1f} |")
+    first, again = (one / several for one, several in zip(*jobs, strict=True))
+    return "\n".join([*lines, "", f"{workers} workers to one: {first:.2f}, the second time {again:.2f}"])
+
+
+def by_spark(topic: Topic, master: str, memory: str, times: int = 1) -> str:
+    command = [sys.executable, "-c", _SPARK, str(topic.data_dir), master, memory, str(times)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def main() -> None:
@@ -219,10 +264,12 @@ def main() -> None:
     parser.add_argument("--memory", default="640m")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--pulsar", nargs=2, metavar=("HTTP", "SERVICE"), help="another broker, to compare with")
+    parser.add_argument("--cluster", type=int, metavar="N", help="compare one worker with so many, and nothing else")
+    parser.add_argument("--held", type=float, default=0.5, metavar="CORES", help="to which each of them is held")
     for name in ("loop", "here", "no-spark"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
-    data_dir = Path(tempfile.mkdtemp(prefix="compaction-", dir=options.folder))
+    data_dir, rows = Path(tempfile.mkdtemp(prefix="compaction-", dir=options.folder)), []
     try:
         started = time.monotonic()
         topic = write_topic(data_dir, options.messages, options.keys, options.batch,
@@ -233,25 +280,27 @@ def main() -> None:
               f"{size >> 20} MiB in {len(list(topic.folder.glob('*.ledger')))} ledgers, written in "
               f"{time.monotonic() - started:.0f} s; "
               f"{os.cpu_count()} cores", flush=True)
+        if options.cluster:
+            print(by_clusters(topic, options.messages, options.cluster, options.held, options.memory), flush=True)
+            return
         if options.pulsar:
             http_url, service_url = options.pulsar
             name = f"persistent://public/default/compaction-{time.time_ns()}"
             started = time.monotonic()
             published(service_url, topic, name)
             print(f"published there in {time.monotonic() - started:.0f} s", flush=True)
-            measured("that broker (its memory is not looked at)", options.messages,
-                     lambda: compacted_by(http_url, name))
+            rows.append(measured("that broker (its memory is not looked at)", options.messages,
+                                 lambda: compacted_by(http_url, name)))
             path = f"{http_url}/admin/v2/{name.replace('://', '/')}?force=true"
             urllib.request.urlopen(urllib.request.Request(path, method="DELETE")).close()
         if options.loop:
-            measured("a plain loop", options.messages, lambda: plain_loop(topic))
+            rows.append(measured("a plain loop", options.messages, lambda: plain_loop(topic)))
         if options.here:
-            measured("one process", options.messages, lambda: compacted(topic, engines.LocalEngine()))
+            rows.append(measured("one process", options.messages, lambda: compacted(topic, engines.LocalEngine())))
         if not options.no_spark:
-            command = [sys.executable, "-c", _SPARK, str(data_dir), options.master, options.memory]
-            measured("Spark, with its start", options.messages,
-                     lambda: subprocess.run(command, check=True, capture_output=True,
-                                                                                      text=True).stdout.strip())
+            rows.append(measured("Spark, with its start", options.messages,
+                                 lambda: by_spark(topic, options.master, options.memory)))
+        print(table(options.messages, rows), flush=True)
     finally:
         shutil.rmtree(data_dir)
 
@@ -272,11 +321,12 @@ from pathlib import Path
 from geminga.storage.jobs import engines, nightly
 data_dir = Path(sys.argv[1])
 engine = engines.Spark(data_dir / "nightly" / "spark", sys.argv[2], sys.argv[3])
-report = nightly.compact(data_dir, nightly.Target(7, "t"), lambda *_: "measured only", engine)
+for _ in range(int(sys.argv[4])):
+    report = nightly.compact(data_dir, nightly.Target(7, "t"), lambda *_: "measured only", engine)
+    print(f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, "
+          f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, "
+          f"{report.seconds:.1f} s by the job's clock; {report.error}")
 engine.close()
-print(f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, "
-      f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, "
-      f"{report.seconds:.1f} s by the job's clock; {report.error}")
 """
 
 if __name__ == "__main__":

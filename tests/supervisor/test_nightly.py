@@ -21,7 +21,7 @@ from geminga.supervisor.cli.folder.nightly import _text
 from geminga.supervisor.main import main
 from geminga.supervisor.tasks import job_socket, nights
 
-from ..harness import COMMAND, request, unique_topic
+from ..harness import COMMAND, eventually, request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
 from .test_metrics import samples, value
 
@@ -109,6 +109,74 @@ def test_its_numbers_are_in_metrics(own, client, nightly):
         5,
     )
     assert value(found, "pulsar_compaction_succeed_count", topic=topic) == 1
+
+
+def running(broker):
+    return json.loads(request("GET", f"{broker.http_url}/ops/v1/status")[1])["running_night"]
+
+
+def samples_of_progress(broker):
+    """Return {name: value} of the metrics of a night that runs."""
+    found = samples(request("GET", f"{broker.http_url}/metrics")[1])
+    return {name.removeprefix("geminga_nightly_"): found[name][0].value for name in found
+            if name in ("geminga_nightly_running", "geminga_nightly_progress_ratio",
+                        "geminga_nightly_remaining_seconds")}
+
+
+def test_the_broker_knows_how_far_a_night_is(own, client, nightly, monkeypatch, capsys):
+    """Status, metrics, the answer about compactions and the console say so until the night is over."""
+    topic, adopt, seen = unique_topic("progress"), job_socket.BrokerSocket.adopt, []
+    fill(client, topic)
+    assert running(own) is None and samples_of_progress(own) == {"running": 0}
+
+    def look_and_adopt(*about):
+        seen.append(eventually(lambda: (found := running(own)) and found["ratio"] == 1 and found, 30))
+        seen.append(samples_of_progress(own))
+        seen.append(json.loads(request("GET", f"{own.http_url}/ops/v1/compaction")[1])["night"])
+        main(["status", "--admin-url", own.http_url])
+        seen.append(capsys.readouterr().out)
+        seen.append([request("GET", own.http_url + page)[1] for page in ("/", "/console/nights")])
+        return adopt(*about)
+
+    monkeypatch.setattr(job_socket.BrokerSocket, "adopt", look_and_adopt)
+    assert nightly("--topic", topic)[0] == 0
+    told, measured, of_compactions, shown, pages = seen
+    for one in (told, of_compactions):
+        assert one.pop("seconds_left") in (None, pytest.approx(0, abs=5))
+        assert one == {"stage": "writing", "done": 50, "total": 50, "unit": "messages", "ratio": 1.0}
+    assert measured.pop("remaining_seconds", 0) == pytest.approx(0, abs=5)
+    assert measured == {"running": 1, "progress_ratio": 1}
+    assert "  night       writing, 100 % of 50 messages" in shown
+    assert ["A night runs: writing, 100 % of 50 messages" in page for page in pages] == [True, True]
+    assert running(own) is None and samples_of_progress(own) == {"running": 0}
+
+
+KILLED = """
+import signal, sys
+from geminga.supervisor.main import main
+from geminga.supervisor.tasks import job_socket, nights
+nights.be_polite = lambda niceness: None
+job_socket.BrokerSocket.adopt = lambda *about: signal.pause()
+main(sys.argv[1:])
+"""
+
+
+def test_a_night_that_is_killed_is_over(own, client):
+    """A broker that was started meanwhile has been told of the night."""
+    topic = unique_topic("killed")
+    fill(client, topic)
+    command = [sys.executable, "-P", "-c", KILLED, "nightly", "--engine", "here", "--data-dir", str(own.data_dir),
+               "--topic", topic]
+    with subprocess.Popen(command) as night:
+        try:
+            assert eventually(lambda: running(own), 30)
+            own.stop()
+            own.start()
+            assert eventually(lambda: running(own), 30)["stage"] == "writing"
+        finally:
+            night.kill()
+    assert eventually(lambda: running(own) is None, 30)
+    assert samples_of_progress(own) == {"running": 0} and not views(own, topic)
 
 
 def test_topics_are_named_or_match(own, client, nightly):
@@ -295,6 +363,34 @@ def test_it_goes_behind_others():
            "print(os.nice(0), psutil.Process().ionice().ioclass.name, open('/proc/self/oom_score_adj').read().strip())"
     told = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert int(told[0]) == max(12, os.nice(0)) and told[1] == "IOPRIO_CLASS_IDLE"
+
+
+BEHIND = """
+import os, subprocess, sys, time
+from geminga.supervisor.tasks.nights import be_polite
+be_polite(10)
+mine = subprocess.Popen(sys.argv[1:])
+try:
+    for policy in (os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE):
+        while os.sched_getscheduler(mine.pid) != policy:
+            time.sleep(0.02)      # a loop without it would take a core, and then nothing starves
+finally:
+    mine.kill()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go back to a higher priority without LimitNICE")
+def test_it_takes_idle_cores_and_does_not_starve():
+    """A core that another process wants all the time is shared by the niceness, for some seconds in every few."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os, time; os.sched_setaffinity(0, [{core}])\nwhile time.process_time() < 60: pass"
+    busy = [sys.executable, "-c", code]
+    with subprocess.Popen(busy) as other:
+        try:
+            subprocess.run([sys.executable, "-P", "-c", BEHIND, *busy], check=True, timeout=60)
+        finally:
+            other.kill()
 
 
 # -- what is shown

@@ -58,17 +58,16 @@ with done_of_total("restore", is_bytes=True) as tell:
     print("a row", flush=True)
     tell(4 << 20, 4 << 20)
 """
-STAGES = """
-from geminga.supervisor.cli.progress import stages
-from geminga.supervisor.wording import human
-with stages("reading") as tell:
-    tell("reading", 30, 30)
+WATCHED = """
+from geminga.supervisor.cli.progress import watched
+texts = ["reading"]
+with watched(lambda: (0.5, texts[-1])):
     print("a row", flush=True)
-    tell("giving back space", 3, 10)
+    texts.append("giving back space, 3 of 10 topics")
 """
 
 
-@pytest.mark.parametrize("code, drawn", [(BYTES, (b"restore",)), (STAGES, (b"giving back space", b" 3/10"))])
+@pytest.mark.parametrize("code, drawn", [(BYTES, (b"restore",)), (WATCHED, (b"giving back space, 3 of 10 topics",))])
 def test_progress_is_drawn_on_a_terminal_only(code, drawn):
     """A bar goes to a terminal at standard error; rows go to standard output, also while a bar is drawn."""
     piped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ from geminga.storage.jobs import nightly
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks import backups, night_engines, nights
 from geminga.supervisor.tasks.job_socket import CannotRun, Gone, Refused
+from geminga.supervisor.tasks.night_progress import NightProgress
 
 TOPICS = {1: "persistent://public/default/one", 2: "persistent://public/default/two"}
 ROW = {"topic": TOPICS[2], "freed": 7, "expired": 0, "names_forgotten": 0}
@@ -66,7 +67,7 @@ def config(tmp_path):
 
 
 def run_night(config):
-    return nights.run(config, [], [], lambda stage, done, total: None)
+    return nights.run(config, [], [], NightProgress())
 
 
 def test_a_night_gives_back_every_partitions_space(broker, config):

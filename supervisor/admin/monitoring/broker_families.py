@@ -4,7 +4,10 @@ Names are Pulsar's, but for those that begin with `geminga_`. The counters are t
 which all processes share; collector.py reads them.
 """
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
+
+from geminga.supervisor.tasks.night_progress import Progress
 
 
 class BrokerMetric(NamedTuple):
@@ -120,6 +123,13 @@ NEVER_COUNTED = {"broker_lookup_redirects": "there is one broker"}
 LOAD_QUANTILES = {"time_median_ms": 0.5, "time_75percentile_ms": 0.75, "time_95percentile_ms": 0.95,
                   "time_99_percentile_ms": 0.99, "time_99_9_percentile_ms": 0.999, "time_99_99_percentile_ms": 0.9999}
 
+# Metrics of a night while it runs: name behind geminga_nightly_ -> (HELP text, function of its progress).
+RUNNING_NIGHT: dict[str, tuple[str, Callable[[Progress], float | None]]] = {
+    "progress_ratio": ("Messages read and written by the night that runs, of all that it reads and writes, from 0 to 1",
+                       attrgetter("ratio")),
+    "remaining_seconds": ("Seconds that the night that runs is expected to take yet; none while they are not known",
+                          attrgetter("seconds_left")),
+}
 Report = dict[str, Any]      # of a night
 # Metrics of the last nightly job: name behind geminga_nightly_ -> (HELP text, function of its report).
 NIGHT: dict[str, tuple[str, Callable[[Report], float]]] = {

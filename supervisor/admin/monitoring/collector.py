@@ -26,6 +26,7 @@ from geminga.supervisor.admin.monitoring.broker_families import (
     NIGHT,
     OWN,
     OWNER_GAUGES,
+    RUNNING_NIGHT,
     SUMMARIES,
     SUMS,
     WORKER_GAUGES,
@@ -265,15 +266,19 @@ class Collector:
         yield jumps
 
     def _nightly(self) -> Iterator[Metric]:
-        """Yield the number of running and waiting compactions, and the results of the last nightly job.
+        """Yield compactions that run and wait, the progress of a night, and the results of the last one.
 
-        The results are left out if there was no nightly job.
+        Progress is left out while no night runs, results if there was none.
         """
         under_way = GaugeMetricFamily("geminga_compactions", "Partitions being compacted, and waiting for compaction",
                                       labels=["state"])
         for state, count in (self.compactions.counts if self.compactions else {}).items():
             under_way.add_metric([state], count)
         yield under_way
+        running = self.compactions.nights.look() if self.compactions else None
+        yield GaugeMetricFamily("geminga_nightly_running", "1 while a night runs", int(running is not None))
+        for name, (text, progress) in RUNNING_NIGHT.items():
+            yield GaugeMetricFamily(f"geminga_nightly_{name}", text, progress(running) if running else None)
         night = last_report(self._data_dir)
         for name, (text, value) in NIGHT.items():
             yield GaugeMetricFamily(f"geminga_nightly_{name}", text, value(night) if night else None)

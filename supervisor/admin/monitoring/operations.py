@@ -1,6 +1,7 @@
 """Operations on the broker as a whole: its status, acknowledged alarms, and temporary log levels."""
 import os
 import time
+from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from geminga.supervisor.admin.monitoring.health import loading, obstacles
 from geminga.supervisor.admin.monitoring.stats import Measured, measure
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 from geminga.supervisor.configuration import exposure
 from geminga.supervisor.tasks.job_socket import last_report
 
@@ -107,7 +109,7 @@ async def status(request: web.Request) -> web.Response:
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
     answered, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
     began, memory = psutil.Process(os.getppid()).create_time(), alarms.memory
-    disk = os.statvfs(app[TOPICS].config.data_dir)
+    disk, night = os.statvfs(app[TOPICS].config.data_dir), app[COMPACTIONS].nights.look()
     wrong, stored = obstacles(app), catalogue_of(request).partitions.count()
     opened = sum(row["partitions_open"] for (role, index), row in rows.items()
                  if role == "owner" and measured[index] is not None)
@@ -139,6 +141,7 @@ async def status(request: web.Request) -> web.Response:
             "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize,
                      "refuse_below_bytes": refuse_below(disk, app[TOPICS].storage)},
             "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
+            "running_night": night and asdict(night),
             "night": _night(request),
             "log": _level(),
         }

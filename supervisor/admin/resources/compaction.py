@@ -10,6 +10,8 @@ is answered by one:
     {"began": {partition id: topic}}    the job compacts these, until it reports each or the connection ends
     {"adopted": partition id}           the partition's view is in force
     {"ended": report}                   the result: a PartitionReport of storage/jobs/nightly.py
+    {"night": progress}                 how far a night is: a Progress of supervisor/tasks/night_progress.py.  The night
+                                        is over at null, or when the connection ends
 """
 import asyncio
 import bisect
@@ -69,6 +71,7 @@ from geminga.supervisor.admin.requests.request_parts import (
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host.unix_sockets import short_path
 from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, known_tables
+from geminga.supervisor.tasks.night_progress import RunningNights
 
 routes = web.RouteTableDef()
 # The questions that jobs may have for owners, by their names.
@@ -135,6 +138,7 @@ class Compactions:
         self._batch: dict[int, str] = {}
         self._records: OrderedDict[int, Record] = OrderedDict()      # in the order in which they ended
         self.bytes_read = 0                                          # by all compactions
+        self.nights = RunningNights()
         self._has_waiting = asyncio.Event()
         self._job: asyncio.subprocess.Process | None = None
 
@@ -335,6 +339,7 @@ class Compactions:
         finally:
             self._fail({partition_id: topic for partition_id, (topic, whose) in self._running.items()
                         if whose is writer and partition_id not in self._batch}, "Its job ended before it was done")
+            self.nights.forget(writer)
             writer.close()
 
     async def _told(self, whose: object, said: dict[str, Any]) -> dict[str, object]:
@@ -351,6 +356,8 @@ class Compactions:
                 record.error = ""
         elif "ended" in said:
             self._ended(said["ended"])
+        elif "night" in said:
+            self.nights.tell(whose, said["night"])
         else:
             return await self._asked(**said)
         return {"answer": None}
@@ -450,10 +457,12 @@ async def tables(request: web.Request) -> web.Response:
 
 @routes.get("/ops/v1/compaction")
 async def compactions(request: web.Request) -> web.Response:
-    """Answer with the compactions that run and wait, and the last results, in the order in which they ended."""
+    """Answer with the night that runs, compactions that run and wait, and the last results, last ended first."""
     known = request.app[COMPACTIONS]
+    night = known.nights.look()
     ended = [{"topic": record.topic, "error": record.error, "ago_seconds": round(time.monotonic() - record.ended, 1),
               "succeeded": record.succeeded, "failed": record.failed, "seconds": record.seconds,
               "bytes_in": record.bytes_in, "bytes_out": record.bytes_out}
              for record in islice(known.records(), _SHOWN_MAX)]
-    return web.json_response({**known.under_way(_SHOWN_MAX), "numbers": known.counts, "ended": ended})
+    return web.json_response({**known.under_way(_SHOWN_MAX), "night": night and asdict(night),
+                              "numbers": known.counts, "ended": ended})

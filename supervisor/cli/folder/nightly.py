@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -14,10 +15,10 @@ import click
 from geminga.supervisor.cli import options as cli_options
 from geminga.supervisor.cli import output, show
 from geminga.supervisor.cli.completion import complete_topic
-from geminga.supervisor.cli.progress import stages
+from geminga.supervisor.cli.progress import watched
 from geminga.supervisor.configuration import units
 from geminga.supervisor.host import installed
-from geminga.supervisor.wording.human import size
+from geminga.supervisor.wording.human import night_progress, size
 
 DONE, FAILED, WRONG_USAGE, REFUSED, PARTLY = range(5)      # exit statuses
 _PR_SET_PDEATHSIG = 1
@@ -109,6 +110,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
     from geminga.storage.runtime.log import log
     from geminga.supervisor.tasks import job_socket, nights, tables
     from geminga.supervisor.tasks.night_engines import Engines
+    from geminga.supervisor.tasks.night_progress import NightProgress
     try:
         nights.check(config)
         if partitions is not None:
@@ -131,8 +133,14 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
                     exported = tables.plan(config, wanted, engines.for_tables(0)) if wanted else []
                 return _show_plan(nights.planned(config, targets), exported, shown)
             nights.be_polite(config.nightly.niceness)
-            with stages("reading") as tell:
-                report = nights.run(config, targets, wanted, tell)
+            progress = NightProgress()
+
+            def look() -> tuple[float, str]:
+                now = progress.look()
+                return now.ratio, night_progress(asdict(now))
+
+            with watched(look):
+                report = nights.run(config, targets, wanted, progress)
     except re.error as error:
         return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
     except (LookupError, Refusal) as error:

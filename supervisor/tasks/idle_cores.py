@@ -1,0 +1,89 @@
+"""Scheduling of a job that takes cores only while nobody else wants them.
+
+A niceness bounds a job's share of the cores, but a process that wakes may still wait some milliseconds until the kernel
+takes the core from the job.  Under the policy SCHED_IDLE (sched(7)) every other process gets the core at once.  Its
+share is next to nothing, however: on a host whose cores are always wanted, a job would never end.
+
+    idle ──a second in which its threads wanted a core, and hardly got one──> by its niceness
+         <──────────────────────────after four seconds───────────────────────
+
+A process of its own watches the job, because a thread of the job would wait for the interpreter's lock, which a starved
+thread may hold.
+"""
+import atexit
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+
+_LOOK_SECONDS, _LIFTED_SECONDS = 1.0, 4.0
+_STARVED = 0.1               # of a core: a job that wants one and gets less is starved
+
+
+def use_idle_cores() -> None:
+    """Let this process, and those that it starts, have cores only while nobody else wants them, from now on.
+
+    Where this process may not go back to its niceness (RLIMIT_NICE), nothing changes.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NICE)[0]      # 20 - the lowest niceness that it may take
+    if os.geteuid() and most != resource.RLIM_INFINITY and most < 20 - os.nice(0):
+        return
+    with contextlib.suppress(OSError):      # without it the niceness alone holds
+        watcher = subprocess.Popen([sys.executable, "-P", "-m", __name__, str(os.getpid())], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(watcher.kill)
+
+
+def watch(pid: int) -> None:
+    """Schedule a process and those below it, except this one, until it ends."""
+    job = psutil.Process(pid)
+    while os.getppid() == pid:
+        threads = list(_threads(job))
+        _schedule(threads, os.SCHED_IDLE)
+        before, began = _seconds(threads), time.monotonic()
+        time.sleep(_LOOK_SECONDS)
+        threads = list(_threads(job))
+        used = sum(seconds - before.get(thread, 0.0) for thread, seconds in _seconds(threads).items())
+        if used < _STARVED * (time.monotonic() - began) and any(map(_wants_core, threads)):
+            _schedule(threads, os.SCHED_OTHER)
+            time.sleep(_LIFTED_SECONDS)
+
+
+def _threads(job: psutil.Process) -> Iterator[Path]:
+    """Yield the folder in /proc of each thread of a job's processes."""
+    with contextlib.suppress(psutil.Error):
+        for process in (job, *job.children(recursive=True)):
+            with contextlib.suppress(OSError):
+                if process.pid != os.getpid():
+                    yield from Path(f"/proc/{process.pid}/task").iterdir()
+
+
+def _schedule(threads: Iterable[Path], policy: int) -> None:
+    for thread in threads:
+        with contextlib.suppress(OSError):      # it has just ended
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+
+
+def _seconds(threads: Iterable[Path]) -> dict[Path, float]:
+    """Return how long each thread has run."""
+    found = {}
+    for thread in threads:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[thread] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def _wants_core(thread: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    return False
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))
