@@ -18,7 +18,8 @@
                                             SEQUENCE_ROWs, the arrays' bytes, and TYPE_ROWs
     <data>/partitions/<id>/compacted/<n>/   the n-th compacted view: its manifest `view` (compacted_ledgers.py), and for
                                             each ledger with kept entries <ledger>.ledger and .index as above, with a
-                                            COMPACTED_ROW per kept entry, ascending.  *.new: a view in progress
+                                            COMPACTED_ROW per kept entry, ascending; <ledger>.keys and .mask
+                                            (view_files.py).  *.new: a view in progress
     <data>/partitions/<id>/exported         how far nights have exported the partition (exported.py)
     <data>/transactions/<n>/table           transactions of coordinator n, as of a checkpoint (transaction_table.py)
     <data>/partitions/<id>/delayed/         the delayed index (index.py); can be rebuilt from ledgers' indexes:
@@ -43,7 +44,7 @@ what each version added.
       - an op ACKNOWLEDGED covers a run of entries; sequence ids of producers; every entry has a checksum
     Later, still version 2:
       - PARTITION_DELETED; version 4 of the catalogue keeps programs away that do not know it
-      - compacted views; a program that does not know them does not read them
+      - compacted views; a program that does not know them, or their masks, does not read them
       - `delayed`; a program that does not know it finds the same times in the indexes
       - freed rows; a program that does not know them repairs them, and reports discarded entries as lost
       - `exported`; a program that does not know it deletes messages that are not exported

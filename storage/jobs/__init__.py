@@ -12,6 +12,7 @@
     compaction.py        the compaction of one partition: sources, chunked messages, the folder of its view
     key_scan.py          first pass of a compaction: the newest message of each key
     view_writer.py       second pass of a compaction: the ledgers of a view with these messages
+    views/               the parts of a view: their files, and how a compaction continues a view
     rewriting.py         batches from which some messages are removed
     engines.py           runs both passes in this process, or in Spark
     nightly.py           a run over many partitions: plan, progress, report

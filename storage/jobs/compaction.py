@@ -3,7 +3,8 @@
 A compaction reads the view in force and the ledgers behind its horizon twice.  The first pass (key_scan.py) reads
 keys.  It turns each message into a place, a number that is larger for newer messages, so that the newest message of a
 key is a maximum.  The second pass (view_writer.py) writes, ledger by ledger, the entries in which messages are left.
-engines.py runs both passes.
+engines.py runs both passes.  If the view in force has hashes of its keys, a compaction reads only the ledgers behind
+its horizon, and continues the view: views/further.py.
 
     place      number of the ledger in the run << 43 | message in the ledger << 3 | STAYS_WHOLE | HAS_KEY | IS_TOMBSTONE
 """
@@ -29,7 +30,9 @@ from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.ledgers import compacted_ledgers, ledger_headers
+from geminga.storage.jobs.views import key_hashes
+from geminga.storage.jobs.views.key_files import continuable
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part
 from geminga.storage.ledgers.position import Position
 
@@ -37,6 +40,7 @@ LEDGER_BIT, MESSAGE_BIT = 43, 3      # lowest bits of a place's ledger and messa
 STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
 _MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # in a ledger
 _ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries of a block and their bytes; a larger entry is one block
+READ_AGAIN = "the whole view is read again"
 _UNFINISHED_MS = 24 * 3_600_000      # a chunked message without its last chunk is dropped after this time
 
 
@@ -71,11 +75,19 @@ class Job:
     by_event_time: bool              # of a key the message with the latest event time is kept, else the last one
     sources: tuple[Source, ...]      # by ledger id, ascending
     token: str                       # differs from every other job's
+    seed: bytes                      # of the hashes of keys (views/key_hashes.py)
     first_ledger: int = 0            # number of the first source in the run
+    # Horizon of the view in force, if the job continues that view (views/further.py): its sources are then the ledgers
+    # with new entries, and parts of the view with chunks.  None: the whole view is read.
+    behind: Position | None = None
+    view_messages: int = 0           # of the view in force, if the job continues it
+    damage: tuple[str, ...] = ()     # why the view in force cannot be continued
     # Ledger id -> entries that no consumer gets: cancelled delayed ones, and those of aborted transactions.
     cancelled: dict[int, list[int]] = field(default_factory=dict)
     chunks: dict[int, list[int]] = field(default_factory=dict)         # place of last chunk -> places of earlier ones
     unfinished: tuple[int, ...] = ()                                   # places of chunks whose last may still come
+    chunk_places: tuple[int, ...] = ()                                 # of all chunks
+    size_read: int = 0               # bytes that `prepare` has read
 
     @property
     def folder(self) -> Path:
@@ -91,7 +103,7 @@ class Job:
 
     @property
     def messages(self) -> int:
-        return sum(source.messages for source in self.sources)
+        return sum(source.messages for source in self.sources) + self.view_messages
 
     @property
     def size(self) -> int:
@@ -105,17 +117,30 @@ class Job:
 # -- sources
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
-            by_event_time: bool = False, first_ledger: int = 0) -> Job:
-    """Return the job that compacts a partition up to `horizon`.  Raises CannotCompact."""
-    folder = format.partition_folder(data_dir, partition_id)
+            by_event_time: bool = False, first_ledger: int = 0, continues: bool = True) -> Job:
+    """Return the job that compacts a partition up to `horizon`.
+
+    continues: whether the job is to continue the view in force, if that view can be continued.  Raises CannotCompact.
+    """
+    folder, read = format.partition_folder(data_dir, partition_id), [0]
+    key_files = None
+    damage: tuple[str, ...] = ()
     try:
         held = compacted_ledgers.open_view(folder, view) if view else None
         behind = held.horizon if held else (-1, -1)
+        try:
+            if held and continues:
+                key_files = continuable(held, read.append, keeps_keyless=retains_keyless, by_event_time=by_event_time)
+        except (CorruptFile, OSError) as error:
+            damage = (f"{reason(error)}; {READ_AGAIN}",)
         parts = {part.ledger_id: part for part in held.manifest.parts} if held else {}
         ledger_ids = {*parts, *(ledger_id for ledger_id in ledger_headers.ledger_ids(folder)
                                 if behind[0] <= ledger_id <= horizon[0])}
         sources = []
         for ledger_id in sorted(ledger_ids):
+            if key_files is not None and not (ledger_id in key_files and key_files[ledger_id].chunks) \
+                    and not has_news(folder, partition_id, ledger_id, behind):
+                continue
             of_view = held.find(ledger_id) if held else None
             view_entries = of_view.entries if of_view else behind[1] + 1 if ledger_id == behind[0] else 0
             end = horizon[1] + 1 if ledger_id == horizon[0] else -1
@@ -130,10 +155,32 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
     cancelled = amended.cancelled()
     for ledger_id, entries_ in aborted.items():
         cancelled[ledger_id] = [*cancelled.get(ledger_id, ()), *entries_.tolist()]
+    seed = next(iter(key_files.values())).seed if key_files else key_hashes.new_seed()
     job = Job(data_dir, partition_id, view, horizon, retains_keyless, by_event_time, tuple(sources),
-              secrets.token_hex(8), first_ledger, cancelled)
-    chunks, unfinished = _chunks(job)
-    return replace(job, chunks=chunks, unfinished=tuple(unfinished))
+              secrets.token_hex(8), seed, first_ledger, None if key_files is None else behind,
+              held.manifest.messages if held and key_files is not None else 0, damage, cancelled)
+    return _with_chunks(job, sum(read))
+
+
+def whole(job: Job, why: str, first_ledger: int | None = None) -> Job:
+    """Return the job that reads the whole view in place of one that continues it, with an empty folder.
+
+    why: the reason, for the report.  Raises CannotCompact.
+    """
+    anew = prepare(job.data_dir, job.partition_id, job.view, job.horizon, retains_keyless=job.retains_keyless,
+                   by_event_time=job.by_event_time, continues=False,
+                   first_ledger=job.first_ledger if first_ledger is None else first_ledger)
+    anew = replace(anew, token=job.token, damage=(f"{why}; {READ_AGAIN}",), size_read=anew.size_read + job.size_read)
+    begin(anew)
+    return anew
+
+
+def has_news(folder: Path, partition_id: int, ledger_id: int, behind: Position) -> bool:
+    """Whether a ledger has entries behind the horizon of the view in force."""
+    if ledger_id != behind[0]:
+        return ledger_id > behind[0]
+    return format.index_path(folder, ledger_id).exists() and len(
+        confirmed.confirmed_rows(folder, partition_id, ledger_id)) > behind[1] + 1
 
 
 def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None,
@@ -176,8 +223,13 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
 
 def stretches(job: Job) -> list[tuple[Stretch, int]]:
     """Return the stretches that a compaction's first pass reads, in order, each with an approximate message count."""
-    read = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
-    share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in read))
+    if job.behind is None:
+        read = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
+    else:
+        read = [stretch for source in job.sources if source.end > source.view_entries
+                for stretch in confirmed.of_ledger(job.folder, job.partition_id, source.ledger_id, behind=job.behind,
+                                                   up_to=job.horizon)]
+    share = (job.messages - job.view_messages) / max(1, sum(stretch.end - stretch.first for stretch in read))
     return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in read]
 
 
@@ -188,7 +240,7 @@ class Entries:
     rows: Rows                       # (n,) INDEX_ROW or COMPACTED_ROW
     ids: NDArray[np.int64]
     data: memoryview                 # the whole file
-    is_of_view: bool
+    of_view: CompactedLedger | None  # None: the entries are of the ledger itself
 
 
 def entries(job: Job, source: Source) -> Iterator[Entries]:
@@ -199,7 +251,7 @@ def entries(job: Job, source: Source) -> Iterator[Entries]:
         ledger = held.find(source.ledger_id)
         if ledger is not None and len(ledger.rows):
             data = memoryview(map_file(format.ledger_path(held.folder, source.ledger_id), writable=False))
-            yield from _blocks(ledger.rows, ledger.kept, data, True)
+            yield from _blocks(ledger.rows, ledger.kept, data, ledger)
     if source.end > source.view_entries:
         rows, is_lost, _ = confirmed.whole_rows(job.folder, job.partition_id, source.ledger_id, source.view_entries,
                                                 source.end)
@@ -207,31 +259,29 @@ def entries(job: Job, source: Source) -> Iterator[Entries]:
         if is_lost.any():
             rows, ids = rows[~is_lost], ids[~is_lost]
         data = memoryview(map_file(format.ledger_path(job.folder, source.ledger_id), writable=False))
-        yield from _blocks(rows, ids, data, False)
+        yield from _blocks(rows, ids, data, None)
 
 
-def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, is_of_view: bool) -> Iterator[Entries]:
+def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, of_view: CompactedLedger | None) -> Iterator[Entries]:
     ends, first = np.cumsum(rows["size"], dtype=np.int64), 0
     while first < len(rows):
         before = int(ends[first]) - int(rows["size"][first])
         until = min(first + _ROWS_MAX, max(first + 1, int(np.searchsorted(ends, before + _SIZE_MAX, side="right"))))
-        yield Entries(rows[first:until], ids[first:until], data, is_of_view)
+        yield Entries(rows[first:until], ids[first:until], data, of_view)
         first = until
 
 
 # -- chunked messages
 
-def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
-    """Return the chunked messages of a compaction's sources.
-
-    They are ({place of a last chunk: places of the message's other chunks}, places of chunks of messages still
-    unfinished).
-    """
-    whole: dict[int, list[int]] = {}
+def _with_chunks(job: Job, read: int) -> Job:
+    """Return the job with the chunked messages of its sources.  read: bytes that were read for the job so far."""
+    complete: dict[int, list[int]] = {}
+    seen: list[int] = []
     begun: dict[tuple[str, str], tuple[int, list[int]]] = {}      # (producer, uuid): (ms of the newest chunk, places)
     now_ms = 0                       # by the broker's times in the entries
     for number, source in enumerate(job.sources, job.first_ledger):
         for some in entries(job, source):
+            read += some.rows.nbytes
             if len(some.rows):
                 now_ms = max(now_ms, int(some.rows["broker_time"][-1]))
             chunks = np.flatnonzero(some.rows["flags"] & IS_CHUNK)
@@ -243,7 +293,9 @@ def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
                 metadata = _metadata(some.data[offset:offset + int(row["size"])])
                 if metadata is None:
                     continue
-                place = _place(number, source, int(row["message_index"]))
+                place = place_of(number, source, int(row["message_index"]))
+                if metadata.num_chunks_from_msg > 1:
+                    seen.append(place)
                 identity = metadata.producer_name, metadata.uuid
                 _, before = begun.pop(identity, (0, []))
                 if metadata.chunk_id == 0:
@@ -255,8 +307,9 @@ def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
                 if metadata.chunk_id + 1 < metadata.num_chunks_from_msg:
                     begun[identity] = int(row["broker_time"]), [*before, place]
                 elif before:
-                    whole[place] = before
-    return whole, [place for time_ms, places in begun.values() if time_ms > now_ms - _UNFINISHED_MS for place in places]
+                    complete[place] = before
+    unfinished = [place for time_ms, places in begun.values() if time_ms > now_ms - _UNFINISHED_MS for place in places]
+    return replace(job, chunks=complete, unfinished=tuple(unfinished), chunk_places=tuple(seen), size_read=read)
 
 
 def _metadata(entry: memoryview) -> api.MessageMetadata | None:
@@ -267,7 +320,8 @@ def _metadata(entry: memoryview) -> api.MessageMetadata | None:
         return None
 
 
-def _place(number: int, source: Source, message: int) -> int:
+def place_of(number: int, source: Source, message: int) -> int:
+    """Return the place of a message, given by its number in the partition, in the ledger with that number."""
     return number << LEDGER_BIT | message - source.first_message << MESSAGE_BIT
 
 
@@ -291,7 +345,8 @@ def discard(job: Job) -> None:
 
 def remove(job: Job, ledger_id: int) -> None:
     """Remove the files of one ledger from the unfinished view."""
-    for path in (format.ledger_path(job.target, ledger_id), format.index_path(job.target, ledger_id)):
+    for path in (format.ledger_path(job.target, ledger_id), format.index_path(job.target, ledger_id),
+                 view_files.keys_path(job.target, ledger_id)):
         path.unlink(missing_ok=True)
 
 

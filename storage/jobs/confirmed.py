@@ -221,8 +221,8 @@ def committed(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
         if len(rows):
             counts[ledger_id], up_to = len(rows), (ledger_id, len(rows) - 1)
         if ledger_id >= behind[0]:
-            entries = np.flatnonzero(rows["flags"] & IN_TRANSACTION)
-            entries = entries[entries > behind[1]] if ledger_id == behind[0] else entries
+            since = behind[1] + 1 if ledger_id == behind[0] else 0
+            entries = since + np.flatnonzero(rows["flags"][since:] & IN_TRANSACTION)
             if len(entries):
                 within[ledger_id] = entries
     if not within:

@@ -3,7 +3,6 @@
 Both run the two passes of compaction.py, with a maximum per key in between. Spark spills to disk what does not fit
 into memory, and may run on many hosts.
 """
-import bisect
 import contextlib
 import errno
 import math
@@ -17,33 +16,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from geminga.proto.rows import Rows
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, key_scan, view_writer
 from geminga.storage.jobs.compaction import CannotCompact, Job
-from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.key_scan import KeyScan
 from geminga.storage.jobs.view_writer import Written
-from geminga.storage.ledgers.compacted_ledgers import Part
+from geminga.storage.jobs.views import spark_tasks
+from geminga.storage.jobs.views.further import CannotContinue, Further
+from geminga.storage.jobs.views.spark_tasks import Row, Sum
+from geminga.storage.ledgers.view_files import SLOT
 
 READING, WRITING = "reading", "writing"
 _MERGE_MIN = 2_000_000           # keys read until they are merged into the newest places known so far
-_BUNDLE_MESSAGES = 500_000       # messages of the small stretches that one Spark task reads, and of its blocks
 _PARTS_PER_CORE = 4              # parts into which Spark divides keys, and ledgers ...
 _PART_MESSAGES = 2_000_000       # ... or more, so that no part has many more messages
-_BUCKET_MESSAGES = 100_000       # of a partition, for each of the buckets of its keys
 _LOOK_S = 0.25                   # between two looks at Spark's progress, and at the clock
 _JAVA_MIN = 17
 
-_Sum: TypeAlias = Any      # an accumulator of Spark
 Tell = Callable[[str, int, int], None]      # stage, messages done, messages of all
 
 
@@ -67,6 +62,12 @@ class Done:
     damage: list[str] = field(default_factory=list)
     error: str = ""                  # why it could not be done
     seconds: float = 0.0
+    size_read: int = 0               # bytes
+
+    def take(self, written: Written) -> None:
+        """Add the result for one ledger."""
+        self.written.append(written)
+        self.size_read += written.size
 
 
 class LocalEngine:
@@ -76,6 +77,7 @@ class LocalEngine:
     """
 
     name = "this process"
+    continues_max = math.inf         # new messages of a partition up to which its view is continued
 
     def __repr__(self) -> str:
         return "<LocalEngine>"
@@ -93,18 +95,8 @@ class LocalEngine:
         """
         total, before = sum(job.messages for job in jobs), 0
         for job in jobs:
-            done, started = Done(), time.monotonic()
-            try:
-                places = self._newest(job, done, partial(_tell_read, tell, before, total), ends)
-                places = np.concatenate((places, key_scan.kept_chunks(job, places)))
-                written = before
-                for number, some in key_scan.by_ledger(places):
-                    _check_time(ends)
-                    done.written.append(view_writer.write(job, number, some))
-                    written += job.source(number).messages
-                    tell(WRITING, written, total)
-            except (CannotCompact, OSError, CorruptFile) as error:
-                done.error = _text(error)
+            started = time.monotonic()
+            job, done = self._done(job, tell, before, total, ends)
             done.seconds = time.monotonic() - started
             before += job.messages
             tell(WRITING, before, total)
@@ -124,9 +116,44 @@ class LocalEngine:
         tell(stage, total, total)
         return results
 
+    def _done(self, job: Job, tell: Tell, before: int, total: int, ends: float) -> tuple[Job, Done]:
+        """Compact one job.  Returns the job that was done, with its result.  Raises OutOfTime.
+
+        before, total: messages of earlier jobs, and of all, for `tell`.
+        """
+        tell_read, written = partial(_tell_read, tell, before, total), before
+        done = Done()
+        try:
+            if job.behind is not None:
+                try:
+                    return job, self.continued(job, tell_read, ends)
+                except CannotContinue as error:
+                    job = compaction.whole(job, str(error))
+            done = Done(damage=list(job.damage), size_read=job.size_read)
+            slots = self._newest(job, done, tell_read, ends)
+            if len(extra := key_scan.kept_chunks(job, slots["place"])):
+                slots = np.concatenate((slots, key_scan.keyless_slots(extra)))
+            for number, some in key_scan.by_ledger(slots):
+                _check_time(ends)
+                done.take(view_writer.write(job, number, some))
+                written += job.source(number).messages
+                tell(WRITING, written, total)
+        except (CannotCompact, OSError, CorruptFile) as error:
+            done.error = _text(error)
+        return job, done
+
+    def continued(self, job: Job, tell: Callable[[int], None], ends: float) -> Done:
+        """Compact a job that continues a view.  Raises CannotContinue, CannotCompact, OutOfTime, OSError, CorruptFile.
+        """
+        further, done = Further(job), Done(size_read=job.size_read)
+        news = self._newest(job, done, tell, ends)
+        done.written = list(further.written(news, partial(_check_time, ends)))
+        done.size_read += further.size_read
+        return done
+
     @staticmethod
-    def _newest(job: Job, done: Done, tell: Callable[[int], None], ends: float) -> NDArray[np.int64]:
-        """Return the places of the newest message of each key, and of keyless messages that are kept."""
+    def _newest(job: Job, done: Done, tell: Callable[[int], None], ends: float) -> Rows:
+        """Return the newest message of each key, and keyless messages that are kept, as SLOTs (n,)."""
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
             _check_time(ends)
@@ -136,13 +163,21 @@ class LocalEngine:
                 count += scan.keyed.num_rows
                 looked += scan.messages
                 done.damage += scan.damage
+                done.size_read += scan.size
                 if count >= max(_MERGE_MIN, known.num_rows if known is not None else 0):
                     known, fresh, count = _merged(known, fresh), [], 0
                     tell(looked)
             tell(looked)
         if fresh:
             known = _merged(known, fresh)
-        return np.concatenate((*alone, known["place"].to_numpy())) if known is not None else np.empty(0, np.int64)
+        if known is None:
+            return np.empty(0, SLOT)
+        slots, places = key_scan.keyed_slots(known, job.seed), np.concatenate(alone)
+        return np.concatenate((slots, key_scan.keyless_slots(places))) if len(places) else slots
+
+
+def _tell_read(tell: Tell, before: int, total: int, looked: int) -> None:
+    tell(READING, before + looked, total)
 
 
 def _check_time(ends: float) -> None:
@@ -160,6 +195,8 @@ class Spark:
     Other hosts need the data folder under the same path, and geminga installed. memory: of Spark's own process; each of
     its Python workers, one for a core, takes some 200 MiB more.
     """
+
+    continues_max = _PART_MESSAGES   # new messages of a partition up to which one task continues its view
 
     def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", context: Any = None,
                  settings: Mapping[str, str] | None = None):
@@ -183,42 +220,47 @@ class Spark:
     def compact(self, jobs: list[Job], tell: Tell, ends: float = math.inf) -> Iterator[tuple[Job, Done]]:
         """Compact all jobs together, then yield each with its result; see LocalEngine.compact.
 
+        A task continues the view of one partition.  All other partitions are divided among tasks.
+
         ends: when Spark's work is cancelled, by time.monotonic().  Raises OutOfTime.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        started, results = time.monotonic(), [Done() for _ in jobs]
+        started, results = time.monotonic(), list[tuple[Job, Done]]()
         context, total = self.context, sum(job.messages for job in jobs)
-        stretches = []
-        for number, job in enumerate(jobs):
-            try:
-                stretches += [(number, stretch, messages) for stretch, messages in compaction.stretches(job)]
-            except (CannotCompact, OSError, CorruptFile) as error:
-                results[number].error = _text(error)
-        looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
+        looked, written = context.accumulator(0), context.accumulator(0)
+        notes, sizes = (context.accumulator([], _lists()) for _ in range(2))
 
         def look() -> None:
             stage, done = (WRITING, written.value) if written.value else (READING, looked.value)
             tell(stage, min(done, total), total)
 
         with _watched(context, look, ends):
+            left = jobs
             try:
-                rows = self._run(jobs, _bundled(stretches), looked, written, notes)
+                results, again = self._continued([job for job in jobs if job.behind is not None], jobs, looked)
+                left = [*(job for job in jobs if job.behind is None), *again]
+                rows = self._run(left, looked, written, notes, sizes)
             except (PySparkException, Py4JError) as error:
                 _check_time(ends)      # then it was cancelled
                 rows, text = [], f"Spark failed: {_reason(error)}"
-                notes.add([(number, True, text) for number in range(len(jobs))])
-        for number, part, keys, tombstones, damage in rows:
-            results[number].written.append(Written(part, keys, tombstones, damage))
+                notes.add([(number, True, text) for number in range(len(left))])
+        of_left = [Done(damage=list(job.damage), size_read=job.size_read) for job in left]
+        for number, result in rows:
+            of_left[number].take(result)
+        for number, size in sizes.value:
+            of_left[number].size_read += size
         for number, is_error, text in notes.value:
             if is_error:
-                results[number].error = results[number].error or text
+                of_left[number].error = of_left[number].error or text
             else:
-                results[number].damage.append(text)
-        seconds = time.monotonic() - started
-        for job, done in zip(jobs, results, strict=True):
-            done.seconds = seconds * job.size / max(1, sum(other.size for other in jobs))
+                of_left[number].damage.append(text)
+        in_order = {job.partition_id: number for number, job in enumerate(jobs)}
+        results = sorted([*results, *zip(left, of_left, strict=True)], key=lambda one: in_order[one[0].partition_id])
+        seconds, size = time.monotonic() - started, max(1, sum(job.size for job, _ in results))
+        for job, done in results:
+            done.seconds = seconds * job.size / size
             yield job, done
 
     def each(self, task: Callable[[int], Any], count: int, tell: Tell, stage: str, messages: list[int],
@@ -246,134 +288,76 @@ class Spark:
                 raise OSError(errno.EIO, f"Spark failed: {_reason(error)}") from error
         return results
 
-    def _run(self, jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum, written: _Sum,
-             notes: _Sum) -> "list[_Row]":
+    def _continued(self, jobs: list[Job], run: list[Job], looked: Sum) -> tuple[list[tuple[Job, Done]], list[Job]]:
+        """Compact jobs that continue views.  Return them with their results, and jobs for which that is not possible.
+
+        run: all jobs of the run.  The returned jobs, which read whole views, have numbers of ledgers behind theirs.
+        """
+        if not jobs:
+            return [], []
+        results, again = list[tuple[Job, Done]](), list[Job]()
+        behind = max(job.first_ledger + len(job.sources) for job in run)
+        tasks = self.context.parallelize(range(len(jobs)), len(jobs)).map(_continuer(jobs, looked))
+        for job, (done, why) in zip(jobs, tasks.collect(), strict=True):
+            try:
+                if why:
+                    again.append(compaction.whole(job, why, behind))
+                    behind += len(again[-1].sources)
+                    continue
+            except CannotCompact as error:
+                done = Done(error=str(error))
+            results.append((job, done))
+        return results, again
+
+    def _run(self, jobs: list[Job], looked: Sum, written: Sum, notes: Sum, sizes: Sum) -> "list[Row]":
         """Run both passes of the jobs in Spark; return a row for each ledger.
 
-        Spark moves keys and places as blocks of bytes: as rows of its own, each would go through the JVM by itself.
+        Spark moves keys and slots as blocks of bytes: as rows of its own, each would go through the JVM by itself.
         """
-        if not bundles:
+        stretches = []
+        for number, job in enumerate(jobs):
+            try:
+                stretches += [(number, stretch, messages) for stretch, messages in compaction.stretches(job)]
+            except (CannotCompact, OSError, CorruptFile) as error:
+                notes.add([(number, True, _text(error))])
+        if not (bundles := spark_tasks.bundled(stretches)):
             return []
         context = self.context
         parts = max(_PARTS_PER_CORE * context.defaultParallelism, sum(job.messages for job in jobs) // _PART_MESSAGES)
         tasks = context.parallelize(range(len(bundles)), len(bundles))
-        blocks = tasks.flatMap(_looker(jobs, bundles, parts, looked, notes))
-        newest = blocks.partitionBy(parts, int).mapPartitions(_newest)
+        blocks = tasks.flatMap(spark_tasks.looker(jobs, bundles, parts, looked, notes, sizes))
+        newest = blocks.partitionBy(parts, int).mapPartitions(spark_tasks.finder([job.seed for job in jobs]))
         extra = [place for job in jobs for place in job.unfinished]
         lasts = [last for job in jobs for last in job.chunks]
         if lasts:
             newest = newest.persist()
-            alive = np.array(newest.flatMap(_among(lasts)).collect(), np.int64)
+            alive = np.array(newest.flatMap(spark_tasks.among(lasts)).collect(), np.int64)
             extra = [place for job in jobs for place in key_scan.kept_chunks(job, alive).tolist()]
-        places = newest
+        slots = newest
         if extra:
-            some = [(number, more.tobytes()) for number, more in key_scan.by_ledger(np.array(extra, np.int64))]
-            places = places.union(context.parallelize(some))
+            more = key_scan.keyless_slots(np.array(extra, np.int64))
+            slots = slots.union(context.parallelize([(number, some.tobytes())
+                                                     for number, some in key_scan.by_ledger(more)]))
         ledgers = sum(len(job.sources) for job in jobs)
-        written_ledgers = places.partitionBy(min(ledgers, parts), int).mapPartitions(_writer(jobs, written, notes))
-        rows: list[_Row] = written_ledgers.collect()
+        by_ledger = slots.partitionBy(min(ledgers, parts), int)
+        rows: list[Row] = by_ledger.mapPartitions(spark_tasks.writer(jobs, written, notes)).collect()
         if lasts:
             newest.unpersist()
         return rows
 
 
-# -- tasks of Spark
-
-# A block of keys and places, for the part that is its key: (part, (number of the job, block)); job -1: only places.
-_Block: TypeAlias = tuple[int, tuple[int, bytes]]
-_Places: TypeAlias = tuple[int, bytes]      # (number of a ledger, places in it, int64)
-_Row: TypeAlias = tuple[int, Part | None, int, int, tuple[str, ...]]      # (number of the job, fields of Written)
-
-
-def _tell_read(tell: Tell, before: int, total: int, looked: int) -> None:
-    tell(READING, before + looked, total)
-
-
-def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
-    """Group small stretches into bundles, of which each is one Spark task."""
-    bundles: list[list[tuple[int, Stretch]]] = []
-    size = _BUNDLE_MESSAGES
-    for number, stretch, messages in stretches:
-        if size + messages > _BUNDLE_MESSAGES:
-            bundles.append([])
-            size = 0
-        bundles[-1].append((number, stretch))
-        size += messages
-    return bundles
-
-
-def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], parts: int, looked: _Sum,
-            notes: _Sum) -> Callable[[int], Iterator[_Block]]:
-    """Return the function that runs the first pass of a compaction for one bundle."""
-    def look(bundle: int) -> Iterator[_Block]:
-        for number, stretches in groupby(bundles[bundle], itemgetter(0)):
-            scans: list[KeyScan] = []
-            try:
-                for _, stretch in stretches:
-                    for scan in key_scan.scan_keys(jobs[number], stretch):
-                        looked.add(scan.messages)
-                        notes.add([(number, False, text) for text in scan.damage])
-                        scans.append(scan)
-                        if sum(scan.keyed.num_rows for scan in scans) >= _BUNDLE_MESSAGES:
-                            yield from _blocks(number, jobs[number], scans, parts)
-                            scans = []
-                yield from _blocks(number, jobs[number], scans, parts)
-            except CannotCompact as error:
-                notes.add([(number, True, str(error))])
-    return look
-
-
-def _blocks(number: int, job: Job, scans: list[KeyScan], parts: int) -> Iterator[_Block]:
-    """Yield the keys and places of a job's scans as blocks."""
-    if alone := b"".join(scan.alone.tobytes() for scan in scans):
-        yield number % parts, (-1, alone)
-    if scans:
-        keyed = pa.concat_tables([pa.Table.from_batches([scan.keyed]) for scan in scans])
-        buckets = min(parts, 1 + job.messages // _BUCKET_MESSAGES)
-        for bucket, block in key_scan.blocks(keyed, buckets):
-            yield (number + bucket) % parts, (number, block)
-
-
-def _newest(blocks: Iterator[_Block]) -> Iterator[_Places]:
-    """Yield the newest place of each key in the blocks of a part."""
-    by_job: dict[int, list[bytes]] = {}
-    for _, (number, block) in blocks:
-        by_job.setdefault(number, []).append(block)
-    while by_job:
-        number, some = by_job.popitem()
-        places = key_scan.newest(some) if number >= 0 else np.frombuffer(b"".join(some), np.int64)
-        for ledger, of_ledger in key_scan.by_ledger(places):
-            yield ledger, of_ledger.tobytes()
-
-
-def _among(lasts: list[int]) -> Callable[[_Places], list[int]]:
-    """Return the function that finds those newest places which are of the last chunks of messages."""
-    def find(found: _Places) -> list[int]:
-        places = np.frombuffer(found[1], np.int64)
-        among: list[int] = places[np.isin(places >> compaction.MESSAGE_BIT << compaction.MESSAGE_BIT, lasts)].tolist()
-        return among
-    return find
-
-
-def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[Iterator[_Places]], Iterator[_Row]]:
-    """Return the function that runs the second pass of a compaction for some ledgers."""
-    firsts = [job.first_ledger for job in jobs]
-
-    def write(found: Iterator[_Places]) -> Iterator[_Row]:
-        by_ledger: dict[int, list[bytes]] = {}
-        for ledger, places in found:
-            by_ledger.setdefault(ledger, []).append(places)
-        while by_ledger:
-            ledger, some = by_ledger.popitem()
-            number = bisect.bisect_right(firsts, ledger) - 1
-            job, result = jobs[number], Written(None)
-            try:
-                result = view_writer.write(job, ledger, np.frombuffer(b"".join(some), np.int64))
-            except CannotCompact as error:
-                notes.add([(number, True, str(error))])
-            written.add(job.source(ledger).messages)
-            yield number, result.part, result.keys, result.tombstones, result.damage
-    return write
+def _continuer(jobs: list[Job], looked: Sum) -> Callable[[int], tuple[Done, str]]:
+    """Return the function that continues a view.  It returns (result, why that is not possible)."""
+    def run(number: int) -> tuple[Done, str]:
+        try:
+            done = LocalEngine().continued(jobs[number], lambda count: None, math.inf)
+        except CannotContinue as error:
+            return Done(), str(error)
+        except (CannotCompact, OSError, CorruptFile) as error:
+            done = Done(error=_text(error))
+        looked.add(jobs[number].messages)
+        return done, ""
+    return run
 
 
 # -- Spark itself

@@ -15,6 +15,7 @@ from geminga.storage import format
 from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.view_files import Count
 
 BLOCK_SIZE, BLOCK_ENTRIES = 8 << 20, 32 << 10      # bytes and entries of a block at most; a larger entry is one block
 _GAP_MAX = 64 << 10                                # bytes between two entries that are read along with them
@@ -48,12 +49,15 @@ class Block:
 class BlockReader:
     """Reader of one stretch, with the open file of its ledger.  Damaged entries are reported and left out."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage, block_size: int | None = None):
+    def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage, block_size: int | None = None,
+                 count: Count | None = None):
         self.stretch, self._report, self._block_size = stretch, report, block_size or BLOCK_SIZE
         self._folder = format.partition_folder(data_dir, stretch.partition_id)
         folder = format.compacted_folder(self._folder) / str(stretch.view) if stretch.view else self._folder
         self._path = format.ledger_path(folder, stretch.ledger_id)
         self._fd, self._memory = -1, np.zeros(0, np.uint8)
+        self._count = count or (lambda size: None)
+        self.masked = np.empty(0, np.int64)      # message_numbers of messages in entries of a view that it has no more
 
     def __repr__(self) -> str:
         return f"<BlockReader {self._path} {self.stretch.first}..{self.stretch.end}>"
@@ -65,6 +69,11 @@ class BlockReader:
     def report(self, entry_id: int, text: str) -> None:
         """Report that an entry is left out, and why."""
         self._report(f"{self._path}: entry {self.stretch.ledger_id}:{entry_id} is left out: {text}")
+
+    def is_masked(self, entry_id: int, index: int) -> bool:
+        """Whether the view has that message of an entry no more."""
+        return len(self.masked) > 0 and bool(
+            np.isin(message_numbers(np.array([entry_id]), np.array([index])), self.masked)[0])
 
     def blocks(self, wanted: Wanted | None) -> Iterator[Block]:
         """Yield the stretch's undamaged entries in blocks.  The next block overwrites the bytes of the one before.
@@ -81,6 +90,7 @@ class BlockReader:
                 raise ViewReplaced(f"compacted view {stretch.view} of partition {stretch.partition_id} was replaced "
                                    "while it was read; read again") from None
             return
+        self._count(rows.nbytes)
         if wanted is not None:
             chosen = wanted(rows)
             rows, entry_ids = rows[chosen], entry_ids[chosen]
@@ -107,6 +117,7 @@ class BlockReader:
         start, stop = np.searchsorted(ledger.kept, [stretch.first, stretch.end]).tolist()
         for text in ledger.damage if start == 0 else ():      # reported once, by the task with the first entries
             self._report(text)
+        self.masked = message_numbers(*ledger.removed)
         return ledger.rows[start:stop], ledger.kept[start:stop]
 
     def _load(self, rows: Rows, entry_ids: NDArray[np.int64]) -> Block:
@@ -117,6 +128,7 @@ class BlockReader:
             self._memory = np.zeros(size + PAD, np.uint8)
         data = self._memory[:size + PAD]
         bytes_read = _read_at(self._fd, memoryview(data)[:size], start)
+        self._count(bytes_read)
         begins = offsets - start
         block = Block(rows, entry_ids, data, begins, begins + sizes)
         heads = np.ndarray(len(data) - 3, "<u4", data, 0, (1,))
@@ -134,6 +146,12 @@ class BlockReader:
                 self.report(entry_id, "its checksum is wrong")
         is_there[wrong] = False
         return block if is_there.all() else block.chosen(np.flatnonzero(is_there))
+
+
+def message_numbers(entry_ids: NDArray[np.int64], indexes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number (n,) for each message of a ledger, by entry id (n,) and the message's number in the entry (n,).
+    """
+    return entry_ids << 31 | indexes
 
 
 def _together(rows: Rows, block_size: int) -> Iterator[tuple[int, int]]:

@@ -6,8 +6,8 @@ several with that time it is the last one.
 
     scan_keys    a stretch of a ledger -> keys and places
     blocks       keys and places -> a block of bytes for each bucket of keys, which Spark moves as one value
-    newest       the blocks of a bucket -> the newest place of each key
-    by_ledger    places -> those of each ledger, for the second pass
+    newest       the blocks of a bucket -> the newest message of each key, as slots: places with hashes of keys
+    by_ledger    slots -> those of each ledger, for the second pass
 """
 import itertools
 from collections.abc import Iterable, Iterator
@@ -35,6 +35,9 @@ from geminga.storage.jobs.compaction import (
 )
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ViewReplaced
+from geminga.storage.jobs.views import key_hashes
+from geminga.storage.ledgers.view_files import NO_KEY, SLOT
+from geminga.storage.ledgers.view_files import STAYS_WHOLE as WHOLE
 
 _COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
 _KEYED = pa.schema([("key", pa.string()), ("place", pa.int64()), ("time", pa.int64())])
@@ -53,13 +56,14 @@ class KeyScan:
     alone: NDArray[np.int64]         # places of keyless messages that are kept
     messages: int                    # read
     damage: tuple[str, ...]
+    size: int = 0                    # bytes read
 
 
 def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
     """Yield the keys and places of a stretch's messages, some messages at a time.  Raises CannotCompact."""
     number = next(at for at, source in enumerate(job.sources, job.first_ledger)
                   if source.ledger_id == stretch.ledger_id)
-    source, damage, flags, counter = job.source(number), [], None, itertools.count(1)
+    source, damage, flags, counter, sizes_read = job.source(number), [], None, itertools.count(1), [0]
     columns = (*_COLUMNS, "event_time") if job.by_event_time else _COLUMNS
     schema = _KEYED if job.by_event_time else _KEYED.remove(2)
 
@@ -69,7 +73,7 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
             damage.append(text + more)
 
     try:
-        for batch in reading.batches(job.data_dir, stretch, columns, report):
+        for batch in reading.batches(job.data_dir, stretch, columns, report, count=sizes_read.append):
             if cancelled := job.cancelled.get(source.ledger_id):
                 batch = batch.filter(pc.invert(
                     pc.is_in(batch["entry_id"], pa.array(cancelled, batch["entry_id"].type))))
@@ -96,12 +100,13 @@ def scan_keys(job: Job, stretch: Stretch) -> Iterator[KeyScan]:
             keyed = pa.record_batch([keys, pa.array(places), *times], schema=schema)
             if not is_keyed.all():
                 keyed = keyed.filter(pa.array(is_keyed))
-            yield KeyScan(keyed, alone, int(counts.sum()), tuple(damage))
+            yield KeyScan(keyed, alone, int(counts.sum()), tuple(damage), sum(sizes_read))
             damage.clear()
+            sizes_read.clear()
     except (OSError, CorruptFile, ViewReplaced) as error:
         raise CannotCompact(reason(error)) from error
-    if damage:
-        yield KeyScan(pa.RecordBatch.from_pylist([], schema), np.empty(0, np.int64), 0, tuple(damage))
+    if damage or sizes_read:
+        yield KeyScan(pa.RecordBatch.from_pylist([], schema), np.empty(0, np.int64), 0, tuple(damage), sum(sizes_read))
 
 
 def _flags(job: Job, stretch: Stretch) -> Rows:
@@ -176,16 +181,35 @@ def _buckets_of(keys: pa.StringArray, buckets: int) -> NDArray[np.int16]:
     return (hashes % np.uint64(buckets)).astype(np.int16)
 
 
-def newest(some: Iterable[bytes]) -> NDArray[np.int64]:
-    """Return the places (n,) of the newest message of each key in blocks of one bucket."""
-    keyed = pa.concat_tables([pa.ipc.open_stream(block).read_all() for block in some])
-    places: NDArray[np.int64] = newest_of(keyed)["place"].to_numpy()
-    return places
+def newest(some: Iterable[bytes], seed: bytes) -> Rows:
+    """Return the newest message of each key in blocks of one bucket, as SLOTs (n,)."""
+    return keyed_slots(newest_of(pa.concat_tables([pa.ipc.open_stream(block).read_all() for block in some])), seed)
 
 
-def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield (number of a ledger in the run, its places) for places of messages in any order."""
-    places = np.sort(places)
-    starts = np.flatnonzero(np.diff(places >> LEDGER_BIT, prepend=-1))
-    for some in np.split(places, starts[1:]) if len(places) else ():
-        yield int(some[0]) >> LEDGER_BIT, some
+def keyed_slots(keyed: pa.Table, seed: bytes) -> Rows:
+    """Return the SLOTs (n,) of messages with keys; columns as KeyScan.keyed has them."""
+    slots = np.zeros(keyed.num_rows, SLOT)
+    slots["place"] = keyed["place"].to_numpy()
+    slots["word"], slots["more"] = key_hashes.hashes(keyed["key"], seed)
+    if "time" in keyed.column_names:
+        slots["time"] = keyed["time"].to_numpy()
+    return slots
+
+
+def keyless_slots(places: NDArray[np.int64]) -> Rows:
+    """Return the SLOTs (n,) of messages whose keys do not count, from their places (n,)."""
+    slots = np.zeros(len(places), SLOT)
+    slots["place"] = places
+    slots["word"], slots["more"] = NO_KEY
+    slots["more"][places & STAYS_WHOLE != 0] = WHOLE[1]
+    return slots
+
+
+def by_ledger(slots: Rows) -> Iterator[tuple[int, Rows]]:
+    """Yield (number of a ledger in the run, its SLOTs, ascending by place) for SLOTs (n,) in any order."""
+    if not len(slots):
+        return
+    order = np.argsort(slots["place"], kind="stable")
+    numbers = slots["place"][order] >> LEDGER_BIT
+    for some in np.split(order, np.flatnonzero(np.diff(numbers)) + 1):      # a copy of all at once would take memory
+        yield int(slots["place"][some[0]]) >> LEDGER_BIT, slots[some]

@@ -22,6 +22,7 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.engines import Done, LocalEngine, OutOfTime, Spark, Tell
+from geminga.storage.jobs.views.key_files import size_read
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 
@@ -59,15 +60,16 @@ class Planned:
     entries: int = 0                 # new ones, behind the horizon of the view in force
     messages: int = 0                # in the new entries
     size: int = 0                    # bytes of the new entries
-    view_entries: int = 0            # of the view in force, which are read too
+    view_entries: int = 0            # of the view in force
     view_messages: int = 0
     view_size: int = 0
+    view_read: int = 0               # bytes of the view in force that are read: of all entries, or of hashes of keys
     error: str = ""                  # why the partition cannot be compacted
 
     @property
     def size_read(self) -> int:
         """Bytes that a compaction of the partition reads."""
-        return self.size + self.view_size
+        return self.size + self.view_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class PartitionReport:
     entries_in: int = 0              # of the view before, and new ones
     messages_in: int = 0
     bytes_in: int = 0
+    bytes_read: int = 0              # entries as often as they were read, index rows, hashes of keys
     entries_out: int = 0
     messages_out: int = 0
     bytes_out: int = 0
@@ -139,7 +142,10 @@ def _plan(data_dir: Path, target: Target) -> Planned:
             why = "all that has come is in transactions that are open, or behind them"
         return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:])
     why = f"{messages:,} new message{'' if messages == 1 else 's'}" + (f" since view {held.number}" if held else "")
-    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:])
+    read = 0 if held is None else size_read(
+        held, keeps_keyless=target.retains_keyless, by_event_time=target.by_event_time,
+        grows=compaction.has_news(folder, target.partition_id, behind[0], behind))
+    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:], read)
 
 
 def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
@@ -250,7 +256,8 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine
                 assert planned.horizon is not None      # a plan that is due has one
                 job = compaction.prepare(data_dir, target.partition_id, planned.view, planned.horizon,
                                          retains_keyless=target.retains_keyless,
-                                         by_event_time=target.by_event_time, first_ledger=ledgers)
+                                         by_event_time=target.by_event_time, first_ledger=ledgers,
+                                         continues=planned.messages <= engine.continues_max)
                 compaction.begin(job)
             except (CannotCompact, OSError) as error:
                 reports.append(replace(blank, error=text_of(error) if isinstance(error, OSError) else str(error)))
@@ -274,11 +281,11 @@ def _finished(job: Job, done: Done, target: Target, planned: Planned, adopt: Ado
     """Finish a job's view and have it adopted, or discard it.  Returns the partition's report."""
     parts = [written.part for written in done.written if written.part is not None]
     size = sum(part.size for part in parts)
-    bytes_in = planned.size_read
+    bytes_in = planned.size + planned.view_size
     report = PartitionReport(
         target.partition_id, target.topic, COMPACTED, view=job.view + 1, horizon=job.horizon,
         entries_in=planned.entries + planned.view_entries, messages_in=planned.messages + planned.view_messages,
-        bytes_in=bytes_in, entries_out=sum(part.kept for part in parts),
+        bytes_in=bytes_in, bytes_read=done.size_read, entries_out=sum(part.kept - part.gone for part in parts),
         messages_out=sum(part.messages for part in parts), bytes_out=size,
         keys=sum(written.keys for written in done.written),
         tombstones=sum(written.tombstones for written in done.written), freed=bytes_in - size,

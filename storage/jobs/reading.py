@@ -8,9 +8,9 @@ into the Arrow array (message_columns.py, which has the schema).  Entries of ano
 library (one_by_one.py), chunks through chunks.py.  All ways return the same rows for the same entries, and a test
 holds that.
 
-Left out are markers, placeholders of a compacted view, entries whose space was given back, messages with missing
-chunks, and damaged entries, which are reported.  An encrypted message is a row with its stored payload; an encrypted
-batch is one row without a batch index.
+Left out are markers, placeholders and masked messages of a compacted view, entries whose space was given back,
+messages with missing chunks, and damaged entries, which are reported.  An encrypted message is a row with its stored
+payload; an encrypted batch is one row without a batch index.
 """
 from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
@@ -31,10 +31,11 @@ from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage.jobs import message_columns, one_by_one
 from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.entry_blocks import Block, BlockReader, ReportDamage, Wanted
+from geminga.storage.jobs.entry_blocks import Block, BlockReader, ReportDamage, Wanted, message_numbers
 from geminga.storage.jobs.message_columns import SCHEMA, Messages, read_properties
 from geminga.storage.jobs.occurrences import having
 from geminga.storage.jobs.one_by_one import Damaged, Message
+from geminga.storage.ledgers.view_files import Count
 
 UNPACKED_MAX = 16 << 20             # bytes of batches that are decompressed at a time; a larger batch is alone
 MESSAGES_MAX = 32 << 10             # messages of an Arrow batch, roughly: its arrays fit into a processor's cache
@@ -44,7 +45,7 @@ _Places: TypeAlias = NDArray[np.int64]
 
 def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: ReportDamage, *,
             wanted: Wanted | None = None, texts: Collection[bytes] = (),
-            block_size: int | None = None) -> Iterator[pa.RecordBatch]:
+            block_size: int | None = None, count: Count | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
 
     message_index ascends within messages of one kind (single, in batches, in chunks), but not across kinds.
@@ -52,14 +53,14 @@ def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], re
     report_damage: called with a line for each damage; reading goes on.  wanted: given index rows (n,), INDEX_ROW or
     COMPACTED_ROW, returns which of them to read.  texts: entries without them are left out where that saves work; other
     messages without them may be yielded.  block_size: bytes of entries to read at once, BLOCK_SIZE unless given; large
-    batches need large blocks to be read fast.
+    batches need large blocks to be read fast.  count: called with each number of bytes that are read.
 
     payload_size of a single message is the size that its metadata claims, unless `payload` is asked for too.  A ledger
     that is deleted before it is opened has no messages; one that is deleted later is read to its end.
 
     Raises ViewReplaced, and OSError if the disk fails.
     """
-    reader = _Reader(Path(data_dir), stretch, tuple(columns), report_damage, texts, block_size)
+    reader = _Reader(Path(data_dir), stretch, tuple(columns), report_damage, texts, block_size, count)
     try:
         yield from reader.read(wanted)
     finally:
@@ -70,12 +71,12 @@ class _Reader:
     """One reading of a stretch as Arrow batches."""
 
     def __init__(self, data_dir: Path, stretch: Stretch, columns: tuple[str, ...], report: ReportDamage,
-                 texts: Collection[bytes], block_size: int | None):
+                 texts: Collection[bytes], block_size: int | None, count: Count | None):
         self.stretch, self.columns, self._texts = stretch, columns, texts
         self._together_max = max(UNPACKED_MAX, block_size or 0)
         self.schema = pa.schema([SCHEMA.field(name) for name in columns])
         self._outer, self._single = message_columns.outer_fields(columns), message_columns.single_fields(columns)
-        self._entries = BlockReader(data_dir, stretch, report, block_size)
+        self._entries = BlockReader(data_dir, stretch, report, block_size, count)
         self._chunks = Chunks(data_dir, stretch, report)
 
     def __repr__(self) -> str:
@@ -212,6 +213,8 @@ class _Reader:
                 chosen = ~np.isin(batch, odd_ones)
             if "compacted_out" in own.numbers:
                 chosen &= own.numbers["compacted_out"] == 0
+            if len(self._entries.masked):
+                chosen &= ~np.isin(message_numbers(block.entry_ids[some[batch]], index), self._entries.masked)
             at = np.flatnonzero(chosen)
             if at.size:
                 yield from self._rows(Messages(block, some[batch[at]], outer, own, at, data, (end[at], behind[at]),
@@ -243,6 +246,8 @@ class _Reader:
                 self._entries.report(entry_id, str(damage))
                 continue
             for message in these:
+                if self._entries.is_masked(entry_id, message["batch_index"] or 0):
+                    continue
                 message |= {
                     "partition": self.stretch.partition_id, "ledger_id": self.stretch.ledger_id, "entry_id": entry_id,
                     "message_index": int(row["message_index"]) + (message["batch_index"] or 0),

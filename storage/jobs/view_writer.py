@@ -24,7 +24,8 @@ from geminga.storage.jobs.compaction import (
     reason,
     remove,
 )
-from geminga.storage.ledgers.compacted_ledgers import Part, PartWriter
+from geminga.storage.jobs.views.part_writer import KeysWriter, PartWriter
+from geminga.storage.ledgers.compacted_ledgers import IS_MASKED, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,62 +36,68 @@ class Written:
     keys: int = 0                    # keys whose newest message lies in the ledger
     tombstones: int = 0              # of these
     damage: tuple[str, ...] = ()
+    size: int = 0                    # bytes read
 
 
-def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
+def write(job: Job, number: int, slots: Rows) -> Written:
     """Write the view's part of one ledger, synced.
 
-    number: of the ledger in the run.  places: (n,) of the newest message of each key, and of keyless messages that are
-    kept, in any order.
+    number: of the ledger in the run.  slots: SLOT (n,) of the newest message of each key, and of keyless messages that
+    are kept, in any order.
 
     Raises CannotCompact, after removing the files of this ledger.
     """
     source = job.source(number)
     damage: list[str] = []
-    keyed = places & HAS_KEY != 0
-    is_tombstone = places & IS_TOMBSTONE != 0
-    places = np.sort(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
-    kept, of_whole = places >> MESSAGE_BIT, places[places & STAYS_WHOLE != 0] >> MESSAGE_BIT
+    keyed = slots["place"] & HAS_KEY != 0
+    is_tombstone = slots["place"] & IS_TOMBSTONE != 0
     counted = int(keyed.sum()), int((keyed & is_tombstone).sum())
-    if not len(kept):
+    slots = slots[~is_tombstone]
+    slots = slots[np.argsort(slots["place"], kind="stable")]
+    if not len(slots):
         return Written(None, *counted)
+    read = 0
     try:
+        keys = KeysWriter(source.ledger_id)
         with PartWriter(job.target, job.partition_id, source.ledger_id) as writer:
             for some in entries(job, source):
-                _copy(writer, some, source, kept, of_whole, damage)
+                read += some.rows.nbytes + _copy(writer, keys, some, source, slots, damage)
             part = writer.finish(source.end)
+        if part.kept:
+            keys.finish(job.target, job.seed, has_times=job.by_event_time, keeps_keyless=job.retains_keyless)
     except (OSError, CorruptFile) as error:
         remove(job, source.ledger_id)
         raise CannotCompact(reason(error, job.target)) from error
     if not part.kept:
         remove(job, source.ledger_id)
-    return Written(part if part.kept else None, *counted, tuple(damage))
+    return Written(part if part.kept else None, *counted, tuple(damage), read)
 
 
-def _copy(writer: PartWriter, some: Entries, source: Source, kept: NDArray[np.int64], of_whole: NDArray[np.int64],
-          damage: list[str]) -> None:
+def _copy(writer: PartWriter, keys: KeysWriter, some: Entries, source: Source, slots: Rows, damage: list[str]) -> int:
     """Copy the entries with kept messages into the view, and rewrite batches that lose messages.
 
-    kept: the numbers of kept messages in the ledger.  of_whole: the numbers of messages whose entries stay whole.
+    slots: SLOT (n,) of kept messages in the ledger, ascending.  Returns how many bytes of entries were read.
     """
     if not len(some.rows):
-        return
+        return 0
     firsts = some.rows["message_index"].astype(np.int64) - source.first_message
-    rows_of, indexes = _locate(firsts, some.rows["messages"].astype(np.int64), kept)
-    chosen, starts, counts = np.unique(rows_of, return_index=True, return_counts=True)
+    slots, rows_of, indexes = _locate(firsts, some.rows["messages"].astype(np.int64), slots)
+    chosen, starts, slot_counts = np.unique(rows_of, return_index=True, return_counts=True)
     if not len(chosen):
-        return
+        return 0
     rows = some.rows[chosen].view(format.COMPACTED_ROW)
     rows["entry_id"] = some.ids[chosen]
     there, behind = _left(some, rows)
-    if len(of_whole):
-        first = of_whole[np.searchsorted(of_whole, firsts[0]):np.searchsorted(of_whole, firsts[-1] + 1)]
-        counts = np.where(np.isin(chosen, np.searchsorted(firsts, first)), there, counts)
-    begins, is_whole, masks = rows["offset"].astype(np.int64), counts == there, []
-    ends, cut = begins + rows["size"], np.flatnonzero(counts != there).tolist()
+    counts = np.where(slots["place"][starts] & STAYS_WHOLE != 0, there, slot_counts)
+    # The bytes of a masked entry still have the messages that the mask removes.
+    is_whole = (counts == there) & (rows["flags"] & IS_MASKED == 0)
+    begins, masks = rows["offset"].astype(np.int64), []
+    ends, cut = begins + rows["size"], np.flatnonzero(~is_whole).tolist()
+    read = int((ends + behind - begins).sum())
+    rows["flags"] &= ~np.uint32(IS_MASKED)
     for at in cut:
         masks.append(np.zeros(rows["messages"][at], bool))
-        masks[-1][indexes[starts[at]:starts[at] + counts[at]]] = True
+        masks[-1][indexes[starts[at]:starts[at] + slot_counts[at]]] = True
     rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:ends[at]])) for at in cut], masks)
     fresh, bad = {}, []
     for at, entry, mask in zip(cut, rewritten, masks, strict=True):
@@ -104,18 +111,25 @@ def _copy(writer: PartWriter, some: Entries, source: Source, kept: NDArray[np.in
     pieces = _pieces(some.data, begins, ends + behind, is_whole, fresh)
     behind[list(fresh)] = [len(words) for _, words in fresh.values()]
     if bad:
+        is_good = np.repeat(~np.isin(np.arange(len(rows)), bad), slot_counts)
+        slots, indexes, slot_counts = slots[is_good], indexes[is_good], np.delete(slot_counts, bad)
         rows, behind, counts = np.delete(rows, bad), np.delete(behind, bad), np.delete(counts, bad)
     writer.add(rows, behind, pieces, int(counts.sum()))
+    keys.add(rows, slots, slot_counts, indexes)
+    return read
 
 
-def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]
-            ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return (entry, message within the entry) for each kept message that lies in a block's entries, ascending."""
-    here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
+def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64],
+            slots: Rows) -> tuple[Rows, NDArray[np.intp], NDArray[np.int64]]:
+    """Return (slot, entry, message within the entry) for each kept message that lies in a block's entries, ascending.
+    """
+    kept = (slots["place"] & (1 << LEDGER_BIT) - 1) >> MESSAGE_BIT
+    first, end = np.searchsorted(kept, [firsts[0], firsts[-1] + messages[-1]])
+    slots, here = slots[first:end], kept[first:end]
     rows_of = np.searchsorted(firsts, here, side="right") - 1
     indexes = here - firsts[rows_of]
     is_there = indexes < messages[rows_of]
-    return rows_of[is_there], indexes[is_there]
+    return slots[is_there], rows_of[is_there], indexes[is_there]
 
 
 def _left(some: Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -124,10 +138,11 @@ def _left(some: Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int6
     An entry that an earlier compaction has cut has fewer messages than its column `messages` says.
     """
     there, behind = rows["messages"].astype(np.int64), np.zeros(len(rows), np.int64)
-    for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist() if some.is_of_view else ():
-        behind[at] = 8 * -(-there[at] // 64)
-        end = int(rows["offset"][at]) + int(rows["size"][at])
-        there[at] = int.from_bytes(some.data[end:end + behind[at]], "little").bit_count()
+    if some.of_view is not None:
+        has_words = rows["flags"] & format.IS_CUT != 0
+        behind[has_words] = 8 * -(-there[has_words] // 64)
+        for at, bits in some.of_view.cut_of(rows["entry_id"].astype(np.int64)):
+            there[at] = bits.bit_count()
     return there, behind
 
 

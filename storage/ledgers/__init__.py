@@ -15,6 +15,7 @@
     journal_reader.py      reads the records of segments back
     journal_segments.py    files of segments: made, retired, used again
     compacted_ledgers.py   compacted views: the newest message of each key, as jobs/ writes them
+    view_files.py          hashes of a view's keys, and masks of messages that it has no more
 
 Imports: `disk/`, `runtime/`, `cursors/` data types.  Start with `ledger.py`; every byte is in `../format.py`.
 """

@@ -7,7 +7,14 @@ view stays as long as a consumer reads from it, and goes with its owner's proces
     compacted/7/12.index    a COMPACTED_ROW for each kept entry of ledger 12
     compacted/7/12.ledger   the kept entries.  A batch that lost messages is rewritten (jobs/rewriting.py), and the
                             words of its ack set follow it
+    compacted/7/12.keys     hashes of the keys of these entries' messages (view_files.py)
+    compacted/7/12.mask     messages that this view has no more, although the files above have them (view_files.py)
     compacted/7/view        CRC32-C of the JSON in hexadecimal, a space, JSON
+
+A view that continues another one shares files with it, as hard links (jobs/views).
+
+    Version 1 of the manifest: the first.
+    Version 2: masks.  A view without any is still of version 1.
 """
 import bisect
 import contextlib
@@ -25,20 +32,19 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.frames import CHECKSUM_END
 from geminga.proto.rows import Rows
-from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
+from geminga.proto.sends import IS_BATCH
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.disk.files import map_file, sync, write_anew
-from geminga.storage.disk.syscalls import write_back
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import ledger_headers
+from geminga.storage.ledgers import view_files
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.view_files import Mask
 
-VERSION = 1
+VERSION = 2
+IS_MASKED = 128              # flag of a row in memory: the mask removes some messages of the entry, not all
 MANIFEST, UNFINISHED = "view", ".new"
-_WRITE_MIN = 4 << 20         # bytes that are buffered for one write
 _BLOCK = 8 << 10             # rows that are checked together
 
 
@@ -48,9 +54,11 @@ class Part:
 
     ledger_id: int
     entries: int          # entries of the ledger up to the horizon
-    kept: int             # entries that the compaction kept
-    messages: int         # messages of kept entries
-    size: int             # bytes of kept entries
+    kept: int             # entries in its files
+    messages: int         # messages that the view has, masked ones not counted
+    size: int             # bytes of the entries in its files
+    gone: int = 0         # entries of which the mask leaves nothing
+    mask: int = 0         # bytes of the mask's file; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +79,20 @@ class Manifest:
     @property
     def entries(self) -> int:
         """The number of entries that the compaction kept."""
-        return sum(part.kept for part in self.parts)
+        return sum(part.kept - part.gone for part in self.parts)
 
     @property
     def size(self) -> int:
-        """The size in bytes of the entries that the compaction kept."""
+        """The size in bytes of the entries in the view's files, also of entries that masks hide."""
         return sum(part.size for part in self.parts)
 
     def encode(self) -> bytes:
         """Return the content of the file `view`: checksum and JSON."""
-        text = json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+        fields = {"version": VERSION if any(part.mask for part in self.parts) else 1, **asdict(self)}
+        if fields["version"] == 1:
+            for part in fields["parts"]:
+                del part["gone"], part["mask"]
+        text = json.dumps(fields, separators=(",", ":")).encode()
         return b"%08x %s" % (crc32c(text), text)
 
 
@@ -115,7 +127,7 @@ class CompactedLedger:
         view: the view's number.  damage: a list that receives lines about damage.
         """
         self._folder, self.view, self.ledger_id = folder, view, part.ledger_id
-        self.entries, self._count = part.entries, part.kept
+        self.entries, self._count, self._part = part.entries, part.kept, part
         self.damage: list[str] = [] if damage is None else damage
         self._reported: set[str] = set()
 
@@ -129,9 +141,9 @@ class CompactedLedger:
 
     @cached_property
     def rows(self) -> Rows:
-        """Index rows of kept entries, COMPACTED_ROW (n,), ascending by entry id.
+        """Index rows of kept entries, COMPACTED_ROW (n,), ascending by entry id, with the flag IS_MASKED.
 
-        Damaged rows are left out, with a line in `damage`.
+        Damaged rows are left out, with a line in `damage`, and those of which the mask leaves nothing.
         """
         if not self._count:
             return np.empty(0, format.COMPACTED_ROW)
@@ -147,7 +159,27 @@ class CompactedLedger:
         if len(rows) < self._count:
             self._report(f"{path}: it ends before row {len(rows)} of {self._count}; "
                          "entries are missing from the compacted view")
+        if (mask := self._mask) is not None:
+            rows, whole = rows.copy(), whole & ~mask.rows[:len(rows)]
+            rows["flags"][mask.cut["row"][mask.cut["row"] < len(rows)]] |= IS_MASKED
         return rows if whole.all() else rows[whole]
+
+    @cached_property
+    def _mask(self) -> Mask | None:
+        try:
+            return view_files.read_mask(self._folder, self.ledger_id, self._count) if self._part.mask else None
+        except (OSError, CorruptFile) as error:
+            self._report(f"{error}; messages of ledger {self.ledger_id} that were replaced or deleted come again")
+            return None
+
+    @cached_property
+    def removed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(entry id (n,), number of the message in it (n,)) of messages that the mask removes from kept entries."""
+        if self._mask is None or not len(self.rows):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows = read_rows(format.index_path(self._folder, self.ledger_id), self._count)
+        cut = self._mask.cut[self._mask.cut["row"] < len(rows)]
+        return rows["entry_id"][cut["row"]].astype(np.int64), cut["index"].astype(np.int64)
 
     @cached_property
     def kept(self) -> NDArray[np.int64]:
@@ -171,7 +203,7 @@ class CompactedLedger:
 
     def close(self) -> None:
         """Release memory and mappings; methods that need the files read them again."""
-        for name in ("rows", "kept", "_data"):
+        for name in ("rows", "kept", "removed", "_mask", "_data"):
             self.__dict__.pop(name, None)
 
     def kept_of(self, first: int, end: int) -> NDArray[np.int64]:
@@ -196,10 +228,20 @@ class CompactedLedger:
     def cut_of(self, entries: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Return [(index among `entries`, bits)] for batches that lost messages; bits has a 1 for each message kept."""
         rows = self.rows_of(entries)
-        at = np.flatnonzero(rows["flags"] & format.IS_CUT)
-        ends = (rows["offset"] + rows["size"])[at].tolist()
-        return [(n, int.from_bytes(self._data[end:end + 8 * -(-messages // 64)], "little"))
-                for n, end, messages in zip(at.tolist(), ends, rows["messages"][at].tolist(), strict=True)]
+        at = np.flatnonzero(rows["flags"] & (format.IS_CUT | IS_MASKED))
+        columns = (rows[name][at].tolist() for name in ("entry_id", "offset", "size", "messages", "flags"))
+        return [(n, self._bits(*row)) for n, *row in zip(at.tolist(), *columns, strict=True)]
+
+    def _bits(self, entry_id: int, offset: int, size: int, messages: int, flags: int) -> int:
+        """Return an int with a bit for each message of a row's entry, 1 = kept."""
+        end = offset + size
+        bits = int.from_bytes(self._data[end:end + 8 * -(-messages // 64)], "little") if flags & format.IS_CUT \
+            else (1 << messages) - 1
+        if flags & IS_MASKED:
+            ids, indexes = self.removed
+            for index in indexes[slice(*np.searchsorted(ids, (entry_id, entry_id + 1)).tolist())].tolist():
+                bits &= ~(1 << index)
+        return bits
 
     @property
     def cut(self) -> dict[int, int]:
@@ -279,10 +321,11 @@ class CompactedLedgers:
     def missing(self) -> str:
         """Return a text that names the first missing or too short file; "" if all are complete.  Raises OSError."""
         for part in self.manifest.parts:
-            rows_size = part.kept * format.COMPACTED_ROW.itemsize
-            for path, size in ((format.index_path(self.folder, part.ledger_id), rows_size),
-                               (format.ledger_path(self.folder, part.ledger_id), part.size)):
-                length, needed = path.stat().st_size if path.exists() else 0, format.HEADER_SIZE + size
+            rows_size, head = part.kept * format.COMPACTED_ROW.itemsize, format.HEADER_SIZE
+            for path, needed in ((format.index_path(self.folder, part.ledger_id), head + rows_size),
+                                 (format.ledger_path(self.folder, part.ledger_id), head + part.size),
+                                 (view_files.mask_path(self.folder, part.ledger_id), part.mask)):
+                length = path.stat().st_size if path.exists() else 0
                 if length < needed:
                     return f"{path}: at byte {length}: expected {needed} bytes, found the end of the file"
         return ""
@@ -359,98 +402,6 @@ def remove_unused(folder: Path, used: Iterable[int]) -> None:
 
 
 # -- making one
-
-class PartWriter:
-    """Writer of the two files of one ledger in a compacted view.  Entries are added ascending, in several arrays.
-
-    Every entry's checksum is compared with its row before the entry is written.
-
-    Raises OSError; CorruptFile for an entry whose disk space was freed meanwhile.
-    """
-
-    def __init__(self, folder: Path, partition_id: int, ledger_id: int):
-        self._partition_id, self._ledger_id = partition_id, ledger_id
-        self._kept = self._messages = 0
-        self._size = format.HEADER_SIZE
-        self._pieces: list[bytes | memoryview] = [ledger_headers.ledger_header(ledger_id, partition_id)]
-        self._gathered = self._written = 0               # bytes in memory, and in the file
-        self._flushed = 0                                # of these, bytes that have left the page cache for the disk
-        self._rows: list[Rows] = []
-        self._fds: list[int] = []                        # of ledger and index
-        for path in (format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)):
-            self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-        self._path = format.ledger_path(folder, ledger_id)
-        _write_all(self._fds[1], bytes(format.HEADER_SIZE))
-
-    def __enter__(self) -> "PartWriter":
-        return self
-
-    def __repr__(self) -> str:
-        return f"<PartWriter {self._path} kept={self._kept} size={self._size} written={self._written}>"
-
-    def __exit__(self, *_: object) -> None:
-        for fd in self._fds:
-            os.close(fd)
-
-    def add(self, rows: Rows, behind: NDArray[np.int64], pieces: list[bytes | memoryview], messages: int) -> None:
-        """Add entries with their COMPACTED_ROWs (n,), in which this method sets offsets and checksums.
-
-        behind: number of bytes (n,) that follow each entry.  pieces: all bytes, in order.  messages: number of messages
-        kept.
-        """
-        if not len(rows):
-            return
-        taken = rows["size"].astype(np.int64) + behind
-        ends = self._size + np.cumsum(taken)
-        rows["offset"], rows["checksum"] = ends - taken, 0
-        places = np.arange(self._kept, self._kept + len(rows), dtype=np.uint64)
-        rows["checksum"] = format.row_checksums(rows, self._ledger_id, places)
-        self._rows.append(rows)
-        self._pieces += pieces
-        self._gathered += int(taken.sum()) + rows.nbytes
-        self._kept, self._messages = self._kept + len(rows), self._messages + messages
-        self._size = int(ends[-1])
-        if self._gathered >= _WRITE_MIN:
-            self._write()
-
-    def _write(self) -> None:
-        data = memoryview(b"".join(self._pieces))
-        for rows in self._rows:
-            checked = rows[rows["flags"] & KEPT_CHECKSUM != 0]
-            begins = checked["offset"].astype(np.int64) - self._written
-            ends = (begins + checked["size"]).tolist()
-            bodies = zip((begins + CHECKSUM_END).tolist(), ends, checked["crc32c"].tolist(), strict=True)
-            for begin, end, claimed in bodies:
-                if crc32c(data[begin:end]) != claimed:
-                    expected = f"an entry with checksum {claimed:08x}"
-                    raise CorruptFile(self._path, self._written + begin, expected, "another")
-            _write_all(self._fds[1], rows)
-        _write_all(self._fds[0], data)
-        # Many bytes that reach the disk at once would delay the journal's syncs: at most two writes are under way.
-        write_back(self._fds[0], self._flushed, self._written, self._path, waits=True)
-        write_back(self._fds[0], self._written, self._written + len(data), self._path, waits=False)
-        self._flushed, self._written = self._written, self._written + len(data)
-        self._pieces, self._rows, self._gathered = [], [], 0
-
-    def finish(self, entries: int) -> Part:
-        """Write buffered entries and the header, synced, and return the ledger's Part of the manifest.
-
-        entries: number of entries of the uncompacted ledger up to the horizon.
-        """
-        self._write()
-        os.pwrite(self._fds[1], ledger_headers.index_header(
-            self._ledger_id, self._partition_id, first_message=0, created_ms=0, entries=self._kept, size=self._size,
-            is_sealed=True), 0)
-        for fd in self._fds:
-            os.fsync(fd)
-        return Part(self._ledger_id, entries, self._kept, self._messages, self._size - format.HEADER_SIZE)
-
-
-def _write_all(fd: int, data: Rows | bytes | memoryview) -> None:
-    rest = memoryview(data).cast("B")
-    while len(rest):
-        rest = rest[os.write(fd, rest):]
-
 
 def finish(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a compacted view, synced, after all of its ledgers were written.  Raises OSError."""

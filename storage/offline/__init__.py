@@ -4,7 +4,7 @@
     rehearsal.py           the state after the next start, computed without a write
     findings.py            one finding: place, damage, cost
     repair.py              copies damaged bytes aside and rebuilds what has a second source
-    dump.py                prints one file, line by line
+    dump.py                prints one file, line by line; dump_views.py files of compacted views
     search.py              finds messages in ledgers by key, text, time and other fields
     upgrade.py             the formats of a folder, and the changes that a start would make
     backup.py, restore.py  make a backup; restore one into an empty folder

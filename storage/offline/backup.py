@@ -222,6 +222,8 @@ class _Making:
         if before is not None:
             with contextlib.suppress(CorruptFile, CannotBackUp, OSError):
                 self._known = {item.path: item for item in read_manifest(before).items}
+        # A view that continues another one shares files with it, which have other paths then.
+        self._known_of_views = {tuple(item.source): item for item in self._known.values() if _is_of_view(item)}
         self._rows: dict[int, list[Item]] = {}       # by partition id, with sizes as its files give them
         self._tables: dict[int, bytes] = {}          # of transactions, by number of the coordinator
         self._stays = False                          # whether the folder of links was moved into the backup
@@ -398,8 +400,10 @@ class _Making:
         item.source = [found.st_ino, found.st_mtime_ns]
         path.parent.mkdir(parents=True, exist_ok=True)
         known = self._known.get(item.path)
+        if known is None and _is_of_view(item):
+            known = self._known_of_views.get(tuple(item.source))
         if known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source) \
-                and self._before is not None and _link_again(self._before / item.path, path):
+                and self._before is not None and _link_again(self._before / known.path, path):
             self._report.shared_bytes += item.size
             item.crc32c = known.crc32c
             return None
@@ -467,6 +471,10 @@ def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
     """Return the items of a ledger's first `entries` entries: index, and data file up to `size` bytes."""
     return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
             Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
+
+
+def _is_of_view(item: Item) -> bool:
+    return Path(item.path).parts[2:3] == ("compacted",)
 
 
 def _link_again(path: Path, name: Path) -> bool:

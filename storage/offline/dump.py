@@ -23,14 +23,15 @@ from geminga.storage.delayed.window_files import FAR_MS, WindowFile, WindowFiles
 from geminga.storage.disk import regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import one_by_one
-from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger_headers
+from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger_headers, view_files
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.offline import dump_views
 from geminga.storage.offline.verify_ledger import acknowledged, runs
 from geminga.storage.topics.subscription import SubType
 from geminga.storage.transactions import transaction_table
 
 Line = dict[str, Any]      # *_ms are times; bytes are what clients sent
-KINDS = "N.ledger, N.index, N.journal, state, table, schedule, amended, N-N.window, view"
+KINDS = "N.ledger, N.index, N.keys, N.mask, N.journal, state, table, schedule, amended, N-N.window, view"
 
 _OPS = {
     getattr(format, name): name.lower().replace("_", " ")
@@ -77,7 +78,9 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
         return _journal(path, *bounds, payload)
     whole: Callable[[Path], Iterator[Line]] | None = {
         "state": _state, "table": _table, "schedule": _schedule, "amended": _amended,
-        compacted_ledgers.MANIFEST: _view}.get(name)
+        compacted_ledgers.MANIFEST: dump_views.view}.get(name)
+    if suffix in (view_files.KEYS, view_files.MASK) and number is not None:
+        whole = dump_views.keys if suffix == view_files.KEYS else dump_views.mask
     if (
         suffix == ".window"
         and all(part.isascii() and part.isdigit() for part in path.stem.split("-"))
@@ -169,10 +172,13 @@ def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payloa
         return
     rows = _rows(format.index_path(folder, ledger_id)).view(format.COMPACTED_ROW)[:part.kept]
     valid = compacted_ledgers.is_valid(rows, ledger_id)
+    mask = view_files.read_mask(folder, ledger_id, part.kept) if part.mask else None
     with _Entries(format.ledger_path(folder, ledger_id)) as entries:
         for at in range(part.kept):
             if at >= len(rows) or not valid[at]:
                 yield {"row": at, "damaged": "its row in the index"}
+            elif mask is not None and mask.rows[at]:
+                yield {"entry": f"{ledger_id}:{rows['entry_id'][at]}", "removed": "by the mask"}
             elif first <= rows["entry_id"][at] < end:
                 yield (
                     {"entry": f"{ledger_id}:{rows['entry_id'][at]}"}
@@ -472,26 +478,3 @@ def _amended(path: Path) -> Iterator[Line]:
         yield {"entry": f"{ledger_id}:{entry_id}"} | (
             {"cancelled": True} if at_ms == NEVER_MS else {"deliver_ms": at_ms}
         )
-
-
-def _view(path: Path) -> Iterator[Line]:
-    """Yield lines for the manifest of a compacted view."""
-    manifest = compacted_ledgers.decode(path.read_bytes(), path)
-    yield {
-        "view": path.parent.name,
-        "partition": manifest.partition_id,
-        "up_to": "{}:{}".format(*manifest.horizon),
-        "created_ms": manifest.created_ms,
-        "entries": manifest.entries,
-        "messages": manifest.messages,
-        "size": manifest.size,
-        "checksum": "whole",
-    }
-    for part in manifest.parts:
-        yield {
-            "ledger": part.ledger_id,
-            "entries": part.kept,
-            "of_entries": part.entries,
-            "messages": part.messages,
-            "size": part.size,
-        }

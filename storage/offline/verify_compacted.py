@@ -1,10 +1,10 @@
-"""Check a partition's compacted view: manifest, rows, entries' checksums, and which messages of batches compaction
-kept.
+"""Check a partition's compacted view: manifest, rows, entries' checksums, which messages of batches compaction kept,
+masks, and hashes of keys.
 
 Damage affects only consumers with readCompacted, because no other consumers read views.
 """
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,10 @@ from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers import compacted_ledgers, view_files
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedgers, Part
 from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.ledgers.view_files import KeyFile
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.offline.verify_ledger import runs
 
@@ -103,6 +104,32 @@ def _part(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Find
         yield Finding(data, int(rows["offset"][at]) + int(rows["size"][at]), 8 * -(-int(rows["messages"][at]) // 64),
                       f"which messages entry {part.ledger_id}:{ids[at]} has left is damaged",
                       f"some of them are {_MISSING}, or come as empty ones", Severity.LOSS)
+    yield from _beside(view, part, check)
+
+
+def _beside(view: CompactedLedgers, part: Part, check: ViewCheck) -> Iterator[Finding]:
+    """Yield findings about the mask and the key hashes of one ledger in a compacted view.  Raises OSError."""
+    def count(size: int) -> None:
+        check.bytes += size
+
+    if part.mask:
+        try:
+            mask = view_files.read_mask(view.folder, part.ledger_id, part.kept, count)
+            if int(np.count_nonzero(mask.rows)) != part.gone:
+                raise CorruptFile(view_files.mask_path(view.folder, part.ledger_id), 0, f"{part.gone} removed entries",
+                                  str(int(np.count_nonzero(mask.rows))))
+        except CorruptFile as error:
+            yield corrupt(error, view.folder, "consumers that read compacted get messages again that were replaced "
+                                              "or deleted")
+    try:
+        keys = KeyFile(view.folder, part.ledger_id, count)
+        keys.words()
+        keys.check()
+    except FileNotFoundError:
+        return      # an older program wrote the view
+    except CorruptFile as error:
+        yield replace(corrupt(error, view.folder, "the next compaction reads the whole view"),
+                      severity=Severity.HARMLESS)
 
 
 def _in_order(rows: Rows, part: Part) -> NDArray[np.bool_]:

@@ -266,7 +266,7 @@ def _expect(progress: NightProgress, config: Config, plan: list[Planned], topics
 
 def _totals(compaction: list[dict[str, Any]], exported: list[dict[str, Any]],
             given: dict[str, Any] | None) -> dict[str, int]:
-    names = "messages_in", "messages_out", "bytes_in", "bytes_out", "keys", "tombstones"
+    names = "messages_in", "messages_out", "bytes_in", "bytes_read", "bytes_out", "keys", "tombstones"
     done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
     late = sum(report["outcome"] == nightly.LATE for report in compaction)
     totals = {name: sum(report[name] for report in done) for name in names} | {

@@ -2,7 +2,9 @@
 copying of their files.
 """
 import contextlib
+import errno
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from geminga.storage.topics.subscription import SubType
 
 from .disk import Disk
 from .rig import Rig
+from .test_compacted import Topic
 
 BLOCK = b"x" * 900
 
@@ -197,6 +200,36 @@ def test_views_that_come_and_go_meanwhile(rigs, taken):
     there = again.owner.partition(name_of("t"))
     assert (there.view_number, there.horizon) == (2, horizons[0])
     assert [payload for _, payload in left(again, "t")] == [b"second"]
+
+
+def test_files_that_a_view_shares_with_the_view_before_are_copied_once(rigs, taken, tmp_path, monkeypatch):
+    """On another file system, where each file is copied, the next backup links them to the backup before."""
+    def refused(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    renamed = Path.rename
+    monkeypatch.setattr(Path, "rename",
+                        lambda path, to: renamed(path, to) if path.name != "linked" or to.name.endswith(".removed")
+                        else refused())
+    monkeypatch.setattr(syscalls, "clone", refused)
+    rig = rigs(roll_over_entries=4, compaction_threshold_bytes=1 << 40)
+    topic = Topic(rig)
+    first, *_ = topic.publish(*[(f"k{number}", b"1") for number in range(9)])
+    topic.compact()
+    taken(rig)
+    topic.publish(("k0", b"2"), ("k1", b""))
+    topic.compact()
+    again = taken(rig)
+    folders = [folder / backup.PARTITIONS / str(topic.partition.partition_id) / "compacted" / str(1 + number)
+               for number, folder in enumerate(backup.backups(tmp_path / "backups"))]
+    inodes = [{path.name: path.stat().st_ino for path in folder.iterdir()} for folder in folders]
+    shared = {name for name, inode in inodes[1].items() if inodes[0].get(name) == inode}
+    assert shared >= {f"{first[0]}{suffix}" for suffix in (".ledger", ".index", ".keys")}
+    assert inodes[1].keys() - inodes[0].keys() == {f"{first[0]}.mask"}
+    topic.moved(again)
+    reader = topic.reader()
+    reader.read()
+    assert reader.values == topic.values
 
 
 def test_what_only_a_recovery_knows_is_in_it(rigs, taken):

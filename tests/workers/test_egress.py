@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
 from geminga.storage.disk import files
-from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.jobs.views.part_writer import PartWriter
 from geminga.workers.clients import egress
 from geminga.workers.clients.delivery_queue import DeliveryQueue, Run
 from geminga.workers.clients.egress import LedgerGone, Ledgers
@@ -273,7 +273,7 @@ def store_view(data_dir: Path, entry_ids: list[int]) -> Path:
     folder.mkdir(parents=True)
     rows = np.zeros(len(entry_ids), format.COMPACTED_ROW)
     rows["entry_id"], rows["size"], rows["messages"] = entry_ids, 10, 1
-    with compacted_ledgers.PartWriter(folder, PARTITION, LEDGER) as writer:
+    with PartWriter(folder, PARTITION, LEDGER) as writer:
         writer.add(rows, np.zeros(len(rows), np.int64), [bytes([entry_id]) * 10 for entry_id in entry_ids], len(rows))
         writer.finish(max(entry_ids) + 1)
     return folder

@@ -32,7 +32,7 @@ def dump(file: str, first: int, last: int | None, payload: bool, form: str) -> i
     """Print the content of FILE, a line for each entry, record, cursor or window.
 
     Nothing is changed, and a broker may be writing the file.  Forms for programs have bytes that are not UTF-8 in
-    base64.  FILE is N.ledger, N.index, state or compacted/N/view of
+    base64.  FILE is N.ledger, N.index, state, compacted/N/view, compacted/N/N.keys or compacted/N/N.mask of
     DATA_DIR/partitions/N; N.journal of DATA_DIR/journal/N; table of DATA_DIR/transactions/N; schedule, amended or
     N-N.window of DATA_DIR/partitions/N/delayed.  geminga admin topics stats-internal names a topic's ledgers.
     """

@@ -159,12 +159,13 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, shown: o
 def _show_plan(planned: list[Any], exported: list[Any], shown: output.Output) -> int:
     rows = [{"work": "compaction", "topic": one.target.topic, "due": one.is_due, "why": one.why,
              "messages": one.messages, "bytes": one.size, "view_messages": one.view_messages,
-             "view_bytes": one.view_size}
+             "view_bytes": one.view_size, "read_bytes": one.size_read}
             for one in planned]
     rows += [{"work": f"table of {one.wanted.content}", "topic": str(one.wanted.topic),
               "due": bool(one.partitions) and not one.error,
               "why": one.error or (f"{one.messages:,} messages" if one.partitions else "nothing new"),
-              "messages": one.messages, "bytes": one.bytes_new, "view_messages": 0, "view_bytes": 0}
+              "messages": one.messages, "bytes": one.bytes_new, "view_messages": 0, "view_bytes": 0,
+              "read_bytes": one.bytes_new}
              for one in exported]
     if not shown.is_for_people:
         shown.rows(rows, ())
@@ -183,6 +184,8 @@ def _text(report: dict[str, Any]) -> str:
     done = [{"topic": one["topic"], "outcome": one["outcome"] + (f": {one['error']}" if one["error"] else ""),
              "messages": f"{one['messages_in']:,} -> {one['messages_out']:,}",
              "bytes": f"{size(one['bytes_in'])} -> {size(one['bytes_out'])}",
+             # a report of an older program does not say it
+             "read": size(one["bytes_read"]) if "bytes_read" in one else "",
              "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
             for one in report["compaction"]]
     lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})",

@@ -11,9 +11,11 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
-from geminga.storage.jobs import compaction, engines, nightly, rewriting, view_writer
-from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.jobs import compaction, engines, key_scan, nightly, rewriting, view_writer
+from geminga.storage.jobs.views import key_hashes, part_writer
+from geminga.storage.ledgers import compacted_ledgers, view_files
 
+from ..files import flip
 from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
 
 MESSAGES = st.builds(Message,
@@ -304,7 +306,8 @@ def test_many_keys(tmp_path, monkeypatch):
 
 
 @pytest.mark.spark
-def test_spark_gives_the_same(tmp_path, spark):
+def test_spark_gives_the_same(tmp_path, spark, monkeypatch):
+    monkeypatch.setattr(key_hashes, "new_seed", lambda: b"the same for all")
     random, engine = random_module.Random(7), engines.Spark(tmp_path / "scratch", context=spark.sparkContext)
     topics = [Topic(tmp_path, partition_id, first_ledger=100 * partition_id) for partition_id in (1, 2, 3)]
     keys = [None, "", *(str(n) for n in range(40))]
@@ -312,7 +315,7 @@ def test_spark_gives_the_same(tmp_path, spark):
     def message():
         return Message(random.choice(keys), random.randbytes(random.randrange(4)), event_time=random.randrange(9))
 
-    for _ in range(2):
+    for night in range(3):
         for topic in topics:
             for n in range(3):
                 for _ in range(20):
@@ -321,6 +324,9 @@ def test_spark_gives_the_same(tmp_path, spark):
                 topic.publish_chunks(Message(str(n), b"abcdef"), 3, f"{n} {random.random()}")
                 topic.publish_chunks(Message("9", b"abcdef"), 3, f"{n} {random.random()}", up_to=1)
                 topic.roll()
+        if night == 2:      # this view has to be read wholly, the others are continued
+            path = view_files.keys_path(topics[0].view().folder, topics[0].view().ledgers[0].ledger_id)
+            flip(path, view_files.KEYS_HEADER.itemsize)
         timed = nightly.Target(2, topics[1].target.topic, by_event_time=True)
         retaining = nightly.Target(3, topics[2].target.topic, retains_keyless=True)
         planned = nightly.plan(tmp_path, [topics[0].target, timed, retaining])
@@ -331,6 +337,7 @@ def test_spark_gives_the_same(tmp_path, spark):
             assert first.outcome == nightly.NOT_ADOPTED, first
             same = {"outcome": "", "error": "", "view": 0, "seconds": 0.0, "freed": 0}
             assert replace(first, **same) == replace(second, **same)
+            assert (len(first.damage) == 1) == (night == 2 and topic is topics[0])
             assert adopt.seen[topic.partition_id] == files_in(topic.view().folder)
             if topic is not topics[1]:      # it forgets times of tombstones from one compaction to the next
                 assert topic.contents() == topic.newest(topic is topics[2])
@@ -403,9 +410,9 @@ def test_nothing_is_left_of_a_ledger_that_could_not_be_written(tmp_path, monkeyp
     def full(writer, entries):
         raise OSError("full")
 
-    monkeypatch.setattr(compacted_ledgers.PartWriter, "finish", full)
+    monkeypatch.setattr(part_writer.PartWriter, "finish", full)
     with pytest.raises(compaction.CannotCompact, match="full"):
-        view_writer.write(job, 0, np.array([compaction.HAS_KEY]))
+        view_writer.write(job, 0, key_scan.keyless_slots(np.array([compaction.HAS_KEY])))
     assert list(job.target.iterdir()) == []
 
 

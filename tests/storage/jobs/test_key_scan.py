@@ -26,7 +26,7 @@ def test_blocks_of_a_bucket_have_all_about_a_key(calls, buckets, left_out, by_ev
         for bucket, block in key_scan.blocks(table if by_event_time else table.drop("time"), buckets):
             assert 0 <= bucket < buckets
             by_bucket.setdefault(bucket, []).append(block)
-    found = [place for blocks in by_bucket.values() for place in key_scan.newest(blocks).tolist()]
+    found = [place for blocks in by_bucket.values() for place in key_scan.newest(blocks, bytes(16))["place"].tolist()]
     assert sorted(found) == sorted(expected.values())
 
 
@@ -35,7 +35,7 @@ def test_keys_go_to_all_buckets_evenly():
     for text in ("user-{:06}", "{:06}-user", "a" * 300 + "{:06}" + "b" * 300):
         keys = pa.array([text.format(number) for number in range(8_000)])
         blocks = dict(key_scan.blocks(pa.table({"key": keys, "place": pa.array(range(8_000), pa.int64())}), 8))
-        sizes = [len(key_scan.newest([block])) for block in blocks.values()]
+        sizes = [len(key_scan.newest([block], bytes(16))) for block in blocks.values()]
         assert len(sizes) == 8 and min(sizes) > 800, (text, sizes)
 
 

@@ -10,6 +10,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.jobs import engines, nightly, view_writer
 from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, LATE, NOT_ADOPTED, NOTHING_NEW
+from geminga.storage.jobs.views import spark_tasks
 from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import Message, Topic, adopt_here
@@ -257,7 +258,7 @@ def test_spark_is_stopped_when_the_time_is_over(topics, spark, tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)      # who opens it to read waits for a writer, which never comes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "_looker", lambda *_: lambda bundle: path.read_text())
+        patch.setattr(spark_tasks, "looker", lambda *_: lambda bundle: path.read_text())
         engine = engines.Spark(tmp_path / "scratch", context=spark.sparkContext)
         reports = run(topics, engine=engine, ends=time.monotonic() + 2)
     assert outcomes(reports) == [LATE] * 3

@@ -1,4 +1,5 @@
 """A partition's ledgers, written by the storage's code without an owner, and the messages that a compaction keeps."""
+import copy
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.jobs import confirmed, nightly, reading
 from geminga.storage.ledgers import compacted_ledgers, ledger_files
+from geminga.storage.ledgers.view_files import KEYS, MASK, KeyFile, read_mask
 
 PARTITION = 7
 NOW_MS = 1_700_000_000_000
@@ -87,6 +89,12 @@ class Topic:
     @property
     def target(self):
         return nightly.Target(self.partition_id, f"persistent://public/default/t{self.partition_id}")
+
+    def moved(self, data_dir: Path):
+        """Return the same topic in a copy of the data folder, to be compacted and read there."""
+        other = copy.copy(self)
+        other.data_dir, other.folder = data_dir, format.partition_folder(data_dir, self.partition_id)
+        return other
 
     def roll(self):
         """Begin a new ledger."""
@@ -181,17 +189,27 @@ class Topic:
         view = self.view()
         for part, found in zip(view.manifest.parts, view.ledgers, strict=True):
             data = format.ledger_path(view.folder, part.ledger_id).read_bytes()
-            assert len(found.rows) == part.kept and not found.damage
-            assert (np.diff(found.kept) > 0).all() and found.kept[-1] < part.entries
+            rows = compacted_ledgers.read_rows(format.index_path(view.folder, part.ledger_id), part.kept)
+            assert len(found.rows) == part.kept - part.gone > 0 and len(rows) == part.kept and not found.damage
+            assert (np.diff(rows["entry_id"].astype(np.int64)) > 0).all() and rows["entry_id"][-1] < part.entries
+            assert set(found.kept.tolist()) <= set(rows["entry_id"].tolist())
             at, messages = format.HEADER_SIZE, 0
-            for row in found.rows:
+            for row in rows:
                 entry_id, offset, size = (int(row[name]) for name in ("entry_id", "offset", "size"))
                 assert offset == at
                 entry = data[offset:offset + size]
                 assert crc32c(entry[6:]) == int.from_bytes(entry[2:6], "big") == int(row["crc32c"])
                 at += size + (8 * -(-int(row["messages"]) // 64) if int(row["flags"]) & format.IS_CUT else 0)
-                messages += found.cut[entry_id].bit_count() if entry_id in found.cut else int(row["messages"])
+                if entry_id in found.kept:
+                    messages += found.cut[entry_id].bit_count() if entry_id in found.cut else int(row["messages"])
             assert (at, messages) == (len(data), part.messages) and part.size == at - format.HEADER_SIZE
+            if part.mask:
+                mask = read_mask(view.folder, part.ledger_id, part.kept)
+                assert mask.rows.sum() == part.gone and not mask.rows[mask.cut["row"]].any()
+                assert len(np.unique(mask.cut)) == len(mask.cut)
+            keys = KeyFile(view.folder, part.ledger_id, lambda size: None)
+            keys.check()
+            assert len(keys.words()[1]) == keys.rows == part.kept
         assert sorted(path.name for path in view.folder.iterdir()) == sorted(
             ["view", *(f"{part.ledger_id}{suffix}" for part in view.manifest.parts
-                       for suffix in (".ledger", ".index"))])
+                       for suffix in (".ledger", ".index", KEYS, *([MASK] if part.mask else [])))])

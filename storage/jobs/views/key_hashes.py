@@ -1,0 +1,76 @@
+"""Hashes of keys, by which a compaction finds the messages of a view that new ones replace.
+
+A hash has 96 bits: three sums, each of which multiplies all words of the key with random factors and keeps the high
+half (multilinear hashing).  Two different keys have the same hash with a probability of 2^-96, whichever they are,
+because nobody outside knows the factors.  They come from a seed that the first compaction of a view draws.
+
+A key without any collision would have to be read from its entry.  Batches would make that most of the view.
+"""
+import functools
+import hashlib
+import secrets
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from geminga.proto.rows import words_at_each_byte
+from geminga.storage.ledgers.view_files import KEYS_HEADER
+
+SEED_SIZE = KEYS_HEADER["seed"].itemsize
+_LONG = 256                      # bytes; longer keys are hashed by BLAKE2b first, which is slower for short ones
+_TOGETHER = 1 << 16              # keys hashed at a time
+_HALVES = 2 * (_LONG // 8) + 1   # factors of a sum: for the halves of a key's words, and for its length
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+_HIGH, _LOW = np.uint64(32), np.uint64((1 << 32) - 1)
+
+
+def new_seed() -> bytes:
+    """Return a seed for the hashes of a view that continues no other one."""
+    return secrets.token_bytes(SEED_SIZE)
+
+
+def hashes(keys: pa.ChunkedArray | pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Return the hashes of keys, which are not null: a word (n,) that is never 0, and 64 more bits (n,)."""
+    chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
+    words, more = np.empty(len(keys), np.uint32), np.empty(len(keys), np.uint64)
+    at = 0
+    for chunk in chunks:
+        for first in range(0, len(chunk), _TOGETHER):
+            some = chunk[first:first + _TOGETHER]
+            words[at:at + len(some)], more[at:at + len(some)] = _hashes(some, seed)
+            at += len(some)
+    return words, more
+
+
+def _hashes(keys: pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    _, offsets, text = keys.buffers()
+    ends = np.frombuffer(offsets, np.int32)[keys.offset:keys.offset + len(keys) + 1].astype(np.int64)
+    begins, sizes = ends[:-1] - ends[0], np.diff(ends)
+    raw = memoryview(text)[ends[0]:ends[-1]] if text is not None else memoryview(b"")
+    pieces, length = [raw], len(raw)
+    lengths = sizes.astype(np.uint64)
+    for at in np.flatnonzero(sizes > _LONG).tolist():
+        pieces.append(memoryview(hashlib.blake2b(raw[begins[at]:begins[at] + sizes[at]], key=seed).digest()))
+        begins[at], sizes[at] = length, len(pieces[-1])
+        length += len(pieces[-1])
+    data = np.frombuffer(b"".join((*pieces, bytes(8))), np.uint8)
+    loaded, factors = words_at_each_byte(data), _factors(seed)
+    sums = [lengths * factor for factor in factors[:, -1]]
+    for number in range(-(-int(sizes.max(initial=0)) // 8)):
+        chosen: slice | NDArray[np.intp] = slice(None)
+        if (is_longer := sizes > 8 * number).mean() < 1:
+            chosen = np.flatnonzero(is_longer)
+        word = loaded[begins[chosen] + 8 * number] & _MASKS[np.minimum(sizes[chosen] - 8 * number, 8)]
+        low, high = word & _LOW, word >> _HIGH
+        for total, factor in zip(sums, factors, strict=True):
+            total[chosen] += low * factor[2 * number] + high * factor[2 * number + 1]
+    first, second, third = (total >> _HIGH for total in sums)
+    return np.maximum(first, np.uint64(1)).astype(np.uint32), second << _HIGH | third
+
+
+@functools.lru_cache(maxsize=16)
+def _factors(seed: bytes) -> NDArray[np.uint64]:
+    """Return the factors (3, _HALVES) of the three sums."""
+    raw = hashlib.shake_256(seed).digest(3 * 8 * _HALVES)
+    return np.frombuffer(raw, "<u8").reshape(3, _HALVES)
