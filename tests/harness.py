@@ -39,7 +39,7 @@ STOP_SECONDS = 5           # as the documents promise
 GRACE_SECONDS = 60         # the most that an overloaded machine adds to a deadline
 POLL_SECONDS = 0.01
 
-COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin"}
+COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin", "web": "geminga-web"}
 
 
 class Stopwatch:

@@ -37,6 +37,7 @@ NAMES: tuple[str, ...] = (
     "health", "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
     "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen",
     "clock_jumped_ms", "clock_jump_ms",
+    "web_sockets", "web_sockets_opened",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
 METHODS = "token", "basic", "tls", "other"        # of authentication

@@ -47,11 +47,12 @@ Settings = dict[str, Setting]
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Limits of requests over HTTP, apart from authentication and authorization."""
+    """HTTP, apart from authentication and authorization."""
 
     hosts: tuple[str, ...] = ()                   # names in requests' Host header, beside those that the broker knows
     # Folders for backups over HTTP; none: authorized or local callers may use any folder.
     backup_folders: tuple[str, ...] = ()
+    web_processes: int = 1                        # processes that serve WebSocket; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)

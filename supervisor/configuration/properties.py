@@ -72,7 +72,6 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "topicLevelPoliciesEnabled": (_is_off, "policies of topics stay available"),
     "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by this key"),
     "httpRequestsLimitEnabled": (_is_on, "requests over HTTP have no rate"),
-    "webSocketServiceEnabled": (_is_on, "WebSocket is not served"),
     "functionsWorkerEnabled": (_is_on, "functions are not run"),
     "enablePackagesManagement": (_is_on, "packages are not managed"),
     "messagingProtocols": (_is_said, _PLUGINS),
@@ -248,6 +247,10 @@ def _compaction_order(text: str) -> str:
     return COMPACTIONS[name]
 
 
+def _one_process(text: str) -> int:
+    return int(not _is_off(text))
+
+
 def _wanted(text: str) -> str:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"must be true or false, not {text!r}")
@@ -364,6 +367,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "topicCompactionRetainNullKey": ("nightly.retain_keyless", str),
     "transactionCoordinatorEnabled": ("transactions.enabled", str),
     "ttlDurationDefaultInSeconds": ("storage.message_ttl_s", str),
+    "webSocketServiceEnabled": ("http.web_processes", _one_process),
     "webServicePort": ("http_port", str),
     "webServicePortTls": ("tls.http_port", str),
 }

@@ -27,6 +27,7 @@ RANGES = {
     "workers": (0, 1_024),
     "owners": (0, 1_024),
     "drain_s": (0, 24 * 3600),
+    "http.web_processes": (0, 64),
     "storage.sync_interval_ms": (1, 3_600_000),
     "storage.roll_over_bytes": (MIB, 1 << 40),
     "storage.roll_over_entries": (1, (1 << 31) - 1),

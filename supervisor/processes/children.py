@@ -42,12 +42,12 @@ class Process:
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A worker, owner or admin process by its index, and the state of the process that runs for it now.
+    """A worker, owner, admin or web process by its index, and the state of the process that runs for it now.
 
     A process exists in every state but GONE.
     """
 
-    role: str                                         # worker, owner or admin
+    role: str                                         # worker, owner, admin or web
     index: int
     name: str                                         # in /proc and ps
     body: Callable[["Child", Control], None]          # runs in the child, with its end of the control socket
@@ -180,3 +180,10 @@ def describe_exit(status: int) -> str:
         hint = " (perhaps out of memory)" if number == signal.SIGKILL else ""
         return f"killed by {signal.Signals(number).name}{hint}"
     return f"exited with status {os.WEXITSTATUS(status)}"
+
+
+def beginning(child: Child, owners: int) -> str:
+    """Return the progress of a child that does not serve yet, as text for the status line."""
+    if child.role != "owner":
+        return f"{child.name} is being started again"
+    return f"recovering: owner {child.index + 1} of {owners}" + (f", {child.progress}" if child.progress else "")

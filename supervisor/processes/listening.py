@@ -1,6 +1,7 @@
 """Listening sockets of the broker, and the folder of the sockets between its processes."""
 import contextlib
 import errno
+import resource
 import shutil
 import socket
 import tempfile
@@ -89,3 +90,10 @@ def make_run_dir(data_dir: Path) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=0o700)
     return place if len(str(place)) <= _SOCKET_PATH_MAX else Path(tempfile.mkdtemp(prefix="geminga-"))
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those that it forks, open as many files and sockets as they may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

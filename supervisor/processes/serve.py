@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import gc
 import os
-import resource
 import selectors
 import shutil
 import signal
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk import data_folder
@@ -35,6 +35,7 @@ from geminga.supervisor.configuration import exposure, places
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import tune, unix_sockets
 from geminga.supervisor.host.stacks import listen
+from geminga.supervisor.processes import listening
 from geminga.supervisor.processes.children import (
     EXIT_CANNOT_BOOT,
     GONE,
@@ -43,6 +44,7 @@ from geminga.supervisor.processes.children import (
     STARTING,
     STOPPING,
     Child,
+    beginning,
     describe_exit,
     spread,
     start,
@@ -50,9 +52,9 @@ from geminga.supervisor.processes.children import (
 from geminga.supervisor.processes.control_socket import ControlSocket
 from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
-from geminga.supervisor.processes.listening import CannotServe, make_run_dir, open_listener, reached_from_others
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
+from geminga.supervisor.web.visits import make_visits
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
@@ -61,14 +63,11 @@ from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners
 
-STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # a stop kills children that take longer to end
+STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "web": 2.5, "owner": 4.0}     # a stop kills a child that takes longer
 
 
 class Supervisor:
-    """The supervisor process: it starts, watches and stops the other processes of the broker.
-
-    The supervisor itself reads no message and touches no data.
-    """
+    """The supervisor process: it starts, watches and stops the others, and reads no message and touches no data."""
 
     def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
         """Begin with a loaded configuration and no processes.
@@ -112,16 +111,16 @@ class Supervisor:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
+            raise listening.CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
         try:
             data_folder.claim(config.data_dir)
             backup.remove_leftovers(config.data_dir)
             self._stacks = listen(config.data_dir)      # inherited by the children
         except data_folder.CannotUse as error:
-            raise CannotServe(f"data_dir: {error}") from None
-        _raise_file_limit()
+            raise listening.CannotServe(f"data_dir: {error}") from None
+        listening.raise_file_limit()
         self._bind()
-        self.run_dir = make_run_dir(config.data_dir)
+        self.run_dir = listening.make_run_dir(config.data_dir)
         self._inside = {path: unix_sockets.listen(config.data_dir / path)
                         for path in (unix_sockets.CLIENTS, unix_sockets.HTTP)}
         self._control_socket = ControlSocket(config.data_dir, self._selector,
@@ -132,12 +131,15 @@ class Supervisor:
             catalogue.commit()
             catalogue.close()
         except (CatalogueError, StorageFull, NotDurable) as error:
-            raise CannotServe(str(error)) from None
+            raise listening.CannotServe(str(error)) from None
         self._has_moved = recovery.has_moved(config.data_dir, config.owners)
         self._admissions = make_admissions(config.workers)
         self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
         self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
+        self.children += [Child("web", n, f"geminga-web{n or ''}", self._be_web)
+                          for n in range(config.http.web_processes)]
+        self._visits = make_visits()
         self.counters = dict(zip([(child.role, child.index) for child in self.children],
                                  make_counters(len(self.children)), strict=True))
         log.lines = LogLines(["supervisor", *(child.name for child in self.children)])
@@ -152,14 +154,14 @@ class Supervisor:
         has_tls = bool(tls.certificate)
         for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
             for _ in range(config.workers if port >= 0 else 0):
-                listener = open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
+                listener = listening.open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
                                          is_first=not self.listeners[name])
                 port = listener.getsockname()[1]
                 self.listeners[name].append(listener)
         for scheme, key, port in (("http", "http_port", config.http_port),
                                   ("https", "tls.http_port", tls.http_port if has_tls else -1)):
             if port >= 0:
-                self.http_listeners[scheme] = open_listener(config.http_bind, port, key)
+                self.http_listeners[scheme] = listening.open_listener(config.http_bind, port, key)
         self.announce(config)
 
     def announce(self, config: Config) -> None:
@@ -169,7 +171,7 @@ class Supervisor:
         self.addresses = addresses(config.worker, port, tls_port, http, https)
         host = config.worker.advertised_address or config.worker.bind
         self._shown = {"clients": [url("pulsar", host, port), url("pulsar+ssl", host, tls_port)], "http": [http, https]}
-        others = "" if config.worker.advertised_address else reached_from_others(config.worker.bind)
+        others = "" if config.worker.advertised_address else listening.reached_from_others(config.worker.bind)
         self._shown_to_others = [url("pulsar", others, port), url("pulsar+ssl", others, tls_port)] if others else []
 
     def _http_url(self, scheme: str) -> str:
@@ -208,10 +210,21 @@ class Supervisor:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
         from geminga.supervisor.console import console
+        from geminga.supervisor.web import doors
+
+        def extend(application: Any) -> None:
+            console.install(application)
+            doors.install(application, self._visits)
+
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates,
                               self._inside[unix_sockets.HTTP])
         app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control,
-                self.authenticator, [each.connections for each in self._admissions], console.install)
+                self.authenticator, [each.connections for each in self._admissions], extend)
+
+    def _be_web(self, child: Child, control: Control) -> None:
+        self.counters["web", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
+        from geminga.supervisor.web import process  # likewise
+        process.run(self.config, self._visits, control, self.authenticator, self.counters["web", child.index])
 
     # -- the loop
 
@@ -278,8 +291,8 @@ class Supervisor:
             if child.state == GONE and may_start and time.monotonic() >= child.started:
                 self._serial += 1
                 others = [other.control for other in self.children if other.process is not None]
-                start(child, self._serial, [*others, *self._control_socket.held, self._selector, self._wake_read,
-                                            self._wake_write, self._lock, self.notify])
+                start(child, self._serial, [*others, *self._visits.unused_by(child.role), *self._control_socket.held,
+                                            self._selector, self._wake_read, self._wake_write, self._lock, self.notify])
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
 
     def _select_timeout(self) -> float:
@@ -364,7 +377,7 @@ class Supervisor:
         alive = [child for child in self.children if child.state in (STARTING, READY)]
         troubles = [f"{child.name} {child.heartbeat.trouble}" for child in alive if child.heartbeat.trouble]
         missing = [child for child in self.children if child.state != READY]
-        troubles += [_beginning(child, self.config.owners) for child in missing
+        troubles += [beginning(child, self.config.owners) for child in missing
                      if self.is_ready or child.role == "owner"]
         if troubles or missing:
             return "; ".join(troubles) or \
@@ -413,8 +426,8 @@ class Supervisor:
             self._failure = f"{child.name} cannot start"
             self.begin_stop()
         gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial},
-                "admin": {"worker_gone": child.serial}}[child.role]
-        for other in self.children if child.role == "owner" else self._of("owner"):
+                "admin": {"worker_gone": child.serial}}.get(child.role, {})      # of web processes nobody needs to know
+        for other in () if not gone else self.children if child.role == "owner" else self._of("owner"):
             if other.process is not None:
                 other.control.send(**gone)
 
@@ -441,11 +454,11 @@ class Supervisor:
     def _stop_step(self) -> bool:
         """Take the next step of a stop, and return whether all processes have ended.
 
-        Workers and the admin process are stopped first, then the owners, which store the messages that workers have
+        Workers and the admin process are stopped before the owners, which store the messages that workers have
         sent to them by then. Processes that take too long are killed.
         """
         passed = time.monotonic() - self._stop_began
-        for roles in (("worker", "admin"), ("owner",)):
+        for roles in (("web",), ("worker", "admin"), ("owner",)):
             alive = [child for child in self.children if child.role in roles and child.state != GONE]
             for child in alive:
                 if child.state != STOPPING:
@@ -457,19 +470,6 @@ class Supervisor:
             if alive:
                 return False
         return True
-
-
-def _beginning(child: Child, owners: int) -> str:
-    """Return the progress of a child that does not serve yet, as text for the status line."""
-    if child.role != "owner":
-        return f"{child.name} is being started again"
-    return f"recovering: owner {child.index + 1} of {owners}" + (f", {child.progress}" if child.progress else "")
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, list[str]]]) -> int:
@@ -487,7 +487,7 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
     supervisor = Supervisor(config, load)
     try:
         supervisor.prepare()
-    except (CannotServe, Unusable) as error:
+    except (listening.CannotServe, Unusable) as error:
         log.error(str(error), code="G330")
         return 2 if isinstance(error, Unusable) else 1
     except OSError as error:

@@ -10,6 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.requests import audit, authorization
 from geminga.supervisor.admin.resources import brokers
+from geminga.supervisor.web import doors
 from geminga.workers.identity.demands import DEMANDS
 
 from ..harness import Broker
@@ -98,6 +99,7 @@ def all_routes():
     for part in app.PARTS:
         application.add_routes(part.routes)
     application.add_routes(brokers.LAST)
+    application.add_routes(doors.routes)
     return {("GET" if route.method == "HEAD" else route.method, route.resource.canonical)
             for route in application.router.routes()}
 

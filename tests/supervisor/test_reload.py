@@ -82,7 +82,8 @@ def test_each_key_holds_or_is_named(key):
 
 def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
     assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port",
-                                  "network.proxy_protocol", "http_bind", "http_port", "tls.port", "tls.http_port"}
+                                  "network.proxy_protocol", "http_bind", "http_port", "tls.port", "tls.http_port",
+                                  "http.web_processes"}
 
 
 def test_tls_is_not_switched_on_halfway():
@@ -567,9 +568,10 @@ def test_processes_keep_to_a_core_or_do_not(reload):
     for text, is_spread in (('affinity = "spread"\n', True), ("", False)):
         reload.holds(text)
         children = reload.broker.children()
-        assert len(children) == 5
+        assert len(children) == 6
         for name, pid in children.items():
-            on = {cores[int(name[-1]) % len(cores)]} if is_spread and name != "geminga-admin" else set(cores)
+            is_pinned = is_spread and name not in ("geminga-admin", "geminga-web")
+            on = {cores[int(name[-1]) % len(cores)]} if is_pinned else set(cores)
             assert all(os.sched_getaffinity(int(thread)) == on for thread in os.listdir(f"/proc/{pid}/task")), name
 
 
@@ -584,6 +586,7 @@ def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
         "geminga-w0",
         "geminga-w1",
         "geminga-admin",
+        "geminga-web",
     }
     shown = jwt.encode({"sub": "joe"}, Path(key.replace("self", str(broker.pid))).read_bytes(), "HS256")
     for said, kind in ((shown, T.CONNECTED), ("x", T.ERROR)):

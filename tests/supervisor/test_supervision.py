@@ -11,6 +11,7 @@ from geminga.supervisor.processes import serve
 from geminga.supervisor.processes.children import GONE, READY, RESTART_MIN_SECONDS, STARTING, Child, Process
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, STARTING_SECONDS, Heartbeat, State
 from geminga.supervisor.processes.serve import Supervisor
+from geminga.supervisor.web.visits import make_visits
 
 
 class BusyHeartbeat(Heartbeat):
@@ -33,6 +34,7 @@ class Played:
         monkeypatch.setattr(serve, "start", self._start)
         self.supervisor = Supervisor(Config(workers=1, owners=2), lambda: None)
         self.supervisor._lock, self.supervisor._control_socket = None, SimpleNamespace(held=[])
+        self.supervisor._visits = make_visits()
         self.supervisor.notify = SimpleNamespace(alive=self._feed_watchdog, stopping=lambda: None)
         self.children = [Child(role, index, f"geminga-{role}{index}", lambda *_: None)
                          for role, index in (("owner", 0), ("owner", 1), ("worker", 0), ("admin", 0))]
@@ -72,7 +74,7 @@ class Played:
     def close(self):
         supervisor = self.supervisor
         for end in (*self.far_ends.values(), *(child.control for child in self.children if child.process),
-                    supervisor._selector, supervisor._wake_read, supervisor._wake_write):
+                    supervisor._selector, supervisor._wake_read, supervisor._wake_write, *supervisor._visits):
             end.close()
 
 

@@ -85,9 +85,10 @@ class Handshakes:
 
     def connect(self, client: Client, request: api.CommandConnect) -> None:
         """Authenticate a client that sends CONNECT, then welcome or refuse it; slow checks answer later."""
-        if not self._authenticator.is_on or client.is_inside:
-            peer = local.identity_of(client.stream.transport) or OURSELVES if client.is_inside else NOT_ASKED
-            return client.welcome(request, peer)
+        if client.is_inside:
+            return client.welcome(request, _inside(client, request))
+        if not self._authenticator.is_on:
+            return client.welcome(request, NOT_ASKED)
         credentials = Credentials(method_of(request), request.auth_data, certificate_of(client.stream.transport))
         original = None
         if request.HasField("original_principal"):
@@ -200,6 +201,17 @@ class Handshakes:
         self._expiring.discard(client)
         client.stream.stop_reading()
         _end(client, error) if is_told else client.stream.close()
+
+
+def _inside(client: Client, request: api.CommandConnect) -> Identity:
+    """Return the identity of a client that came by the socket in the data folder.
+
+    Our own processes ask on behalf of clients that they have authenticated: the original principal is the role, and the
+    credentials name the proxy, if there is one.
+    """
+    if request.HasField("original_principal"):
+        return Identity(request.original_principal, request.original_auth_method, proxy=request.auth_data.decode())
+    return local.identity_of(client.stream.transport) or OURSELVES
 
 
 def method_of(request: api.CommandConnect) -> str:

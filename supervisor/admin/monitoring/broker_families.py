@@ -61,6 +61,7 @@ OWN = {
     "starts": "Starts of this process; every start after the first replaced a process that had ended",
     "syncs_failed": "Times that the owner ended because its disk failed",
     "passes": "Passes of the owner's loop", "commands": "Commands other than SEND, ACK and FLOW",
+    "web_sockets_opened": "Connections that asked for a WebSocket",
     "tls_connections": "Connections to a port with TLS",
     "tls_handshakes": "TLS handshakes that succeeded",
     "tls_handshakes_failed": "TLS handshakes that the client or the broker refused",
@@ -79,6 +80,7 @@ OWNER_GAUGES = {
     "is_waiting": "1 while the disk keeps the owner from starting",
 }
 WORKER_GAUGES = {"in_flight_bytes": "Bytes of entries sent to owners that these have not taken in"}
+WEB_GAUGES = {"web_sockets": "WebSockets that are open"}
 # Histogram -> (Pulsar's name of the summary, HELP text).
 SUMMARIES = {
     "publish": ("pulsar_broker_publish_latency",

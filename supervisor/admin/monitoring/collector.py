@@ -29,6 +29,7 @@ from geminga.supervisor.admin.monitoring.broker_families import (
     RUNNING_NIGHT,
     SUMMARIES,
     SUMS,
+    WEB_GAUGES,
     WORKER_GAUGES,
 )
 from geminga.supervisor.admin.monitoring.stats import Measured, processes
@@ -109,7 +110,7 @@ class Collector:
                 if role == "owner":
                     expired.add_metric([process, reason], row[counter])
         yield expired
-        for gauges, whose in ((OWNER_GAUGES, "owner"), (WORKER_GAUGES, "worker")):
+        for gauges, whose in ((OWNER_GAUGES, "owner"), (WORKER_GAUGES, "worker"), (WEB_GAUGES, "web")):
             for counter, text in gauges.items():
                 values = {process: row[counter] for process, (role, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, counter, text, values)

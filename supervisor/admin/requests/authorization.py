@@ -309,6 +309,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (SUPER, "GET PUT DELETE", ("/ops/v1/log-level",)),
     (SUPER, "GET", ("/ops/v1/status",)),
     (SUPER, "POST", ("/ops/v1/alarms/{alarm}/seen",)),
+    # WebSocket: the doors look at each topic that the address names.
+    (None, "GET", ("/ws/v2/{kind}/{rest}", "/ws/v3/{kind}/{rest}")),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
 for _routes in ROUTES.values():

@@ -67,6 +67,11 @@ class Guard:
             _refuse_other_sites(request)
             _refuse_forms(request)
 
+    def knows(self, host: str) -> bool:
+        """Whether the host of a page is this one, or is named by the configuration."""
+        name = _plain(host)
+        return name in self._names or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
     async def _is_own(self, host: str) -> bool:
         name = _name_of(host)
         return name in self._names or _is_address(name) or name == await self._looked_up()

@@ -1,0 +1,80 @@
+"""Dead letters: a message that was redelivered too often is published to another topic, then acknowledged.
+
+The worker delivers a message again until its dead letter is stored: a loss in between makes a second one.
+"""
+from collections import deque
+
+from geminga.proto import frames, names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.messages.entries import About, Batch, Making, Outgoing
+from geminga.supervisor.web.delivered import Delivered
+from geminga.supervisor.web.inner import Inner, T, Taker
+from geminga.supervisor.web.subscribing import Topic
+from geminga.supervisor.web.visits import Visit
+
+_SUFFIX = "-DLQ"
+
+
+class DeadLetters:
+    """The dead letters of one WebSocket."""
+
+    __slots__ = ("_is_opening", "_making", "_next_id", "_number", "_topic", "_visit", "_waiting", "is_wanted")
+
+    def __init__(self, visit: Visit, topic: str) -> None:
+        """topic: to which they go; "": named by the topic of the messages and the subscription."""
+        self._visit, self._topic = visit, topic
+        self._making: Making | None = None                   # None: there is no producer yet
+        self._is_opening, self.is_wanted = False, False      # is_wanted: `send` has something to do
+        self._next_id = self._number = 0      # _number: of the producer on the connection
+        self._waiting: deque[tuple[int, Topic, Delivered]] = deque()      # with sequence ids; -1: not sent yet
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters waiting={len(self._waiting)}>"
+
+    def suspended(self) -> None:
+        """Forget what waits: the worker delivers it again."""
+        self._waiting.clear()
+        self._making, self._is_opening, self.is_wanted = None, False, False
+
+    def add(self, topic: Topic, one: Delivered) -> None:
+        """Take a message that `send` publishes."""
+        self._waiting.append((-1, topic, one))
+        self.is_wanted = not self._is_opening
+
+    async def send(self, link: Inner, taker: Taker) -> None:
+        """Publish what waits.  Raises ClientError."""
+        self.is_wanted = False
+        if self._making is None:
+            self._is_opening = True
+            name = self._topic or f"{names.parse(self._waiting[0][1].name).base}-{self._visit.subscription}{_SUFFIX}"
+            self._number = link.next_id()
+            link.producers[self._number] = taker
+            request = api.CommandProducer(topic=name, producer_id=self._number, request_id=link.next_id())
+            command = api.BaseCommand(type=T.PRODUCER, producer=request)
+            answer: api.CommandProducerSuccess = await link.ask(command, request.request_id)
+            self._making, self._is_opening = Making(answer.producer_name), False
+        for _ in range(len(self._waiting)):
+            sequence_id, topic, one = self._waiting.popleft()
+            if sequence_id < 0:
+                sequence_id, self._next_id = self._next_id, self._next_id + 1
+                link.write(self._frame(self._making, sequence_id, topic, one))
+            self._waiting.append((sequence_id, topic, one))
+
+    def _frame(self, making: Making, sequence_id: int, topic: Topic, one: Delivered) -> list[bytes]:
+        origin = f"{one.position[0]}:{one.position[1]}:{topic.partition}"
+        if one.batch_index >= 0:
+            origin += f":{one.batch_index}"
+        properties = one.properties | {"REAL_TOPIC": topic.name, "ORIGIN_MESSAGE_ID": origin}
+        batch = Batch(making, 1, sequence_id)
+        batch.add(Outgoing(one.payload, About(one.key, one.is_key_base64, None, tuple(properties.items()))))
+        data = batch.entry().data
+        send = api.CommandSend(producer_id=self._number, sequence_id=sequence_id, num_messages=1)
+        body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()
+        return [frames.SIZES.pack(4 + len(body) + len(data), len(body)), body, data]
+
+    def received(self, sequence_id: int) -> tuple[Topic, Delivered] | None:
+        """Return the message whose dead letter is stored, which is to be acknowledged."""
+        if not self._waiting or self._waiting[0][0] != sequence_id:
+            return None
+        _, topic, one = self._waiting.popleft()
+        return topic, one

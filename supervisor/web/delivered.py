@@ -1,0 +1,99 @@
+"""Entries -> texts for consumers and readers, and message ids."""
+import base64
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.messages.decoding import Decoder
+from geminga.supervisor.messages.message import Message
+from geminga.supervisor.pulsar_client.entries import Entry
+
+_CODECS = {api.NONE: "NONE", api.LZ4: "LZ4", api.ZLIB: "ZLIB", api.ZSTD: "ZSTD", api.SNAPPY: "SNAPPY"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Delivered(NamedTuple):
+    """A message that is on its way to a client.  Positions are (ledger, entry)."""
+
+    position: tuple[int, int]
+    batch_index: int                            # -1: not in a batch
+    batch_size: int                             # messages of the batch, 0: not in a batch
+    others: tuple[tuple[int, int], ...]         # of the other chunks of a large message
+    text: bytes                                 # JSON
+    payload: bytes                              # with the next two for dead letters
+    properties: dict[str, str]
+    key: str | None
+    is_key_base64: bool
+    redelivery_count: int
+
+    @property
+    def id(self) -> api.MessageIdData:
+        ledger_id, entry_id = self.position
+        return api.MessageIdData(ledgerId=ledger_id, entryId=entry_id, batch_index=self.batch_index,
+                                 batch_size=self.batch_size)
+
+
+def messages(decoder: Decoder, topic: str, partition: int, entry: Entry, *,
+             keeps_payload: bool) -> Iterator[Delivered]:
+    """Iterate over the messages of an entry that is not encrypted.  keeps_payload: beside the text."""
+    for message in decoder.messages(topic, entry):
+        others = tuple(place for place in message.chunks if place != (message.ledger_id, message.entry_id))
+        yield Delivered((message.ledger_id, message.entry_id), message.batch_index, message.batch_size, others,
+                        _text(message, partition, ""), message.payload if keeps_payload else b"", message.properties,
+                        message.key, message.is_key_base64, message.redelivery_count)
+
+
+def encrypted(topic: str, partition: int, entry: Entry) -> Delivered:
+    """Return the one message of an encrypted entry: a batch cannot be opened, and counts as one message."""
+    own = entry.metadata
+    count = own.num_messages_in_batch if own.HasField("num_messages_in_batch") else None
+    keys = {one.key: {"keyValue": _base64(one.value), "metadata": {pair.key: pair.value for pair in one.metadata}}
+            for one in own.encryption_keys}
+    context = {"keys": keys, "param": _base64(own.encryption_param), "compressionType": _CODECS[own.compression],
+               "uncompressedMessageSize": own.uncompressed_size, "batchSize": count}
+    if own.encryption_algo:
+        context["algorithm"] = own.encryption_algo
+    key = own.partition_key if own.HasField("partition_key") else None
+    properties = {pair.key: pair.value for pair in own.properties}
+    message = Message(topic, entry.ledger_id, entry.entry_id, -1, 0, partition, entry.payload, key, None, properties,
+                      own.publish_time, own.event_time, 0, "", 0, None, entry.redelivery_count, own.null_value)
+    return Delivered(entry[:2], -1, 0, (), _text(message, partition, f',"encryptionContext":{json.dumps(context)}'),
+                     b"", properties, key, own.partition_key_b64_encoded, entry.redelivery_count)
+
+
+def _text(message: Message, partition: int, more: str) -> bytes:
+    properties = json.dumps(message.properties) if message.properties else "{}"
+    if message.event_time_ms:
+        more += f',"eventTime":"{moment(message.event_time_ms)}"'
+    if message.key is not None:
+        more += f',"key":{json.dumps(message.key)}'
+    place = message_id(message.ledger_id, message.entry_id, partition, message.batch_index, message.batch_size)
+    return (f'{{"messageId":"{place}","payload":"{_base64(message.payload)}","properties":{properties},'
+            f'"publishTime":"{moment(message.publish_time_ms)}","redeliveryCount":{message.redelivery_count}{more}}}'
+            ).encode()
+
+
+def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int, batch_size: int) -> str:
+    """Return the text of a message id, with the fields that Pulsar gives it."""
+    place = api.MessageIdData(ledgerId=ledger_id, entryId=entry_id, batch_size=max(0, batch_size))
+    if partition >= 0:
+        place.partition = partition
+    if batch_index >= 0:
+        place.batch_index = batch_index
+    return _base64(place.SerializeToString())
+
+
+def moment(time_ms: int) -> str:
+    """Return a time as ISO 8601, without zeros at the end of its fraction; far times are the last one of all."""
+    try:
+        text = (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return "9999-12-31T23:59:59.999Z"
+    return f"{text.removesuffix('+00:00').rstrip('0').rstrip('.')}Z" if time_ms % 1_000 else \
+        f"{text.removesuffix('.000+00:00')}Z"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,329 @@
+"""A client of the workers, by the socket in the data folder, for one session or several of the same role.
+
+The worker treats such a client as the role that the admin process has authenticated, and revokes its producers and
+consumers with its rights.
+
+Each session has a connection of its own, until these take a quarter of the descriptors that the process may open.
+Later sessions share connections.  One of them gets its own before anything could make others wait: when it publishes,
+as the worker does not read from a connection while one of its producers is throttled, and when its client reads too
+slowly.
+"""
+import asyncio
+import itertools
+import resource
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from geminga.proto import frames
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.host import unix_sockets
+from geminga.supervisor.pulsar_client.client import ClientError, NoBroker
+from geminga.workers.identity.authentication import Identity
+
+T = api.BaseCommand.Type
+_ANSWER_S = 30.0             # that a worker has for an answer
+_OWN_PART = 4                # of the descriptors of a process, own connections take 1 / _OWN_PART at most
+_USERS_MAX = 64              # sessions that share a connection
+_VERSION = "Geminga WebSocket"
+# Type of an answer: (its field of BaseCommand, field of an error's code in there, field of its text).
+_ANSWERS: dict[int, tuple[str, str, str]] = {
+    T.SUCCESS: ("success", "", ""),
+    T.PRODUCER_SUCCESS: ("producer_success", "", ""),
+    T.ERROR: ("error", "error", "message"),
+    T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
+    T.WATCH_TOPIC_LIST_SUCCESS: ("watchTopicListSuccess", "", ""),
+}
+# Type of a command that answers no request: (whose it is, its field of BaseCommand, field of the number in there).
+_TOLD = {
+    T.CLOSE_PRODUCER: ("producers", "close_producer", "producer_id"),
+    T.CLOSE_CONSUMER: ("consumers", "close_consumer", "consumer_id"),
+    T.REACHED_END_OF_TOPIC: ("consumers", "reachedEndOfTopic", "consumer_id"),
+    T.WATCH_TOPIC_UPDATE: ("watchers", "watchTopicUpdate", "watcher_id"),
+}
+
+
+class Taker(Protocol):
+    """What an inner client tells a session."""
+
+    def delivered(self, message: api.CommandMessage, data: bytes) -> None: ...
+    def received(self, receipt: api.CommandSendReceipt) -> None: ...
+    def not_sent(self, error: api.CommandSendError) -> None: ...
+    def told(self, command: api.BaseCommand) -> None:
+        """Take a command that answers no request."""
+    def taken(self) -> None:
+        """Go on after all frames that came together."""
+    def lost(self, why: str) -> None:
+        """The connection has ended, and `close` was not called."""
+    def inner_writable(self, *, is_writable: bool) -> None: ...
+
+
+class Inner(asyncio.Protocol):
+    """One connection to a worker; `connect` returns it after the handshake."""
+
+    __slots__ = ("_asked", "_connected", "_ids", "_own", "_rest", "_takers", "_touched", "_transport", "consumers",
+                 "is_open", "is_paused", "is_writable", "message_size_max", "producers", "watchers")
+
+    def __init__(self, own: "set[Inner] | None") -> None:
+        """own: all connections that one session has alone, of which this becomes one; None: sessions share this one."""
+        self._own = own
+        self._takers: set[Taker] = set()
+        self._touched: set[Taker] = set()              # those that have got something of what came together
+        # By number, whose each is.
+        self.producers: dict[int, Taker] = {}
+        self.consumers: dict[int, Taker] = {}
+        self.watchers: dict[int, Taker] = {}
+        self._transport: asyncio.Transport             # set by connection_made
+        self._rest = bytearray()                       # received bytes that are no whole frame yet
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._connected: asyncio.Future[Any] | None = asyncio.get_running_loop().create_future()
+        self._ids = itertools.count(1)
+        self.is_open = self.is_writable = True
+        self.is_paused = False
+        self.message_size_max = 0
+
+    def __repr__(self) -> str:
+        return f"<Inner open={self.is_open} asked={len(self._asked)}>"
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self._own is not None:
+            self._own.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        rest, at = self._rest, 0
+        rest += data
+        end = len(rest)
+        while end - at >= frames.SIZES.size:
+            total, size = frames.SIZES.unpack_from(rest, at)
+            behind = at + 4 + total
+            if behind > end:
+                break
+            command = api.BaseCommand.FromString(bytes(rest[at + 8:at + 8 + size]))
+            self._take(command, bytes(rest[at + 8 + size:behind]) if command.type == T.MESSAGE else b"")
+            at = behind
+        del rest[:at]
+        touched, self._touched = self._touched, set()
+        for taker in touched & self._takers:
+            taker.taken()
+
+    def _take(self, command: api.BaseCommand, entry: bytes) -> None:
+        kind = command.type
+        if not self.is_open:
+            return
+        if kind == T.MESSAGE:
+            if taker := self._for(self.consumers, command.message.consumer_id):
+                taker.delivered(command.message, entry)
+        elif kind == T.SEND_RECEIPT:
+            if taker := self._for(self.producers, command.send_receipt.producer_id):
+                taker.received(command.send_receipt)
+        elif kind == T.SEND_ERROR:
+            if taker := self._for(self.producers, command.send_error.producer_id):
+                taker.not_sent(command.send_error)
+        elif kind == T.PING:
+            self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
+        elif kind == T.CONNECTED or (kind == T.ERROR and self._connected is not None):
+            waiting, self._connected = self._connected, None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(command)
+        elif kind in _ANSWERS:
+            self._answered(command, *_ANSWERS[kind])
+        elif kind in _TOLD:
+            owners, field, number = _TOLD[kind]
+            if taker := self._for(getattr(self, owners), getattr(getattr(command, field), number)):
+                taker.told(command)
+
+    def _for(self, owners: dict[int, Taker], number: int) -> Taker | None:
+        """Return the session of a producer, consumer or watcher, which is told when all that came is read."""
+        taker = owners.get(number)
+        if taker is not None:
+            self._touched.add(taker)
+        return taker
+
+    def _answered(self, command: api.BaseCommand, name: str, code: str, text: str) -> None:
+        answer = getattr(command, name)
+        waiting = self._asked.pop(answer.request_id, None)
+        if waiting is None or waiting.done():
+            return
+        if code and answer.HasField(code):
+            waiting.set_exception(ClientError(getattr(answer, text), getattr(answer, code)))
+        else:
+            waiting.set_result(answer)
+
+    def pause_writing(self) -> None:
+        self._can_write(is_writable=False)
+
+    def resume_writing(self) -> None:
+        self._can_write(is_writable=True)
+
+    def _can_write(self, *, is_writable: bool) -> None:
+        self.is_writable = is_writable
+        for taker in list(self._takers):
+            taker.inner_writable(is_writable=is_writable)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self._own is not None:
+            self._own.discard(self)
+        for waiting in (*self._asked.values(), *([self._connected] if self._connected is not None else [])):
+            if not waiting.done():
+                waiting.set_exception(NoBroker("the worker closed the connection"))
+                waiting.exception()      # else asyncio logs that nobody waits any more
+        self._asked.clear()
+        for taker in list(self._takers):
+            taker.lost("the worker closed the connection")
+
+    # -- calls of the session
+
+    def add(self, taker: Taker) -> None:
+        """Let a session use the connection."""
+        self._takers.add(taker)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether one session has the connection alone."""
+        return self._own is not None
+
+    @property
+    def users(self) -> int:
+        return len(self._takers)
+
+    def release(self, taker: Taker) -> None:
+        """Close what a session has here, and the connection if nobody else uses it.  The session is told nothing more.
+        """
+        for command, _ in self._closing(taker):
+            self.send(command)
+        self._takers.discard(taker)
+        if not self._takers:
+            self.close()
+
+    async def leave(self, taker: Taker) -> None:
+        """Close what a session has here, as `release` does, and wait for the answers."""
+        self._takers.discard(taker)
+        try:
+            await asyncio.gather(*(self.ask(*closing) for closing in self._closing(taker)), return_exceptions=True)
+        finally:
+            if not self._takers:
+                self.close()
+
+    def _closing(self, taker: Taker) -> list[tuple[api.BaseCommand, int]]:
+        """Return the commands, with their request ids, that close all that a session has here, and forget it."""
+        closing = []
+        for number in [number for number, owner in self.producers.items() if owner is taker]:
+            del self.producers[number]
+            producer = api.CommandCloseProducer(producer_id=number, request_id=self.next_id())
+            closing.append((api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=producer), producer.request_id))
+        for number in [number for number, owner in self.consumers.items() if owner is taker]:
+            del self.consumers[number]
+            consumer = api.CommandCloseConsumer(consumer_id=number, request_id=self.next_id())
+            closing.append((api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=consumer), consumer.request_id))
+        for number in [number for number, owner in self.watchers.items() if owner is taker]:
+            del self.watchers[number]
+            watcher = api.CommandWatchTopicListClose(watcher_id=number, request_id=self.next_id())
+            closing.append((api.BaseCommand(type=T.WATCH_TOPIC_LIST_CLOSE, watchTopicListClose=watcher),
+                            watcher.request_id))
+        return closing
+
+    def close(self) -> None:
+        self.is_open = False
+        self._transport.close()
+
+    def pause(self) -> None:
+        """Stop reading from the worker, which then delivers no more than the socket holds."""
+        if not self.is_paused and self.is_open:
+            self.is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.is_paused and self.is_open:
+            self.is_paused = False
+            self._transport.resume_reading()
+
+    def send(self, command: api.BaseCommand) -> None:
+        if self.is_open:
+            body = command.SerializeToString()
+            self._transport.write(frames.SIZES.pack(4 + len(body), len(body)) + body)
+
+    def write(self, pieces: list[bytes]) -> None:
+        """Write whole frames."""
+        if self.is_open:
+            self._transport.write(b"".join(pieces))
+
+    def next_id(self) -> int:
+        """Return a new number for a request, a producer, a consumer or a watcher."""
+        return next(self._ids)
+
+    async def ask(self, command: api.BaseCommand, request_id: int) -> Any:
+        """Send a request, and return the message inside its answer.  Raises ClientError."""
+        if not self.is_open:
+            raise NoBroker("the worker closed the connection")
+        waiting = self._asked[request_id] = asyncio.get_running_loop().create_future()
+        self.send(command)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await waiting
+        except TimeoutError:
+            raise NoBroker(f"no answer of the worker within {_ANSWER_S:g} s") from None
+        finally:
+            self._asked.pop(request_id, None)
+
+    async def greet(self, identity: Identity) -> None:
+        """Send CONNECT for this identity, and wait for CONNECTED.  Raises ClientError."""
+        request = api.CommandConnect(
+            client_version=_VERSION, protocol_version=21, auth_data=identity.proxy.encode(),
+            original_principal=identity.role, original_auth_method=identity.method)
+        waiting = self._connected
+        assert waiting is not None
+        self.send(api.BaseCommand(type=T.CONNECT, connect=request))
+        async with asyncio.timeout(_ANSWER_S):
+            answer = await waiting
+        if answer.type == T.ERROR:
+            raise ClientError(answer.error.message, answer.error.error)
+        self.message_size_max = answer.connected.max_message_size or 5 << 20
+
+
+async def connect(clients: Path, identity: Identity, own: set[Inner] | None) -> Inner:
+    """Return a connection to one of the workers, on behalf of an identity; see Inner for `own`.
+
+    Raises OSError, ClientError.
+    """
+    _, inner = await unix_sockets.open_connection(f"{unix_sockets.UNIX}{clients}", lambda: Inner(own))
+    try:
+        await inner.greet(identity)
+    except TimeoutError:
+        inner.close()
+        raise NoBroker(f"no answer of the worker within {_ANSWER_S:g} s") from None
+    except BaseException:
+        inner.close()
+        raise
+    return inner
+
+
+class Links:
+    """The connections of a process to the workers."""
+
+    def __init__(self, clients: Path) -> None:
+        self._clients = clients
+        self._shared: dict[tuple[str, str, str], list[Inner]] = {}      # by role, method and proxy
+        self._own: set[Inner] = set()
+        self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Links {len(self._own)} own, {sum(map(len, self._shared.values()))} shared>"
+
+    async def get(self, taker: Taker, identity: Identity, *, is_own: bool) -> Inner:
+        """Return a connection for a session.  is_own: it has to be the session's own.  Raises OSError, ClientError."""
+        if is_own or len(self._own) < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OWN_PART:
+            inner = await connect(self._clients, identity, self._own)
+            inner.add(taker)
+            return inner
+        async with self._opening:
+            who = identity.role, identity.method, identity.proxy
+            links = self._shared[who] = [link for link in self._shared.get(who, ()) if link.is_open]
+            inner = next((link for link in links if link.users < _USERS_MAX), None) \
+                or await connect(self._clients, identity, None)
+            if inner not in links:
+                links.append(inner)
+            inner.add(taker)
+            return inner

@@ -1,0 +1,193 @@
+"""A `geminga-web` process: visits that the admin process hands over become sessions.
+
+A session is a client of the workers.  The process reads no file of the data folder, and a slow client holds up nobody:
+its session alone stops reading from the worker.
+"""
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from http import HTTPStatus
+
+import uvloop
+
+from geminga.storage.runtime.control import Control, unpacked
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host.unix_sockets import CLIENTS
+from geminga.supervisor.web import parameters
+from geminga.supervisor.web.connection import Connection
+from geminga.supervisor.web.consumer import Consumer
+from geminga.supervisor.web.frames import GOING_AWAY, REFUSED
+from geminga.supervisor.web.inner import Links
+from geminga.supervisor.web.parameters import WrongParameter
+from geminga.supervisor.web.producer import Producer
+from geminga.supervisor.web.session import Session, Turned
+from geminga.supervisor.web.visits import CONSUMER, PRODUCER, Visit, Visits
+from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.owners.following import follow
+
+_OPENING_MAX = 500           # handshakes under way; others wait in the socket
+_OPEN_S = 30.0               # that a handshake may take
+_LOOK_S = 5.0                # between two looks for idle connections
+_GOODBYE_S = 1.0             # that clients have to answer when the process stops
+
+
+class Web:
+    """All WebSockets of one process."""
+
+    def __init__(self, config: Config, visits: Visits, authenticator: Authenticator, counters: Counters) -> None:
+        self._links, self._visits = Links(config.data_dir / CLIENTS), visits
+        self._authenticator, self._counters = authenticator, counters
+        self._loop = asyncio.get_running_loop()
+        self.connections: set[Connection] = set()
+        self._expiring: dict[Connection, float] = {}      # when their credentials expire, in seconds since 1970
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_reading = False
+        self._is_stopping = False
+
+    def __repr__(self) -> str:
+        return f"<Web connections={len(self.connections)} opening={len(self._opening)}>"
+
+    # -- visits
+
+    def read(self) -> None:
+        """Take visits from now on."""
+        if not self._is_reading and not self._is_stopping:
+            self._is_reading = True
+            self._loop.add_reader(self._visits.incoming.fileno(), self._came)
+
+    def _hold(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._visits.incoming.fileno())
+
+    def _came(self) -> None:
+        while len(self._opening) < _OPENING_MAX:
+            if (came := self._visits.receive()) is None:
+                return
+            task = self._loop.create_task(self._admit(*came))
+            self._opening.add(task)
+            task.add_done_callback(self._admitted)
+        self._hold()
+
+    def _admitted(self, task: "asyncio.Task[None]") -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(f"a handshake of a WebSocket fails: {error!r}", code="G290")
+        self.read()
+
+    async def _admit(self, visit: Visit, link: socket.socket) -> None:
+        """Answer a handshake: 101, or the error that keeps the session from being opened."""
+        link.setblocking(False)
+        connect = self._loop.create_unix_connection if link.family == socket.AF_UNIX else self._loop.create_connection
+        _, connection = await connect(lambda: Connection(self.connections, visit.key), sock=link)
+        self._counters.add("web_sockets_opened")
+        try:
+            session = _session(visit, self._links, connection)
+            try:
+                async with asyncio.timeout(_OPEN_S):
+                    await session.open()
+            except BaseException:
+                session.closed()
+                raise
+            if visit.identity.expires_s is not None:
+                self._expiring[connection] = visit.identity.expires_s
+            connection.open(session, visit.rest)
+        except WrongParameter as error:
+            _refuse(connection, HTTPStatus.BAD_REQUEST, f"Invalid query params: {error}")
+        except Turned as error:
+            what = visit.kind if visit.kind == "reader" else "producer/consumer"
+            _refuse(connection, error.status, f"Failed to create {what}: {error.text}")
+        except TimeoutError:
+            _refuse(connection, HTTPStatus.GATEWAY_TIMEOUT, f"Failed to create {visit.kind}: it took too long")
+        except Exception:
+            _refuse(connection, HTTPStatus.INTERNAL_SERVER_ERROR,
+                    "An error of the broker's own; its log has the details")
+            raise
+
+    # -- all connections
+
+    def look(self, now_s: float) -> None:
+        """End idle connections, and those whose credentials have expired.  now_s: seconds since 1970."""
+        self._counters.set("web_sockets", len(self.connections))
+        now = self._loop.time()
+        for connection in list(self.connections):
+            connection.end_if_idle(now)
+        for connection, expires_s in list(self._expiring.items()):
+            if connection.is_closed:
+                del self._expiring[connection]
+            elif expires_s <= now_s:
+                connection.close(REFUSED, "The credentials have expired")
+
+    def configure(self, text: str) -> None:
+        """Apply new options.  Raises Unusable."""
+        identity, logged = unpacked(text)
+        self._authenticator.configure(identity)
+        log.begin(logged)
+        for connection in list(self.connections):
+            session = connection.session
+            if isinstance(session, Session) and not self._authenticator.accepts(session.visit.identity):
+                connection.close(REFUSED, "Authentication is required in another way now")
+
+    async def stop(self) -> None:
+        """Tell all clients, and end their connections."""
+        self._is_stopping = True
+        self._hold()
+        for task in list(self._opening):
+            task.cancel()
+        for connection in list(self.connections):
+            connection.close(GOING_AWAY, "The broker stops")
+        until = self._loop.time() + _GOODBYE_S
+        while self.connections and self._loop.time() < until:
+            await asyncio.sleep(0.02)
+
+
+class _NoOwners:
+    """Takes the supervisor's news of owners, with whom this process has nothing to do."""
+
+    def owner_up(self, index: int, serial: int) -> None:
+        pass
+
+    def owner_gone(self, index: int) -> None:
+        pass
+
+
+def _session(visit: Visit, links: Links, connection: Connection) -> Session:
+    """Return the session for a visit.  Raises WrongParameter."""
+    given = dict(visit.parameters)
+    if visit.kind == PRODUCER:
+        return Producer(visit, links, connection, parameters.producing(given))
+    own = parameters.consuming(given) if visit.kind == CONSUMER else parameters.reading(given)
+    return Consumer(visit, links, connection, own)
+
+
+def _refuse(connection: Connection, status: HTTPStatus, reason: str) -> None:
+    connection.refuse(status.value, status.phrase, json.dumps({"reason": reason}).encode())
+
+
+def run(config: Config, visits: Visits, control: Control, authenticator: Authenticator, counters: Counters) -> None:
+    """Serve WebSockets until the supervisor tells the process to stop."""
+    uvloop.run(_serve(config, visits, control, authenticator, counters))
+
+
+async def _serve(config: Config, visits: Visits, control: Control, authenticator: Authenticator,
+                 counters: Counters) -> None:
+    web = Web(config, visits, authenticator, counters)
+
+    async def drain() -> None:
+        """Workers refuse what is published, and deliver nothing more."""
+
+    stopping = follow(control, _NoOwners(), web.configure, drain)
+    web.read()
+    counters.set("serving_pid", os.getpid())
+    control.send(ready={})
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await stopping.wait()
+        web.look(time.time())
+    await web.stop()

@@ -1,0 +1,198 @@
+"""What producers, consumers and readers share: a client of the workers that is opened again when it is lost.
+
+    OPEN --the worker closes it--> LOST --opened again--> OPEN
+                                        --refused--> the WebSocket closes
+
+A session is lost when its topic is unloaded or deleted, a subscription seeks, a worker or owner ends, or a right is
+revoked.  The first attempt to open it decides about the handshake's answer.
+"""
+import asyncio
+from http import HTTPStatus
+from typing import cast
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.runtime.log import log
+from geminga.supervisor.pulsar_client.client import ClientError, NoBroker
+from geminga.supervisor.web import inner
+from geminga.supervisor.web.connection import Connection
+from geminga.supervisor.web.frames import FAILED, REFUSED
+from geminga.supervisor.web.inner import Inner, Links
+from geminga.supervisor.web.visits import Visit
+
+_STATUSES = {
+    api.AuthenticationError: HTTPStatus.UNAUTHORIZED, api.AuthorizationError: HTTPStatus.FORBIDDEN,
+    api.TopicNotFound: HTTPStatus.NOT_FOUND, api.MetadataError: HTTPStatus.NOT_FOUND,
+    api.SubscriptionNotFound: HTTPStatus.NOT_FOUND,
+    api.ProducerBusy: HTTPStatus.CONFLICT, api.ConsumerBusy: HTTPStatus.CONFLICT,
+    api.ProducerFenced: HTTPStatus.CONFLICT, api.IncompatibleSchema: HTTPStatus.CONFLICT,
+    api.ConsumerAssignError: HTTPStatus.CONFLICT, api.NotAllowedError: HTTPStatus.CONFLICT,
+    api.InvalidTopicName: HTTPStatus.BAD_REQUEST, api.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
+    api.ServiceNotReady: HTTPStatus.SERVICE_UNAVAILABLE, api.PersistenceError: HTTPStatus.SERVICE_UNAVAILABLE,
+    api.TopicTerminatedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    api.ProducerBlockedQuotaExceededError: HTTPStatus.SERVICE_UNAVAILABLE,
+    api.ProducerBlockedQuotaExceededException: HTTPStatus.SERVICE_UNAVAILABLE}
+_BUSY = api.ProducerBusy, api.ConsumerBusy
+# Causes that pass: None stands for a connection that ended.
+_PASSING = None, api.ServiceNotReady, api.PersistenceError, api.TooManyRequests, *_BUSY
+_RIGHTS = api.AuthenticationError, api.AuthorizationError
+# A client that connects again at once may come before its former connection was seen to end.
+_BUSY_ATTEMPTS, _BUSY_S = 5, 0.1
+_AGAIN_S, _AGAIN_MAX_S = 0.1, 5.0       # between attempts to open a lost session
+_GIVE_UP_S = 60.0                        # for a name or subscription that is taken meanwhile
+
+
+class Turned(Exception):
+    """The handshake is refused with this HTTP status."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+class Session:
+    """A WebSocket's producer, consumer or reader; the classes that derive from this one say what is opened."""
+
+    __slots__ = ("_again", "_is_lost_again", "_links", "connection", "inner", "is_busy", "visit")
+
+    def __init__(self, visit: Visit, links: Links, connection: Connection) -> None:
+        self.visit, self._links, self.connection = visit, links, connection
+        self.inner: Inner | None = None                       # None: not open yet, or lost
+        self.is_busy = False                                  # it needs a connection of its own
+        self._again: asyncio.Task[None] | None = None         # opens the session again
+        self._is_lost_again = False                           # while it is opened
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.visit.kind} is_lost={self._again is not None}>"
+
+    # -- what derived classes say
+
+    async def begin(self, link: Inner) -> None:
+        """Open what the session needs on a new connection to a worker.  Raises ClientError."""
+        raise NotImplementedError
+
+    def began(self) -> None:
+        """Go on: everything that the session needs is open."""
+
+    def suspended(self) -> None:
+        """Stop: the connection to the worker is lost."""
+
+    def failed(self, why: str) -> None:
+        """React to an error that will not pass: the session cannot be opened again."""
+        self.connection.close(FAILED, why)
+
+    # -- opening
+
+    async def open(self) -> None:
+        """Open the session for the first time.  Raises Turned."""
+        attempts = _BUSY_ATTEMPTS
+        while True:
+            try:
+                return await self._open()
+            except ClientError as error:
+                attempts -= 1
+                if error.code not in _BUSY or not attempts:
+                    raise Turned(_status_of(error), str(error)) from None
+            except OSError as error:
+                raise Turned(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not answer: {error}") from None
+            await asyncio.sleep(_BUSY_S)
+
+    async def _open(self) -> None:
+        """Raises OSError, ClientError."""
+        self._is_lost_again = False
+        link = await self._links.get(self, self.visit.identity, is_own=self.is_busy)
+        try:
+            await self.begin(link)
+        except BaseException:
+            link.release(self)
+            raise
+        if self._is_lost_again or not link.is_open:
+            link.release(self)
+            raise NoBroker("a worker has closed what was just opened")
+        self.inner = link
+        self.began()
+
+    def lost(self, why: str) -> None:
+        """Open the session again: a worker has closed the connection, or a producer or consumer on it."""
+        if self.inner is None:
+            self._is_lost_again = True      # the attempt that is under way fails
+            return
+        link, self.inner = self.inner, None
+        link.release(self)
+        self._begin_again(None)
+
+    def move(self) -> None:
+        """Get a connection of the session's own, because the session could make others wait."""
+        self.is_busy = True
+        link, self.inner = self.inner, None
+        if link is not None:
+            self._begin_again(link)
+
+    def _begin_again(self, left: Inner | None) -> None:
+        self.suspended()
+        if not self.connection.is_closed and self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._open_again(left))
+        elif left is not None:
+            left.release(self)
+
+    async def _open_again(self, left: Inner | None) -> None:
+        """Open the session again, after it has left a connection."""
+        loop = asyncio.get_running_loop()
+        pause, began = _AGAIN_S, loop.time()
+        try:
+            if left is not None:
+                await left.leave(self)
+            while not self.connection.is_closed:
+                try:
+                    await self._open()
+                    return
+                except ClientError as error:
+                    if error.code in _RIGHTS:
+                        return self.connection.close(REFUSED, str(error))
+                    is_over = error.code in _BUSY and loop.time() - began > _GIVE_UP_S
+                    if error.code not in _PASSING or is_over:
+                        return self.failed(str(error))
+                except Turned as error:
+                    return self.failed(error.text)
+                except OSError:
+                    pass      # the worker is being started again
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _AGAIN_MAX_S)
+        except Exception as error:
+            log.error(f"{self!r} fails: {error!r}", code="G290")
+            self.failed("An error of the broker's own; its log has the details")
+        finally:
+            self._again = None
+
+    def closed(self) -> None:
+        """End the session: its WebSocket has ended."""
+        if self._again is not None:
+            self._again.cancel()
+        link, self.inner = self.inner, None
+        if link is not None:
+            link.release(self)
+
+    # -- what an inner client tells, for classes that do not care
+
+    def delivered(self, message: api.CommandMessage, data: bytes) -> None: ...
+    def received(self, receipt: api.CommandSendReceipt) -> None: ...
+    def not_sent(self, error: api.CommandSendError) -> None: ...
+    def told(self, command: api.BaseCommand) -> None: ...
+    def taken(self) -> None: ...
+    def inner_writable(self, *, is_writable: bool) -> None: ...
+    def socket_writable(self, *, is_writable: bool) -> None: ...
+    def texts(self, texts: list[str]) -> None: ...
+
+
+async def partitions(link: Inner, topic: str) -> int:
+    """Return a topic's number of partitions, 0 if it has none; the topic is made if it may be.  Raises ClientError."""
+    request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=link.next_id(),
+                                                  metadata_auto_creation_enabled=True)
+    command = api.BaseCommand(type=inner.T.PARTITIONED_METADATA, partitionMetadata=request)
+    answer = await link.ask(command, request.request_id)
+    return int(answer.partitions)
+
+
+def _status_of(error: ClientError) -> HTTPStatus:
+    if error.code is None:
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return _STATUSES.get(cast("api.ServerError.ValueType", error.code), HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,139 @@
+"""The topics of a consumer or reader: which ones, and SUBSCRIBE for each, at the start and after a loss."""
+import secrets
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.web.delivered import Delivered
+from geminga.supervisor.web.inner import Inner, T, Taker
+from geminga.supervisor.web.parameters import Consuming
+from geminga.supervisor.web.session import Turned, partitions
+from geminga.supervisor.web.visits import READER, Visit
+
+_REDELIVERIES_MAX = 10_000      # entries of a topic whose redeliveries are counted
+_LEDGERS_MAX = 4_096         # whose topics are known by their messages
+
+
+class Topic:
+    """A topic without partitions, or one partition, and its consumer at the worker."""
+
+    __slots__ = ("chunks", "epoch", "is_ended", "name", "number", "partition", "permits", "redeliveries", "start")
+
+    def __init__(self, number: int, name: str, start: api.MessageIdData | None) -> None:
+        self.number, self.name, self.start = number, name, start      # number: of the consumer
+        self.partition = names.parse(name).partition
+        self.permits = 0                                  # that the worker has, and has not used
+        self.is_ended = False                             # the topic is terminated, and everything was read
+        self.epoch = 0                                    # grows with each redelivery of everything
+        # (ledger, entry) -> how often it was delivered again, of types that the broker does not count for
+        self.redeliveries: dict[tuple[int, int], int] = {}
+        # Last chunk of a large message: the positions of its other chunks.
+        self.chunks: dict[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
+
+    def count(self, positions: Iterable[tuple[int, int]]) -> None:
+        """Count another redelivery of these entries."""
+        for position in positions:
+            times = self.redeliveries.pop(position, 0)
+            if len(self.redeliveries) >= _REDELIVERIES_MAX:
+                del self.redeliveries[next(iter(self.redeliveries))]
+            self.redeliveries[position] = times + 1
+
+
+class Subscribing:
+    """The topics of one WebSocket; their consumers are opened again when the worker was lost."""
+
+    __slots__ = ("_ledgers", "_name", "_parameters", "_positions", "_visit", "is_left", "topics")
+
+    def __init__(self, visit: Visit, parameters: Consuming) -> None:
+        self._visit, self._parameters = visit, parameters
+        self._name = visit.subscription if visit.kind != READER else f"reader-{secrets.token_hex(5)}"
+        self.topics: dict[int, Topic] = {}                  # by the number of the consumer
+        self._ledgers: dict[int, Topic] = {}                # ledger -> topic whose messages came from it
+        self._positions: dict[str, api.MessageIdData] = {}  # topic -> the last message, if nobody else keeps that
+        self.is_left = False                                # the client has unsubscribed
+
+    def __repr__(self) -> str:
+        return f"<Subscribing {self._name} topics={len(self.topics)}>"
+
+    async def open(self, link: Inner, taker: Taker) -> None:
+        """Open consumers on all topics.  Raises ClientError, Turned."""
+        self.topics, self._ledgers = {}, {}
+        if self.is_left:
+            return
+        if self._visit.pattern:
+            return await self.join(link, taker, await self._matching(link, taker))
+        for topic in self._visit.topics:
+            count = await partitions(link, topic)
+            if count and self._parameters.start is not None:
+                raise Turned(HTTPStatus.BAD_REQUEST, "messageId of a topic with partitions is latest or earliest")
+            for name in [f"{topic}-partition-{number}" for number in range(count)] or [topic]:
+                await self._subscribe(link, taker, name)
+
+    async def join(self, link: Inner, taker: Taker, topics: list[str]) -> None:
+        """Open consumers on more topics.  Raises ClientError."""
+        there = {topic.name for topic in self.topics.values()}
+        for name in topics:
+            if name not in there:
+                await self._subscribe(link, taker, name)
+
+    async def _matching(self, link: Inner, taker: Taker) -> list[str]:
+        """Return the topics that match the pattern; the worker tells of those that come later.  Raises ClientError."""
+        tenant, namespace, _ = self._visit.pattern.partition("://")[2].split("/", 2)
+        request = api.CommandWatchTopicList(
+            request_id=link.next_id(), watcher_id=link.next_id(), namespace=f"{tenant}/{namespace}",
+            topics_pattern=self._visit.pattern)
+        link.watchers[request.watcher_id] = taker
+        command = api.BaseCommand(type=T.WATCH_TOPIC_LIST, watchTopicList=request)
+        answer: api.CommandWatchTopicListSuccess = await link.ask(command, request.request_id)
+        return list(answer.topic)
+
+    async def _subscribe(self, link: Inner, taker: Taker, name: str) -> None:
+        """Raises ClientError."""
+        own, number = self._parameters, link.next_id()
+        start = self._positions.get(name, own.start)
+        request = api.CommandSubscribe(
+            topic=name, subscription=self._name, subType=own.kind, consumer_id=number, request_id=link.next_id(),
+            durable=own.is_durable, priority_level=own.priority, initialPosition=own.position,
+            consumer_name=own.name or self._name, consumer_epoch=0)
+        if start is not None:
+            request.start_message_id.CopyFrom(start)
+        self.topics[number] = Topic(number, name, start)
+        link.consumers[number] = taker
+        try:
+            await link.ask(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), request.request_id)
+        except BaseException:
+            del self.topics[number], link.consumers[number]
+            raise
+
+    async def unsubscribe(self, link: Inner) -> None:
+        """Delete the subscription.  Raises ClientError."""
+        for number in list(self.topics):
+            request = api.CommandUnsubscribe(consumer_id=number, request_id=link.next_id())
+            await link.ask(api.BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=request), request.request_id)
+            link.consumers.pop(number, None)
+        self.is_left, self.topics = True, {}
+
+    def topic_of(self, place: api.MessageIdData) -> Topic | None:
+        """Return the topic of a message id; None if it is one of several, and none of its messages came."""
+        if (topic := self._ledgers.get(place.ledgerId)) is not None:
+            return topic
+        if len(self.topics) == 1:
+            return next(iter(self.topics.values()))
+        if len(self._visit.topics) == 1:
+            return next((one for one in self.topics.values() if one.partition == place.partition), None)
+        return None
+
+    def passed_on(self, topic: Topic, one: Delivered) -> None:
+        """Take note of a message that goes to the client."""
+        ledger_id, entry_id = one.position
+        if self._ledgers.get(ledger_id) is not topic:
+            if len(self._ledgers) >= _LEDGERS_MAX:
+                del self._ledgers[next(iter(self._ledgers))]
+            self._ledgers[ledger_id] = topic
+        if one.others:
+            topic.chunks = topic.chunks or {}
+            topic.chunks[one.position] = one.others
+        if not self._parameters.is_durable:
+            self._positions[topic.name] = api.MessageIdData(ledgerId=ledger_id, entryId=entry_id,
+                                                            batch_index=one.batch_index)
