@@ -172,8 +172,8 @@ def test_the_last_backup_is_told(ask, tmp_path):
 
 
 def test_compactions_are_told_with_their_results(ask):
-    assert ask("/ops/v1/compaction") == {"running": [], "waiting": [], "numbers": {"running": 0, "waiting": 0},
-                                         "ended": []}
+    assert ask("/ops/v1/compaction") == {"night": None, "running": [], "waiting": [],
+                                         "numbers": {"running": 0, "waiting": 0}, "ended": []}
     topic = create(ask)
     ask(f"/admin/v2/{topic.replace('://', '/')}/compaction", 204, "PUT")
     ended = eventually(lambda: ask("/ops/v1/compaction")["ended"], 60)
