@@ -20,7 +20,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # commands that look for the installed broker's folder
-FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "search", "tune")
+FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "search", "tables",
+         "tune")
 
 
 def lines_of(page):
@@ -196,7 +197,7 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
     try:
         broker.start()
         for line in ("config check", "config show", "tune", f"backup {tmp_path}/backups", "nightly --engine here",
-                     "nightly report", "nightly plan", f"debug bundle {tmp_path}/bundle", "status",
+                     "nightly report", "nightly plan", "tables", f"debug bundle {tmp_path}/bundle", "status",
                      "produce orders hello", "consume orders", "admin topics list public/default",
                      "drain --seconds 1"):
             status, printed, complaints = installed(*line.split(), cwd=tmp_path)

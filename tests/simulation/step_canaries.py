@@ -28,6 +28,7 @@ from geminga.storage.owner.owner_pass import Pass
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.owner.trimming import Trimming
+from geminga.storage.topics import exported
 from geminga.storage.upkeep import backup_snapshot, compacted_views, delayed_scheduler, disk_space, hole_punching
 
 from . import scenes
@@ -148,8 +149,11 @@ OUT_OF_REACH = {
     disk_space: "The simulation reserves no space.",
     state_v1: "The simulation begins with the newest format.",
     compacted_views: "The simulation compacts nothing.",
+    exported: "The simulation exports nothing.",
 }
-FOLDERS_OUT_OF_REACH = {"jobs": "Jobs are processes of their own; an owner takes over only what is complete."}
+FOLDERS_OUT_OF_REACH = {
+    "jobs": "Jobs are processes of their own; an owner takes over only what is complete.",
+    "tables": "Exports are of the nightly job; tests/storage/tables kills them at each call."}
 
 
 def add_canaries() -> None:
