@@ -159,7 +159,7 @@ def test_in_a_crowd_websockets_share_connections_until_they_are_busy(start_broke
 
 def test_a_text_sent_while_the_session_is_opened_is_read(broker):
     where, topic, text = urlsplit(broker.http_url), unique_topic(), b'{"payload":"eA=="}'
-    with socket.create_connection((where.hostname, where.port), 30) as link:
+    with socket.create_connection((where.hostname, where.port), 120) as link:
         link.sendall(f"GET /ws/v2/producer/{path_of(topic)} HTTP/1.1\r\nHost: {where.netloc}\r\n"
                      "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
                      "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n".encode())
