@@ -31,6 +31,7 @@ from geminga.storage.jobs.views import spark_tasks
 from geminga.storage.jobs.views.further import CannotContinue, Further
 from geminga.storage.jobs.views.spark_tasks import Row, Sum
 from geminga.storage.ledgers.view_files import SLOT
+from geminga.storage.runtime.threads import beside
 
 READING, WRITING = "reading", "writing"
 _MERGE_MIN = 2_000_000           # keys read until they are merged into the newest places known so far
@@ -375,23 +376,14 @@ def _lists() -> Any:
     return Lists()
 
 
-@contextlib.contextmanager
-def _watched(context: Any, look: Callable[[], None], ends: float) -> Iterator[None]:
+def _watched(context: Any, look: Callable[[], None], ends: float) -> contextlib.AbstractContextManager[None]:
     """Report the progress of Spark by `look` while this is entered; from `ends` on, cancel all jobs of Spark."""
-    is_over = threading.Event()
-
-    def watch() -> None:
+    def watch(is_over: threading.Event) -> None:
         while not is_over.wait(_LOOK_S):
             look()
             if time.monotonic() >= ends:
                 context.cancelAllJobs()      # at each look: another one may be about to begin
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return beside(watch)
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@
     control.py      messages between the supervisor and its children
     zmq_frames.py   envelopes over ZeroMQ
     routing.py      which owner has a partition, and where owners listen
+    threads.py      a thread that works beside a block
 
 Imports: `errors.py` and `format.py` of storage, and proto.  Start with `log.py`.
 """

@@ -15,11 +15,13 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from geminga.storage.runtime.threads import beside
 from geminga.supervisor.tasks import job_socket
 
 PLANNING, GIVING_BACK = "planning", "giving back space"
@@ -155,21 +157,13 @@ class NightProgress:
 
 # -- to the broker
 
-@contextlib.contextmanager
-def announced(data_dir: Path, look: Callable[[], Progress]) -> Iterator[None]:
-    """Tell the broker of a data folder how far a night is, about once a second, while the block runs.
+def announced(data_dir: Path, look: Callable[[], Progress]) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the broker that serves a data folder is told once a second how far the night is.
 
     A thread tells it, over a connection of its own, so that the night never waits for the broker.  The end of the
     connection tells that the night is over, also when this process is killed.
     """
-    is_over = threading.Event()
-    thread = threading.Thread(target=_announce, args=(data_dir, look, is_over), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return beside(partial(_announce, data_dir, look))
 
 
 def _announce(data_dir: Path, look: Callable[[], Progress], is_over: threading.Event) -> None:

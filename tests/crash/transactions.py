@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pulsar
 
+from geminga.storage.runtime.threads import beside
+
 from ..clients.test_go_client import build
 from ..harness import Broker, partitioned_topic, request
 from .traffic import LAST, SECONDS
@@ -36,21 +38,17 @@ def inputs(url: str, topic: str) -> Iterator[None]:
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     # Without batches: the Go client acknowledges a batch in the transaction of its last message alone.
     producer = client.create_producer(topic, send_timeout_millis=0, batching_enabled=False, block_if_queue_full=True)
-    is_over = threading.Event()
 
-    def publish() -> None:
+    def publish(is_over: threading.Event) -> None:
         number = 0
         while not is_over.wait(0.01):      # not faster than the client moves them on a busy machine
             producer.send_async(str(number).encode(), lambda *_: None, partition_key=str(number))
             number += 1
 
-    thread = threading.Thread(target=publish)
-    thread.start()
     try:
-        yield
+        with beside(publish):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         producer.flush()
         client.close()
 
