@@ -6,7 +6,7 @@ types, become JSON text. JSON values stay as they are: dates are the numbers tha
 """
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,8 +25,10 @@ _PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "fl
 _LOGICAL = {"date": pa.date32(),
             "timestamp-millis": pa.timestamp("us", "UTC"), "timestamp-micros": pa.timestamp("us", "UTC"),
             "local-timestamp-millis": pa.timestamp("us"), "local-timestamp-micros": pa.timestamp("us")}
-_NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-_SHOWN_MAX = 200      # characters of an error that are reported
+NOT_FITTING = pa.ArrowException, OverflowError, ValueError, TypeError      # what Arrow raises for values of other types
+SHOWN_MAX = 200       # characters of an error that are reported
+
+_UNFIT = "a value is not of its schema"
 
 Fit = Callable[[Any], Any]
 Parsed: TypeAlias = dict[str, Any]      # a definition as fastavro has parsed it
@@ -61,10 +63,7 @@ class Values:
         columns = (batch[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
         values = [None if hidden or null else self._read(payload, versions.get(version), fit, report)
                   for payload, version, hidden, null in zip(*columns, strict=True)]
-        try:
-            return pa.array(values, kind)
-        except _NOT_FITTING:
-            return pa.array([_fitting(value, kind, report) for value in values], kind)
+        return as_array(values, kind, lambda at, error: report(f"{_UNFIT}: {str(error)[:SHOWN_MAX]}"))
 
     def _read(self, payload: bytes, version: Parsed | None, fit: Fit, report: ReportDamage) -> Any:
         """Return the value of one payload, None if the payload does not match its schema."""
@@ -75,18 +74,31 @@ class Values:
                 return None
             return fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
         except Exception as error:      # a payload may make the libraries raise anything
-            report(f"a value is not of its schema: {type(error).__name__}: {str(error)[:_SHOWN_MAX]}")
+            report(f"{_UNFIT}: {said(error)}")
             return None
 
 
-def _fitting(value: Any, kind: pa.StructType, report: ReportDamage) -> Any:
-    """Return a payload's value, or None if Arrow's type cannot hold it."""
+def said(error: Exception) -> str:
+    """Return the type and the text of an error, as far as it is reported."""
+    return f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}"
+
+
+def as_array(values: list[Any], kind: pa.DataType, complain: Callable[[int, Exception], None]) -> pa.Array:
+    """Return values (n,) as an Arrow array, with null in place of each that the type cannot hold.
+
+    complain: called with the number and the error of such a value.
+    """
+    def fitting(at: int, value: Any) -> Any:
+        try:
+            pa.array([value], kind)
+        except NOT_FITTING as error:
+            complain(at, error)
+            return None
+        return value
     try:
-        pa.array([value], kind)
-    except _NOT_FITTING as error:
-        report(f"a value is not of its schema: {str(error)[:_SHOWN_MAX]}")
-        return None
-    return value
+        return pa.array(values, kind)
+    except NOT_FITTING:
+        return pa.array([fitting(at, value) for at, value in enumerate(values)], kind)
 
 
 def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
@@ -110,19 +122,35 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
                                  for number in registry.versions(catalogue, topic)
                                  if (kept := registry.find(catalogue, topic, number)) is not None} for topic in topics}
         newest = _parsed(definition.data, topics[0])
-        others = {one["name"] for of_topic in versions.values() for one in of_topic.values()} - {newest["name"]}
-        # As in Pulsar's Java client, the record's name does not matter: other versions' names are aliases.
-        return Values(definition.kind, newest | {"aliases": sorted({*newest.get("aliases", ()), *others})}, versions)
+        others = [one for of_topic in versions.values() for one in of_topic.values()]
+        return Values(definition.kind, with_aliases(newest, others), versions)
     finally:
         catalogue.close()
 
 
+def definition_of(data: bytes) -> Any:
+    """Return a definition as fastavro parses it.  Raises NoSchema, whose text goes on behind "the schema"."""
+    try:
+        return fastavro.parse_schema(json.loads(data))
+    except (ValueError, KeyError, TypeError, RecursionError,
+            fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+        raise NoSchema(f"is not Avro's: {str(error)[:SHOWN_MAX]}") from None
+
+
+def with_aliases(newest: Parsed, others: Iterable[Any]) -> Parsed:
+    """Return a record that reads the other definitions, too, whatever these are called.
+
+    As in Pulsar's Java client, the record's name does not matter.
+    """
+    names = {str(one["name"]) for one in others if isinstance(one, dict) and "name" in one} - {newest["name"]}
+    return newest | {"aliases": sorted({*newest.get("aliases", ()), *names})}
+
+
 def _parsed(data: bytes, topic: TopicName) -> Parsed:
     try:
-        definition = fastavro.parse_schema(json.loads(data))
-    except (ValueError, KeyError, TypeError,
-            fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-        raise NoSchema(f"option typed: the schema of {topic} is not Avro's: {error}") from None
+        definition = definition_of(data)
+    except NoSchema as error:
+        raise NoSchema(f"option typed: the schema of {topic} {error}") from None
     if not isinstance(definition, dict) or definition.get("type") != "record":
         raise NoSchema(f"option typed: the schema of {topic} is no record")
     return definition

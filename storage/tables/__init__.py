@@ -4,7 +4,7 @@
     writing.py            a task: stretches of ledgers -> Parquet files by day, and files merged into one
     columns.py            rows: a message's own columns and those of its payload; rejected messages
     values.py             payloads -> columns, by the versions of their schema; forms.py: together, or one by one
-    protobuf_values.py    messages of Protobuf; simple_values.py: values of one primitive type
+    protobuf_values.py    messages of Protobuf
     commits.py            a table in Parquet files: commits that have files and positions together
     iceberg.py            a table of Iceberg, by its Java library
     places.py             folders of this host, and URLs of Hadoop's file systems

@@ -8,9 +8,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from numpy.typing import NDArray
 
+from geminga.storage.jobs.typed import NOT_FITTING, SHOWN_MAX, as_array, said
+
 VALUE = "value"
-NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError)
-_SHOWN_MAX = 200                      # characters of an error that are kept
 _WRAPPED = "v"                        # key of the object that is put around each JSON payload
 
 Read = Callable[[bytes], Any]         # payload -> value, as the column's Arrow type takes it.  Raises anything
@@ -51,29 +51,17 @@ class OneByOne(Form):
         reasons: Reasons = {}
         values = [None if skip else self._value(at, payload, version, reasons) for at, (payload, version, skip)
                   in enumerate(zip(payloads.to_pylist(), versions.to_pylist(), skipped.tolist(), strict=True))]
-        try:
-            column = pa.array(values, self.kind)
-        except NOT_FITTING:
-            column = pa.array([self._fitting(at, value, reasons) for at, value in enumerate(values)], self.kind)
+        column = as_array(values, self.kind, lambda at, error: reasons.update({at: said(error)}))
         return _flat(column), reasons
 
     def _value(self, at: int, payload: bytes, version: bytes | None, reasons: Reasons) -> Any:
         try:
             return self.reader_of(version)(payload)
         except ValueError as error:
-            reasons[at] = str(error)[:_SHOWN_MAX]
+            reasons[at] = str(error)[:SHOWN_MAX]
         except Exception as error:      # a payload may make the libraries raise anything
             reasons[at] = said(error)
         return None
-
-    def _fitting(self, at: int, value: Any, reasons: Reasons) -> Any:
-        """Return a value, or None if Arrow's type cannot hold it."""
-        try:
-            pa.array([value], self.kind)
-        except NOT_FITTING as error:
-            reasons[at] = said(error)
-            return None
-        return value
 
 
 class Json(OneByOne):
@@ -132,7 +120,3 @@ def _utf8(at: int, value: bytes | None, reasons: Reasons) -> str | None:
 
 def _flat(column: pa.Array) -> list[pa.Array]:
     return column.flatten() if pa.types.is_struct(column.type) else [column]
-
-
-def said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:_SHOWN_MAX]}"

@@ -26,11 +26,10 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.jobs import typed
 from geminga.storage.jobs.typed import NoSchema
-from geminga.storage.schemas import registry
+from geminga.storage.schemas import plain_values, registry
 from geminga.storage.schemas.registry import Definition
 from geminga.storage.tables import protobuf_values
-from geminga.storage.tables.forms import VALUE, Columns, Form, Json, OneByOne, Read, Text, said
-from geminga.storage.tables.simple_values import SIMPLE
+from geminga.storage.tables.forms import VALUE, Columns, Form, Json, OneByOne, Read, Text
 
 S = api.Schema
 RAW = "_payload"
@@ -38,6 +37,13 @@ KEY = "key"
 _BYTES = registry.TYPES.index("NONE")      # also the type of payloads that are just bytes
 _RAW_KINDS = _BYTES, S.Protobuf
 NO_SCHEMA = Definition(_BYTES, b"", {})
+_MOMENT = pa.timestamp("us", "UTC")
+# Type of a schema without fields: the type of its column.
+_PLAIN: dict[int, pa.DataType] = {
+    S.Bool: pa.bool_(), S.Int8: pa.int32(), S.Int16: pa.int32(), S.Int32: pa.int32(), S.Int64: pa.int64(),
+    S.Float: pa.float32(), S.Double: pa.float64(), S.Date: _MOMENT, S.Timestamp: _MOMENT, S.Instant: _MOMENT,
+    S.Time: pa.time64("us"), S.LocalDate: pa.date32(), S.LocalTime: pa.time64("us"),
+    S.LocalDateTime: pa.timestamp("us")}
 
 
 @dataclass
@@ -104,7 +110,11 @@ def of_topic(catalogue: Catalogue, topic: TopicName) -> Values:
 
 
 def form_of(newest: Definition, versions: dict[bytes, Definition]) -> Form:
-    """Return the form of a topic's values.  versions: all of the newest one's type.  Raises NoSchema."""
+    """Return the form of a topic's values.
+
+    newest: the newest version of its schema.  versions: those that have the newest one's type, by the number that
+    messages have.  Raises NoSchema.
+    """
     kind = newest.kind
     if kind in _RAW_KINDS:
         return Form(pa.schema([(RAW, pa.binary())]))
@@ -119,10 +129,9 @@ def form_of(newest: Definition, versions: dict[bytes, Definition]) -> Form:
         return OneByOne(protobuf_values.kind_of((newest_root, *reversed(roots.values()))), readers)
     if kind == S.KeyValue:
         return _pair(newest, versions)
-    if kind not in SIMPLE:
+    if kind not in _PLAIN:
         raise NoSchema(f"schemas of type {registry.TYPES[kind]} cannot be tables")
-    one, read = SIMPLE[kind]
-    return OneByOne(one, read)
+    return OneByOne(_PLAIN[kind], plain_values.READERS[kind])
 
 
 # -- Avro's definitions, of AVRO and JSON
@@ -158,13 +167,12 @@ def _avro_reader(writer: Any, reader: Any, fit: Callable[[Any], Any]) -> Read:
 
 
 def _parsed(data: bytes) -> Any:
+    """Return a definition, of which fastavro can make sense, as its author wrote it.  Raises NoSchema."""
     try:
-        definition = json.loads(data)
-        fastavro.parse_schema(definition)
-        return definition
-    except (ValueError, KeyError, TypeError, RecursionError,
-            fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-        raise NoSchema(f"its schema is not Avro's: {said(error)}") from None
+        typed.definition_of(data)
+    except NoSchema as error:
+        raise NoSchema(f"its schema {error}") from None
+    return json.loads(data)
 
 
 def _merged(newest: Any, versions: dict[bytes, Any]) -> tuple[Any, dict[bytes, Any]]:
@@ -176,13 +184,11 @@ def _merged(newest: Any, versions: dict[bytes, Any]) -> tuple[Any, dict[bytes, A
                 if older["name"].lower() not in seen:
                     seen.add(older["name"].lower())
                     fields.append({"name": older["name"], "type": _optional(older["type"]), "default": None})
-        # As in Pulsar's Java client, the record's name does not matter: other versions' names are aliases.
-        names = {str(one["name"]) for one in versions.values() if isinstance(one, dict) and "name" in one}
-        newest = newest | {"fields": fields, "aliases": sorted({*newest.get("aliases", ()), *names - {newest["name"]}})}
+        newest = typed.with_aliases(newest | {"fields": fields}, versions.values())
     try:
         return fastavro.parse_schema(newest), {version: fastavro.parse_schema(one) for version, one in versions.items()}
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-        raise NoSchema(f"the versions of its schema cannot be one table: {said(error)}") from None
+        raise NoSchema(f"the versions of its schema cannot be one table: {typed.said(error)}") from None
 
 
 def _optional(kind: Any) -> list[Any]:
@@ -225,7 +231,7 @@ def _pair(newest: Definition, versions: dict[bytes, Definition]) -> Form:
 def _halves_of(pair: Definition) -> list[tuple[pa.DataType, Read]]:
     """Return (Arrow type, reader) of a pair's key and value."""
     halves: list[tuple[pa.DataType, Read]] = []
-    for name, data in zip((KEY, VALUE), _split(pair.data), strict=True):
+    for name, data in zip((KEY, VALUE), plain_values.halves(pair.data), strict=True):
         text = pair.properties.get(f"{name}.schema.type", "BYTES").upper()
         kind = registry.TYPES.index(text) if text in registry.TYPES else _BYTES
         if kind in _RAW_KINDS or kind == S.KeyValue:
@@ -247,19 +253,5 @@ def _one(read: Read) -> Read:
 def _both(reads: list[Read]) -> Read:
     def read(payload: bytes) -> dict[str, Any]:
         return {name: None if part is None else one(part)
-                for name, one, part in zip((KEY, VALUE), reads, _split(payload), strict=True)}
+                for name, one, part in zip((KEY, VALUE), reads, plain_values.halves(payload), strict=True)}
     return read
-
-
-def _split(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Split [size][first][size][second]; a size of -1 stands for null.  Raises ValueError."""
-    halves, at = [], 0
-    for _ in range(2):
-        size = int.from_bytes(data[at:at + 4], "big", signed=True)
-        at += 4
-        if at + max(0, size) > len(data) or size < -1:
-            raise ValueError("a pair is cut")
-        halves.append(None if size < 0 else data[at:at + size])
-        at += max(0, size)
-    return halves[0], halves[1]
-

@@ -3,16 +3,16 @@ import base64
 import json
 import struct
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, time
 from typing import Any
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.schemas import plain_values
 from geminga.supervisor.messages.message import Message, text_or_base64
 
 S = api.Schema
 VERSIONS_MAX = 1_000        # functions of schema versions that are kept
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_MAX = 200            # characters of an error that are told
 
 Read = Callable[[Message], Any]                                       # a message's value.  Raises ValueError
@@ -110,14 +110,14 @@ def _protobuf(definition: bytes) -> Callable[[bytes], Any]:
 def _key_value(schema: api.Schema) -> Read:
     """Return a function that decodes both halves of a KeyValue message, as {"key": ..., "value": ...}."""
     said = {one.key: one.value for one in schema.properties}
-    halves = _halves(schema.schema_data)
+    definitions = plain_values.halves(schema.schema_data)
     kinds = [_kind(said.get(f"{name}.schema.type", "BYTES")) for name in ("key", "value")]
     readers = [_payload_reader(kind, definition or b"") or text_or_base64
-               for kind, definition in zip(kinds, halves, strict=True)]
+               for kind, definition in zip(kinds, definitions, strict=True)]
     is_separated = said.get("kv.encoding.type") == "SEPARATED"
 
     def value(message: Message) -> Any:
-        parts = (_key_bytes(message), message.payload) if is_separated else _halves(message.payload)
+        parts = (_key_bytes(message), message.payload) if is_separated else plain_values.halves(message.payload)
         return {name: None if part is None else read(part)
                 for name, read, part in zip(("key", "value"), readers, parts, strict=True)}
     return value
@@ -127,19 +127,6 @@ def _key_bytes(message: Message) -> bytes | None:
     if message.key is None:
         return None
     return base64.b64decode(message.key) if message.is_key_base64 else message.key.encode()
-
-
-def _halves(data: bytes) -> tuple[Any, Any]:
-    """Split [size][first][size][second]; a size of -1 stands for null.  Raises ValueError."""
-    halves, at = [], 0
-    for _ in range(2):
-        size = int.from_bytes(data[at:at + 4], signed=True)
-        at += 4
-        if at + max(0, size) > len(data) or size < -1:
-            raise ValueError("a pair is cut")
-        halves.append(None if size < 0 else data[at:at + size])
-        at += max(0, size)
-    return halves[0], halves[1]
 
 
 def _kind(name: str) -> int:
@@ -152,49 +139,13 @@ _KINDS = {name.lower(): number for name, number in S.Type.items()} | {"boolean":
 
 # -- values of one kind
 
-def _unpacked(layout: str) -> Callable[[bytes], Any]:
-    read = struct.Struct(layout).unpack
-    return lambda payload: read(payload)[0]
-
-
-def _instant(payload: bytes) -> str:
-    """Return a moment of 8 bytes of seconds and 4 of nanoseconds."""
-    seconds, nanoseconds = struct.unpack(">qi", payload)
-    return _iso(_EPOCH + timedelta(seconds=seconds, microseconds=nanoseconds // 1_000))
-
-
-def _millis(payload: bytes) -> str:
-    return _iso(_EPOCH + timedelta(milliseconds=int.from_bytes(_eight(payload), signed=True)))
-
-
-def _time(payload: bytes) -> str:
-    return (_EPOCH + timedelta(milliseconds=int.from_bytes(_eight(payload), signed=True))).time().isoformat()
-
-
-def _day(payload: bytes) -> str:
-    return (date(1970, 1, 1) + timedelta(int.from_bytes(_eight(payload), signed=True))).isoformat()
-
-
-def _time_of_day(payload: bytes) -> str:
-    return (_EPOCH + timedelta(microseconds=int.from_bytes(_eight(payload)) // 1_000)).time().isoformat()
-
-
-def _day_and_time(payload: bytes) -> str:
-    return f"{_day(payload[:8])}T{_time_of_day(payload[8:])}"
-
-
-def _eight(payload: bytes) -> bytes:
-    if len(payload) != 8:
-        raise ValueError(f"{len(payload)} bytes instead of 8")
-    return payload
-
-
-def _iso(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
+def _shown(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return the function that reads a payload as JSON has it: days and times are text."""
+    def value(payload: bytes) -> Any:
+        found = read(payload)
+        return found.isoformat().replace("+00:00", "Z") if isinstance(found, date | time) else found
+    return value
 
 
 _SIMPLE: dict[int, Callable[[bytes], Any]] = {
-    S.String: bytes.decode, S.Json: json.loads, S.Bool: _unpacked(">?"), S.Int8: _unpacked(">b"),
-    S.Int16: _unpacked(">h"), S.Int32: _unpacked(">i"), S.Int64: _unpacked(">q"), S.Float: _unpacked(">f"),
-    S.Double: _unpacked(">d"), S.Date: _millis, S.Time: _time, S.Timestamp: _millis, S.Instant: _instant,
-    S.LocalDate: _day, S.LocalTime: _time_of_day, S.LocalDateTime: _day_and_time}
+    S.Json: json.loads, **{kind: _shown(read) for kind, read in plain_values.READERS.items()}}
