@@ -75,17 +75,15 @@ class Json(OneByOne):
     def _parsed(self, payloads: pa.Array) -> pa.Array | None:
         """Return the payloads as structs, None if one of them does not fit.
 
-        Each payload is put into an object on a line of its own: then it cannot end its row, or be none.  Line feeds
-        have no meaning in JSON, and cannot stand within a text.
+        Each payload is put into an object of its own, so that it is at least one row.  As many rows as payloads are
+        therefore one for each.
         """
         if not len(payloads):
             return pa.array([], self.kind)
-        if pc.any(pc.match_substring(payloads, "\n")).as_py():
-            payloads = pc.replace_substring(payloads, b"\n", b" ")
         lines = pc.binary_join_element_wise(b'{"%s":' % _WRAPPED.encode(), payloads, b"}\n", b"")
         data = lines.buffers()[2]
         first, last = np.frombuffer(lines.buffers()[1], np.int32)[[0, len(lines)]].tolist()
-        options = pj.ParseOptions(explicit_schema=pa.schema([(_WRAPPED, self.kind)]), newlines_in_values=False,
+        options = pj.ParseOptions(explicit_schema=pa.schema([(_WRAPPED, self.kind)]),
                                   unexpected_field_behavior="ignore")
         try:
             table = pj.read_json(pa.BufferReader(data.slice(first, last - first)),

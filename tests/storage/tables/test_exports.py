@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.jobs.engines import LocalEngine
-from geminga.storage.tables import exports
+from geminga.storage.tables import exports, writing
 from geminga.storage.tables.commits import COMPACTED, MESSAGES
 from geminga.storage.tables.places import LocalPlace
 
@@ -364,11 +364,26 @@ def test_late_messages_rewrite_no_file(lake):
 
 def test_a_topic_of_very_many_days_is_exported(lake, monkeypatch):
     """No more files are open at a time than a task may have."""
-    monkeypatch.setattr("geminga.storage.tables.writing._OPEN_MAX", 3)
+    opened, add = [], writing._Files._add
+    monkeypatch.setattr(writing, "_OPEN_MAX", 3)
+    monkeypatch.setattr(writing._Files, "_add", lambda files, *about: (add(files, *about), opened.append(
+        len(files._open))))
     [topic] = lake.topic()
     for number in range(40):
         topic.publish(Message("k", b"%d" % number), publish_time=NOW_MS + number % 7 * DAY_MS)
     lake.export()
+    assert raw_rows(lake) == published(topic) and max(opened) == 3
+
+
+def test_a_merge_that_would_lose_rows_is_given_up(lake, monkeypatch):
+    monkeypatch.setattr(exports, "_MERGE_MIN", 2)
+    merge = writing.merge
+    monkeypatch.setattr(writing, "merge", lambda paths, target: merge(paths[1:], target))
+    [topic] = lake.topic()
+    for number in range(2):
+        topic.publish(Message("k", b"%d" % number))
+        [report] = lake.export()
+    assert report["outcome"] == "failed" and "1 rows were read of files that have 2" in report["error"]
     assert raw_rows(lake) == published(topic)
 
 
@@ -478,7 +493,6 @@ def test_a_target_that_cannot_be_written_fails_its_tables_and_loses_nothing(lake
 
 
 def test_a_full_target_fails_the_table_and_leaves_no_files(lake, monkeypatch):
-    from geminga.storage.tables import writing
     [topic] = lake.topic()
     topic.publish(Message("k", b"1"))
 

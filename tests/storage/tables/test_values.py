@@ -48,7 +48,8 @@ def test_json_fields_are_columns():
 
 # Payloads that could end their row, be none, or be several, if they were only put on lines.
 HOSTILE = [b"", b"{", b'{"id":1}{"id":2}', b'{"id":1}} {"v":{"id":2}', b'{"id":1}}\n{"v":{"id":2}', b"[]", b"5", b'"x"',
-           b'{"id":"x"}', b"\xff", b'{"id":1.5}', b'{"id":1}\n\n', b"null", b'{"id":99999999999999999999}']
+           b'{"id":"x"}', b"\xff", b'{"id":1,"name":"a\nb"}', b'{"id":1.5}', b'{"id":1}\n\n', b"null",
+           b'{"id":99999999999999999999}']
 UNFIT = {b"", b"{", b"[]", b"5", b"\xff", *(one for one in HOSTILE if one.count(b"{") > 1)}
 
 
@@ -190,9 +191,9 @@ def test_a_schema_that_cannot_be_a_table_is_refused(kind, definition):
 def test_fields_with_names_of_other_columns_are_renamed():
     schema = {"type": "record", "name": "R", "fields": [
         {"name": "_key", "type": "int"}, {"name": "day", "type": "int"}, {"name": "A", "type": "int"},
-        {"name": "a", "type": "int"}]}
+        {"name": "a", "type": "int"}, {"name": "b", "type": "int"}, {"name": "B", "type": "int"}]}
     found = columns.schema_of(values_of(S.Json, schema))
-    assert found.names[len(columns.OWN):] == ["_key_", "day_", "A", "a_"]
+    assert found.names[len(columns.OWN):] == ["_key_", "day_", "A", "a_", "b", "B_"]
 
 
 def test_values_can_be_sent_to_another_process():
