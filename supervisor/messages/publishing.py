@@ -40,7 +40,35 @@ async def open_producers(connection: BrokerConnection, sending: Sending, topic: 
     return [await sending.open(str(topic.partition_name(number)), number, name, schema) for number in wanted]
 
 
-class Publisher:
+class Batches:
+    """The batches of a topic's producers, one for each, on their way to the broker."""
+
+    def __init__(self, sending: Sending, opened: Sequence[Producer], batches: list[Batch]) -> None:
+        self._sending, self._producers, self._batches = sending, opened, batches
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} for {len(self._producers)} of {self._sending}>"
+
+    async def _close(self, at: int) -> None:
+        """Send the messages of a batch as an entry.  Raises Lost."""
+        entry = self._batches[at].entry()
+        await self._sending.send(self._producers[at], entry.data, entry.sequence_id, entry.messages,
+                                 entry.payload_bytes, entry.highest)
+
+    async def write(self) -> None:
+        """Send messages that wait in batches, and do not wait for receipts.  Raises Lost."""
+        for at, batch in enumerate(self._batches):
+            if batch:
+                await self._close(at)
+        await self._sending.write()
+
+    async def flush(self) -> None:
+        """Send messages that wait in batches, and wait until every message has its receipt.  Raises Lost."""
+        await self.write()
+        await self._sending.flush()
+
+
+class Publisher(Batches):
     """Messages on their way into batches of a topic's producers.
 
     A key has its partition by `hashing`.  Messages without a key go to all partitions in turn, a batch to each.
@@ -48,15 +76,12 @@ class Publisher:
 
     def __init__(self, sending: Sending, opened: Sequence[Producer], hashing: Scheme, *, codec: int = 0,
                  batch: int = 1, sequence_id: int | None = None, rate: float = 0) -> None:
-        self._sending, self._producers, self._hash = sending, opened, hashing.hash
-        self._batches = [
+        super().__init__(sending, opened, [
             Batch(Making(one.name, one.schema_version, codec), batch if not rate else min(batch, _pulse(rate)),
-                  one.last_sequence_id + 1 if sequence_id is None else sequence_id) for one in opened]
+                  one.last_sequence_id + 1 if sequence_id is None else sequence_id) for one in opened])
+        self._hash = hashing.hash
         self._turn = random.randrange(len(opened))      # noqa: S311 - many producers begin at different partitions
         self._rate, self._began, self._paced = rate, time.monotonic(), 0
-
-    def __repr__(self) -> str:
-        return f"<Publisher for {len(self._producers)} of {self._sending}>"
 
     async def publish(self, messages: Sequence[Outgoing]) -> None:
         """Publish messages in order, at the rate if there is one.  The last ones may wait in batches.
@@ -93,23 +118,6 @@ class Publisher:
                 await self._close(at)
                 if key is None:
                     self._turn = (self._turn + 1) % count
-
-    async def _close(self, at: int) -> None:
-        entry = self._batches[at].entry()
-        await self._sending.send(self._producers[at], entry.data, entry.sequence_id, entry.messages,
-                                 entry.payload_bytes, entry.highest)
-
-    async def write(self) -> None:
-        """Send messages that wait in batches, and do not wait for receipts.  Raises Lost."""
-        for at, batch in enumerate(self._batches):
-            if batch:
-                await self._close(at)
-        await self._sending.write()
-
-    async def flush(self) -> None:
-        """Send messages that wait in batches, and wait until every message has its receipt.  Raises Lost."""
-        await self.write()
-        await self._sending.flush()
 
 
 def _pulse(rate: float) -> int:

@@ -25,6 +25,7 @@ from geminga.storage.schemas.registry import Definition, T
 from geminga.supervisor.messages import topics
 from geminga.supervisor.messages.entries import Batch, Making, Outgoing
 from geminga.supervisor.messages.outgoing import Wrong
+from geminga.supervisor.messages.publishing import Batches
 from geminga.supervisor.pulsar_client import producers
 from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 from geminga.supervisor.pulsar_client.key_hashing import Scheme
@@ -328,19 +329,15 @@ async def _recalled(connection: BrokerConnection, producer: Producer, end: tuple
     return highest if highest >= 0 or (last == end and end is not None) else None
 
 
-class _Publisher:
+class _Publisher(Batches):
     """Messages on their way into batches of a topic's producers, with their rows' numbers as sequence ids."""
 
     def __init__(self, sending: Sending, opened: list[Producer], lasts: list[int], hashing: Scheme,
                  size_max: int) -> None:
         """lasts: numbers of the last rows that the partitions have.  size_max: bytes of the largest message."""
-        self._sending, self._producers, self._lasts, self._hash = sending, opened, lasts, hashing.hash
-        self._batches = [Batch(Making(one.name, one.schema_version), _BATCH, 0) for one in opened]
-        self._size_max = size_max
+        super().__init__(sending, opened, [Batch(Making(one.name, one.schema_version), _BATCH, 0) for one in opened])
+        self._lasts, self._hash, self._size_max = lasts, hashing.hash, size_max
         self.skipped = 0            # rows that their partitions have
-
-    def __repr__(self) -> str:
-        return f"<_Publisher for {len(self._producers)} of {self._sending}>"
 
     def refusal(self, message: Outgoing) -> Wrong | None:
         """Return the reason why the broker would not take a message with its key and properties; None: it would."""
@@ -365,15 +362,3 @@ class _Publisher:
         batch.add(message, number)
         if batch.is_full:
             await self._close(at)
-
-    async def _close(self, at: int) -> None:
-        entry = self._batches[at].entry()
-        await self._sending.send(self._producers[at], entry.data, entry.sequence_id, entry.messages,
-                                 entry.payload_bytes, entry.highest)
-
-    async def flush(self) -> None:
-        """Send messages that wait in batches, and wait for all receipts.  Raises Lost."""
-        for at, batch in enumerate(self._batches):
-            if batch:
-                await self._close(at)
-        await self._sending.flush()
