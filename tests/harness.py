@@ -28,7 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import jwt
 import psutil
+import pulsar
 
 T = TypeVar("T")
 
@@ -306,3 +308,31 @@ def _is_zombie(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def guarded_broker(start_broker: Callable[..., "Broker"], folder: Path, *roles: str) -> tuple["Broker", dict[str, str]]:
+    """Start a broker on which every client needs a token, and only the role admin has all rights.
+
+    folder: for its configuration.  Return (the broker, the token of each role).
+    """
+    key = b"a secret key of thirty-two bytes"
+    (folder / "key").write_bytes(key)
+    (folder / "geminga.toml").write_text(f"""
+[authentication]
+methods = ["token"]
+secret_keys = ["{folder / "key"}"]
+[authorization]
+enabled = true
+super_user_roles = ["admin"]
+""")
+    broker = start_broker("--config", str(folder / "geminga.toml"))
+    return broker, {role: jwt.encode({"sub": role}, key, "HS256") for role in roles}
+
+
+def messages_of(client: pulsar.Client, topic: str, **reading: object) -> list[pulsar.Message]:
+    """Return all messages of a topic, as a reader gets them.  reading: more about the reader, such as its schema."""
+    reader, found = client.create_reader(topic, pulsar.MessageId.earliest, **reading), []
+    while reader.has_message_available():
+        found.append(reader.read_next(10_000))
+    reader.close()
+    return found

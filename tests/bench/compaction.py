@@ -66,19 +66,24 @@ def write_topic(data_dir: Path, messages: int, keys: int, batch: int, codec: int
         digits = (chosen[:, None] // 10 ** np.arange(KEY_DIGITS - 1, -1, -1) % 10 + ord("0")).astype(np.uint8)
         payloads = np.frombuffer(random.bytes(count * PAYLOAD), np.uint8).reshape(count, PAYLOAD) % 16 + ord("a")
         entries = _batches(digits, payloads, batch, codec) if batch > 1 else _singles(digits, payloads)
-        rows = np.zeros(len(entries), format.INDEX_ROW)
-        sizes = np.array([len(entry) for entry in entries])
-        rows["offset"] = topic.ledger.size + np.cumsum(sizes) - sizes
-        rows["size"], rows["messages"], rows["publish_time"], rows["broker_time"] = sizes, batch, NOW_MS, NOW_MS
-        rows["flags"] = sends.KEPT_CHECKSUM | (sends.IS_BATCH if batch > 1 else sends.HAS_KEY)
-        rows["message_index"] = topic.next_message + np.arange(len(entries)) * batch
-        rows["crc32c"] = [int.from_bytes(entry[2:6], "big") for entry in entries]
-        topic.add_rows(rows, entries)
-        if topic.ledger.size > LEDGER_BYTES or topic.ledger.entries > LEDGER_ENTRIES:
-            topic.roll()
+        append(topic, entries, batch)
     topic.ledger.write_header()
     os.sync()
     return topic
+
+
+def append(topic: Topic, entries: list[bytes], batch: int) -> None:
+    """Append entries with so many messages each to a topic, and begin a new ledger after a full one."""
+    rows = np.zeros(len(entries), format.INDEX_ROW)
+    sizes = np.array([len(entry) for entry in entries])
+    rows["offset"] = topic.ledger.size + np.cumsum(sizes) - sizes
+    rows["size"], rows["messages"], rows["publish_time"], rows["broker_time"] = sizes, batch, NOW_MS, NOW_MS
+    rows["flags"] = sends.KEPT_CHECKSUM | (sends.IS_BATCH if batch > 1 else sends.HAS_KEY)
+    rows["message_index"] = topic.next_message + np.arange(len(entries)) * batch
+    rows["crc32c"] = [int.from_bytes(entry[2:6], "big") for entry in entries]
+    topic.add_rows(rows, entries)
+    if topic.ledger.size > LEDGER_BYTES or topic.ledger.entries > LEDGER_ENTRIES:
+        topic.roll()
 
 
 def _singles(digits, payloads) -> list[bytes]:

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-SPARK = Path(find_spec("pyspark").submodule_search_locations[0])
+from ..spark_processes import started
+
 PERIOD_US = 100_000
 START_MAX_S = 120
 
@@ -51,22 +51,6 @@ def hold(group: Path, cores: float) -> None:
         (group / "cpu.cfs_quota_us").write_text(str(quota))
 
 
-@contextlib.contextmanager
-def _process(log: Path, role: str, *words: str, group: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the cluster, whose output goes to the log."""
-    command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port",
-               "0", *words]
-    if group is not None:
-        command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"SPARK_HOME": str(SPARK)})
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def _said(process: subprocess.Popen[bytes], log: Path, pattern: str) -> re.Match[str]:
     """Return the match of a pattern in a process's log, once it is there."""
     deadline = time.monotonic() + START_MAX_S
@@ -80,15 +64,15 @@ def _said(process: subprocess.Popen[bytes], log: Path, pattern: str) -> re.Match
 @contextlib.contextmanager
 def cluster(folder: Path, workers: int, cores: float) -> Iterator[str]:
     """A cluster of so many workers with a slot each, every one held to `cores`; yields the master's address."""
-    with contextlib.ExitStack() as started:
+    with contextlib.ExitStack() as processes:
         log = folder / "master.log"
-        process = started.enter_context(_process(log, "master.Master", "--port", "0"))
+        process = processes.enter_context(started(log, "master.Master", "--port", "0"))
         master = _said(process, log, r"Starting Spark master at (spark://\S+)")[1]
         begun = []
         for number in range(workers):
             log = folder / f"worker-{number}.log"
-            group = started.enter_context(control_group(f"geminga-worker-{number}"))
-            begun.append((group, log, started.enter_context(_process(
+            group = processes.enter_context(control_group(f"geminga-worker-{number}"))
+            begun.append((group, log, processes.enter_context(started(
                 log, "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{number}"),
                 master, group=group))))
         for group, log, process in begun:

@@ -18,18 +18,16 @@ from pathlib import Path
 
 import numpy as np
 
-from geminga.proto import sends
-from geminga.storage import format
 from geminga.storage.jobs.engines import LocalEngine, Spark
 from geminga.storage.tables import exports, iceberg
 from geminga.storage.tables.commits import MESSAGES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.storage.jobs.topics import NOW_MS, Message, Topic, batch, single
+from tests.storage.jobs.topics import Message, Topic, batch, single
 from tests.storage.tables.iceberg_tables import PACKAGE
 from tests.storage.tables.lake import Lake
 
-from .compaction import LEDGER_BYTES, LEDGER_ENTRIES, Memory
+from .compaction import Memory, append
 
 REPEATED = 100_000           # messages that differ; the topic has them again and again
 SCHEMA = {"type": "record", "name": "Order", "fields": [
@@ -54,18 +52,8 @@ def write_topic(topic: Topic, messages: int, size: int, bodies: list[bytes], ver
         entries = [single(one, **more) for one in made]
     else:
         entries = [batch(made[at:at + size], **more) for at in range(0, len(made), size)]
-    flags = sends.KEPT_CHECKSUM | (sends.IS_BATCH if size > 1 else sends.HAS_KEY)
-    sizes = np.array([len(entry) for entry in entries])
     for _ in range(messages // REPEATED):
-        rows = np.zeros(len(entries), format.INDEX_ROW)
-        rows["offset"] = topic.ledger.size + np.cumsum(sizes) - sizes
-        rows["size"], rows["messages"], rows["publish_time"], rows["broker_time"] = sizes, size, NOW_MS, NOW_MS
-        rows["flags"] = flags
-        rows["message_index"] = topic.next_message + np.arange(len(entries)) * size
-        rows["crc32c"] = [int.from_bytes(entry[2:6], "big") for entry in entries]
-        topic.add_rows(rows, entries)
-        if topic.ledger.size > LEDGER_BYTES or topic.ledger.entries > LEDGER_ENTRIES:
-            topic.roll()
+        append(topic, entries, size)
     topic.ledger.write_header()
     os.sync()
 

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pulsar
@@ -15,11 +14,11 @@ import pytest
 from geminga.storage.jobs.engines import NoSpark, check_java
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
+from ..spark_processes import started
 from .test_compaction import compacted_values, fill
 
 pytestmark = pytest.mark.spark
 
-SPARK = Path(find_spec("pyspark").submodule_search_locations[0])
 LONG = 120      # seconds; nothing takes so long unless it has failed
 
 
@@ -30,20 +29,6 @@ def client(broker) -> Iterator[pulsar.Client]:
     made.close()
 
 
-@contextlib.contextmanager
-def started(log: Path, role: str, *words: str) -> Iterator[Path]:
-    """A process of the cluster, whose output goes to the log."""
-    command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port",
-               "0", *words]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"SPARK_HOME": str(SPARK)})
-    try:
-        yield log
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
     """(the master's address, the workers' folders); each worker has a core."""
@@ -52,12 +37,14 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
     except NoSpark as error:
         pytest.skip(str(error))
     with contextlib.ExitStack() as processes:
-        log = processes.enter_context(started(tmp_path / "master.log", "master.Master", "--port", "0"))
+        log = tmp_path / "master.log"
+        processes.enter_context(started(log, "master.Master", "--port", "0"))
         master = eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()), LONG)[1]
         folders = [tmp_path / f"worker-{number}" for number in range(2)]
         for folder in folders:
-            log = processes.enter_context(started(folder.with_suffix(".log"), "worker.Worker", "--cores", "1",
-                                                  "--memory", "1g", "--work-dir", str(folder), master))
+            log = folder.with_suffix(".log")
+            processes.enter_context(started(log, "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir",
+                                            str(folder), master))
             eventually(lambda log=log: "Successfully registered with master" in log.read_text(), LONG)
         yield master, folders
 

@@ -2,11 +2,10 @@
 import signal
 import subprocess
 
-import jwt
 import pulsar
 import pytest
 
-from ..harness import COMMAND, Broker, partitioned_topic, request, unique_topic
+from ..harness import COMMAND, Broker, guarded_broker, messages_of, partitioned_topic, request, unique_topic
 
 GEMINGA = COMMAND[0]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
@@ -62,14 +61,9 @@ def export(own, other):
 
 def all_of(client, topic):
     """Return everything that consumers see of all messages, in order."""
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        message = reader.read_next(10_000)
-        found.append((message.data(), message.partition_key(), message.properties(), message.publish_timestamp(),
-                      message.event_timestamp(), message.message_id().batch_index(), message.producer_name()))
-    reader.close()
-    return found
+    return [(message.data(), message.partition_key(), message.properties(), message.publish_timestamp(),
+             message.event_timestamp(), message.message_id().batch_index(), message.producer_name())
+            for message in messages_of(client, topic)]
 
 
 def publish(client, topic, count, **how):
@@ -204,18 +198,8 @@ def test_what_is_not_there_is_said_and_not_made(there, bring, other):
 
 
 def test_who_may_not_read_there_is_told_so_and_who_shows_a_token_may(own, client, bring, start_broker, tmp_path):
-    key = b"a secret key of thirty-two bytes"
-    (tmp_path / "key").write_bytes(key)
-    (tmp_path / "geminga.toml").write_text(f"""
-[authentication]
-methods = ["token"]
-secret_keys = ["{tmp_path / "key"}"]
-[authorization]
-enabled = true
-super_user_roles = ["admin"]
-""")
-    guarded, topic = start_broker("--config", str(tmp_path / "geminga.toml")), unique_topic()
-    tokens = {role: jwt.encode({"sub": role}, key, "HS256") for role in ("admin", "nobody")}
+    topic = unique_topic()
+    guarded, tokens = guarded_broker(start_broker, tmp_path, "admin", "nobody")
     producer = pulsar.Client(
         guarded.service_url, pulsar.AuthenticationToken(tokens["admin"]), logger=QUIET
     ).create_producer(topic)

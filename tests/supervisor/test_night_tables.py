@@ -10,7 +10,6 @@ from pathlib import Path
 
 import duckdb
 import pandas
-import pulsar
 import pyarrow.parquet as pq
 import pytest
 from pulsar.schema import Double, Integer, JsonSchema, Record, String
@@ -20,7 +19,7 @@ from geminga.storage import format
 from geminga.storage.topics import exported
 from geminga.supervisor.main import main
 
-from ..harness import partitioned_topic, request, unique_topic
+from ..harness import messages_of, partitioned_topic, request, unique_topic
 from ..storage.tables.iceberg_tables import PACKAGE, rows_of
 from ..workers.peer import Peer
 from .test_compaction import partition_id
@@ -216,14 +215,9 @@ def test_a_table_that_a_night_made_can_be_imported_again(own, client, export, ni
     capsys.readouterr()
 
     def messages(name):
-        reader = client.create_reader(name, pulsar.MessageId.earliest, schema=JsonSchema(Flight))
-        found = []
-        while reader.has_message_available():
-            one = reader.read_next(10_000)
-            found.append((one.value().carrier, one.value().distance, one.value().month, one.partition_key(),
-                          one.event_timestamp(), one.properties()))
-        reader.close()
-        return found
+        return [(one.value().carrier, one.value().distance, one.value().month, one.partition_key(),
+                 one.event_timestamp(), one.properties())
+                for one in messages_of(client, name, schema=JsonSchema(Flight))]
     assert messages(again) == messages(topic) and len(messages(topic)) == 20
 
 

@@ -10,7 +10,7 @@ import pytest
 from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client import key_hashing
 
-from ..harness import COMMAND, eventually, partitioned_topic, request, unique_topic
+from ..harness import COMMAND, eventually, messages_of, partitioned_topic, request, unique_topic
 
 pytestmark = pytest.mark.slow
 GEMINGA = COMMAND[0]
@@ -49,15 +49,6 @@ def bury(client, dead, origins, count, *, batching=True, **properties):
     producer.close()
 
 
-def all_of(client, topic):
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        found.append(reader.read_next(10_000))
-    reader.close()
-    return found
-
-
 def subscriptions(broker, topic):
     return set(json.loads(request("GET", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/subscriptions")[1]))
 
@@ -80,8 +71,8 @@ def test_letters_of_a_real_consumer_are_delivered_to_it_again(own, client):
             refused += 1
         except pulsar.Timeout:
             pass
-        return dead in json.loads(request("GET", own.http_url + "/admin/v2/persistent/public/default")[1]) and all_of(
-            client, dead)
+        topics = json.loads(request("GET", own.http_url + "/admin/v2/persistent/public/default")[1])
+        return dead in topics and messages_of(client, dead)
     eventually(is_dead, SECONDS)
     assert refused == 2
     assert redrive(own, dead, "-s", "shipping")[1]["not_chosen"] == 1
@@ -89,7 +80,7 @@ def test_letters_of_a_real_consumer_are_delivered_to_it_again(own, client):
     assert (status, figures["sent"], figures["targets"], complaints) == (0, 1, {topic: 1}, [])
     again = consumer.receive(10_000)
     assert (again.data(), again.partition_key(), again.redelivery_count()) == (b"poison", "k", 0)
-    letter = all_of(client, dead)[0].message_id()
+    letter = messages_of(client, dead)[0].message_id()
     assert again.properties() == {
         "a": "b", "geminga.redriven.from": f"{dead} {letter.ledger_id()}:{letter.entry_id()}"}
     assert subscriptions(own, topic) == {"billing"}
@@ -101,15 +92,15 @@ def test_each_run_takes_what_is_chosen_and_leaves_the_rest_for_the_next(own, cli
     bury(client, dead, [origin], 30, batching=batching)
     before = subscriptions(own, dead)
     assert redrive(own, dead, "--dry-run", "--key", "k1")[1]["targets"] == {origin: 6}
-    assert all_of(client, origin) == [] and subscriptions(own, dead) == before
+    assert messages_of(client, origin) == [] and subscriptions(own, dead) == before
     for words, count in ((["--key", "k1"], 6), (["-n", 5], 5), (["--property", "number=29"], 1), (["--age", "1h"], 0),
                          (["--until", "-1h"], 0), (["--where", "properties.number == '28'"], 1)):
         status, figures, complaints = redrive(own, dead, *words)
         assert (status, complaints, figures["sent"]) == (0, [], count), words
     assert redrive(own, dead)[1]["sent"] == 17
     assert redrive(own, dead)[1]["sent"] == redrive(own, dead, "--dry-run")[1]["sent"] == 0
-    copies = {one.properties()["number"]: one for one in all_of(client, origin)}
-    assert len(all_of(client, origin)) == len(copies) == 30
+    copies = {one.properties()["number"]: one for one in messages_of(client, origin)}
+    assert len(messages_of(client, origin)) == len(copies) == 30
     assert [(copies[str(number)].data(), copies[str(number)].partition_key(), copies[str(number)].event_timestamp(),
              copies[str(number)].properties().keys()) for number in range(30)] == [
         (b"letter %d" % number, f"k{number % 5}", 1_000 + number, {"number", "geminga.redriven.from"})
@@ -121,9 +112,9 @@ def test_letters_are_chosen_by_reason_and_may_go_elsewhere(own, client):
     for reason in ("java.net.SocketTimeoutException: read", "a null"):
         bury(client, dead, [origin], 3, EXCEPTION_MESSAGE=reason)
     assert redrive(own, dead, "--reason", "timeout", "--to", other)[1]["targets"] == {other: 3}
-    assert [one.properties()["EXCEPTION_MESSAGE"] for one in all_of(client, other)] == [
+    assert [one.properties()["EXCEPTION_MESSAGE"] for one in messages_of(client, other)] == [
         "java.net.SocketTimeoutException: read"] * 3
-    assert all_of(client, origin) == []
+    assert messages_of(client, origin) == []
 
 
 def test_a_letter_goes_to_its_partition_else_to_that_of_its_key(own, client):
@@ -132,7 +123,7 @@ def test_a_letter_goes_to_its_partition_else_to_that_of_its_key(own, client):
     bury(client, dead, [f"{topic}-partition-2"], 10)
     assert redrive(own, dead, "-n", 5)[1]["targets"] == {f"{topic}-partition-2": 5}
     assert redrive(own, dead, "--to", other)[1]["sent"] == 5
-    copies = all_of(client, other)
+    copies = messages_of(client, other)
     assert len(copies) == 5
     assert all(one.message_id().partition() == key_hashing.java(one.partition_key()) % 3 for one in copies)
 
@@ -172,7 +163,7 @@ def test_large_letters_and_schemas_come_through(own, client):
     payload = bytes(range(256)) * 50_000
     producer.send(payload, properties={"REAL_TOPIC": origin})
     assert redrive(own, dead)[1]["sent"] == 1
-    assert [one.data() for one in all_of(client, origin)] == [payload]
+    assert [one.data() for one in messages_of(client, origin)] == [payload]
     assert redrive(own, dead)[1]["sent"] == 0
 
 
@@ -232,7 +223,7 @@ def test_a_killed_redrive_that_is_repeated_sends_each_letter_once(own, client, m
     assert killed.returncode == -9, killed.stderr
     assert redrive(own, dead)[::2] == (0, [])
     for origin, numbers in ((first, range(0, 300, 2)), (second, range(1, 300, 2))):
-        assert Counter(one.properties()["number"] for one in all_of(client, origin)) == Counter(map(str, numbers))
+        assert Counter(one.properties()["number"] for one in messages_of(client, origin)) == Counter(map(str, numbers))
         assert subscriptions(own, origin) == {"keeper"}
     assert redrive(own, dead)[1]["sent"] == 0
 
@@ -246,11 +237,11 @@ def test_kills_at_any_time_until_it_is_done(own, client, deduplication):
     bury(client, dead, [origin], 400)
     for count in (1, 60, 150, 290):
         process = subprocess.Popen(command(own, dead, "--rate", "400"), stdout=subprocess.DEVNULL)
-        eventually(lambda count=count: len(all_of(client, origin)) >= count, SECONDS)
+        eventually(lambda count=count: len(messages_of(client, origin)) >= count, SECONDS)
         process.kill()
         process.wait()
     assert redrive(own, dead)[0] == 0
-    assert Counter(one.properties()["number"] for one in all_of(client, origin)) == Counter(map(str, range(400)))
+    assert Counter(one.properties()["number"] for one in messages_of(client, origin)) == Counter(map(str, range(400)))
     assert subscriptions(own, origin) == {"keeper"}
 
 
@@ -259,12 +250,12 @@ def test_an_interrupted_redrive_leaves_nothing_behind(own, client):
     bury(client, dead, [origin], 400)
     process = subprocess.Popen(command(own, dead, "--rate", "100"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)
-    eventually(lambda: all_of(client, origin), SECONDS)
+    eventually(lambda: messages_of(client, origin), SECONDS)
     process.terminate()
     said, complaints = process.communicate(timeout=SECONDS)
     sent = json.loads(said)["sent"]
     assert (process.returncode, complaints) == (1, "geminga: interrupted; repeat the command to go on\n")
-    assert 0 < sent == len(all_of(client, origin)) < 400 and subscriptions(own, origin) == {"keeper"}
+    assert 0 < sent == len(messages_of(client, origin)) < 400 and subscriptions(own, origin) == {"keeper"}
     assert redrive(own, dead)[1]["sent"] == 400 - sent
 
 
@@ -272,7 +263,7 @@ def test_a_rate_is_kept(own, client):
     origin, dead = make(client, unique_topic(), unique_topic("dead"))
     bury(client, dead, [origin], 40)
     assert redrive(own, dead, "--rate", "50")[1]["sent"] == 40
-    times = [one.publish_timestamp() for one in all_of(client, origin)]
+    times = [one.publish_timestamp() for one in messages_of(client, origin)]
     assert max(times) - min(times) >= 550
 
 

@@ -11,7 +11,6 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
-import jwt
 import pulsar
 import pyarrow as pa
 import pyarrow.csv
@@ -22,7 +21,7 @@ from google.protobuf.api_pb2 import Mixin
 from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client import key_hashing
 
-from ..harness import COMMAND, eventually, partitioned_topic, request, unique_topic
+from ..harness import COMMAND, eventually, guarded_broker, messages_of, partitioned_topic, request, unique_topic
 
 GEMINGA = COMMAND[0]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
@@ -87,15 +86,6 @@ def write(path, **columns):
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=5_000)
     return path
-
-
-def messages_of(client, topic):
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        found.append(reader.read_next(10_000))
-    reader.close()
-    return found
 
 
 def numbers_of(client, topic):
@@ -440,18 +430,8 @@ def test_a_terminated_topic_is_refused(run, own, client, tmp_path):
 
 
 def test_who_may_not_turn_deduplication_on_is_told_so(start_broker, tmp_path):
-    key = b"a secret key of thirty-two bytes"
-    (tmp_path / "key").write_bytes(key)
-    (tmp_path / "geminga.toml").write_text(f"""
-[authentication]
-methods = ["token"]
-secret_keys = ["{tmp_path / "key"}"]
-[authorization]
-enabled = true
-super_user_roles = ["admin"]
-""")
-    guarded, topic = start_broker("--config", str(tmp_path / "geminga.toml")), unique_topic()
-    tokens = {role: jwt.encode({"sub": role}, key, "HS256") for role in ("admin", "writer", "nobody")}
+    topic = unique_topic()
+    guarded, tokens = guarded_broker(start_broker, tmp_path, "admin", "writer", "nobody")
     path = write(tmp_path / "t.parquet", n=[1])
 
     def run_as(role, *words):
