@@ -124,7 +124,10 @@ class KeyFile:
     """The hashes of the keys of one part.  Only the header is read at first."""
 
     def __init__(self, folder: Path, ledger_id: int, count: Count):
-        """Open the file.  count: is told of the bytes that are read.  Raises CorruptFile, OSError."""
+        """Open the key file of a ledger and read its header.
+
+        count: called with the number of bytes of each read.  Raises CorruptFile, OSError.
+        """
         self.path, self.ledger_id, self._count = keys_path(folder, ledger_id), ledger_id, count
         with open(self.path, "rb") as file:
             raw = file.read(KEYS_HEADER.itemsize)
@@ -223,7 +226,10 @@ class Mask:
 
 
 def read_mask(folder: Path, ledger_id: int, rows: int, count: Count | None = None) -> Mask:
-    """Read the mask of a part with so many rows.  count: is told of the bytes read.  Raises CorruptFile, OSError."""
+    """Return the mask of a part whose index has `rows` rows.
+
+    count: called with the number of bytes of each read.  Raises CorruptFile, OSError.
+    """
     path = mask_path(folder, ledger_id)
     raw = path.read_bytes()
     if count is not None:

@@ -42,7 +42,7 @@ class Waiting:
         self.sequence_id, self.answers, self.data, self.by = sequence_id, answers, data, by
 
     def frame(self, lane: "Lane") -> list[bytes]:
-        """Return the SEND of the entry, in pieces."""
+        """Return the frame of a CommandSend with the entry, as buffers that are written one after the other."""
         count, size = len(self.answers), len(self.data)
         send = api.CommandSend(producer_id=lane.number, sequence_id=self.sequence_id, num_messages=count)
         if count > 1:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ import psutil
 LEFT_MAX_S = 60              # as long what a killed job has started may go on
 
 
-class KilledJobs:
+class KilledJobs(ABC):
     """Topics in a folder, and a job that works on them."""
 
     JOB: ClassVar[str]       # source: prints "begins" when it is about to work, and a line that begins with "ends"
@@ -29,21 +30,21 @@ class KilledJobs:
         self.left_s = 0.0                # what a killed job had started was gone after so long, at most
         self.seconds = 1.0               # that a run takes, about
 
+    @abstractmethod
     def publish(self) -> None:
         """Have some messages come to the topics."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self) -> None:
         """Assert that a killed job has left nothing that may not be."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_whole(self) -> None:
         """Assert that a job that was not killed has done everything."""
-        raise NotImplementedError
 
+    @abstractmethod
     def summary(self) -> str:
         """Return what there is at the end, as text."""
-        raise NotImplementedError
 
     def went_well(self, said: str) -> bool:
         """Whether a job that was not killed has printed this."""

@@ -9,7 +9,7 @@ files.
     much is removed, or messages come      its files are written anew
     nothing is left of a part              the new view does not have it
 
-Entries of the view are read only for parts that are written anew.
+Only a part that is written anew has its entries read.
 """
 import bisect
 import os
@@ -96,7 +96,7 @@ class Further:
     """One compaction that continues a view."""
 
     def __init__(self, job: Job):
-        """Open the view in force.  Raises CorruptFile, OSError."""
+        """Open the view in force, which the job continues.  Raises CorruptFile, OSError."""
         self._job = job
         self.size_read = 0
         # Places of chunks of which a message is whole, or may still become whole.
@@ -216,7 +216,7 @@ class Further:
         return rows
 
     def _chunks(self, one: _HeldPart) -> dict[int, int]:
-        """Return {place: slot} of the chunks of a part."""
+        """Return {place of a message: its slot in the part} for those entries of a part that are chunks."""
         if not one.keys.chunks:
             return {}
         number, source = self._source(one.part.ledger_id)

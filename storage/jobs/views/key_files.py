@@ -9,7 +9,7 @@ def continuable(view: CompactedLedgers, count: Count, *, keeps_keyless: bool,
     """Return the files with the key hashes of a view, by ledger id, if a compaction can continue the view.
 
     Return None if an older program wrote the view, if it has nothing, or if the compaction has other options than the
-    view's.  count: is told of the bytes that are read.  Raises CorruptFile, OSError.
+    view's.  count: called with the number of bytes of each read.  Raises CorruptFile, OSError.
     """
     parts = view.manifest.parts
     if not parts or not any(keys_path(view.folder, part.ledger_id).exists() for part in parts):
