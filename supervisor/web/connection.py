@@ -2,7 +2,7 @@
 
     OPENING --open--> OPEN --close--> CLOSING --the client's CLOSE, or a while--> CLOSED
 
-Nothing is read from the client before its session exists.
+The client is not read while its session is opened, but for what one read brings.
 """
 import asyncio
 from typing import Protocol, cast
@@ -27,7 +27,7 @@ class Session(Protocol):
 class Connection(asyncio.Protocol):
     """A client's connection, from the hand-over to its end."""
 
-    __slots__ = ("_reader", "_transport", "heard", "is_writable", "key", "open_ones", "session", "state")
+    __slots__ = ("_early", "_reader", "_transport", "heard", "is_writable", "key", "open_ones", "session", "state")
 
     def __init__(self, open_ones: "set[Connection]", key: str) -> None:
         """open_ones: all connections of the process.  key: of the handshake."""
@@ -36,6 +36,7 @@ class Connection(asyncio.Protocol):
         self.state, self.is_writable = OPENING, True
         self.heard = asyncio.get_running_loop().time()      # when the last frame came or went
         self._reader: Reader | None = None
+        self._early = b""                                   # came before the session was open
         self._transport: asyncio.Transport                  # set by connection_made
 
     def __repr__(self) -> str:
@@ -46,10 +47,13 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_MAX)
-        self._transport.pause_reading()      # nobody would take what the client sends before its session is open
         self.open_ones.add(self)
 
     def data_received(self, data: bytes) -> None:
+        if self.state == OPENING:
+            # Nobody takes this yet, and the event loop begins to read whatever connection_made says.
+            self._early += data
+            return self._transport.pause_reading()
         if self.state >= CLOSED or self._reader is None:
             return
         self.heard = asyncio.get_running_loop().time()
@@ -122,10 +126,10 @@ class Connection(asyncio.Protocol):
         self.session, self.state, self._reader = session, OPEN, Reader()
         self._transport.write(frames.accepted(self.key))
         self.heard = asyncio.get_running_loop().time()
-        if rest:
-            self.data_received(rest)
-        if self.state == OPEN:
-            self._transport.resume_reading()
+        self._transport.resume_reading()      # first, as the session may want a pause after what came early
+        if early := rest + self._early:
+            self._early = b""
+            self.data_received(early)
 
     def send(self, texts: list[bytes]) -> None:
         """Send texts, each of which is UTF-8."""

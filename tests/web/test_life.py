@@ -1,4 +1,5 @@
 """The process that serves WebSocket: killed, stopped, switched off; slow and strange clients."""
+import asyncio
 import base64
 import resource
 import socket
@@ -7,6 +8,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
+import uvloop
+
+from geminga.supervisor.web.connection import Connection
 
 from ..console.browser import Browser, needs_browser
 from ..harness import eventually, request, unique_topic
@@ -169,6 +173,41 @@ def test_a_text_sent_while_the_session_is_opened_is_read(broker):
         while b'"result":"ok"' not in came:
             came += link.recv(4096)
         assert b"101 Switching Protocols" in came
+
+
+class Taking:
+    """A session that keeps texts."""
+
+    def __init__(self, taken: list[str]):
+        self._taken = taken
+
+    def texts(self, texts: list[str]) -> None:
+        self._taken += texts
+
+    def socket_writable(self, *, is_writable: bool) -> None: ...
+    def closed(self) -> None: ...
+
+
+def test_a_text_is_kept_that_comes_between_the_hand_over_and_the_session():
+    """The event loop begins to read behind connection_made, and the text was dropped."""
+    taken: list[str] = []
+
+    async def talk() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.sendall(bytes([0x81, 0x81]) + bytes(4))
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(lambda: Connection(set(), "key"), sock=ours)
+        for _ in range(100):      # rounds of the event loop, in which it could read
+            await asyncio.sleep(0)
+        connection.open(Taking(taken), b"")
+        theirs.sendall(b"x")
+        while not taken:
+            await asyncio.sleep(0)
+        theirs.close()
+
+    uvloop.run(asyncio.wait_for(talk(), 20))
+    assert taken == ["x"]
 
 
 @needs_browser
