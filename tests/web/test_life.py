@@ -198,15 +198,17 @@ def test_a_text_is_kept_that_comes_between_the_hand_over_and_the_session():
         theirs.sendall(bytes([0x81, 0x81]) + bytes(4))
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_unix_connection(lambda: Connection(set(), "key"), sock=ours)
-        for _ in range(100):      # rounds of the event loop, in which it could read
-            await asyncio.sleep(0)
+        await rounds()
         connection.open(Taking(taken), b"")
         theirs.sendall(b"x")
-        while not taken:
-            await asyncio.sleep(0)
+        await rounds()
         theirs.close()
 
-    uvloop.run(asyncio.wait_for(talk(), 20))
+    async def rounds() -> None:
+        for _ in range(100):      # of the event loop, in each of which it could read
+            await asyncio.sleep(0)
+
+    uvloop.run(talk())
     assert taken == ["x"]
 
 
