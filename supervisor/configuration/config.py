@@ -52,7 +52,7 @@ class HttpOptions:
     hosts: tuple[str, ...] = ()                   # names in requests' Host header, beside those that the broker knows
     # Folders for backups over HTTP; none: authorized or local callers may use any folder.
     backup_folders: tuple[str, ...] = ()
-    web_processes: int = 1                        # processes that serve WebSocket; 0: there is none
+    web_processes: int = 1                        # processes that serve messages over HTTP; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)

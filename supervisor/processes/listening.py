@@ -7,6 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import is_wildcard
 
 _SOCKET_PATH_MAX = 80         # bytes of the folder's path; the kernel takes 107 with the socket's name
@@ -40,6 +41,25 @@ def open_listener(bind: str, port: int, key: str, *, is_shared: bool = False, is
         raise CannotServe(f"{key}: cannot listen on {bind}:{port}: {error.strerror or error}{_remedy(error, key, port)}"
                           ) from None
     return listener
+
+
+def open_listeners(config: Config) -> tuple[dict[str, list[socket.socket]], dict[str, socket.socket]]:
+    """Open a listening socket for each worker, and those of HTTP.  Raises CannotServe.
+
+    The supervisor keeps the sockets open: connections queue in them while a process restarts.
+    """
+    tls, has_tls = config.tls, bool(config.tls.certificate)
+    of_workers: dict[str, list[socket.socket]] = {"network": [], "tls": []}
+    for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
+        for _ in range(config.workers if port >= 0 else 0):
+            listener = open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
+                                     is_first=not of_workers[name])
+            port = listener.getsockname()[1]
+            of_workers[name].append(listener)
+    of_http = {scheme: open_listener(config.http_bind, port, key)
+               for scheme, key, port in (("http", "http_port", config.http_port),
+                                         ("https", "tls.http_port", tls.http_port if has_tls else -1)) if port >= 0}
+    return of_workers, of_http
 
 
 def reached_from_others(bind: str) -> str:

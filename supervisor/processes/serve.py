@@ -54,6 +54,7 @@ from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
+from geminga.supervisor.rest_messages.calls import calls_path
 from geminga.supervisor.web.visits import make_visits
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
@@ -119,10 +120,12 @@ class Supervisor:
         except data_folder.CannotUse as error:
             raise listening.CannotServe(f"data_dir: {error}") from None
         listening.raise_file_limit()
-        self._bind()
+        self.listeners, self.http_listeners = listening.open_listeners(config)
+        self.announce(config)
         self.run_dir = listening.make_run_dir(config.data_dir)
+        calls = map(calls_path, range(config.http.web_processes))      # listened to by a web process each
         self._inside = {path: unix_sockets.listen(config.data_dir / path)
-                        for path in (unix_sockets.CLIENTS, unix_sockets.HTTP)}
+                        for path in (unix_sockets.CLIENTS, unix_sockets.HTTP, *calls)}
         self._control_socket = ControlSocket(config.data_dir, self._selector,
                                              {"reload": self._reload.asked, "drain": self._drain.asked})
         try:
@@ -144,25 +147,6 @@ class Supervisor:
                                  make_counters(len(self.children)), strict=True))
         log.lines = LogLines(["supervisor", *(child.name for child in self.children)])
         spread(self.children, config.affinity == "spread")
-
-    def _bind(self) -> None:
-        """Open a listening socket for each worker.
-
-        The supervisor keeps the sockets open: connections queue in them while a worker restarts.
-        """
-        config, tls = self.config, self.config.tls
-        has_tls = bool(tls.certificate)
-        for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
-            for _ in range(config.workers if port >= 0 else 0):
-                listener = listening.open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
-                                         is_first=not self.listeners[name])
-                port = listener.getsockname()[1]
-                self.listeners[name].append(listener)
-        for scheme, key, port in (("http", "http_port", config.http_port),
-                                  ("https", "tls.http_port", tls.http_port if has_tls else -1)):
-            if port >= 0:
-                self.http_listeners[scheme] = listening.open_listener(config.http_bind, port, key)
-        self.announce(config)
 
     def announce(self, config: Config) -> None:
         """Derive two kinds of addresses from the configuration: those sent to clients, and those printed at start."""
@@ -210,11 +194,13 @@ class Supervisor:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
         from geminga.supervisor.console import console
+        from geminga.supervisor.rest_messages import doors as topics
         from geminga.supervisor.web import doors
 
         def extend(application: Any) -> None:
             console.install(application)
             doors.install(application, self._visits)
+            topics.install(application)
 
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates,
                               self._inside[unix_sockets.HTTP])
@@ -223,8 +209,10 @@ class Supervisor:
 
     def _be_web(self, child: Child, control: Control) -> None:
         self.counters["web", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
-        from geminga.supervisor.web import process  # likewise
-        process.run(self.config, self._visits, control, self.authenticator, self.counters["web", child.index])
+        from geminga.supervisor.rest_messages.server import Server  # likewise
+        from geminga.supervisor.web import process
+        process.run(self.config, self._visits, control, self.authenticator, self.counters["web", child.index],
+                    partial(Server, self._inside[calls_path(child.index)]))
 
     # -- the loop
 

@@ -16,13 +16,12 @@ from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
 from geminga.supervisor.web import delivered
 from geminga.supervisor.web.acknowledging import Acknowledging
-from geminga.supervisor.web.connection import Connection
 from geminga.supervisor.web.dead_letters import DeadLetters
 from geminga.supervisor.web.delivered import Delivered
 from geminga.supervisor.web.frames import BAD_DATA, REFUSED
 from geminga.supervisor.web.inner import Inner, Links, T
 from geminga.supervisor.web.parameters import CONSUME, DISCARD, Consuming, message_id_of
-from geminga.supervisor.web.session import Session
+from geminga.supervisor.web.session import Channel, Session
 from geminga.supervisor.web.subscribing import Subscribing, Topic
 from geminga.supervisor.web.visits import READER, Visit
 
@@ -40,7 +39,7 @@ class Consumer(Session):
     __slots__ = ("_acks", "_dead_letters", "_decoder", "_due", "_parameters", "_permits", "_queue", "_queue_bytes",
                  "_subscribing", "_tasks", "_timer", "_unacknowledged")
 
-    def __init__(self, visit: Visit, links: Links, connection: Connection, parameters: Consuming) -> None:
+    def __init__(self, visit: Visit, links: Links, connection: Channel, parameters: Consuming) -> None:
         super().__init__(visit, links, connection)
         self._parameters = parameters
         self._subscribing = Subscribing(visit, parameters)

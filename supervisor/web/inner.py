@@ -32,6 +32,8 @@ _ANSWERS: dict[int, tuple[str, str, str]] = {
     T.ERROR: ("error", "error", "message"),
     T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
     T.WATCH_TOPIC_LIST_SUCCESS: ("watchTopicListSuccess", "", ""),
+    T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
+    T.GET_OR_CREATE_SCHEMA_RESPONSE: ("getOrCreateSchemaResponse", "error_code", "error_message"),
 }
 # Type of a command that answers no request: (whose it is, its field of BaseCommand, field of the number in there).
 _TOLD = {

@@ -1,7 +1,7 @@
 """A `geminga-web` process: visits that the admin process hands over become sessions.
 
 A session is a client of the workers.  The process reads no file of the data folder, and a slow client holds up nobody:
-its session alone stops reading from the worker.
+its session alone stops reading from the worker.  Messages over plain HTTP are served beside it.
 """
 import asyncio
 import contextlib
@@ -9,7 +9,9 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import Protocol
 
 import uvloop
 
@@ -27,7 +29,7 @@ from geminga.supervisor.web.parameters import WrongParameter
 from geminga.supervisor.web.producer import Producer
 from geminga.supervisor.web.session import Session, Turned
 from geminga.supervisor.web.visits import CONSUMER, PRODUCER, Visit, Visits
-from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.authentication import Authenticator, Identity
 from geminga.workers.owners.following import follow
 
 _OPENING_MAX = 500           # handshakes under way; others wait in the socket
@@ -36,11 +38,23 @@ _LOOK_S = 5.0                # between two looks for idle connections
 _GOODBYE_S = 1.0             # that clients have to answer when the process stops
 
 
+class Beside(Protocol):
+    """What a process serves beside WebSocket."""
+
+    async def start(self) -> None: ...
+    def look(self, now_s: float) -> None:
+        """End what was not used for a while, or has expired.  now_s: seconds since 1970."""
+    def end_unless(self, accepts: Callable[[Identity], bool]) -> None:
+        """End what belongs to identities that the configuration does not admit any more."""
+    async def stop(self) -> None: ...
+
+
 class Web:
     """All WebSockets of one process."""
 
-    def __init__(self, config: Config, visits: Visits, authenticator: Authenticator, counters: Counters) -> None:
-        self._links, self._visits = Links(config.data_dir / CLIENTS), visits
+    def __init__(self, links: Links, visits: Visits, authenticator: Authenticator, counters: Counters,
+                 beside: Beside) -> None:
+        self._links, self._visits, self._beside = links, visits, beside
         self._authenticator, self._counters = authenticator, counters
         self._loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
@@ -122,6 +136,7 @@ class Web:
                 del self._expiring[connection]
             elif expires_s <= now_s:
                 connection.close(REFUSED, "The credentials have expired")
+        self._beside.look(now_s)
 
     def configure(self, text: str) -> None:
         """Apply new options.  Raises Unusable."""
@@ -132,6 +147,7 @@ class Web:
             session = connection.session
             if isinstance(session, Session) and not self._authenticator.accepts(session.visit.identity):
                 connection.close(REFUSED, "Authentication is required in another way now")
+        self._beside.end_unless(self._authenticator.accepts)
 
     async def stop(self) -> None:
         """Tell all clients, and end their connections."""
@@ -169,20 +185,27 @@ def _refuse(connection: Connection, status: HTTPStatus, reason: str) -> None:
     connection.refuse(status.value, status.phrase, json.dumps({"reason": reason}).encode())
 
 
-def run(config: Config, visits: Visits, control: Control, authenticator: Authenticator, counters: Counters) -> None:
-    """Serve WebSockets until the supervisor tells the process to stop."""
-    uvloop.run(_serve(config, visits, control, authenticator, counters))
+def run(config: Config, visits: Visits, control: Control, authenticator: Authenticator, counters: Counters,
+        make_beside: Callable[[Links], Beside]) -> None:
+    """Serve WebSockets until the supervisor tells the process to stop.
+
+    make_beside: makes what is served beside them, with the connections to workers that both use.
+    """
+    uvloop.run(_serve(config, visits, control, authenticator, counters, make_beside))
 
 
 async def _serve(config: Config, visits: Visits, control: Control, authenticator: Authenticator,
-                 counters: Counters) -> None:
-    web = Web(config, visits, authenticator, counters)
+                 counters: Counters, make_beside: Callable[[Links], Beside]) -> None:
+    links = Links(config.data_dir / CLIENTS)
+    beside = make_beside(links)
+    web = Web(links, visits, authenticator, counters, beside)
 
     async def drain() -> None:
         """Workers refuse what is published, and deliver nothing more."""
 
     stopping = follow(control, _NoOwners(), web.configure, drain)
     web.read()
+    await beside.start()
     counters.set("serving_pid", os.getpid())
     control.send(ready={})
     while not stopping.is_set():
@@ -190,4 +213,4 @@ async def _serve(config: Config, visits: Visits, control: Control, authenticator
             async with asyncio.timeout(_LOOK_S):
                 await stopping.wait()
         web.look(time.time())
-    await web.stop()
+    await asyncio.gather(web.stop(), beside.stop())

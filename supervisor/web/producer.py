@@ -11,11 +11,10 @@ from geminga.proto import frames, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.entries import Batch, Making
 from geminga.supervisor.web import publishing
-from geminga.supervisor.web.connection import Connection
 from geminga.supervisor.web.inner import Inner, Links, T
 from geminga.supervisor.web.parameters import Producing
 from geminga.supervisor.web.publishing import NOT_PUBLISHED, Sent, Wrong
-from geminga.supervisor.web.session import Session, partitions
+from geminga.supervisor.web.session import Channel, Session, partitions
 from geminga.supervisor.web.visits import Visit
 
 # Messages and bytes without an answer, beyond which the client is not read.
@@ -31,6 +30,10 @@ class Answer:
 
     def __init__(self, context: str, text: bytes = b"") -> None:
         self.context, self.text = context, text      # text: b"" while it is not known
+
+    def refuse(self, why: str) -> None:
+        """Answer that the message is not stored."""
+        self.text = publishing.refused(NOT_PUBLISHED, why, self.context)
 
 
 class Waiting:
@@ -70,11 +73,12 @@ class Producer(Session):
     """A producer, and the messages that its client waits for."""
 
     __slots__ = ("_answers", "_by_number", "_bytes", "_delay", "_failure", "_is_held", "_lanes", "_parameters",
-                 "_pieces", "_size_max", "_timer", "_turn")
+                 "_pieces", "_schema", "_size_max", "_timer", "_turn")
 
-    def __init__(self, visit: Visit, links: Links, connection: Connection, parameters: Producing) -> None:
+    def __init__(self, visit: Visit, links: Links, connection: Channel, parameters: Producing) -> None:
         super().__init__(visit, links, connection)
         self._parameters = parameters
+        self._schema: api.Schema | None = None                    # with which producers are opened
         self._lanes: list[Lane] = []
         self._turn = 0                                            # lane of messages without a key
         self._answers: deque[Answer] = deque()
@@ -97,6 +101,8 @@ class Producer(Session):
             lane.number = link.next_id()
             link.producers[lane.number] = self
             request = api.CommandProducer(topic=lane.topic, producer_id=lane.number, request_id=link.next_id())
+            if self._schema is not None:
+                request.schema.CopyFrom(self._schema)
             name = lane.making.producer_name or self._parameters.name
             if name:
                 request.producer_name = name
@@ -130,7 +136,7 @@ class Producer(Session):
         self._failure = why
         for lane in self._lanes:
             for answer in lane.answers:
-                answer.text = publishing.refused(NOT_PUBLISHED, why, answer.context)
+                answer.refuse(why)
             lane.batch, lane.answers = None, []
             while lane.waiting:
                 self._refuse(lane.waiting.popleft(), why)
@@ -164,8 +170,7 @@ class Producer(Session):
         answer = Answer(sent.context)
         self._answers.append(answer)
         if self._failure:
-            answer.text = publishing.refused(NOT_PUBLISHED, self._failure, sent.context)
-            return
+            return answer.refuse(self._failure)
         lane = self._lane(sent)
         if sent.encryption is not None:
             data = publishing.encrypted_entry(sent, self._parameters.encryption_keys, lane.making.producer_name,
@@ -253,23 +258,21 @@ class Producer(Session):
         lane = self._lane_of(error.producer_id)
         if (entry := self._taken_from(lane, error.sequence_id)) is not None:
             for answer in entry.answers:
-                answer.text = publishing.refused(NOT_PUBLISHED, error.message, answer.context)
+                answer.refuse(error.message)
 
     def _taken_from(self, lane: Lane, sequence_id: int) -> Waiting | None:
         """Remove the entry with a sequence id; None if nobody waits for it any more."""
-        waiting = lane.waiting
-        while waiting and waiting[0].sequence_id < sequence_id:      # answered out of order: never, by the protocol
-            self._refuse(waiting.popleft(), "The broker has not answered this message")
-        if not waiting or waiting[0].sequence_id != sequence_id:
-            return None
-        entry = waiting.popleft()
-        self._bytes -= len(entry.data)
-        return entry
+        for at, entry in enumerate(lane.waiting):      # the first one, unless a refusal overtakes receipts
+            if entry.sequence_id == sequence_id:
+                del lane.waiting[at]
+                self._bytes -= len(entry.data)
+                return entry
+        return None
 
     def _refuse(self, entry: Waiting, why: str, *, held: bool = True) -> None:
         self._bytes -= len(entry.data) if held else 0
         for answer in entry.answers:
-            answer.text = publishing.refused(NOT_PUBLISHED, why, answer.context)
+            answer.refuse(why)
 
     def taken(self) -> None:
         """Send the answers that are known, up to the first one that is not."""

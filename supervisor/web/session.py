@@ -8,13 +8,12 @@ revoked.  The first attempt to open it decides about the handshake's answer.
 """
 import asyncio
 from http import HTTPStatus
-from typing import cast
+from typing import Protocol, cast
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.log import log
 from geminga.supervisor.pulsar_client.client import ClientError, NoBroker
 from geminga.supervisor.web import inner
-from geminga.supervisor.web.connection import Connection
 from geminga.supervisor.web.frames import FAILED, REFUSED
 from geminga.supervisor.web.inner import Inner, Links
 from geminga.supervisor.web.visits import Visit
@@ -42,11 +41,24 @@ _GIVE_UP_S = 60.0                        # for a name or subscription that is ta
 
 
 class Turned(Exception):
-    """The handshake is refused with this HTTP status."""
+    """A handshake, or a request over plain HTTP, is refused with this status.  code: of the worker's error."""
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str, code: int | None = None) -> None:
         super().__init__(text)
-        self.status, self.text = status, text
+        self.status, self.text, self.code = status, text, code
+
+
+class Channel(Protocol):
+    """The parts of a client's connection that its session uses."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def is_writable(self) -> bool: ...
+    def send(self, texts: list[bytes]) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def close(self, code: int = ..., reason: str = ...) -> None: ...
 
 
 class Session:
@@ -54,7 +66,7 @@ class Session:
 
     __slots__ = ("_again", "_is_lost_again", "_links", "connection", "inner", "is_busy", "visit")
 
-    def __init__(self, visit: Visit, links: Links, connection: Connection) -> None:
+    def __init__(self, visit: Visit, links: Links, connection: Channel) -> None:
         self.visit, self._links, self.connection = visit, links, connection
         self.inner: Inner | None = None                       # None: not open yet, or lost
         self.is_busy = False                                  # it needs a connection of its own
@@ -91,7 +103,7 @@ class Session:
             except ClientError as error:
                 attempts -= 1
                 if error.code not in _BUSY or not attempts:
-                    raise Turned(_status_of(error), str(error)) from None
+                    raise Turned(status_of(error), str(error), error.code) from None
             except OSError as error:
                 raise Turned(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not answer: {error}") from None
             await asyncio.sleep(_BUSY_S)
@@ -183,16 +195,20 @@ class Session:
     def texts(self, texts: list[str]) -> None: ...
 
 
-async def partitions(link: Inner, topic: str) -> int:
-    """Return a topic's number of partitions, 0 if it has none; the topic is made if it may be.  Raises ClientError."""
+async def partitions(link: Inner, topic: str, *, may_create: bool = True) -> int:
+    """Return a topic's number of partitions, 0 if it has none.  Raises ClientError.
+
+    may_create: a topic that is missing is made, if policies allow that.
+    """
     request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=link.next_id(),
-                                                  metadata_auto_creation_enabled=True)
+                                                  metadata_auto_creation_enabled=may_create)
     command = api.BaseCommand(type=inner.T.PARTITIONED_METADATA, partitionMetadata=request)
     answer = await link.ask(command, request.request_id)
     return int(answer.partitions)
 
 
-def _status_of(error: ClientError) -> HTTPStatus:
+def status_of(error: ClientError) -> HTTPStatus:
+    """Return the status that tells of a worker's error."""
     if error.code is None:
         return HTTPStatus.SERVICE_UNAVAILABLE
     return _STATUSES.get(cast("api.ServerError.ValueType", error.code), HTTPStatus.INTERNAL_SERVER_ERROR)

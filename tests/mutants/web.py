@@ -20,4 +20,13 @@ BUGS = [
         ("if not decision.is_allowed:", "if False:", "rights are not looked at before parameters"),
         ("if not is_same and not request.app[GUARD].knows(host):", "if False:",
          "any page publishes through a browser beside the broker")),
+    *of("supervisor/rest_messages/publisher.py", "web/test_rest_produce.py",
+        ("if len(data) > self._size_max:", "if False:", "a message that is too large ends the worker's connection"),
+        ("lane.making._replace(schema_version=schema.version)", "lane.making", "messages lack their schema's version"),
+        ("sequence_id = message.sequence_id if message.sequence_id is not None else", "sequence_id =",
+         "numbers of clients are lost, so nothing is deduplicated"),
+        ("return self._lanes[self._parameters.hash(key) % count], turn", "return self._lanes[turn % count], turn + 1",
+         "keys go round instead of to their partition")),
+    *of("supervisor/rest_messages/producing.py", "web/test_rest_produce.py",
+        ("deliver_at = min(now_ms + after_ms, _TIME_MAX)", "deliver_at = after_ms", "a delay counts from 1970")),
 ]

@@ -10,6 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.requests import audit, authorization
 from geminga.supervisor.admin.resources import brokers
+from geminga.supervisor.rest_messages import doors as rest_doors
 from geminga.supervisor.web import doors
 from geminga.workers.identity.demands import DEMANDS
 
@@ -40,6 +41,7 @@ MAY = {     # by what a route demands: the roles that may
     authorization.LISTS: ADMINS | PRODUCERS | CONSUMERS,
     authorization.DISCARDS: ADMINS | CONSUMERS, authorization.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
     authorization.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
+    authorization.WRITES: ADMINS | PRODUCERS | {"topic-producer"},
     authorization.LOOKS_UP: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"}}
 
 
@@ -100,6 +102,7 @@ def all_routes():
         application.add_routes(part.routes)
     application.add_routes(brokers.LAST)
     application.add_routes(doors.routes)
+    application.add_routes(rest_doors.routes)
     return {("GET" if route.method == "HEAD" else route.method, route.resource.canonical)
             for route in application.router.routes()}
 
@@ -111,7 +114,7 @@ def test_every_route_says_what_it_demands():
 
 NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
     "SUPER", "TENANTS", "TENANT", "NAMESPACE", "TOPIC", "TOPIC_POLICY", "LISTS", "DISCARDS", "LOOKS_UP", "PRODUCES",
-    "CONSUMES")}
+    "CONSUMES", "WRITES")}
 
 
 def test_every_row_of_the_table_is_as_it_was_decided():
@@ -122,6 +125,7 @@ def test_every_row_of_the_table_is_as_it_was_decided():
         "NAMESPACE": ("namespace", "administer", 403, False), "TOPIC": ("topic", "administer", 401, False),
         "TOPIC_POLICY": ("topic", "administer", 403, False), "LISTS": ("namespace", "lookup", 403, False),
         "DISCARDS": ("namespace", "consume", 403, False), "LOOKS_UP": ("topic", "lookup", 401, False),
+        "WRITES": ("topic", "produce", 403, False),
         "PRODUCES": ("topic", "produce", 401, False), "CONSUMES": ("topic", "consume", 401, False), "-": None}
     rows = [line.split() for line in RIGHTS.read_text().splitlines() if not line.startswith("#")]
     assert {(method, path): NAMES[name] for name, method, path in rows} == authorization.DEMANDS
@@ -146,6 +150,7 @@ QUESTIONS = {       # a question that changes nothing for each kind of demand
     authorization.LOOKS_UP: ("GET", "/admin/v2/persistent/{place}/plain/partitions"),
     authorization.PRODUCES: ("POST", "/admin/v2/schemas/{place}/plain/schema"),
     authorization.CONSUMES: ("GET", "/admin/v2/persistent/{place}/plain/subscriptions"),
+    authorization.WRITES: ("POST", "/topics/persistent/{place}/plain"),
 }
 
 

@@ -7,6 +7,8 @@ A request by the socket in the data folder has the user's name as role and "loca
 `proxy` is the proxy's role, `reason` the text of a refusal, `body` the rights that were set. The file is in the data
 folder. A large file is renamed to audit.log.1, and older files to audit.log.2 and so on.
 
+Messages over HTTP are no administration: only refused attempts are logged.  Lines for all would push out the others.
+
 Refusals are rate-limited, so that repeated ones do not push out the changes of other callers. The first line after
 refusals over the limit has their number as `left_out`.
 """
@@ -23,7 +25,7 @@ from typing import Any
 from aiohttp import web
 
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.authentication import IDENTITY, MESSAGES
 from geminga.supervisor.admin.requests.request_parts import topic_of
 from geminga.workers.identity.authentication import NOT_ASKED
 
@@ -108,6 +110,8 @@ async def record(request: web.Request, handler) -> web.StreamResponse:
     answer = await handler(request)
     if request.method in _LOOKS or (400 <= answer.status < 500 and answer.status not in _REFUSED):
         return answer      # nothing was changed
+    if request.path.startswith(MESSAGES) and answer.status not in _REFUSED:
+        return answer
     if answer.status < 400:
         _log(request, answer)
     audit = request.app[AUDIT]
@@ -137,7 +141,7 @@ async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
              "role": identity.role, "method": identity.method, "proxy": identity.proxy,
              "address": request.remote or "local",
-             "request": f"{request.method} {request.path_qs}"[:_REQUEST_MAX], "status": answer.status}
+             "request": f"{request.method} {_path(request)}"[:_REQUEST_MAX], "status": answer.status}
     if not identity.proxy:
         del line["proxy"]
     if answer.status >= 400:
@@ -145,6 +149,12 @@ async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
         line["reason"] = json.loads(body).get("reason", "")
     rights = await _rights_set(request) if answer.status not in _REFUSED else None
     return line if rights is None else line | {"body": rights}
+
+
+def _path(request: web.Request) -> str:
+    """Return a request's path and parameters, without a token."""
+    url = request.rel_url
+    return str(url.without_query_params("token")) if "token" in url.query else request.path_qs
 
 
 async def _rights_set(request: web.Request) -> Any:

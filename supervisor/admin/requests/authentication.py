@@ -4,7 +4,7 @@
     Authorization: Basic BASE64(USER:PASSWORD)
     the certificate of a connection by TLS, if there is no such header
     X-Original-Principal: ROLE, from proxies
-    ?token=TOKEN at the doors of WebSocket, for browsers, whose scripts cannot set a header there
+    ?token=TOKEN for WebSocket and messages over HTTP, for browsers, whose scripts cannot set a header there
     the cookie of a session of the console, if there is no Authorization header (sessions.py)
     the user of the process, by the socket in the data folder, without any header
 """
@@ -31,7 +31,8 @@ from geminga.workers.identity.options import IdentityOptions
 IDENTITY = web.RequestKey("identity", Identity)
 SIGN_IN, STATIC = "/console/sign-in", "/console/static/"      # of the console, before somebody has signed in
 _OPEN = "/status.html", "/ready", SIGN_IN      # probes have no credentials
-_DOORS = "/ws/"          # of WebSocket
+MESSAGES = "/topics/"    # messages over plain HTTP
+_DOORS = "/ws/", MESSAGES
 _METRICS = "/metrics", "/metrics/"
 _PAGES = "/console/"
 _SCHEMES = {"bearer": "token", "basic": "basic"}
@@ -76,7 +77,7 @@ class HttpAuthenticator:
             return peer
         if not self._authenticator.is_on or request.path in self._open or request.path.startswith(STATIC):
             return NOT_ASKED
-        # Any page may open a WebSocket, with the console's cookie too, so a cookie proves nothing there.
+        # Any page may open a WebSocket, with the console's cookie too, so a cookie proves nothing where messages are.
         if not request.path.startswith(_DOORS) and (session := session_of(request)) is not None:
             certificate = certificate_of(request.transport) if request.transport is not None else None
             return await self.check(request, replace(session.credentials, certificate=certificate), is_new=False)

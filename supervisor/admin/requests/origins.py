@@ -26,8 +26,9 @@ from geminga.workers.addresses import Addresses
 # load balancers probe under names of their own, and these routes reveal nothing else
 _PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"
 _LOOKS = "GET", "HEAD", "OPTIONS"
-# a GET that publishes a message, so it counts as a change
+# a GET that publishes a message, and those that take messages, so they count as changes
 _HEALTH = "/admin/v2/brokers/health"
+_MESSAGES = "/topics/"
 _OWN_SITES = "same-origin", "none"                                 # "none" is a request by the user, such as a bookmark
 _JSON = "application/json", "text/json"
 _FORMS = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
@@ -103,7 +104,8 @@ async def guard(request: web.Request, handler) -> web.StreamResponse:
 
 def _may_change(request: web.Request) -> bool:
     if request.method in _LOOKS:
-        return request.path == _HEALTH or "checkAllowAutoCreation" in request.query
+        return (request.path == _HEALTH or request.path.startswith(_MESSAGES)
+                or "checkAllowAutoCreation" in request.query)
     return True
 
 

@@ -1,0 +1,14 @@
+"""Messages over plain HTTP: `geminga-web` processes serve requests that the admin process has checked.
+
+    doors.py        the admin process: paths, and requests that are handed on
+    calls.py        what is said about a request, and the sockets between the processes
+    server.py       a `geminga-web` process: calls, their bounds and their errors
+    bodies.py       bodies of requests, of bounded size
+    producing.py    a body -> messages to publish
+    encoding.py     texts -> keys and payloads by a schema
+    publisher.py    a producer that calls share
+    pool.py         sessions that calls share, which end when nobody uses them
+
+Imports: `web/`, `admin/`, `messages/`, `pulsar_client/`, `configuration/`, `host/`, workers, storage, proto.
+Start with `doors.py`.
+"""

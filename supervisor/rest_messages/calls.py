@@ -1,0 +1,48 @@
+"""Calls: what the admin process says about a request when it hands it on to a `geminga-web` process.
+
+The supervisor makes a listening socket for each of these processes, and keeps it open: requests wait in it while a
+process is being started again.  All calls about a topic go to the same process, which has its producers and consumers.
+"""
+import json
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from geminga.workers.identity.authentication import Identity
+
+PRODUCE = "produce"
+HEADER = "X-Geminga-Call"
+HEADER_MAX = 1 << 20         # bytes of a call; names and parameters have at most 64 KiB each, which JSON escapes
+
+
+class Call(NamedTuple):
+    """A request that the admin process has authenticated and authorised; its body follows."""
+
+    kind: str                                  # PRODUCE
+    topic: str                                 # its complete name
+    partition: int                             # that the path names, -1 without one
+    parameters: tuple[tuple[str, str], ...]    # of the address
+    identity: Identity
+
+    def as_text(self) -> str:
+        return json.dumps(self._replace(identity=asdict(self.identity)))      # type: ignore[arg-type]
+
+    def key(self, *more: str) -> tuple[str, ...]:
+        """Return what tells the caller and the topic apart from others."""
+        return self.identity.role, self.identity.method, self.identity.proxy, self.topic, *more
+
+    @classmethod
+    def of_text(cls, text: str) -> "Call":
+        kind, topic, partition, parameters, identity = json.loads(text)
+        return cls(kind, topic, partition, tuple((name, value) for name, value in parameters), Identity(**identity))
+
+
+def calls_path(index: int) -> Path:
+    """Return the path of a process's socket, below the data folder."""
+    return Path("run", f"web{index}")
+
+
+def index_of(topic: str, processes: int) -> int:
+    """Return the index of the process that has a topic's producers and consumers.  topic: name without a partition."""
+    return zlib.crc32(topic.encode()) % processes

@@ -1,0 +1,134 @@
+"""Doors: the paths of messages over plain HTTP, in the admin process.
+
+    POST /topics/{domain}/{tenant}/{namespace}/{topic}[/partitions/{number}]
+
+Requests pass all checks of REST here: names of the host, other sites' pages, credentials and rights.  Then they are
+handed on, by HTTP over a Unix socket, to the `geminga-web` process that has the topic's producers and consumers, and
+its answer is passed back as it comes.  So the next request on the same connection is checked again, with TLS or
+without, and may be about anything else.
+"""
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from geminga.proto.names import TopicName
+from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.request_parts import PATH, TOPICS, existing_of, number_of, part_of, status
+from geminga.supervisor.rest_messages.calls import HEADER, HEADER_MAX, PRODUCE, Call, calls_path, index_of
+
+routes = web.RouteTableDef()
+_TOPIC = "/topics" + PATH
+_CALLS_MAX = 2_000           # that are handed on and have no answer yet
+_LOOK_S = 0.5                # between two looks whether a client is still there
+_LAST = (1 << 31) - 1
+_PASSED_ON = "Content-Type", "Content-Length", "Cache-Control"
+
+
+class Links:
+    """The connections to all `geminga-web` processes."""
+
+    def __init__(self, data_dir: Path, processes: int) -> None:
+        self._data_dir, self.processes = data_dir, processes
+        self._sessions: list[aiohttp.ClientSession] = []
+        self.calls = 0                             # under way
+
+    def __repr__(self) -> str:
+        return f"<Links processes={self.processes} calls={self.calls}>"
+
+    async def serve(self, app: web.Application) -> AsyncIterator[None]:
+        """Keep the connections while the application runs."""
+        # Paths of sockets have at most 107 bytes, and those of data folders may have more.
+        folder = os.open(self._data_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._sessions = [aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(f"/proc/self/fd/{folder}/{calls_path(index)}", limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=None),
+                max_field_size=HEADER_MAX) for index in range(self.processes)]
+            yield
+            for session in self._sessions:
+                await session.close()
+        finally:
+            os.close(folder)
+
+    def ask(self, request: web.Request, topic: TopicName, call: Call) -> "aiohttp.client._RequestContextManager":
+        """Hand a request on to the process of its topic."""
+        session = self._sessions[index_of(str(topic.base), self.processes)]
+        return session.post("http://web/", headers={HEADER: call.as_text(), "Content-Type": "application/json"},
+                            data=request.content if request.can_read_body else None)
+
+
+LINKS = web.AppKey("rest_messages", Links)
+
+
+def install(app: web.Application) -> None:
+    """Add the doors to the admin process's application, unless there is no process that serves them."""
+    config = app[TOPICS].config
+    if not config.http.web_processes:
+        return
+    app[LINKS] = Links(config.data_dir, config.http.web_processes)
+    app.cleanup_ctx.append(app[LINKS].serve)
+    app.add_routes(routes)
+
+
+@routes.post(_TOPIC)
+@routes.post(_TOPIC + "/partitions/{number:[0-9]+}")
+async def produce(request: web.Request) -> web.StreamResponse:
+    """Publish messages, each encoded by a schema, and answer when all are on disk."""
+    partition = -1
+    if "number" in request.match_info:
+        partition = number_of(request, part_of(request, "number"), "The partition", _LAST)
+    return await _hand_on(request, PRODUCE, partition)
+
+
+async def _hand_on(request: web.Request, kind: str, partition: int = -1) -> web.StreamResponse:
+    """Hand a request on, and pass its answer back.  Raises 4xx, 503, Refusal."""
+    topic, links = existing_of(request), request.app[LINKS]
+    if links.calls >= _CALLS_MAX:
+        raise web.HTTPServiceUnavailable(text=f"{_CALLS_MAX} calls are under way; try again")
+    parameters = dict(reversed(list(request.query.items())))      # the first of several values counts, as in Pulsar
+    parameters.pop("token", None)
+    call = Call(kind, str(topic), partition, tuple(parameters.items()), request[IDENTITY])
+    links.calls += 1
+    asking = asyncio.create_task(_ask(request, topic, call))
+    try:
+        while not asking.done() and request.transport is not None:
+            await asyncio.wait({asking}, timeout=_LOOK_S)
+        return asking.result() if asking.done() else web.Response(status=503)      # the client has gone
+    finally:
+        links.calls -= 1
+        if not asking.done():
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+
+
+async def _ask(request: web.Request, topic: TopicName, call: Call) -> web.StreamResponse:
+    try:
+        async with request.app[LINKS].ask(request, topic, call) as answer:
+            return await _pass_back(request, answer)
+    except (aiohttp.ClientError, OSError) as error:
+        if request.content.exception() is not None:
+            raise web.HTTPBadRequest(text="The body ends early, or is not encoded as its headers say") from None
+        raise web.HTTPServiceUnavailable(text=f"The process that serves messages has ended ({error}): those without an "
+                                              "answer may be stored, or not") from None
+
+
+async def _pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Pass an answer back, as far as the client reads.  Raises what the answer says, ClientError."""
+    if answer.status >= 400:
+        raise status(answer.status, (await answer.json())["reason"])
+    passed = web.StreamResponse(status=answer.status,
+                                headers={name: answer.headers[name] for name in _PASSED_ON if name in answer.headers})
+    try:
+        await passed.prepare(request)
+        async for data in answer.content.iter_any():
+            await passed.write(data)
+    except (aiohttp.ClientError, ConnectionError):
+        if request.transport is not None:      # nobody may take a part of an answer for the whole
+            request.transport.abort()
+    return passed
