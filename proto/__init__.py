@@ -5,7 +5,7 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
 
     pulsar_api.proto   every command and field; pulsar_api_pb2.py and .pyi are generated from it
     errors.py          errors that a peer causes
-    names.py           topic names, ids of transactions
+    names.py           topic names, ids of transactions, names of replicators, positions in other clusters
     frames.py          frames and commands -> bytes
     rows.py            a row's layout, for numpy and for struct
     varints.py         columns of protobuf varints, both ways

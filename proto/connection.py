@@ -109,6 +109,7 @@ class Connection:
     def __init__(self, message_size_max: int):
         self.state = NEW
         self.events: list[Event] = []
+        self.reads_positions = False       # its replicators name the position of each entry in their own cluster
         self.limit_messages(message_size_max)
         self._layout: sends.Layout | None = None
         self._singles = 0                  # frames to read one by one before the next try for a run
@@ -234,7 +235,7 @@ class Connection:
         if entry[:2] != frames.MAGIC_BYTES:      # of a client before protocol version 6
             entry = frames.with_checksum(entry)
         try:
-            row = sends.read_one(send, entry)
+            row = sends.read_one(send, entry, reads_positions=self.reads_positions)
         except sends.BadChecksum:
             return self._refuse(send, api.ChecksumError, "Checksum failed")
         except sends.UnknownTransaction as error:

@@ -67,6 +67,7 @@ LOOKED_UP = 4           # the client asked for the first time where a topic is; 
 INTRODUCED = 5          # before a connection's first command to an owner, and on changes: JSON with "role", ...
 PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # the right to it was revoked: "id handle", handle 0 if unknown
 DAMAGED = 8             # the client could not read messages; the data is its CommandAck, which acknowledges them
+SEND_REFUSED = 9        # a replicator's SEND; "id handle " and the frames that tell the client
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),

@@ -1,9 +1,10 @@
-"""Topic names: {persistent|non-persistent}://tenant/namespace/topic, short forms, and partitions.
+"""Topic names: {persistent|non-persistent}://tenant/namespace/topic, short forms, partitions; names of replicators.
 
 `orders` means persistent://public/default/orders and `acme/eu/orders` means persistent://acme/eu/orders.  The form of
 Pulsar 1, with a cluster in the middle, is refused with a hint.  A partition's name ends in -partition-N.
 """
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -151,3 +152,52 @@ def transaction_bits(transaction_id: int) -> tuple[int, int]:
 def transaction_text(transaction_id: int) -> str:
     """Return a transaction's id as Pulsar writes it: (most,least)."""
     return "({},{})".format(*transaction_bits(transaction_id))
+
+
+# -- replication between clusters
+#
+#    pulsar.repl.<cluster>              the producer of a replicator of that cluster
+#    pulsar.repl.<cluster>--><ours>     likewise, of one that names both clusters
+#
+# A position is a ledger and an entry of the source cluster, as one number of 63 bits, ordered by the ledger first.
+
+REPLICATOR_PREFIX = "pulsar.repl."
+POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", of each message that a replicator sends
+ENTRY_BITS = 31
+LEDGER_MAX, ENTRY_MAX = (1 << 32) - 1, (1 << ENTRY_BITS) - 1
+NO_POSITION = -1
+MARKER_RECEIPT = 1 << 63      # the highest sequence id of a marker's receipt, as a replicator expects it
+_TO_CLUSTER = "-->"
+_POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,10})", re.ASCII)
+
+
+def source_cluster(producer_name: str) -> str | None:
+    """Return the cluster that a replicator's producer comes from, None for the name of any other producer."""
+    if not producer_name.startswith(REPLICATOR_PREFIX):
+        return None
+    return producer_name[len(REPLICATOR_PREFIX):].partition(_TO_CLUSTER)[0]
+
+
+def parse_position(text: str | bytes) -> int:
+    """Return the position that "ledger:entry" names, NO_POSITION if it names none that is accepted."""
+    match = _POSITION.fullmatch(text) if isinstance(text, str) else None      # bytes: the text is not UTF-8
+    if match is None:
+        return NO_POSITION
+    ledger_id, entry_id = map(int, match.groups())
+    if ledger_id > LEDGER_MAX or entry_id > ENTRY_MAX:
+        return NO_POSITION
+    return ledger_id << ENTRY_BITS | entry_id
+
+
+def position_of(properties: Iterable[api.KeyValue]) -> int:
+    """Return the position among a message's properties, NO_POSITION without one.
+
+    The last property of that name counts: replicators append theirs behind those of the application.
+    """
+    values = [one.value for one in properties if one.key == POSITION_PROPERTY]
+    return parse_position(values[-1]) if values else NO_POSITION
+
+
+def position_text(position: int) -> str:
+    """Return a position as its source writes it: ledger:entry."""
+    return f"{position >> ENTRY_BITS}:{position & ENTRY_MAX}"

@@ -49,6 +49,7 @@ def connected(protocol_version: int, max_message_size: int) -> bytes:
     answer.max_message_size = max_message_size
     answer.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
     answer.feature_flags.supports_topic_watchers = True
+    answer.feature_flags.supports_repl_dedup_by_lid_and_eid = True
     return frame(command)
 
 

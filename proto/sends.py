@@ -11,6 +11,7 @@ to it.
 """
 import base64
 import binascii
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,7 @@ SEND_ROW = np.dtype([
     ("sequence_id", "<u8"),
     ("highest_sequence_id", "<u8"),  # of a batch; 0 when not given
     ("ledger_id", "<u8"),            # the owner fills in the entry's place
-    ("entry_id", "<u8"),
+    ("entry_id", "<u8"),             # on the way to the owner: 1 + the position in the source cluster, or 0
     # Fields of the ledger's index, laid out as its row.
     ("offset", "<u8"),               # of the entry in the bytes that travel with the rows
     ("publish_time", "<i8"),         # ms since 1970, the client's clock
@@ -44,15 +45,15 @@ SEND_ROW = np.dtype([
     ("deliver_at", "<i8"),           # ms since 1970; 0: at once
     ("message_index", "<u8"),        # the owner fills it in
     ("size", "<u4"),                 # bytes of the entry
-    ("messages", "<u4"),             # 1, or how many a batch holds
+    ("messages", "<u4"),             # 1, or how many a batch holds; 0: a marker
     ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; 0 without HAS_KEY
     ("flags", "<u4"),
     ("crc32c", "<u4"),               # as it stands in the entry
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
-PRODUCER_ID, SEQUENCE_ID, MESSAGES, FLAGS = map(
-    field_names(SEND_ROW).index, ("producer_id", "sequence_id", "messages", "flags"))
+PRODUCER_ID, SEQUENCE_ID, ENTRY_ID, MESSAGES, FLAGS = map(
+    field_names(SEND_ROW).index, ("producer_id", "sequence_id", "entry_id", "messages", "flags"))
 INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
 
 # Bits of `flags`, stored in the index as well.
@@ -62,6 +63,7 @@ IS_CHUNK = 4
 HAS_KEY = 8
 IS_LAST_CHUNK = 16
 IN_TRANSACTION = 64  # on the way to the owner, message_index has the transaction's id (names.transaction)
+IS_MARKER = 128      # clusters write it for each other, and no consumer gets it
 CHUNK_ID = 8         # the lowest bit of the chunk's number, which goes up to CHUNK_ID_MAX
 CHUNK_ID_MAX = (1 << 24) - 1
 
@@ -76,13 +78,14 @@ class UnknownTransaction(Exception):
     """The SEND names a transaction that no coordinator can have begun."""
 
 
-def read_one(command: api.CommandSend, entry: bytes) -> Row:
+def read_one(command: api.CommandSend, entry: bytes, *, reads_positions: bool = False) -> Row:
     """Return the row of one SEND, in the order of SEND_ROW's fields, with 0 in fields that are filled in later.
 
-    The entry begins with its checksum.  Raises BadChecksum, UnknownTransaction, and ProtocolError when it cannot be
-    read.
+    The entry begins with its checksum.  reads_positions: whether to look for the position in a source cluster.  Raises
+    BadChecksum, UnknownTransaction, and ProtocolError when it cannot be read.
     """
     metadata, checksum = _metadata(entry)
+    position = names.position_of(metadata.properties) if reads_positions else names.NO_POSITION
     flags, transaction = KEPT_CHECKSUM, 0
     if command.txnid_most_bits or command.txnid_least_bits:
         flags, transaction = KEPT_CHECKSUM | IN_TRANSACTION, _transaction(command)
@@ -97,7 +100,9 @@ def read_one(command: api.CommandSend, entry: bytes) -> Row:
         flags |= HAS_KEY
     key_hash = 0 if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
     messages = max(1, metadata.num_messages_in_batch)
-    return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, 0,
+    if metadata.HasField("marker_type"):
+        messages, flags = 0, flags & ~IS_BATCH | IS_MARKER
+    return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, position + 1,
             0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, transaction,
             len(entry), messages, key_hash, flags, checksum, 0)
 
@@ -219,6 +224,7 @@ class Layout:
     reach: int                                      # bytes from a frame's start that reading it touches
     row: Rows                                       # (1,) SEND_ROW: the frame's row, for fields that do not differ
     key: tuple[int, int] | None                     # where the key begins and ends, when it may differ
+    position: tuple[int, int, int] | None           # where a source position begins, has its colon, and ends
     is_in_transaction: bool
 
     def read(self, buffer: NDArray[np.uint8], at: int,
@@ -246,7 +252,24 @@ class Layout:
             keys = np.ascontiguousarray(block[:, self.key[0]:self.key[1]]).view(f"V{self.key[1] - self.key[0]}").ravel()
             hashes = np.fromiter(map(mmh3_32_uintdigest, keys.tolist()), np.uint32, count)
             rows["key_hash"] = hashes & np.uint32(0x7FFFFFFF)
+        if self.position is not None:
+            rows["entry_id"] = _read_positions(block, *self.position)
         return rows, entries, checksums.wrong_rows(entries[:, CHECKSUM_END:], claimed)
+
+
+def _read_positions(block: NDArray[np.uint8], start: int, colon: int, end: int) -> NDArray[np.uint64]:
+    """Return 1 + the position (n,) that each row of a block has as text in these columns; 0: it has none there.
+
+    The high halves of the digits' bytes have been compared with those of digits.
+    """
+    digits = block[:, start:end] & 15
+    is_wrong = (digits > 9).any(axis=1, where=np.arange(start, end) != colon)
+    ledger_ids, entry_ids = (digits[:, first - start:stop - start].astype(np.uint64) @ _POWERS[first - stop:]
+                             for first, stop in ((start, colon), (colon + 1, end)))
+    is_wrong |= (ledger_ids > np.uint64(names.LEDGER_MAX)) | (entry_ids > np.uint64(names.ENTRY_MAX))
+    positions: NDArray[np.uint64] = (ledger_ids << np.uint64(names.ENTRY_BITS) | entry_ids) + np.uint64(1)
+    positions[is_wrong] = 0
+    return positions
 
 
 # Fields of CommandSend and of MessageMetadata whose varint may differ from frame to frame: tag -> field of SEND_ROW.
@@ -254,6 +277,8 @@ class Layout:
 _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highest_sequence_id"}
 _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
+_PROPERTY, _PROPERTY_KEY, _PROPERTY_VALUE = 4 << 3 | 2, 1 << 3 | 2, 2 << 3 | 2
+_POWERS = np.array([10 ** digit for digit in reversed(range(10))], np.uint64)
 
 
 def learn(frame: bytes, row: Row) -> Layout | None:
@@ -263,7 +288,7 @@ def learn(frame: bytes, row: Row) -> Layout | None:
     do not use.
     """
     total, command_end = len(frame), 8 + SIZES.unpack_from(frame, 0)[1]
-    if not _has_checksum(frame, command_end):
+    if not _has_checksum(frame, command_end) or row[FLAGS] & IS_MARKER:      # markers are rare
         return None
     metadata_at = command_end + CHECKSUM_END + 4
     head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
@@ -271,6 +296,7 @@ def learn(frame: bytes, row: Row) -> Layout | None:
         outer = _fields(frame, 8, command_end)
         inner = _fields(frame, *outer[_SEND])
         metadata = _fields(frame, metadata_at, head_size)
+        position = _position(frame, metadata_at, head_size) if row[ENTRY_ID] else None
     except (ValueError, KeyError):
         return None
     loose = [(name, inner[number]) for number, name in _COMMAND_COLUMNS.items() if number in inner]
@@ -288,8 +314,23 @@ def learn(frame: bytes, row: Row) -> Layout | None:
         tight[at:stop] = 128      # the value of a varint may differ, its length may not
     if (key := _loose_key(metadata)) is not None:
         tight[key[0]:key[1]] = 0
+    if position is not None:
+        start, colon, end = position
+        tight[start:colon] = tight[colon + 1:end] = 0xF0      # any digits
     return Layout(total, command_end, head_size, template, tight, columns, reach, np.array([row], SEND_ROW), key,
-                  bool(row[FLAGS] & IN_TRANSACTION))
+                  position, bool(row[FLAGS] & IN_TRANSACTION))
+
+
+def _position(frame: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return where a source position, which the metadata have, begins, has its colon, and ends."""
+    found = at, at, at
+    for tag, start, stop in _each_field(frame, at, end):
+        if tag == _PROPERTY:
+            inner = _fields(frame, start, stop)
+            if frame[slice(*inner[_PROPERTY_KEY])] == names.POSITION_PROPERTY.encode():
+                first, last = inner[_PROPERTY_VALUE]
+                found = first, frame.index(b":", first, last), last
+    return found
 
 
 def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:
@@ -305,29 +346,34 @@ def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:
 
 
 def _fields(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
-    """Return where the value of each field is: {tag: (first byte, byte behind it)}.
+    """Return where the value of each field is: {tag: (first byte, byte behind it)}; the last one of a repeated field.
 
     The key is the tag, not the number: a field with another wire type than its definition's is an unknown field.
     Raises ValueError for a repeated varint, a group, and a field that ends behind `end`.
     """
     found: dict[int, tuple[int, int]] = {}
-    while at < end:
-        tag, at = varints.decode(data, at)
+    for tag, start, stop in _each_field(data, at, end):
         if tag in found and tag & 7 == 0:
             raise ValueError("repeated")
-        start = at
+        found[tag] = start, stop
+    return found
+
+
+def _each_field(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (tag, first byte of the value, byte behind it) of each field.  Raises ValueError as `_fields` does."""
+    while at < end:
+        tag, start = varints.decode(data, at)
         if tag & 7 == 0:
-            _, at = varints.decode(data, at)
+            _, at = varints.decode(data, start)
         elif tag & 7 == 2:
-            size, start = varints.decode(data, at)
+            size, start = varints.decode(data, start)
             at = start + size
         elif tag & 7 == 1:
-            at += 8
+            at = start + 8
         elif tag & 7 == 5:
-            at += 4
+            at = start + 4
         else:
             raise ValueError("groups are not used")
-        found[tag] = (start, at)
+        yield tag, start, at
     if at != end:
         raise ValueError("a field ends behind its message")
-    return found

@@ -5,8 +5,7 @@
                                             (data_folder.py)
     <data>/catalogue.sqlite                 see catalogue.py
     <data>/backup/                          hard links of a backup in progress (backup.py)
-    <data>/stacks                           stacks of all processes, text, written on SIGUSR1
-                                            (supervisor/processes/stacks.py)
+    <data>/stacks                           stacks of all processes, written on SIGUSR1 (processes/stacks.py)
     <data>/journal/<owner>/<n>.journal      SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops,
                                             entries
     <data>/partitions/<id>/<ledger>.ledger  LEDGER_HEADER, then entries as published, without gaps
@@ -49,6 +48,7 @@ what each version added.
       - freed rows; a program that does not know them repairs them, and reports discarded entries as lost
       - `exported`; a program that does not know it deletes messages that are not exported
       - TYPE_CHANGED and TYPE_ROWs; a program that does not know them skips both, and writes states without types
+      - positions of replicators, which older programs forget with sequence ids; markers, which they find discarded
 
 FOLDER_VERSION is the version of the whole folder, and keeps older programs away from it.  Raise it whenever a released
 program must not write to a folder of this program: because of a VERSION here, in layout.py or in compacted_ledgers.py,

@@ -28,6 +28,18 @@ class ProducerFigures:
 
 
 @dataclass(frozen=True)
+class InboundFigures:
+    """Statistics of what the connected replicators of one other cluster publish to a topic."""
+
+    message_rate: float
+    byte_rate: float
+    messages: int                  # since they connected
+    bytes: int
+    address: str                   # of the last one to connect, as in ProducerFigures
+    connected_ms: int
+
+
+@dataclass(frozen=True)
 class DrainingHash:
     """A key hash that has moved to another consumer, while the former one has unacknowledged entries of it."""
 
@@ -171,7 +183,8 @@ class TopicFigures:
     compaction: CompactionFigures
     export: ExportFigures | None   # None: no night exports the topic
     waiting_producers: int
-    publishers: list[ProducerFigures]
+    publishers: list[ProducerFigures]      # without replicators
+    inbound: dict[str, InboundFigures]     # by the cluster whose replicators are connected
     subscriptions: dict[str, SubscriptionFigures]
 
 

@@ -220,7 +220,7 @@ def find_by_index(owner: AdministeredOwner, question: FindByIndex) -> Position:
     raise Refusal(api.MetadataError, "Message not found")
 
 
-# -- showing messages: those that a reader can get, so none in a transaction that is open or was aborted
+# -- showing messages: those that a reader can get, so no marker, and none in a transaction that is open or was aborted
 
 def peek(owner: AdministeredOwner, question: Peek) -> StoredEntry:
     """Return the n-th unacknowledged entry of a subscription.  Raises Refusal if there are fewer."""
@@ -245,7 +245,7 @@ def examine(owner: AdministeredOwner, question: Examine) -> StoredEntry | None:
     ledgers = partition.readable_ledgers
     end: Position | None = None
     for ledger in reversed(ledgers) if question.from_latest else ledgers:
-        entries = np.flatnonzero(~partition.aborted(ledger, 0, ledger.entries))
+        entries = np.flatnonzero(~partition.unreadable(ledger, 0, ledger.entries))
         if number <= len(entries):
             return _shown(partition, (ledger.ledger_id, int(entries[-number if question.from_latest else number - 1])))
         number -= len(entries)
@@ -296,7 +296,7 @@ def _kept(partition: Partition, cursor: Cursor, begin: Position, *,
         first = max(0, begin[1]) if ledger.ledger_id == begin[0] else 0
         for start in range(first, ledger.entries, _STRETCH)[::way]:
             end = min(start + _STRETCH, ledger.entries)
-            is_kept = ~cursor.acknowledged(ledger.ledger_id, start, end) & ~partition.aborted(ledger, start, end)
+            is_kept = ~cursor.acknowledged(ledger.ledger_id, start, end) & ~partition.unreadable(ledger, start, end)
             if is_kept.any():
                 yield ledger, (np.flatnonzero(is_kept) + start)[::way]
 
@@ -312,7 +312,7 @@ def _shown(partition: Partition, position: Position | None) -> StoredEntry:
     ledger = partition.find(position[0]) if position is not None else None
     if position is None or ledger is None or not 0 <= position[1] < ledger.entries or (
             partition.limit is not None and position >= partition.limit) \
-            or partition.aborted(ledger, position[1], position[1] + 1)[0]:
+            or partition.unreadable(ledger, position[1], position[1] + 1)[0]:
         raise Refusal(api.MetadataError, "Message not found")
     row = ledger.index[position[1]]
     with open(ledger.ledger_path, "rb", buffering=0) as file:      # a sealed ledger is not kept open

@@ -6,6 +6,7 @@ from geminga.storage.admin.figures import (
     ConsumerFigures,
     DrainingHash,
     ExportFigures,
+    InboundFigures,
     ProducerFigures,
     SubscriptionFigures,
     TopicFigures,
@@ -31,8 +32,10 @@ from geminga.storage.statistics.columns import (
     is_named,
     kind_of,
     last_times,
+    ordinary_producers,
     publish_limited,
     rates_of,
+    replicators,
     storage_bytes,
     subscription_counts,
     throttled,
@@ -55,7 +58,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
     partition = topic if isinstance(topic, Partition) else None
     counts, rates = topic_counts(topic), rates_of(topic, 6)
     slowest = None if partition is None else find_slowest(partition)
-    producers = topic.producers.live.values()
+    producers = ordinary_producers(topic)
     named = [subscription for subscription in topic.subscriptions.values() if is_named(topic, subscription)]
     subscriptions = {one.name: _subscription(owner, topic, one, question) for one in named}
     dropped = 0.0
@@ -76,6 +79,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
         compaction=_compaction(topic.view), export=None if partition is None else _export(owner, partition),
         waiting_producers=len(topic.producers.waiting),
         publishers=[_producer(owner, one) for one in producers] if question.publishers else [],
+        inbound={source: _inbound(owner, some) for source, some in replicators(topic).items()},
         subscriptions=subscriptions)
 
 
@@ -193,6 +197,16 @@ def _producer(owner: AdministeredOwner, producer: Producer) -> ProducerFigures:
         address=session.address if session else "", client_version=session.client_version if session else "",
         supports_partial=session.supports_partial_producer if session else False, connected_ms=producer.connected_ms,
         metadata=producer.metadata, message_rate=rates[0], byte_rate=rates[1], chunk_rate=rates[2], drop_rate=rates[3])
+
+
+def _inbound(owner: AdministeredOwner, replicators: list[Producer]) -> InboundFigures:
+    """Return statistics of the replicators, one or more, of one cluster."""
+    newest = max(replicators, key=lambda one: one.connected_ms)
+    rates, session = [rates_of(one, 4) for one in replicators], _session_of(owner, newest)
+    return InboundFigures(
+        message_rate=sum(each[0] for each in rates), byte_rate=sum(each[1] for each in rates),
+        messages=sum(one.messages_in for one in replicators), bytes=sum(one.bytes_in for one in replicators),
+        address=session.address if session else "", connected_ms=newest.connected_ms)
 
 
 def _session_of(owner: AdministeredOwner, client: Producer | Consumer) -> Session | None:

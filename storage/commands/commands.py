@@ -131,7 +131,8 @@ def abandon(owner: OwnerContext, session: Session) -> None:
         except Exception:
             log.error(f"tables that a command left cannot be put in order: {traceback.format_exc()}", code="G291")
     tables: tuple[tuple[dict[int, Producer] | dict[int, Consumer], str], ...] = (
-        (owner.producers, "producers"), (owner.consumers, "consumers"), (owner.non_persistent_producers, ""))
+        (owner.producers, "producers"), (owner.consumers, "consumers"), (owner.non_persistent_producers, ""),
+        (owner.replicators, ""))
     for table, counter in tables:
         for handle in [handle for handle, one in table.items() if (one.worker, one.connection) == mine]:
             del table[handle]

@@ -48,7 +48,8 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
         if not probed and (holder.worker, holder.connection) != session.key:
             return park(owner, session, command, holder.worker, holder.connection)
         raise Refusal(api.ProducerBusy, f"Producer with name '{producer.name}' is already connected to topic")
-    _refuse_one_too_many(owner, session, topic)
+    if producer.source is None:
+        _refuse_one_too_many(owner, session, topic)
     _create_initial_subscription(owner, topic, request.initial_subscription_name)
     for replaced in topic.producers.admit(producer):
         expel_producer(owner, replaced)
@@ -64,8 +65,12 @@ def _register(owner: OwnerContext, session: Session, producer: Producer) -> None
     """Enter the producer in the tables of the owner and of its connection."""
     session.producers[producer.producer_id] = producer
     owner.producers[producer.handle] = producer
-    if not producer.partition.is_persistent:
+    if not isinstance(producer.partition, Partition):
         owner.non_persistent_producers[producer.handle] = producer
+    elif producer.source is not None:
+        owner.replicators[producer.handle] = producer
+        if producer.sends_positions:
+            producer.partition.replicators.add(producer)
     owner.counters.add("producers")
 
 
@@ -80,17 +85,20 @@ def _refuse_publishing(topic: Topic, request: api.CommandProducer) -> None:
     """Refuse a producer of a terminated topic, or one that does not encrypt although the topic requires it."""
     if isinstance(topic, Partition) and topic.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
-    if topic.policies.encryption_required and not request.encrypted:
+    # A replicator passes on what others have encrypted: each of its messages is looked at.
+    is_replicator = names.source_cluster(request.producer_name) is not None
+    if topic.policies.encryption_required and not request.encrypted and not is_replicator:
         raise Refusal(api.MetadataError, f"Encryption is required in {topic.name}")
 
 
 def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic) -> None:
     """Refuse a producer that exceeds the number of producers that policies and options allow."""
-    connected, limit = topic.producers.live, topic.policies.max_producers
+    connected = [producer for producer in topic.producers.live.values() if producer.source is None]
+    limit = topic.policies.max_producers
     if limit and len(connected) >= limit:
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max producers limit")
     limit = owner.options.max_same_address_producers_per_topic
-    if reaches_address_limit(owner, session, topic, limit, connected.values()):
+    if reaches_address_limit(owner, session, topic, limit, connected):
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max same address producers limit")
 
 
@@ -114,13 +122,15 @@ def _new_producer(
     Raises Refusal if its schema is not compatible.
     """
     schema_version = registry.admit_producer(owner, topic, request.schema if request.HasField("schema") else None)
+    source = names.source_cluster(request.producer_name)
     return Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner),
         not (request.user_provided_producer_name and request.producer_name),
         request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None,
         topic, connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata},
-        is_encrypted=request.encrypted, schema_version=schema_version)
+        is_encrypted=request.encrypted, schema_version=schema_version, source=source,
+        sends_positions=source is not None and session.sends_positions and topic.is_persistent)
 
 
 def _create_initial_subscription(owner: OwnerContext, topic: Topic, name: str) -> None:
@@ -148,7 +158,7 @@ def _answer_ready(owner: OwnerContext, producer: Producer, request_id: int) -> N
         log_client(session, "a producer was made", topic, producer=producer.name)
     owner.changed[topic] = None
     last = NONE
-    if isinstance(topic, Partition) and topic.deduplicates:
+    if isinstance(topic, Partition) and topic.deduplicates and producer.source is None:
         last = topic.sequences.of(producer.identity).last
     if isinstance(topic, Partition) and topic.producers.exclusive is producer and producer.topic_epoch is not None:
         owner.catalogue.partitions.set_topic_epoch(topic.partition_id, producer.topic_epoch)
@@ -173,10 +183,12 @@ def _revoke(owner: OwnerContext, producer: Producer) -> None:
     """Take the producer out of the owner's tables, so that it may not publish any more."""
     owner.changed[producer.partition] = None
     owner.non_persistent_producers.pop(producer.handle, None)
+    owner.replicators.pop(producer.handle, None)
     owner.rates.left(producer)
     if owner.producers.pop(producer.handle, None) is not None:
         owner.counters.add("producers", -1)
     if isinstance(producer.partition, Partition):
+        producer.partition.replicators.discard(producer)
         producer.partition.sequences.leave(producer.identity, owner.now_ms)
 
 
@@ -224,8 +236,8 @@ def dismiss(owner: OwnerContext, producer: Producer, why: Refusal = FENCED) -> N
 
 
 def close_unencrypted_producers(owner: OwnerContext, topic: Topic) -> None:
-    """Close the topic's producers that do not encrypt."""
-    for producer in [one for one in topic.producers.live.values() if not one.is_encrypted]:
+    """Close the topic's producers that do not encrypt, but no replicator."""
+    for producer in [one for one in topic.producers.live.values() if not one.is_encrypted and one.source is None]:
         dismiss(owner, producer)
 
 
@@ -239,13 +251,23 @@ def close_producers(owner: OwnerContext, topic: Topic) -> None:
 
 
 def close_refused(owner: OwnerContext, session: Session, producer_id: int) -> None:
-    """Close a producer whose SEND was refused, if its partition deduplicates.
+    """Close a producer whose SEND was refused, if its partition deduplicates, or if it is a replicator.
 
     The client sends the refused message and all later ones again. If a later SEND were stored first, deduplication
     would take the refused one for a duplicate, and it would be lost.
     """
     producer = session.producers.get(producer_id)
-    if producer is not None and isinstance(producer.partition, Partition) and producer.partition.deduplicates:
+    if producer is None or not isinstance(producer.partition, Partition):
+        return
+    if producer.partition.deduplicates or producer.source is not None:
+        dismiss(owner, producer)
+
+
+def refuse_send(owner: OwnerContext, session: Session, producer_id: int, handle: int, frames: bytes) -> None:
+    """Close a replicator's producer because its worker has refused a SEND; frames: they tell the client."""
+    owner.outbox(session.worker).reply(session.connection, frames)
+    producer = session.producers.get(producer_id)
+    if producer is not None and producer.handle == handle:
         dismiss(owner, producer)
 
 

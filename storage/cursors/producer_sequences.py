@@ -8,6 +8,10 @@ All chunks of a message have the same sequence id.  While the chunks of a messag
 known.  A producer that lost its state sends its message again from the first chunk, which then differs from the stored
 first chunk.  These chunks are stored, as the message may be cut differently now; a consumer that gets a first chunk
 again discards the chunks it has.
+
+A replicator of another cluster publishes messages of many producers, in the order of its own topic.  In place of a
+sequence id counts the position of each entry there (proto/names.py), and always, whether or not the topic
+deduplicates.  A replicator may pause for weeks while its cluster cannot be reached, so its position is never too old.
 """
 import struct
 from collections import OrderedDict
@@ -29,11 +33,19 @@ NOWHERE = (1 << 64) - 1       # ledger id and entry id of a duplicate's receipt
 # pile up.
 _UNDER_WAY_MAX = 64
 _HALVES = struct.Struct("<qq")
+# Replicators of one topic whose positions are kept.  Without a bound, clients that invent names would fill the disk.
+REPLICATORS_MAX = 1_000
+_REPLICATOR = b"repl"         # the end of a replicator's identity
 
 
 def identity(name: str) -> bytes:
     """Return a hash of 16 bytes that stands for a producer's name.  Collisions do not happen in practice."""
     return blake2b(name.encode(), digest_size=_HALVES.size).digest()
+
+
+def replicator_identity(name: str) -> bytes:
+    """Return 16 bytes that stand for the name of a replicator, and say that they do."""
+    return blake2b(name.encode(), digest_size=_HALVES.size - len(_REPLICATOR)).digest() + _REPLICATOR
 
 
 def span(sequence_id: int, highest: int) -> tuple[int, int]:
@@ -76,6 +88,16 @@ class Progress:
             self._set(first, 0, 0)
         return True
 
+    def take_position(self, position: int) -> bool:
+        """Return whether an entry at this position of its source is new, and note a new one as stored.
+
+        position: NONE for an entry without one, which is new.
+        """
+        if NONE < position <= self.last:
+            return False
+        self.last = max(self.last, position)
+        return True
+
     def _take_chunk(self, sequence_id: int, flags: int, crc32c: int) -> bool:
         chunk, (following, beginning) = flags >> CHUNK_ID, self.under_way.get(sequence_id, (0, 0))
         is_new = sequence_id > self.last
@@ -102,33 +124,43 @@ class Progress:
 
 
 class Sequences:
-    """Deduplication state of a partition: the progress of all its producers, the longest inactive first."""
+    """Deduplication state of a partition: the progress of all its producers and replicators."""
 
     def __init__(self) -> None:
-        self.by_producer: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
+        # By identity, the longest inactive first.
+        self.by_producer: OrderedDict[bytes, Progress] = OrderedDict()
+        self.by_replicator: OrderedDict[bytes, Progress] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Sequences of {len(self.by_producer)} producers>"
+        return f"<Sequences of {len(self.by_producer)} producers and {len(self.by_replicator)} replicators>"
 
     def __len__(self) -> int:
         return len(self.by_producer)
 
+    def _table(self, producer: bytes) -> OrderedDict[bytes, Progress]:
+        return self.by_replicator if producer.endswith(_REPLICATOR) else self.by_producer
+
     def of(self, producer: bytes) -> Progress:
         """Return the progress of a producer, empty for an unknown one; callers must not change it."""
-        return self.by_producer.get(producer) or Progress()
+        return self._table(producer).get(producer) or Progress()
 
     def learn(self, producer: bytes, progress: Progress, now_ms: int) -> None:
         """Set the progress of a producer, and count it as active now."""
         progress.seen_ms = now_ms
-        self.by_producer[producer] = progress
-        self.by_producer.move_to_end(producer)
+        table = self._table(producer)
+        table[producer] = progress
+        table.move_to_end(producer)
+        if len(self.by_replicator) > REPLICATORS_MAX:
+            self.by_replicator.popitem(last=False)
 
     def leave(self, producer: bytes, now_ms: int) -> None:
         """Count a producer that disconnects as active up to now."""
-        if producer in self.by_producer:
-            self.learn(producer, self.by_producer[producer], now_ms)
+        table = self._table(producer)
+        if producer in table:
+            self.learn(producer, table[producer], now_ms)
 
     def clear(self) -> None:
+        """Forget all producers, but no replicator."""
         self.by_producer.clear()
 
     # -- eviction
@@ -176,7 +208,8 @@ class Sequences:
     def apply_produced(self, ops: Rows) -> None:
         """Apply PRODUCED_OPs (n,) from the journal."""
         for _, _, _, low, sequence_id, high in ops.tolist():
-            self.by_producer.setdefault(_HALVES.pack(low, high), Progress()).last = sequence_id
+            producer = _HALVES.pack(low, high)
+            self._table(producer).setdefault(producer, Progress()).last = sequence_id
 
     def apply_chunked(self, ops: Rows) -> None:
         """Apply CHUNKED_OPs (n,) from the journal."""
@@ -185,11 +218,11 @@ class Sequences:
             progress._set(sequence_id, kind >> format.NUMBER, crc32c)
 
     def rows(self) -> NDArray[np.void]:
-        """Return the progress of all producers as SEQUENCE_ROWs (n,), in the order of eviction."""
+        """Return the progress of all producers and replicators as SEQUENCE_ROWs (n,), in the order of eviction."""
         return np.array(
             [
                 (_HALVES.unpack(producer), progress.last, sequence_id, following, beginning)
-                for producer, progress in self.by_producer.items()
+                for producer, progress in (*self.by_producer.items(), *self.by_replicator.items())
                 for sequence_id, (following, beginning) in (progress.under_way or {NONE: (0, 0)}).items()
             ],
             format.SEQUENCE_ROW,
@@ -198,8 +231,8 @@ class Sequences:
     def load(self, rows: NDArray[np.void]) -> None:
         """Add the producers' progress that SEQUENCE_ROWs (n,) hold."""
         for (low, high), last, sequence_id, following, beginning in rows.tolist():
-            progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress(last))
-            progress._set(sequence_id, following, beginning)
+            producer = _HALVES.pack(low, high)
+            self._table(producer).setdefault(producer, Progress(last))._set(sequence_id, following, beginning)
 
     def begin(self, now_ms: int) -> None:
         """Count all producers of a partition that was just opened as active until now; earlier time does not count."""

@@ -103,9 +103,7 @@ class DelayPolicy(Watcher):
         if is_fixed.any():
             kept.append((worker, *self._fixed(partitions, which[is_fixed], _picked(rows, is_fixed), data)))
         most_ms = np.array([*(partition.policies.delay_max_ms or _ANY_MS for partition in partitions), _ANY_MS])[which]
-        # A message that is due already is not refused: it may have taken long to arrive.
-        published, deliver_at = np.minimum(rows["publish_time"], self._owner.now_ms + AHEAD_MS), rows["deliver_at"]
-        is_late = ~is_fixed & (deliver_at > self._owner.now_ms) & (deliver_at > published + most_ms)
+        is_late = ~is_fixed & self._is_late(rows, most_ms)
         for number in np.unique(which[is_late]).tolist():
             self._refuse(worker, partitions[number], _picked(rows, is_late & (which == number)))
         is_left = ~(is_fixed | is_late)
@@ -113,9 +111,26 @@ class DelayPolicy(Watcher):
             kept.append((worker, _picked(rows, is_left), data))
         return kept
 
+    def _is_late(self, rows: Rows, most_ms: NDArray[np.int64] | int) -> NDArray[np.bool_]:
+        """Return which of the rows (n,) SEND_ROW have a delay above most_ms, in ms, (n,) or for all of them."""
+        # A message that is due already is not refused: it may have taken long to arrive.
+        published, deliver_at = np.minimum(rows["publish_time"], self._owner.now_ms + AHEAD_MS), rows["deliver_at"]
+        is_late: NDArray[np.bool_] = (deliver_at > self._owner.now_ms) & (deliver_at > published + most_ms)
+        return is_late
+
+    def exceeds(self, partition: Partition, rows: Rows) -> NDArray[np.bool_]:
+        """Return which of the rows (n,) SEND_ROW of a watched partition have too long a delay for it."""
+        if self.watched[partition]:
+            return np.zeros(len(rows), bool)
+        return self._is_late(rows, partition.policies.delay_max_ms)
+
+    @staticmethod
+    def refusal(partition: Partition) -> str:
+        """Return the text of the error for a message with too long a delay."""
+        return f"Exceeds max allowed delivery delay of {partition.policies.delay_max_ms} milliseconds"
+
     def _refuse(self, worker: int, partition: Partition, rows: Rows) -> None:
-        text = f"Exceeds max allowed delivery delay of {partition.policies.delay_max_ms} milliseconds"
-        self._owner.refuse_sends(worker, rows, api.NotAllowedError, text)
+        self._owner.refuse_sends(worker, rows, api.NotAllowedError, self.refusal(partition))
         partition.delays_refused += int(rows["messages"].sum())
         self._owner.changed[partition] = None
 

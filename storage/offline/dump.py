@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from geminga.proto import checksums, names, sends
+from geminga.proto.names import position_text
 from geminga.proto.rows import Rows, as_words, field_names
 from geminga.storage import format
 from geminga.storage.cursors import state_file
@@ -45,7 +46,7 @@ _OPS = {
 }
 _OP_FIELDS = {"subscription_id": "subscription", "ledger_id": "ledger"}
 _FLAGS = {sends.IS_BATCH: "batch", sends.IS_CHUNK: "chunk", sends.HAS_KEY: "key", sends.IS_LAST_CHUNK: "last chunk",
-          sends.IN_TRANSACTION: "transaction", format.IS_CUT: "cut"}
+          sends.IN_TRANSACTION: "transaction", format.IS_CUT: "cut", sends.IS_MARKER: "marker"}
 _DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDULED: "some"}
 _TYPES: dict[int, str] = {number: name for name, number in SubType.items()}
 
@@ -390,7 +391,11 @@ def _state(path: Path) -> Iterator[Line]:
             **dict(zip(REASONS, cursor.totals, strict=True)),
         } | ({} if cursor.last_type is None else _type(cursor.last_type))
         yield from _beyond(cursor)
+    for identity, progress in known.sequences.by_replicator.items():
+        yield {"replicator": identity.hex(), "last_position": position_text(progress.last)}
     for row in known.sequences.rows():
+        if row["producer"].tobytes() in known.sequences.by_replicator:
+            continue
         yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
             {"under_way": int(row["sequence_id"]), "next_chunk": int(row["next_chunk"])} if row["next_chunk"] else {})
 

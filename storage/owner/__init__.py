@@ -4,6 +4,7 @@
     owner.py                      puts the parts together
     requests.py                   commands of clients and questions of administration
     publishing.py                 SENDs of stored topics
+    replicated_publishing.py      SENDs of other clusters' replicators
     non_persistent_publishing.py  SENDs of non-persistent topics
     dispatching.py                acknowledgements, permits, and deliveries to consumers
     durability.py                 commits and syncs

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 from geminga.proto import envelope
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.rows import Rows
+from geminga.proto.sends import IS_MARKER
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.enforcement.rate_limiter import RateLimiter
 from geminga.storage.topics.non_persistent import NonPersistentTopic
@@ -27,7 +28,8 @@ class NonPersistentPublishing:
         """Publish rows (n,) SEND_ROW of non-persistent topics.  Return (worker, rows of stored topics, data)."""
         producers = self._owner.non_persistent_producers
         is_transient = np.isin(rows["producer"], np.fromiter(producers, np.uint64))
-        is_above = self._above_connection_bound(rows, is_transient)
+        # Markers are for clusters, and there is nothing to store them in.
+        is_above = self._above_connection_bound(rows, is_transient) | (rows["flags"] & IS_MARKER != 0)
         for handle in np.unique(rows["producer"][is_transient]).tolist():
             producer = producers[handle]
             if producer.is_ready:

@@ -21,9 +21,10 @@ from geminga.storage.ledgers import journal_ops
 from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.non_persistent_publishing import NonPersistentPublishing
 from geminga.storage.owner.partition_table import PartitionTable
+from geminga.storage.owner.replicated_publishing import Refused, ReplicatedPublishing
 from geminga.storage.owner.trimming import Trimming
 from geminga.storage.statistics.statistics import Statistics
-from geminga.storage.topics import publish_plan
+from geminga.storage.topics import markers, publish_plan
 from geminga.storage.topics.held_sends import in_parts
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
@@ -34,6 +35,8 @@ from geminga.storage.transactions import publishing as transactional
 from geminga.storage.transactions.admission import Admission
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 from geminga.storage.upkeep.disk_space import DiskSpace
+
+_BEHIND_ALL = (1 << 64) - 1      # a sequence id that no receipt's exceeds
 
 
 class Publishing(TopicWatcher):
@@ -48,6 +51,7 @@ class Publishing(TopicWatcher):
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
         self._schedules, self._statistics, self._admission = schedules, statistics, admission
         self._non_persistent = NonPersistentPublishing(owner, rates)
+        self._replicated = ReplicatedPublishing(owner, delays)
         self._sends: Sends = []                   # buffered, not yet published
         self._has_transactions = False            # whether some of these, or of throttled ones, are in transactions
         self._strict: set[Topic] = set()          # topics with policies that refuse some messages
@@ -123,6 +127,10 @@ class Publishing(TopicWatcher):
 
         answered: see Admission.admit.
         """
+        refused: list[Refused] = []
+        if self._owner.replicators:
+            admitted = self._replicated.admit(sends)
+            sends, refused = admitted.sends, [*admitted.refused.values()]
         if self._has_transactions:
             sends = self._admission.admit(sends, answered)
         if self._strict:
@@ -145,7 +153,12 @@ class Publishing(TopicWatcher):
         self._owner.counters.add("entries_duplicate", planned.duplicates)
         if planned.groups:
             self._store(planned)
+        for one in refused:
+            self._add_replicator_error(one)
         self._answer(planned)
+        for one in refused:      # only now: SENDs of a closed producer would have been left out
+            if one.producer.handle in self._owner.producers:
+                producer_commands.dismiss(self._owner, one.producer)
 
     def _make_room(self, demand: Demand) -> None:
         """Assign to the demand its partition's open ledger, with room for its entries.
@@ -171,6 +184,7 @@ class Publishing(TopicWatcher):
         if planned.latest_ms > owner.now_ms:
             self._begin_schedules(planned)
         in_transactions = [] if planned.transactions is None else transactional.stored(planned, owner.producers)
+        marked = markers.stored(planned) if planned.has_markers else []
         owner.answer_needs_sync()
         began = time.perf_counter()
         self._durability.commit(planned)
@@ -182,12 +196,14 @@ class Publishing(TopicWatcher):
         publish_plan.apply(planned, owner.now_ms)
         if in_transactions:
             transactional.apply(in_transactions)
+        if marked:
+            markers.discard(owner, marked)
         for partition in disabled:
             partition.sequences.clear()
             if partition.transactions is not None:
                 partition.transactions.forget_sequences()
         self._follow_up(planned)
-        for partition in [*disabled, *(each.partition for each in in_transactions)]:
+        for partition in [*disabled, *(each.partition for each in in_transactions), *(one.partition for one in marked)]:
             owner.journal.mark_dirty(partition)
 
     def _follow_up(self, planned: Plan) -> None:
@@ -204,7 +220,7 @@ class Publishing(TopicWatcher):
             self._trimming.recent[partition] = None
             if has_quotas:
                 self._quotas.published(partition)
-            if partition.deduplicates:
+            if partition.tracks_sequences:
                 owner.journal.mark_dirty(partition)      # again, because the commit may have begun a new segment
 
     def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
@@ -252,6 +268,13 @@ class Publishing(TopicWatcher):
 
     # -- refusals
 
+    def _add_replicator_error(self, refused: Refused) -> None:
+        """Answer a replicator's SEND with an error, behind all receipts: those are of what it has sent before."""
+        producer = refused.producer
+        frame = responses.send_error(producer.producer_id, refused.sequence_id, refused.code, refused.text)
+        self._send_errors.setdefault(refused.worker, []).append(
+            (producer.connection, producer.producer_id, _BEHIND_ALL, frame))
+
     def refuse_sends(self, worker: int, rows: Rows, code: api.ServerError.ValueType, text: str) -> None:
         """Answer rows (n,) SEND_ROW of the plan in progress with an error, in the order in which SENDs arrived."""
         self._send_errors.setdefault(worker, []).extend([
@@ -275,8 +298,8 @@ class Publishing(TopicWatcher):
         refused = np.zeros(len(rows), bool)
         for handle in set(rows["producer"].tolist()):
             producer = self._producer(handle)
-            if producer is None or producer.partition not in self._strict:
-                continue
+            if producer is None or producer.partition not in self._strict or handle in self._owner.replicators:
+                continue      # a replicator's messages have been looked at before
             policies, mine = producer.partition.policies, rows["producer"] == handle
             if policies.max_message_size:
                 is_large = mine & (rows["size"] > policies.max_message_size) & (rows["flags"] & IS_CHUNK == 0)

@@ -11,7 +11,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.rows import Rows
 from geminga.storage.admin import queries
 from geminga.storage.admin.context import AdministeredOwner
-from geminga.storage.commands import commands, consumers
+from geminga.storage.commands import commands, consumers, producers
 from geminga.storage.commands.requests import refuse
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
 from geminga.storage.runtime.log import log
@@ -109,13 +109,16 @@ class Requests:
         elif kind == envelope.INTRODUCED:
             client = json.loads(data)
             session.address, session.client_version = client["address"], client["version"]
-            session.supports_partial_producer = client["partial"]
+            session.supports_partial_producer, session.sends_positions = client["partial"], client["positions"]
             session.role, session.connected_ms = client["role"], client["connected_ms"]
             session.is_superuser = client["superuser"]
         elif kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
             object_id, _, handle = data.partition(b" ")
             is_producer = kind == envelope.PRODUCER_EXPELLED
             commands.expel(owner, session, int(object_id), int(handle or 0), is_producer=is_producer)
+        elif kind == envelope.SEND_REFUSED:
+            producer_id, handle, frames = data.split(b" ", 2)
+            producers.refuse_send(owner, session, int(producer_id), int(handle), frames)
         elif kind == envelope.DAMAGED:
             consumers.report_damaged(owner, session, api.CommandAck.FromString(data))
         elif kind == envelope.DISCOVERS:

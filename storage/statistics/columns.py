@@ -86,6 +86,20 @@ def producer_counts(producer: Producer) -> Counts:
     return producer.messages_in, producer.bytes_in, producer.chunks_in, producer.dropped
 
 
+def ordinary_producers(topic: Topic) -> list[Producer]:
+    """Return a topic's connected producers without replicators."""
+    return [one for one in topic.producers.live.values() if one.source is None]
+
+
+def replicators(topic: Topic) -> dict[str, list[Producer]]:
+    """Return a topic's connected replicators, {cluster that they come from: replicators}."""
+    by_source: dict[str, list[Producer]] = {}
+    for one in topic.producers.live.values():
+        if one.source is not None:
+            by_source.setdefault(one.source, []).append(one)
+    return by_source
+
+
 def rates_of(counted: Counted, width: int) -> Rates:
     """Return the rates per second of the last complete window; `width` zeros while the first window is open."""
     return counted.rates or (0.0,) * width
@@ -146,7 +160,7 @@ def topic_row(topic: Topic, under: list[Row]) -> Row:
         delays = topic.delays_refused, topic.delays_overridden
         unexported_ms = unexported_since_ms(topic)
     return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, largest, *sizes,
-            len(topic.subscriptions), len(topic.producers.live), consumers, *quotas, publish_limited(topic),
+            len(topic.subscriptions), len(ordinary_producers(topic)), consumers, *quotas, publish_limited(topic),
             *delayed_index(topic), *delays, *transactions(topic), unexported_ms,
             seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
             *seen.sizes, *seen.latencies, *seen.journal_latencies)

@@ -34,8 +34,10 @@ from geminga.storage.statistics.columns import (
     Topic,
     consumer_counts,
     is_named,
+    ordinary_producers,
     producer_counts,
     rates_of,
+    replicators,
     subscription_counts,
     subscription_row,
     topic_counts,
@@ -282,7 +284,9 @@ class Statistics(TopicWatcher):
             "consumers": [_consumer_line(number, consumer) for number, topic in enumerate(chosen if consumers else ())
                           for subscription in topic.subscriptions.values() for consumer in subscription.consumers],
             "producers": [_producer_line(number, producer) for number, topic in enumerate(chosen if producers else ())
-                          for producer in topic.producers.live.values()],
+                          for producer in ordinary_producers(topic)],
+            "inbound": [(number, source, *_inbound_rates(some)) for number, topic in enumerate(chosen)
+                        for source, some in replicators(topic).items()],
         }
         of_subscriptions = self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)]
         return pack(head, [table[rows], of_subscriptions, self._sums(self._topics, rows),
@@ -425,6 +429,12 @@ def _producer_line(number: int, producer: Producer) -> tuple[str | float, ...]:
     """Return the values of a producer for an answer of `measure`; number: that of its topic in the answer."""
     rates = rates_of(producer, 4)
     return number, producer.name, producer.producer_id, rates[0], rates[1], rates[1] / rates[0] if rates[0] else 0.0
+
+
+def _inbound_rates(replicators: list[Producer]) -> tuple[float, float]:
+    """Return the messages and bytes per second of the replicators of one cluster, for an answer of `measure`."""
+    rates = [rates_of(one, 4) for one in replicators]
+    return sum(each[0] for each in rates), sum(each[1] for each in rates)
 
 
 def pack(head: dict[str, Any], tables: list[NDArray[np.float64]]) -> bytes:

@@ -8,6 +8,7 @@
     publish_plan.py     SENDs of a pass -> ledgers: a place for each entry
     held_sends.py       SENDs held back by a rate or for a coordinator, and connections that are not read meanwhile
     duplicates.py       SENDs that were stored before, on partitions that deduplicate
+    markers.py          entries that clusters write for each other, and that no consumer gets
     acknowledge.py      ACKs of a pass -> cursors
     decisions.py        decisions of a pass: ops, and the answers to each worker
     session.py          a client connection

@@ -1,6 +1,9 @@
-"""Duplicates among the SENDs of a pass, on partitions that deduplicate.
+"""Duplicates among the SENDs of a pass, on partitions that deduplicate, and of replicators that name positions.
 
 cursors/producer_sequences.py has the rules; here they are applied to few SENDs one by one, or to many as arrays.
+
+Replicators that name no positions are of Pulsar before 4.0.7.  Their messages are never taken for duplicates: sequence
+ids of many producers are mixed in them, and do not rise.
 """
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -11,7 +14,7 @@ from numpy.typing import NDArray
 from geminga.proto.rows import Row, Rows, field_names
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage.cursors import producer_sequences
-from geminga.storage.cursors.producer_sequences import Progress
+from geminga.storage.cursors.producer_sequences import NONE, Progress
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Producer
 
@@ -21,8 +24,9 @@ _SIGN = 1 << 63    # unsigned sequence ids from here on stand for negative ones
 IS_REWRITTEN = 1 << 32
 
 # Places of a SEND_ROW's fields in the tuple that `tolist` makes of it.
-_SEQUENCE_ID, _HIGHEST, _MESSAGE_INDEX, _FLAGS, _CRC32C = map(
-    field_names(SEND_ROW).index, ("sequence_id", "highest_sequence_id", "message_index", "flags", "crc32c"))
+_SEQUENCE_ID, _HIGHEST, _ENTRY_ID, _MESSAGE_INDEX, _FLAGS, _CRC32C = map(
+    field_names(SEND_ROW).index,
+    ("sequence_id", "highest_sequence_id", "entry_id", "message_index", "flags", "crc32c"))
 
 ByHandle = Mapping[int, Producer]                # connected producers of partitions
 # (worker, offset of its buffer in all buffers laid end to end, this buffer, the SEND_ROW, its producer)
@@ -33,13 +37,20 @@ Progresses = list[tuple[Partition, Producer, Progress]]      # how far producers
 def take_few(partition: Partition, sends: list[Send]) -> tuple[list[bool], Progresses]:
     """Return (whether each SEND is new, [(partition, producer, its sequence ids behind these SENDs)]).
 
-    The partition must deduplicate.
+    The partition must track sequences.
     """
     is_new: list[bool] = []
     by_producer: dict[Producer, Progress] = {}
+    deduplicates = partition.deduplicates
     for _, _, _, row, producer in sends:
+        if not (producer.sends_positions or (deduplicates and producer.source is None)):
+            is_new.append(True)
+            continue
         if (progress := by_producer.get(producer)) is None:
             progress = by_producer[producer] = partition.sequences.of(producer.identity).copy()
+        if producer.sends_positions:
+            is_new.append(progress.take_position(row[_ENTRY_ID] - 1 if row[_ENTRY_ID] else NONE))
+            continue
         sequence_id, highest, flags = row[_SEQUENCE_ID], row[_HIGHEST], row[_FLAGS]
         is_single = not (highest or flags & IS_CHUNK or progress.under_way)
         if progress.last < sequence_id < _SIGN and is_single:      # nearly always
@@ -51,10 +62,17 @@ def take_few(partition: Partition, sends: list[Send]) -> tuple[list[bool], Progr
     return is_new, [(partition, producer, progress) for producer, progress in by_producer.items()]
 
 
+def _is_tracked(producer: Producer) -> bool:
+    """Whether the producer's SENDs may be duplicates."""
+    partition = producer.partition
+    assert isinstance(partition, Partition), partition
+    return producer.sends_positions or (partition.deduplicates and producer.source is None)
+
+
 def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None, Progresses]:
     """Return (mask (n,) of the rows that are new, [(partition, producer, its sequence ids behind these rows)]).
 
-    The partitions must deduplicate.  None instead of the mask: no row is a duplicate.  Each producer's rows are one
+    Some partition must track sequences.  None instead of the mask: no row is a duplicate.  Each producer's rows are one
     run, in order.  If all sequence ids of a run rise, which is the rule, its last one is stored.  Other runs are taken
     row by row.
     """
@@ -62,22 +80,32 @@ def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None
     sequence_ids, highest, flags = (rows[name] if order is None else rows[name][order]
                                     for name in ("sequence_id", "highest_sequence_id", "flags"))
     first, last = producer_sequences.spans(sequence_ids, highest)
+    is_chunk = flags & IS_CHUNK != 0
+    ends = [*starts[1:].tolist(), len(rows)]
+    if any(producers[handle].sends_positions for handle in handles):
+        # Positions take the place of sequence ids, those of chunks as well.
+        positions = rows["entry_id"] if order is None else rows["entry_id"][order]
+        has_one = np.zeros(len(rows), bool)
+        for handle, start, end in zip(handles, starts.tolist(), ends, strict=True):
+            has_one[start:end] = producers[handle].sends_positions
+        signed = np.where(positions == 0, NONE, positions.astype(np.int64) - 1)
+        first, last = np.where(has_one, signed, first), np.where(has_one, signed, last)
+        is_chunk &= ~has_one
     before = np.empty_like(last)      # the sequence id that each row has to exceed
     before[1:] = last[:-1]
-    runs: list[tuple[Partition, Producer, Progress] | None] = []      # None: the partition does not deduplicate
+    runs: list[tuple[Partition, Producer, Progress] | None] = []      # None: there are no duplicates
     for handle, start in zip(handles, starts.tolist(), strict=True):
         producer = producers[handle]
         partition = producer.partition
         assert isinstance(partition, Partition), partition
-        if partition.deduplicates:
+        if _is_tracked(producer):
             progress = partition.sequences.of(producer.identity).copy()
             before[start] = progress.last
             runs.append((partition, producer, progress))
         else:
             runs.append(None)
-    is_rising = np.logical_and.reduceat((first > before) & (flags & IS_CHUNK == 0), starts).tolist()
+    is_rising = np.logical_and.reduceat((first > before) & ~is_chunk, starts).tolist()
     is_new: NDArray[np.bool_] | None = None
-    ends = [*starts[1:].tolist(), len(rows)]
     for run, is_plain, start, end in zip(runs, is_rising, starts.tolist(), ends, strict=True):
         if run is None:
             continue
@@ -86,11 +114,14 @@ def take_many(rows: Rows, producers: ByHandle) -> tuple[NDArray[np.bool_] | None
             progress.last = last.item(end - 1)
             continue
         places = slice(start, end) if order is None else order[start:end]
-        rewritten = rows["message_index"][places]
-        checksums = np.where(rewritten & IS_REWRITTEN, rewritten & 0xFFFFFFFF, rows["crc32c"][places])
         spans = first[start:end].tolist(), last[start:end].tolist()
-        taken = [progress.take(*each)
-                 for each in zip(*spans, flags[start:end].tolist(), checksums.tolist(), strict=True)]
+        if run[1].sends_positions:
+            taken = list(map(progress.take_position, spans[0]))
+        else:
+            rewritten = rows["message_index"][places]
+            checksums = np.where(rewritten & IS_REWRITTEN, rewritten & 0xFFFFFFFF, rows["crc32c"][places])
+            taken = [progress.take(*each)
+                     for each in zip(*spans, flags[start:end].tolist(), checksums.tolist(), strict=True)]
         if not all(taken):
             is_new = np.ones(len(rows), bool) if is_new is None else is_new
             is_new[places] = taken

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
-from geminga.proto.sends import IN_TRANSACTION, IS_BATCH
+from geminga.proto.sends import IN_TRANSACTION, IS_BATCH, IS_MARKER
 from geminga.storage import format
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import state_file
@@ -53,6 +53,7 @@ class Partition(ManagedLedger):
     attached: dict[Subscription, None] = field(default_factory=dict)      # subscriptions that have consumers
     sequences: Sequences = field(default_factory=Sequences)
     deduplicates: bool = False       # messages that a producer sends again are not stored again
+    replicators: set[Producer] = field(default_factory=set)      # connected ones that name positions
     is_terminated: bool = False      # nothing can be published any more
     is_released: bool = False        # unloaded: another object may stand for the partition now
     transactions: OpenTransactions | None = None      # None: none was open since the partition was opened
@@ -86,6 +87,11 @@ class Partition(ManagedLedger):
         self.policies, self.deduplicates = policies, policies.deduplication
         if self.schedule is not None:
             self.schedule.tick_ms, self.schedule.window_ms = policies.delay_tick_ms, policies.delay_window_ms
+
+    @property
+    def tracks_sequences(self) -> bool:
+        """Whether a pass has to look for duplicates among SENDs to the partition."""
+        return self.deduplicates or bool(self.replicators)
 
     def with_transactions(self) -> OpenTransactions:
         """Return the open transactions, none at first."""
@@ -142,16 +148,16 @@ class Partition(ManagedLedger):
     def last_message(self) -> tuple[int, int, int]:
         """Return (ledger, entry, batch index) of the last message that consumers can get, else (-1, -1, -1).
 
-        Messages of open transactions, all behind the first of them, and those of aborted ones are left out.
+        Markers, messages of open transactions, all behind the first of them, and those of aborted ones are left out.
         """
         if self.transactions is None and not self.discarded.bitmaps:      # nearly always
             return ManagedLedger.last_message(self)
         for ledger in reversed(self.readable_ledgers):
             for end in range(ledger.entries, 0, -_STRETCH):
                 first = max(0, end - _STRETCH)
-                is_aborted = self.aborted(ledger, first, end)
-                if not is_aborted.all():
-                    entry_id = first + int(np.flatnonzero(~is_aborted)[-1])
+                is_unreadable = self.unreadable(ledger, first, end)
+                if not is_unreadable.all():
+                    entry_id = first + int(np.flatnonzero(~is_unreadable)[-1])
                     is_batch = int(ledger.column("flags")[entry_id]) & IS_BATCH
                     messages = int(ledger.column("messages")[entry_id])
                     return ledger.ledger_id, entry_id, messages - 1 if is_batch else -1
@@ -162,12 +168,12 @@ class Partition(ManagedLedger):
         """The ledgers as far as consumers get entries of them: up to the first open transaction."""
         return self.ledgers if self.limit is None else cut_ledger.before(self.ledgers, self.limit)
 
-    def aborted(self, ledger: StoredLedger, first: int, end: int) -> NDArray[np.bool_]:
-        """Return which of a ledger's entries first .. end - 1 aborted transactions have published."""
+    def unreadable(self, ledger: StoredLedger, first: int, end: int) -> NDArray[np.bool_]:
+        """Return which of a ledger's entries first .. end - 1 are markers, or published by aborted transactions."""
         if self.transactions is None and not self.discarded.bitmaps:      # nearly always
             return np.zeros(end - first, bool)
-        is_in: NDArray[np.bool_] = ledger.column("flags")[first:end] & IN_TRANSACTION != 0
-        return self.discarded.acknowledged(ledger.ledger_id, first, end) & is_in
+        is_special: NDArray[np.bool_] = ledger.column("flags")[first:end] & (IN_TRANSACTION | IS_MARKER) != 0
+        return self.discarded.acknowledged(ledger.ledger_id, first, end) & is_special
 
     @property
     def delayed(self) -> int:

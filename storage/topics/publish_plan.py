@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
 from geminga.proto.rows import Rows, as_words, field_names, from_words
-from geminga.proto.sends import IN_TRANSACTION, SEND_ROW
+from geminga.proto.sends import IN_TRANSACTION, IS_MARKER, SEND_ROW
 from geminga.storage import format
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.ledgers.journal import Record
@@ -113,6 +113,7 @@ class Plan:
     handles: Rows | None = None
     few: list[tuple[Producer, int, int, int]] = field(default_factory=list)
     latest_ms: int = 0                # the latest due time of a delayed entry; 0: no entry is delayed
+    has_markers: bool = False
     # If some entries are in transactions: that of each (n,), 0 for none, the SEND_ROWs (n,), and ops for the record.
     transactions: NDArray[np.uint64] | None = None
     stored: Rows | None = None
@@ -155,6 +156,13 @@ def deliver_at(planned: Plan, group: Group) -> NDArray[np.int64]:
     index = np.frombuffer(planned.index, format.INDEX_ROW) if isinstance(planned.index, bytes) else planned.index
     times: NDArray[np.int64] = index["deliver_at"][group.first:group.first + group.count]
     return times
+
+
+def markers(planned: Plan, group: Group) -> NDArray[np.int64]:
+    """Entries (n,) of the group's ledger, to which the plan was not applied yet, that are markers."""
+    index = np.frombuffer(planned.index, format.INDEX_ROW) if isinstance(planned.index, bytes) else planned.index
+    flags = index["flags"][group.first:group.first + group.count]
+    return np.flatnonzero(flags & IS_MARKER) + group.ledger.entries
 
 
 def _find_transactions(planned: Plan, stored: Rows) -> None:
@@ -230,6 +238,8 @@ class FewSends:
                 planned.few.append((producer, size, messages, flags))
                 if deliver_at_ms > planned.latest_ms:
                     planned.latest_ms = deliver_at_ms
+                if not messages:
+                    planned.has_markers = True
                 receipts.setdefault(worker, []).append(
                     RECEIPT.pack(connection, worker, producer_id, sequence_id, highest, ledger_id, entry_id))
                 entry_id, offset, message_index = entry_id + 1, offset + size, message_index + messages
@@ -262,7 +272,7 @@ def sort_few(sends: Sends, producers: ByHandle) -> FewSends:
         stored = all_sends
         is_stored: Iterable[bool] = repeat(True)
         progress: Progresses = []
-        if partition.deduplicates:
+        if partition.tracks_sequences:
             is_new, progress = take_few(partition, all_sends)
             if not all(is_new):
                 stored, is_stored = list(compress(all_sends, is_new)), is_new
@@ -304,6 +314,7 @@ class ManySends:
             if has_transactions:
                 _find_transactions(planned, stored)
             planned.latest_ms = int(stored["deliver_at"].max())
+            planned.has_markers = not stored["messages"].all()
             sources: NDArray[np.uint32] = stored["offset"].astype(format.SOURCE)
             index = _place(planned.groups, stored, now_ms)
             planned.index, planned.sources = index, sources
@@ -329,7 +340,7 @@ def sort_many(sends: Sends, producers: ByHandle) -> ManySends:
     rows, starts, partitions = _by_partition(_gather(sends), producers)
     is_new: NDArray[np.bool_] | None = None
     progress: Progresses = []
-    if any(partition.deduplicates for partition in partitions):
+    if any(partition.tracks_sequences for partition in partitions):
         is_new, progress = take_many(rows, producers)
     return ManySends(sends, rows, starts, partitions, is_new, progress)
 

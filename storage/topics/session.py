@@ -17,6 +17,7 @@ class Session:
     is_superuser: bool = False
     connected_ms: int = 0
     supports_partial_producer: bool = False
+    sends_positions: bool = False      # its replicators name the position of each entry in their cluster
     producers: dict[int, Producer] = field(default_factory=dict)     # by the client's id
     consumers: dict[int, Consumer] = field(default_factory=dict)     # by the client's id
     # (type, id) of a parked command -> the thing that it waits for

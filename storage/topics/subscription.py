@@ -35,7 +35,6 @@ from geminga.storage.topics.rate_limits import Limited, Limits
 SubType = api.CommandSubscribe.SubType
 _SPREAD = SubType.Shared, SubType.Key_Shared
 _STRETCH = 4_096           # entries of a compacted view that are examined at once
-
 EntriesOfLedger = tuple[int, NDArray[np.int64]]      # (ledger id, entries (n,))
 
 
@@ -117,6 +116,8 @@ class Producer:
     connected_ms: int = 0
     metadata: dict[str, str] = field(default_factory=dict)      # the client's notes, shown in statistics
     is_encrypted: bool = False      # the client says that it encrypts its messages
+    source: str | None = None       # the cluster whose replicator it is, ...
+    sends_positions: bool = False   # ... and whether that names each entry's position in its topic
     schema_version: bytes = b""     # as in the protocol; empty: the producer has no schema
     messages_in: int = 0            # published
     bytes_in: int = 0
@@ -127,11 +128,13 @@ class Producer:
     identity: bytes = field(init=False, repr=False)      # see producer_sequences.identity
 
     def __post_init__(self) -> None:
-        self.identity = producer_sequences.identity(self.name)
+        identity = producer_sequences.replicator_identity if self.sends_positions else producer_sequences.identity
+        self.identity = identity(self.name)
 
     def succeeds(self, other: "Producer") -> bool:
-        """Whether `other` is this client's producer on an older connection, whose end the broker has not seen yet."""
-        return self.is_generated_name and other.is_generated_name and self.epoch > other.epoch
+        """Whether `other` is the producer of this client or replicator on an older connection, which has yet to end."""
+        return self.source is not None or (self.is_generated_name and other.is_generated_name
+                                           and self.epoch > other.epoch)
 
 
 @dataclass(eq=False, slots=True)
@@ -306,10 +309,7 @@ class Dispatcher(ABC):
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """A subscription of one topic.
-
-    The mark-delete position of its cursor is durable, if the subscription is.  `read` is in memory only.
-    """
+    """A subscription of one topic.  Its mark-delete position is durable if it is; `read` is in memory only."""
 
     name: str
     cursor: Cursor

@@ -16,7 +16,7 @@ BUGS = [
          "or ledger is None or not 0 <= position[1] <= ledger.entries or (", ""),
         ("            partition.limit is not None and position >= partition.limit) \\\n", "            False) \\\n",
          "open messages are shown", "storage/test_transactions_files.py"),
-        ("            or partition.aborted(ledger, position[1], position[1] + 1)[0]:\n", "            or False:\n",
+        ("            or partition.unreadable(ledger, position[1], position[1] + 1)[0]:\n", "            or False:\n",
          "aborted messages are shown", "storage/test_transactions_files.py"),
         ('np.maximum(ledger.column("broker_time")[:ledger.entries], times) <= came_ms',
          'ledger.column("broker_time")[:ledger.entries] <= came_ms', "")),

@@ -59,6 +59,7 @@ class Answers:
     """The answers of one pass to all workers, in order."""
 
     receipts: list = field(default_factory=list)      # (worker, connection, producer id, sequence id, (ledger, entry))
+    highest: list = field(default_factory=list)       # the highest sequence id of each of them
     runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
     # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
     picks: list = field(default_factory=list)
@@ -354,6 +355,7 @@ def _receipts(answers, worker, rows, data):
     for row in rows:
         answers.receipts.append((worker, int(row["connection"]), int(row["producer_id"]), int(row["sequence_id"]),
                                  (int(row["ledger_id"]), int(row["entry_id"]))))
+        answers.highest.append(int(row["highest_sequence_id"]))
 
 
 def _runs(answers, worker, rows, data):

@@ -61,8 +61,8 @@ class Coordinated(Rig):
         return found
 
     def introduce(self, connection, role, **fields):
-        about = {"address": "/a:1", "version": "", "partial": False, "connected_ms": 0, "role": role,
-                 "superuser": False, **fields}
+        about = {"address": "/a:1", "version": "", "partial": False, "positions": False, "connected_ms": 0,
+                 "role": role, "superuser": False, **fields}
         self.run(self.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(about).encode()))
 
 

@@ -117,7 +117,7 @@ def later(rig, found, seconds=1):
 def introduced(rig, connection, *, partial):
     rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(
         {"address": f"/10.0.0.{connection}:1", "version": f"client {connection}", "partial": partial,
-         "superuser": False, "role": "", "connected_ms": 0}).encode()))
+         "positions": False, "superuser": False, "role": "", "connected_ms": 0}).encode()))
 
 
 def positions(given, consumer):

@@ -90,6 +90,7 @@ class Client:
         self.connected_ms = 0                      # when the handshake succeeded
         self.client_version = ""                   # name of its library, as the client says
         self.supports_partial_producer = self.supports_auth_refresh = False
+        self.sends_positions = False               # its replicators name the position of each entry in their cluster
         self._takes_broker_fields = False          # the client understands BrokerEntryMetadata
         # Topic lists it has asked for: (namespace, pattern's text) -> (pattern, newest partition when it asked first)
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
@@ -170,6 +171,7 @@ class Client:
         features = request.feature_flags
         self.supports_partial_producer = features.supports_partial_producer
         self.supports_auth_refresh = features.supports_auth_refresh
+        self.sends_positions = self.stream.connection.reads_positions = features.supports_repl_dedup_by_lid_and_eid
         is_new = self.protocol_version >= _BROKER_FIELDS_SINCE
         self._takes_broker_fields = is_new and features.supports_broker_entry_metadata
         self.deliveries.has_checksums = self.protocol_version >= _CHECKSUMS_SINCE

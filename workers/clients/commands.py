@@ -188,6 +188,8 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
     if route is None:
         route = Route(None, object_id, is_producer, request=(topic, command), request_id=request.request_id,
                       right=right_of(command.type, request))
+        if isinstance(request, api.CommandProducer):
+            route.is_replicator = names.source_cluster(request.producer_name) is not None
         routes.add(route)
     route.link, route.withdraw, route.is_valid = link, withdraw, is_valid
     if link is not None:

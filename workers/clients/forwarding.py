@@ -60,6 +60,7 @@ def introduce(client: Client, link: OwnerLink) -> None:
 def _introduction(client: Client) -> bytes:
     """Describe the client in JSON: for statistics, and for rights to transactions."""
     return json.dumps({"address": f"/{client.stream.address}", "version": client.client_version,
-                       "partial": client.supports_partial_producer, "connected_ms": client.connected_ms,
+                       "partial": client.supports_partial_producer, "positions": client.sends_positions,
+                       "connected_ms": client.connected_ms,
                        "superuser": client.is_superuser,
                        "role": client.identity.role if client.identity is not None else ""}).encode()

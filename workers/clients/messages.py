@@ -17,6 +17,7 @@ from geminga.proto.errors import ProtocolError
 from geminga.proto.sends import PRODUCER_ID, SEQUENCE_ID
 from geminga.workers.clients import transactions
 from geminga.workers.clients.client import Client
+from geminga.workers.clients.routes import Route
 from geminga.workers.clients.stream import Stream
 from geminga.workers.owners.links import OwnerLink
 
@@ -95,8 +96,27 @@ def _forward(client: Client, link: OwnerLink, rows: NDArray, entries: NDArray[np
 def refuse_send(client: Client, refused: SendRefused) -> None:
     """Answer SEND_ERROR to a SEND that breaks a limit.  Raises ProtocolError: the client has no such producer."""
     client.worker.counters.add("sends_refused")
-    client.routes.publishing(refused.producer_id)
-    client.stream.write(responses.send_error(refused.producer_id, refused.sequence_id, refused.code, refused.message))
+    route = client.routes.publishing(refused.producer_id)
+    frame = responses.send_error(refused.producer_id, refused.sequence_id, refused.code, refused.message)
+    if route is not None and route.is_replicator:
+        return _end_replicator(client, route, frame)
+    client.stream.write(frame)
+
+
+def _end_replicator(client: Client, route: Route, frame: bytes) -> None:
+    """Close a replicator's producer because of a SEND that is refused with this frame.
+
+    Its later SENDs are ignored: were one stored, the refused message would count as stored too when it comes again.
+    The owner writes the frame behind the receipts of earlier SENDs.
+    """
+    link, producer_id = route.link, route.object_id
+    assert link is not None
+    client.routes.drop(route)
+    client.routes.remember_closed(producer_id)
+    link.command(client.number, client.protocol_version,
+                 b"%d %d " % (producer_id, route.handle) + frame + responses.close_producer(producer_id),
+                 envelope.SEND_REFUSED)
+    client.worker.owners.schedule_flush()
 
 
 class Publisher(Protocol):

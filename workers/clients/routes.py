@@ -43,6 +43,7 @@ class Route:
     success: bytes = b""                         # frame that told its client that it was made
     right: Right | None = None                   # that its client must have; None where authorization is off
     is_expelled: bool = False                    # the owner was told to end it
+    is_replicator: bool = False                  # the producer of another cluster's replicator
 
     def __repr__(self) -> str:
         kind = "producer" if self.is_producer else "consumer"

@@ -16,6 +16,7 @@ from geminga.supervisor.admin.monitoring.stats import Measured, namespace_of
 from geminga.supervisor.admin.monitoring.topic_families import (
     COMPACTION_FAMILIES,
     CONSUMER_GAUGES,
+    INBOUND_GAUGES,
     PRODUCER_GAUGES,
     SUBSCRIPTION_FAMILIES,
     TOPIC_FAMILIES,
@@ -42,6 +43,7 @@ class Series:
         self._loaded: dict[str, int] = {}              # namespace's labels -> its open topics, at all owners
         self._consumers: dict[str, list[float]] = {}   # labels with the closing brace -> values
         self._producers: dict[str, list[float]] = {}
+        self._inbound: dict[str, list[float]] = {}
         self._is_rolled_up = any(owner.head["rolled_up"] for owner in measured)
         for owner in measured:
             self._add(owner)
@@ -58,7 +60,7 @@ class Series:
         return f"<Series topics={len(self._topics)} subscriptions={len(self._subscriptions)}>"
 
     def _add(self, owner: Measured) -> None:
-        """Add the labels of one owner's topics and subscriptions, and the values of its consumers and producers."""
+        """Add the labels of one owner's topics and subscriptions, and the values of its clients and replicators."""
         head, cluster = owner.head, _escaped(self.cluster)
         namespaces = [f'{{cluster="{cluster}",namespace="{_escaped(name)}"' for name in head["namespaces"]]
         topics = [f'{{cluster="{cluster}",namespace="{_escaped(namespace_of(name))}",topic="{_escaped(name)}"'
@@ -77,6 +79,8 @@ class Series:
         for number, name, producer_id, *values in head["producers"]:
             labels = f'{topics[number]},producer_name="{_escaped(name)}",producer_id="{producer_id}"}} '
             self._producers[labels] = values
+        for number, cluster_of, *values in head["inbound"]:
+            self._inbound[f'{topics[number]},remote_cluster="{_escaped(cluster_of)}"}} '] = values
         for labels, loaded in zip(namespaces, head["loaded"], strict=True):
             self._loaded[labels] = self._loaded.get(labels, 0) + loaded
 
@@ -92,7 +96,7 @@ class Series:
                  for name, values in columns.items()} for columns in others]
 
     def families(self) -> Iterator[str]:
-        """Yield the text of each metric of topics, subscriptions, consumers and producers."""
+        """Yield the text of each metric of topics, subscriptions, consumers, producers and replicators."""
         yield _head("pulsar_topics_count", "Open topics and partitions", "gauge")
         yield "".join([f"pulsar_topics_count{labels}}} {loaded}\n" for labels, loaded in self._loaded.items()])
         other_topics, other_subscriptions = self._other_columns
@@ -101,7 +105,8 @@ class Series:
         for family in SUBSCRIPTION_FAMILIES:
             yield self._family(family, self._subscriptions, self._subscription_columns, other_subscriptions)
         for kind, gauges, series in (("consumer", CONSUMER_GAUGES, self._consumers),
-                                     ("producer", PRODUCER_GAUGES, self._producers)):
+                                     ("producer", PRODUCER_GAUGES, self._producers),
+                                     ("replication", INBOUND_GAUGES, self._inbound)):
             for at, (gauge, text) in enumerate(gauges.items()) if series else ():
                 name = f"pulsar_{kind}_{gauge}"
                 yield _head(name, text, "gauge")

@@ -78,6 +78,8 @@ _ALONE = (
     "exportedPosition",
     "drainingHashes",
     "keyHashRangeArrays",
+    "inboundConnection",
+    "inboundConnectedSince",
 )      # left out: they mean something for one partition only
 
 
@@ -151,7 +153,7 @@ def _merged(objects: list[dict[str, Any]]) -> dict[str, Any]:
         first = values[0]
         if name in ("publishers", "consumers"):      # clients open one on every partition, in the same order
             merged[name] = [_merged(list(filter(None, some))) for some in _columns(values)]
-        elif name == "subscriptions":
+        elif name in ("subscriptions", "replication"):
             keys = dict.fromkeys(key for value in values for key in value)
             merged[name] = {key: _merged([value[key] for value in values if key in value]) for key in keys}
         elif name in ("compaction", "messages"):

@@ -212,6 +212,12 @@ PRODUCER_GAUGES = {
     "msg_average_Size": "Average size of the producer's messages in bytes",
 }
 
+# Gauges of the replicators of another cluster that publish to a topic, likewise.
+INBOUND_GAUGES = {
+    "rate_in": "Messages that replicators of the remote cluster published per second",
+    "throughput_in": "Bytes that replicators of the remote cluster published per second",
+}
+
 
 # -- compactions
 

@@ -12,6 +12,7 @@ from geminga.storage.admin.figures import (
     CompactionFigures,
     ConsumerFigures,
     CursorFigures,
+    InboundFigures,
     ProducerFigures,
     StorageFigures,
     StoredTopic,
@@ -47,7 +48,8 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         "lastOffloadFailureTimeStamp": 0,
         **dict(zip(("ongoingTxnCount", "abortedTxnCount", "committedTxnCount"), figures.transactions, strict=True)),
         "publishers": [_publisher_stats(topic, one) for one in figures.publishers],
-        "waitingPublishers": figures.waiting_producers, "subscriptions": subscriptions, "replication": {},
+        "waitingPublishers": figures.waiting_producers, "subscriptions": subscriptions,
+        "replication": {cluster: inbound_stats(one) for cluster, one in figures.inbound.items()},
         "deduplicationStatus": "Enabled" if figures.deduplicates else "Disabled",
         "nonContiguousDeletedMessagesRanges": sum(one.acknowledged_runs for one in each),
         "nonContiguousDeletedMessagesRangesSerializedSize": sum(one.bitmap_bytes for one in each),
@@ -158,6 +160,13 @@ def _publisher_stats(topic: TopicName, figures: ProducerFigures) -> Json:
     if not topic.is_persistent:
         told["msgDropRate"] = figures.drop_rate
     return told
+
+
+def inbound_stats(figures: InboundFigures) -> Json:
+    """Return what another cluster's replicators publish here, as far as Pulsar's ReplicatorStats tell it."""
+    return {"msgRateIn": figures.message_rate, "msgInCount": figures.messages, "msgThroughputIn": figures.byte_rate,
+            "bytesInCount": figures.bytes, "inboundConnection": figures.address,
+            "inboundConnectedSince": iso(figures.connected_ms)}
 
 
 def iso(time_ms: int) -> str:
