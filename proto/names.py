@@ -163,12 +163,14 @@ def transaction_text(transaction_id: int) -> str:
 
 REPLICATOR_PREFIX = "pulsar.repl."
 POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", of each message that a replicator sends
-ENTRY_BITS = 31
-LEDGER_MAX, ENTRY_MAX = (1 << 32) - 1, (1 << ENTRY_BITS) - 1
+# A ledger of Pulsar has 50,000 entries unless it is told otherwise, one of this broker a million.  This broker's ids of
+# ledgers grow by 2^35 a year.
+LEDGER_BITS, ENTRY_BITS = 40, 23
+LEDGER_MAX, ENTRY_MAX = (1 << LEDGER_BITS) - 1, (1 << ENTRY_BITS) - 1
 NO_POSITION = -1
 MARKER_RECEIPT = 1 << 63      # the highest sequence id of a marker's receipt, as a replicator expects it
 _TO_CLUSTER = "-->"
-_POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,10})", re.ASCII)
+_POSITION = re.compile(r"([0-9]{1,13}):([0-9]{1,13})", re.ASCII)
 
 
 def source_cluster(producer_name: str) -> str | None:

@@ -278,7 +278,7 @@ _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highe
 _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 _PROPERTY, _PROPERTY_KEY, _PROPERTY_VALUE = 4 << 3 | 2, 1 << 3 | 2, 2 << 3 | 2
-_POWERS = np.array([10 ** digit for digit in reversed(range(10))], np.uint64)
+_POWERS = np.array([10 ** digit for digit in reversed(range(13))], np.uint64)
 
 
 def learn(frame: bytes, row: Row) -> Layout | None:
