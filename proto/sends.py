@@ -276,6 +276,7 @@ def _read_positions(block: NDArray[np.uint8], start: int, colon: int, end: int) 
 # Fields without a name are not read: sequence id, event time and highest sequence id of the metadata.
 _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highest_sequence_id"}
 _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
+_PRODUCER_NAME = 1 << 3 | 2
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 _PROPERTY, _PROPERTY_KEY, _PROPERTY_VALUE = 4 << 3 | 2, 1 << 3 | 2, 2 << 3 | 2
 _POWERS = np.array([10 ** digit for digit in reversed(range(13))], np.uint64)
@@ -317,6 +318,7 @@ def learn(frame: bytes, row: Row) -> Layout | None:
     if position is not None:
         start, colon, end = position
         tight[start:colon] = tight[colon + 1:end] = 0xF0      # any digits
+        tight[slice(*metadata[_PRODUCER_NAME])] = 0           # a replicator sends messages of many producers
     return Layout(total, command_end, head_size, template, tight, columns, reach, np.array([row], SEND_ROW), key,
                   position, bool(row[FLAGS] & IN_TRANSACTION))
 
