@@ -161,7 +161,8 @@ def transaction_text(transaction_id: int) -> str:
 #
 # A position is a ledger and an entry of the source cluster, as one number of 63 bits, ordered by the ledger first.
 
-REPLICATOR_PREFIX = "pulsar.repl."
+REPLICATOR_PREFIX = "pulsar.repl."       # of the cursors and producers that replicate topics
+REPLICATOR = "Geminga Replicator"        # client_version of the broker's own process that reads the cursors
 POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", of each message that a replicator sends
 # A ledger of Pulsar has 50,000 entries unless it is told otherwise, one of this broker a million.  This broker's ids of
 # ledgers grow by 2^35 a year.
@@ -203,3 +204,18 @@ def position_of(properties: Iterable[api.KeyValue]) -> int:
 def position_text(position: int) -> str:
     """Return a position as its source writes it: ledger:entry."""
     return f"{position >> ENTRY_BITS}:{position & ENTRY_MAX}"
+
+
+def replication_cursor(remote: str) -> str:
+    """Return the name of the cursor from which a topic's entries go to the cluster `remote`."""
+    return REPLICATOR_PREFIX + remote
+
+
+def remote_of(subscription: str) -> str | None:
+    """Return the cluster to which entries go from a replication cursor; None for the name of any other subscription."""
+    return subscription[len(REPLICATOR_PREFIX):] if subscription.startswith(REPLICATOR_PREFIX) else None
+
+
+def replicator_name(own: str, remote: str) -> str:
+    """Return the name of the producer that the cluster `own` has for a topic at the cluster `remote`."""
+    return f"{REPLICATOR_PREFIX}{own}-->{remote}"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 class StorageOptions:
     """How entries are stored, how long they are kept, and the defaults of policies."""
 
+    cluster_name: str = "standalone"          # of this broker, as it stands in lists of clusters
+
     # -- storage
     sync: str = "group"      # "group": before any answer; "interval": now and then; "none": when the kernel writes back
     sync_interval_ms: int = 1_000             # with sync = "interval": how much of the newest data a power cut may cost
@@ -41,6 +43,8 @@ class StorageOptions:
     delayed_delivery_strict: bool = True      # messages are at most a tick late; False: at most a tick early
     key_shared_enabled: bool = True           # Key_Shared subscriptions may be used
     key_shared_consistent_hashing: bool = True       # by a ring of hashes; False: the largest range is split
+
+    replication_start_at: str = "latest"      # where a new replication cursor begins: "latest" or "earliest"
 
     # -- transactions: [transactions] of the configuration
     transactions: bool = True                 # transactions may be begun and used
@@ -84,6 +88,8 @@ class StorageOptions:
     publish_bytes_per_topic: int = 0          # bytes of messages a second
     dispatch_messages_per_topic: int = 0      # messages a second to all subscriptions together
     dispatch_bytes_per_topic: int = 0
+    dispatch_messages_per_replicator: int = 0        # messages a second from each topic to each other cluster
+    dispatch_bytes_per_replicator: int = 0
     dispatch_messages_per_subscription: int = 0
     dispatch_bytes_per_subscription: int = 0
     dispatch_relative_to_publish: bool = False       # dispatch rates come on top of what is published in the same time

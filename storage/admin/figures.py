@@ -136,6 +136,22 @@ class SubscriptionFigures:
 
 
 @dataclass(frozen=True)
+class ReplicationFigures:
+    """Statistics of what goes from a topic to one other cluster."""
+
+    message_rate: float
+    byte_rate: float
+    messages_out: int              # delivered to the replicator since the topic was opened
+    bytes_out: int
+    expire_rate: float
+    expired: int                   # messages
+    backlog: int                   # entries
+    backlog_bytes: int
+    delay_s: int                   # age of the backlog's first entry; 0 without a backlog
+    is_connected: bool             # whether the replicator reads the topic
+
+
+@dataclass(frozen=True)
 class CompactionFigures:
     """Statistics of the compaction that made the view in force; all 0 without a view."""
 
@@ -186,6 +202,7 @@ class TopicFigures:
     publishers: list[ProducerFigures]      # without replicators
     inbound: dict[str, InboundFigures]     # by the cluster whose replicators are connected
     subscriptions: dict[str, SubscriptionFigures]
+    replication: dict[str, ReplicationFigures]       # by the other cluster
 
 
 # -- how a topic is stored

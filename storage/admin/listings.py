@@ -18,6 +18,7 @@ from geminga.storage.admin.table_questions import (
     ListSubscriptions,
     ListTopics,
     ListUnexported,
+    ListUnreplicated,
     Scope,
 )
 from geminga.storage.statistics.columns import Topic, kind_of
@@ -138,6 +139,20 @@ def unexported(owner: AdministeredOwner, question: ListUnexported) -> Listing:
     oldest = late[np.argsort(since_ms[late], kind="stable")[:question.most]].tolist()
     names = [str(opened[at].name) for at in oldest]
     return Listing(0, len(late), _rows({"topic": names}, {"since_ms": since_ms[oldest]}))
+
+
+def unreplicated(owner: AdministeredOwner, question: ListUnreplicated) -> Listing:
+    """Return rows of open topics' replication cursors whose oldest entry was stored before a time."""
+    if not any(partition.policies.remote_clusters for partition in owner.by_name.values()):      # as above
+        return Listing(0, 0, [])
+    opened = owner.statistics.topics()
+    if isinstance(opened, int):
+        return Listing(opened, 0, [])
+    late = [(since_ms, cursor) for cursor, since_ms in owner.statistics.replication_since_ms(opened)
+            if 0 < since_ms < question.before_ms]
+    oldest = sorted(late, key=lambda one: one[0])[:question.most]
+    return Listing(0, len(late), [{"topic": str(cursor.partition.name), "remote": cursor.remote, "since_ms": since_ms,
+                                   "is_connected": bool(cursor.consumers)} for since_ms, cursor in oldest])
 
 
 # -- choosing and sorting

@@ -30,7 +30,7 @@ from geminga.storage.admin.questions import (
 )
 from geminga.storage.admin.table_questions import GetPage, StoredPage
 from geminga.storage.commands import subscriptions
-from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of
+from geminga.storage.commands.topic_lookup import cursor_of, has_subscription, stored, subscription_of
 from geminga.storage.cursors.batch_acks import signed_words
 from geminga.storage.cursors.cursor import EXPIRED, Cursor
 from geminga.storage.ledgers.managed_ledger import EARLIEST
@@ -46,14 +46,14 @@ _STRETCH = 1 << 16           # entries of a ledger that are looked at together
 # -- moving a subscription
 
 def clear(owner: AdministeredOwner, question: Clear) -> None:
-    """Acknowledge the whole backlog of one subscription, or of all subscriptions of a partition."""
+    """Acknowledge the whole backlog of one subscription or replication cursor, or of all of a partition."""
     partition, name = stored(owner, question.topic), question.subscription
     if name is None:
         chosen = list(partition.subscriptions.values())
     elif question.everywhere and not has_subscription(partition, name):
         return
     else:
-        chosen = [subscription_of(partition, name)]
+        chosen = [cursor_of(partition, name)]
     for subscription in chosen:
         acknowledge.skip_to(owner, subscription, partition.last_confirmed)
 
@@ -61,7 +61,7 @@ def clear(owner: AdministeredOwner, question: Clear) -> None:
 def skip(owner: AdministeredOwner, question: Skip) -> None:
     """Acknowledge a number of unacknowledged entries from the first one on, or all if there are fewer."""
     partition = stored(owner, question.topic)
-    subscription = subscription_of(partition, question.subscription)
+    subscription = cursor_of(partition, question.subscription)
     end = _nth(partition, subscription.cursor, question.entries) or partition.last_confirmed
     acknowledge.skip_to(owner, subscription, end)
 
@@ -117,7 +117,7 @@ def expire(owner: AdministeredOwner, question: Expire) -> int | None:
         if position > partition.last_confirmed:
             return None
     name = question.subscription
-    chosen = list(partition.subscriptions.values()) if name is None else [subscription_of(partition, name)]
+    chosen = list(partition.subscriptions.values()) if name is None else [cursor_of(partition, name)]
     entries = 0
     for subscription in chosen:
         before = subscription.cursor.backlog(partition.ledgers)

@@ -116,6 +116,7 @@ FUNCTIONS: dict[type[Question[Any]], Function] = {
     table_questions.ListSubscriptions: listings.subscriptions,
     table_questions.ListClients: listings.clients,
     table_questions.ListUnexported: listings.unexported,
+    table_questions.ListUnreplicated: listings.unreplicated,
     questions.GetStorage: stored_topics.storage,
     questions.GetStored: stored_topics.stored_topic,
     questions.AdoptView: housekeeping.adopt_view,

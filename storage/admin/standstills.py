@@ -16,7 +16,7 @@ from geminga.storage.admin.questions import Standstill, Why
 from geminga.storage.admin.subscriptions import all_parked
 from geminga.storage.admin.table_questions import STATES, CursorMap, GetCursorMap
 from geminga.storage.commands.consumers import held_messages
-from geminga.storage.commands.topic_lookup import stored, subscription_of, topic_of
+from geminga.storage.commands.topic_lookup import cursor_of, stored, subscription_of, topic_of
 from geminga.storage.cursors.cursor import REASONS
 from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER
 from geminga.storage.dispatch.exclusive import Exclusive
@@ -28,6 +28,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription, SubType
 from geminga.storage.transactions.pending import messages_of
 
+_BLAME = "no acknowledgements", "no answer of the cluster"      # causes of a dispatcher that sees nothing in the way
 _CAUSES_MAX = 100         # parked entries, and transactions, in one answer
 _CONSUMERS_MAX = 100      # in one answer; consumers that hold the most come first
 _KEY_MAX = 200            # characters of a key that are shown
@@ -40,7 +41,7 @@ _ACKNOWLEDGED, _OUT, _AGAIN, _PARKED, _DELAYED, _WAITING = range(len(STATES))
 def why(owner: AdministeredOwner, question: Why) -> Standstill:
     """Return the state of a subscription, with the causes that keep its consumers from receiving more."""
     topic = topic_of(owner, question.topic)
-    subscription = subscription_of(topic, question.subscription)
+    subscription = cursor_of(topic, question.subscription)
     topic.now_ms = owner.now_ms
     kind = kind_of(subscription)
     consumers = sorted((_holder(owner, subscription, one) for one in subscription.consumers),
@@ -87,6 +88,9 @@ def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[s
     pending = _pending(subscription)
     if subscription.dispatcher is not None:
         others = subscription.dispatcher.causes()
+    if subscription.remote is not None:
+        others = [{"cause": "no answer of the cluster" if subscription.consumers else "no replicator",
+                   "cluster": subscription.remote}]
     for cause in others:
         if cause["cause"] == "delayed messages" and topic.schedule is not None:
             cause["until_ms"] = delayed_messages.next_due_ms(topic.schedule, cause["until_ms"])
@@ -94,7 +98,7 @@ def _causes(owner: AdministeredOwner, subscription: Subscription) -> list[dict[s
             cause["key"] = _key(subscription, cause["message"])
     if throttled or transaction or (pending and not any(map(held_messages, subscription.consumers))):
         # The dispatcher sees nothing in the way and blames its consumers; a rate or a transaction is in the way.
-        others = [cause for cause in others if cause["cause"] != "no acknowledgements"]
+        others = [cause for cause in others if cause["cause"] not in _BLAME]
     return parked + transaction + pending + throttled + others + waiting
 
 

@@ -5,6 +5,7 @@ import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.names import remote_of
 from geminga.storage.admin import positions
 from geminga.storage.admin.context import AdministeredOwner
 from geminga.storage.admin.questions import (
@@ -26,13 +27,14 @@ from geminga.storage.topics.subscription import Subscription
 
 
 def names(owner: AdministeredOwner, question: Subscriptions) -> list[str]:
-    """Return the names of all subscriptions of a topic, sorted."""
-    return sorted({name for name, _ in topic_of(owner, question.topic).subscriptions})
+    """Return the names of all subscriptions of a topic, sorted, without replication cursors."""
+    return sorted({name for name, _ in topic_of(owner, question.topic).subscriptions if remote_of(name) is None})
 
 
 def subscribe(owner: AdministeredOwner, question: Subscribe) -> bool:
     """Create a durable subscription.  Returns False if it exists already."""
     name = question.topic
+    subscriptions.check_name(question.subscription)
     if question.new and owner.catalogue.partitions.find(name) is None:
         owner.create_partition(name)
     if question.may_create:
@@ -40,7 +42,6 @@ def subscribe(owner: AdministeredOwner, question: Subscribe) -> bool:
     partition = stored(owner, name)
     if (question.subscription, True) in partition.subscriptions:
         return False
-    subscriptions.check_name(question.subscription)
     position, words = positions.start_of(partition, question.position or EARLIEST, question)
     made = subscriptions.create_subscription(
         owner, partition, question.subscription, partition.mark_delete_before(position), question.properties)

@@ -91,6 +91,17 @@ class ListUnexported(Question[Listing], name="list-unexported"):
     most: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListUnreplicated(Question[Listing], name="list-unreplicated"):
+    """A question for replication cursors whose oldest entry was stored before a time, the oldest first.
+
+    A row has `topic`, `remote`, `since_ms`, which is that time, and `is_connected`: whether the replicator reads.
+    """
+
+    before_ms: int
+    most: int
+
+
 # -- messages and positions of one topic
 
 @dataclass(frozen=True)

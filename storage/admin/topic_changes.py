@@ -88,8 +88,9 @@ def _refuse_used(topic: Partition | NonPersistentTopic, force: bool) -> None:
 
 
 def _connected(topic: Partition | NonPersistentTopic) -> int:
-    """Return the number of the topic's producers and consumers."""
-    return len(topic.producers.live) + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
+    """Return the number of the topic's producers and consumers, without the consumers of replication cursors."""
+    subscriptions = [one for one in topic.subscriptions.values() if one.remote is None]
+    return len(topic.producers.live) + sum(len(subscription.consumers) for subscription in subscriptions)
 
 
 def truncate(owner: AdministeredOwner, question: Truncate) -> None:

@@ -8,6 +8,7 @@ from geminga.storage.admin.figures import (
     ExportFigures,
     InboundFigures,
     ProducerFigures,
+    ReplicationFigures,
     SubscriptionFigures,
     TopicFigures,
 )
@@ -60,7 +61,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
     slowest = None if partition is None else find_slowest(partition)
     producers = ordinary_producers(topic)
     named = [subscription for subscription in topic.subscriptions.values() if is_named(topic, subscription)]
-    subscriptions = {one.name: _subscription(owner, topic, one, question) for one in named}
+    subscriptions = {one.name: _subscription(owner, topic, one, question) for one in named if one.remote is None}
     dropped = 0.0
     if partition is None:
         dropped = sum(one.drop_rate for one in subscriptions.values()) + sum(rates_of(one, 4)[3] for one in producers)
@@ -80,7 +81,7 @@ def topic(owner: AdministeredOwner, question: GetStatistics) -> TopicFigures:
         waiting_producers=len(topic.producers.waiting),
         publishers=[_producer(owner, one) for one in producers] if question.publishers else [],
         inbound={source: _inbound(owner, some) for source, some in replicators(topic).items()},
-        subscriptions=subscriptions)
+        subscriptions=subscriptions, replication={} if partition is None else _replication(owner, partition))
 
 
 def _compaction(view: CompactedLedgers | None) -> CompactionFigures:
@@ -101,6 +102,21 @@ def _export(owner: AdministeredOwner, partition: Partition) -> ExportFigures | N
     return ExportFigures(position, 0 if partition.exported is None else partition.exported.time_ms,
                          partition.bytes_from(ledger_id, entry_id + 1),
                          max(0, owner.now_ms - since_ms) // 1000 if since_ms else -1)
+
+
+def _replication(owner: AdministeredOwner, partition: Partition) -> dict[str, ReplicationFigures]:
+    """Return {other cluster: statistics of what goes there}."""
+    figures = {}
+    for cursor in partition.subscriptions.values():
+        if cursor.remote is not None:
+            counts, rates, since_ms = subscription_counts(cursor), rates_of(cursor, 8), came_ms(cursor)
+            figures[cursor.remote] = ReplicationFigures(
+                message_rate=rates[0], byte_rate=rates[1], messages_out=counts[0], bytes_out=counts[1],
+                expire_rate=rates[6], expired=cursor.cursor.totals[EXPIRED],
+                backlog=cursor.cursor.backlog(partition.ledgers), backlog_bytes=backlog_bytes(cursor.cursor, partition),
+                delay_s=max(0, owner.now_ms - since_ms) // 1000 if since_ms else 0,
+                is_connected=bool(cursor.consumers))
+    return figures
 
 
 def last_publish_ms(topic: Topic) -> int:

@@ -28,6 +28,7 @@ from geminga.storage.catalogue.policy_table import (
 from geminga.storage.options import StorageOptions
 
 NO_LIMIT = -1
+CLUSTERS = "/clusters"                  # scope of the records of clusters, by their names
 MIGRATION = "/migration"                # scope of the migration of this cluster to another
 MIGRATED = "migrated"                   # in that scope, and of a namespace: it takes part in the migration
 DISPATCH_RATE_OF = "dispatchRate/"      # with a subscription's name behind it: a topic's policy for that subscription
@@ -102,6 +103,14 @@ class Policies:
     subscribe_period_s: int = 30
     dispatch_rates_of: tuple[tuple[str, DispatchRate], ...] = ()     # subscriptions with a rate of their own, by name
 
+    # Replication to other clusters
+    replication_clusters: tuple[str, ...] = ()       # the list that was set, with the broker's own cluster; (): none
+    remote_clusters: tuple[str, ...] = ()            # the others of the list that have a record, sorted
+    replicator_dispatch_messages: int = 0            # in a period, to each of them; 0 or less: no bound
+    replicator_dispatch_bytes: int = 0
+    replicator_dispatch_period_s: int = 1
+    replicator_dispatch_relative: bool = False       # the rate is added to the publish rate
+
     # The cluster to which clients are sent: its addresses without and with TLS; (): clients stay
     migrated_to: tuple[str, str] | tuple[()] = ()
 
@@ -115,7 +124,7 @@ class Policies:
         """Whether publishing, dispatching or subscribing is limited by a rate."""
         return bool(self.dispatch_rates_of) or max(
             self.publish_messages, self.publish_bytes, *self.dispatch_rate[:2], *self.subscription_dispatch_rate[:2],
-            self.subscribe_count) > 0
+            *(self.replicator_dispatch_rate[:2] if self.remote_clusters else ()), self.subscribe_count) > 0
 
     @property
     def dispatch_rate(self) -> DispatchRate:
@@ -127,6 +136,12 @@ class Policies:
         """The dispatch rate of each subscription that has no rate of its own."""
         return (self.subscription_dispatch_messages, self.subscription_dispatch_bytes,
                 max(1, self.subscription_dispatch_period_s), self.subscription_dispatch_relative)
+
+    @property
+    def replicator_dispatch_rate(self) -> DispatchRate:
+        """The dispatch rate of each replication cursor."""
+        return (self.replicator_dispatch_messages, self.replicator_dispatch_bytes,
+                max(1, self.replicator_dispatch_period_s), self.replicator_dispatch_relative)
 
     @property
     def retains(self) -> bool:
@@ -148,7 +163,7 @@ class Policies:
         """Whether any of the policies acts on a partition that no client uses."""
         return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
                     or self.delete_inactive_topics or self.subscription_expiration_s or self.compaction_threshold
-                    or self.exports)
+                    or self.exports or self.remote_clusters)
 
     @property
     def has_quota(self) -> bool:
@@ -174,6 +189,8 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
                 policies = replace(policies, **fields(policy, stored[policy.name]))
     if to := migrated_to(catalogue, topic):
         policies = replace(policies, migrated_to=to)
+    if policies.replication_clusters:
+        policies = replace(policies, remote_clusters=_remotes(catalogue, topic, policies, options))
     if policies.exports and is_system(str(topic)):      # nobody analyses the broker's own topics
         policies = replace(policies, export=EXPORTS_NOTHING)
     if not stored:
@@ -182,6 +199,17 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
     rates = [(name.removeprefix(DISPATCH_RATE_OF), replace(policies, **fields(each, value)).subscription_dispatch_rate)
              for name, value in stored.items() if name.startswith(DISPATCH_RATE_OF)]
     return replace(policies, dispatch_rates_of=tuple(rates))
+
+
+def _remotes(catalogue: Catalogue, topic: TopicName, policies: Policies, options: StorageOptions) -> tuple[str, ...]:
+    """Return the clusters to which a topic's messages go, sorted; none for topics of the broker's own or without files.
+
+    A name without a record is left out: after a change of `cluster_name`, lists still have this broker's former name.
+    """
+    others = set(policies.replication_clusters) - {options.cluster_name}
+    if not others or not topic.is_persistent or is_system(str(topic)):
+        return ()
+    return tuple(sorted(others & catalogue.policies.of(CLUSTERS).keys()))
 
 
 def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tuple[()]:

@@ -403,18 +403,21 @@ TABLE = {policy.name: policy for policy in (
            "Whether dispatch pauses while there are more acknowledgements than can be kept.", (
         Part("", BOOLEAN),),
         why="All acknowledgements are kept."),
-    Policy("replicationClusters", "Clusters that messages are copied to.", (
+    Policy("replicationClusters",
+           "Clusters that have the topic; messages go to all but the broker's own, which has to be among them.", (
+        Part("", TEXTS, field="replication_clusters"),),
+        where="storage/enforcement/replication_cursors.py"),
+    Policy("allowedClusters", "Clusters that replicationClusters of the namespace and its topics may name.", (
         Part("", TEXTS),),
-        why="There is one cluster, the only one that is accepted."),
-    Policy("allowedClusters", "Clusters in which the namespace may be used.", (
-        Part("", TEXTS),),
-        levels=NAMESPACE_ONLY, why="There is one cluster, the only one that is accepted."),
-    Policy("replicatorDispatchRate", "How fast messages are copied to other clusters.", (
-        Part("dispatchThrottlingRateInMsg", INTEGER, default=-1, otherwise=0),
-        Part("dispatchThrottlingRateInByte", LONG, default=-1, otherwise=0),
-        Part("relativeToPublishRate", BOOLEAN, default=False, otherwise=False),
-        Part("ratePeriodInSecond", INTEGER, default=1, otherwise=1)),
-        why="There is one cluster."),
+        levels=NAMESPACE_ONLY, where="supervisor/admin/resources/cluster_lists.py"),
+    Policy("replicatorDispatchRate", "Messages and bytes that go from a topic to each other cluster in a period.", (
+        Part("dispatchThrottlingRateInMsg", INTEGER, field="replicator_dispatch_messages",
+             key="dispatch_messages_per_replicator", default=-1),
+        Part("dispatchThrottlingRateInByte", LONG, field="replicator_dispatch_bytes",
+             key="dispatch_bytes_per_replicator", default=-1),
+        Part("relativeToPublishRate", BOOLEAN, field="replicator_dispatch_relative", default=False, otherwise=False),
+        Part("ratePeriodInSecond", INTEGER, field="replicator_dispatch_period_s", default=1, otherwise=1)),
+        where="storage/enforcement/rate_limiter.py"),
     Policy("offloadThreshold", "Bytes of a topic above which ledgers are moved to another store; -1: none are.", (
         Part("", LONG),),
         levels=NAMESPACE_ONLY, why=_NO_OFFLOAD),

@@ -50,6 +50,8 @@ def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *
     existing = session.consumers.get(request.consumer_id)
     if existing is not None:
         return _answer_ready(owner, existing, request.request_id)
+    if session.is_replicator:
+        return _subscribe_replicator(owner, session, request)
     _refuse_unsupported(owner, request)
     deaths_max = _deaths_max(request)
     topic = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
@@ -71,6 +73,27 @@ def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *
     if obstacle is not None:
         raise obstacle.refusal
     _configure_subscription(owner, subscription, request, deaths_max)
+    _attach(owner, session, consumer)
+    _answer_ready(owner, consumer, request.request_id)
+    owner.wake(topic)
+
+
+def _subscribe_replicator(owner: OwnerContext, session: Session, request: api.CommandSubscribe) -> None:
+    """Attach the consumer of the broker's own replicator to a replication cursor.
+
+    The consumer takes the place of an earlier one at once: the replicator was started anew, and its former process may
+    hang. No policy about consumers holds for it.  Raises Refusal if the topic has no such cursor.
+    """
+    topic = owner.partition(names.parse(request.topic))
+    subscription = None if topic is None else topic.subscriptions.get((request.subscription, True))
+    if topic is None or subscription is None or subscription.remote is None:
+        raise Refusal(api.SubscriptionNotFound, f"{request.topic} has no replication cursor {request.subscription}")
+    if request.subType != SubType.Exclusive:
+        raise Refusal(api.NotAllowedError, "A replication cursor has one consumer, of type Exclusive")
+    close_consumers(owner, subscription)
+    consumer = _new_consumer(owner, session, request, subscription)
+    consumer.takes_any_schema = True      # else the first schema of the topic would be refused, as if somebody read it
+    subscription.kind, subscription.dispatcher = SubType.Exclusive, DISPATCHERS[SubType.Exclusive](subscription)
     _attach(owner, session, consumer)
     _answer_ready(owner, consumer, request.request_id)
     owner.wake(topic)
@@ -211,9 +234,9 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
     policies, kind = topic.policies, SubType.Name(request.subType)
     if kind not in policies.subscription_types:
         raise Refusal(api.NotAllowedError, f"Topic[{{{topic.name}}}] doesn't support {kind} sub type!")
-    if policies.max_consumers and sum(len(one.consumers) for one in topic.attached) >= policies.max_consumers:
+    consumers = [consumer for one in topic.attached if one.remote is None for consumer in one.consumers]
+    if policies.max_consumers and len(consumers) >= policies.max_consumers:
         raise Refusal(api.ConsumerBusy, "Topic reached max consumers limit")
-    consumers = (consumer for one in topic.attached for consumer in one.consumers)
     if reaches_address_limit(owner, session, topic, owner.options.max_same_address_consumers_per_topic, consumers):
         raise Refusal(api.ConsumerBusy, "Topic reached max same address consumers limit")
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
@@ -318,6 +341,8 @@ def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand)
     request = command.unsubscribe
     consumer = consumer_of(session, request.consumer_id)
     subscription = consumer.subscription
+    if subscription.remote is not None:
+        raise Refusal(api.NotAllowedError, "A replication cursor is deleted by taking its cluster out of the list")
     if len(subscription.consumers) > 1 and not request.force:
         raise Refusal(api.MetadataError, "Subscription has other consumers")
     del session.consumers[request.consumer_id]

@@ -2,6 +2,7 @@
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.names import remote_of
 from geminga.storage.commands.requests import log_consumer
 from geminga.storage.cursors.cursor import SKIPPED, Cursor
 from geminga.storage.ledgers import journal_ops
@@ -13,7 +14,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription, Topic
 
 NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary
-_RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
+_RESERVED = ("pulsar.repl",)              # prefixes of subscription names that brokers keep for themselves
 _RESERVED_NAMES = ("", "pulsar.dedup")
 
 
@@ -68,14 +69,15 @@ def rolled_back(owner: OwnerContext, partition: Partition, request: api.CommandS
 def _refuse_one_too_many(topic: Topic) -> None:
     """Refuse a subscription that exceeds the number of subscriptions that policies allow."""
     limit = topic.policies.max_subscriptions
-    if limit and len(topic.subscriptions) >= limit:
+    if limit and sum(remote_of(name) is None for name, _ in topic.subscriptions) >= limit:
         raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {topic.name}")
 
 
 def create_subscription(owner: OwnerContext, partition: Partition, name: str, position: Position,
                         properties: dict[str, str] | None = None) -> Subscription:
-    """Create a durable subscription with this mark-delete position.  Raises Refusal, StorageFull."""
-    _refuse_one_too_many(partition)
+    """Create a durable subscription with this mark-delete position.  Raises Refusal, StorageFull, NotDurable."""
+    if remote_of(name) is None:
+        _refuse_one_too_many(partition)
     # A cursor may need a ledger that cannot be opened.  Failing later would leave a row in the catalogue.
     cursor = partition.new_cursor(0, position, is_durable=True)
     cursor.subscription_id = owner.catalogue.subscriptions.create(partition.partition_id, name)

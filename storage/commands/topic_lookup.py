@@ -1,7 +1,7 @@
 """Topics and subscriptions that a question of administration names."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.proto.names import TopicName, remote_of
 from geminga.storage.commands import topics
 from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.owner_context import OwnerContext
@@ -28,13 +28,28 @@ def stored(owner: OwnerContext, name: TopicName) -> Partition:
 
 
 def has_subscription(topic: Topic, name: str) -> bool:
-    """Whether the topic has a subscription of that name, durable or not."""
+    """Whether the topic has a subscription of that name, durable or not, or a replication cursor."""
     return (name, True) in topic.subscriptions or (name, False) in topic.subscriptions
 
 
 def subscription_of(topic: Topic, name: str) -> Subscription:
-    """Return the topic's subscription of that name; the durable one, if there are two of that name.  Raises Refusal."""
+    """Return the topic's subscription of that name; the durable one, if there are two of that name.
+
+    Raises Refusal if there is none, and for a replication cursor.
+    """
+    subscription = cursor_of(topic, name)
+    if remote_of(name) is not None:
+        raise _not_found(topic, name)
+    return subscription
+
+
+def cursor_of(topic: Topic, name: str) -> Subscription:
+    """Return the topic's subscription or replication cursor of that name.  Raises Refusal if there is none."""
     subscription = topic.subscriptions.get((name, True)) or topic.subscriptions.get((name, False))
     if subscription is None:
-        raise Refusal(api.SubscriptionNotFound, f"Subscription {name} not found for topic {topic.name}")
+        raise _not_found(topic, name)
     return subscription
+
+
+def _not_found(topic: Topic, name: str) -> Refusal:
+    return Refusal(api.SubscriptionNotFound, f"Subscription {name} not found for topic {topic.name}")

@@ -6,6 +6,7 @@
     backlog_quota.py           bounds of a backlog, by size and by age
     message_ttl.py             expiry of messages that are not acknowledged in time
     retention.py               how long acknowledged messages are kept
+    replication_cursors.py     subscriptions from which messages go to other clusters
     inactive_topics.py         deletion of unused topics and subscriptions
     delay_policy.py            how long messages may or must be delayed
     unacknowledged_limit.py    the bound of unacknowledged messages of all shared subscriptions

@@ -59,7 +59,8 @@ class InactiveTopics(Watcher):
         policies = partition.policies
         unused: list[Partition | Subscription] = []
         if policies.subscription_expiration_s:
-            unused += [one for one in partition.subscriptions.values() if one.is_durable and not one.consumers]
+            unused += [one for one in partition.subscriptions.values()
+                       if one.is_durable and not one.consumers and one.remote is None]
         if policies.delete_inactive_topics and not self._is_used(partition, now_ms):
             unused.append(partition)
         return unused
@@ -67,7 +68,12 @@ class InactiveTopics(Watcher):
     def _is_used(self, partition: Partition, now_ms: int) -> bool:
         """Whether the partition's topic is used by clients, or must be kept for another reason."""
         policies, producers = partition.policies, partition.producers
-        if producers.live or producers.waiting or partition.attached or self._owner.discovery.holds(partition, now_ms):
+        cursors = [one for one in partition.subscriptions.values() if one.remote is not None]
+        if producers.live or producers.waiting or self._owner.discovery.holds(partition, now_ms):
+            return True
+        if partition.attached.keys() - set(cursors):
+            return True
+        if any(one.cursor.backlog(partition.ledgers) for one in cursors):
             return True
         if (policies.retains and policies.retention_s < 0) or partition.limit is not None:
             return True
@@ -75,13 +81,15 @@ class InactiveTopics(Watcher):
             return True
         if policies.inactive_topic_mode == _CAUGHT_UP:
             return any(one.cursor.backlog(partition.ledgers) for one in partition.subscriptions.values())
-        return bool(partition.subscriptions)
+        return len(partition.subscriptions) > len(cursors)
 
     def _delete(self, overdue: list[Partition | Subscription]) -> None:
         for what in overdue:
             if isinstance(what, Subscription):
                 subscriptions.delete_subscription(self._owner, what)
             else:
+                for cursor in list(what.attached):      # the replicator's consumers are all that is left
+                    subscriptions.close_consumers(self._owner, cursor)
                 self._owner.delete(what.name)
 
 

@@ -104,8 +104,8 @@ class RateLimiter(TopicWatcher):
         limits.dispatch = renew_limit(limits.dispatch, "Topic", policies.dispatch_rate, now_ms)
         for subscription in topic.subscriptions.values():
             watch_subscription(subscription, now_ms)
-        self.is_relative |= policies.dispatch_relative or policies.subscription_dispatch_relative or any(
-            rate[3] for _, rate in policies.dispatch_rates_of)
+        self.is_relative |= policies.dispatch_relative or policies.subscription_dispatch_relative or \
+            policies.replicator_dispatch_relative or any(rate[3] for _, rate in policies.dispatch_rates_of)
         limit = policies.subscribe_count, max(1, policies.subscribe_period_s)
         if limits.subscribed is None or limits.subscribed.limit != limit:
             limits.subscribed = Subscribed(limit) if limit[0] > 0 else None
@@ -315,7 +315,8 @@ class RateLimiter(TopicWatcher):
             watch_subscription(subscription, now_ms)
         limited = subscription.limited
         assert limited is not None and of_topic is not None and dispatcher is not None, subscription
-        limits = [limit for limit in (limited.limit, of_topic.dispatch, of_topic.broker) if limit is not None]
+        shared = (of_topic.dispatch, of_topic.broker) if subscription.remote is None else ()
+        limits = [limit for limit in (limited.limit, *shared) if limit is not None]
         limited.until_ms, limited.by = NEVER_MS, []
         if not limits or (of_topic.spares_keen and not _is_behind(subscription)):
             limited.since_ms = 0
@@ -363,6 +364,8 @@ def watch_subscription(subscription: Subscription, now_ms: int) -> None:
     limited = subscription.limited = subscription.limited or Limited()
     policies = subscription.partition.policies
     rate = dict(policies.dispatch_rates_of).get(subscription.name, policies.subscription_dispatch_rate)
+    if subscription.remote is not None:
+        rate = policies.replicator_dispatch_rate
     limited.limit = renew_limit(limited.limit, "Subscription", rate, now_ms)
     limited.since_ms, limited.until_ms, limited.by = 0, NEVER_MS, []
 
@@ -415,7 +418,9 @@ def causes(owner: OwnerContext, subscription: Subscription) -> list[dict[str, An
     if limited is None:
         return []
     names = _POLICIES
-    if any(name == subscription.name for name, _ in topic.policies.dispatch_rates_of):
+    if subscription.remote is not None:
+        names = {"Subscription": "replicatorDispatchRate"}
+    elif any(name == subscription.name for name, _ in topic.policies.dispatch_rates_of):
         names = _POLICIES | {"Subscription": DISPATCH_RATE_OF + subscription.name}
     return [{"cause": "dispatch rate", "rule": _rule(owner, topic, limit, names[limit.level]),
              "since_ms": limited.since_ms, "until_ms": limited.until_ms} for limit in limited.by]

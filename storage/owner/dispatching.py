@@ -177,6 +177,8 @@ class Dispatching(Watcher):
         """
         moved = []
         for subscription in topic.attached:
+            if subscription.remote is not None:      # the replicator stays
+                continue
             if subscription.has_moved:
                 moved.append(subscription)
             elif topic.is_terminated and subscription.cursor.mark_delete >= topic.last_confirmed:
@@ -245,4 +247,5 @@ class Dispatching(Watcher):
             self._outstanding_due_ms = owner.now_ms + _OUTSTANDING_MS
             owner.counters.set("outstanding", sum(
                 held_messages(consumer) for partition in owner.by_name.values() for subscription in partition.attached
-                if subscription.is_durable for consumer in subscription.consumers))
+                if subscription.is_durable and subscription.remote is None
+                for consumer in subscription.consumers))

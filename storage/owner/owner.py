@@ -19,6 +19,7 @@ from geminga.storage.enforcement.inactive_topics import InactiveTopics
 from geminga.storage.enforcement.message_ttl import MessageTtl
 from geminga.storage.enforcement.publish_gate import PublishGate
 from geminga.storage.enforcement.rate_limiter import RateLimiter
+from geminga.storage.enforcement.replication_cursors import ReplicationCursors
 from geminga.storage.enforcement.retention import Retention
 from geminga.storage.enforcement.unacknowledged_limit import UnacknowledgedLimit
 from geminga.storage.ledgers.journal import Journal
@@ -119,6 +120,7 @@ class Owner(Decisions):
         self.expiry, self.quotas, self.retention = MessageTtl(self), BacklogQuotas(self), Retention(self)
         self.puncher, self.views = HolePuncher(self), CompactedViews(self)
         self.inactive, self.rates, self.crowding = InactiveTopics(self), RateLimiter(self), UnacknowledgedLimit(self)
+        self.replication = ReplicationCursors(self)
         self.statistics = Statistics(self, self._configured.stats_window_s)
         self.gate, self.delays = PublishGate(self, self.space, self.memory, self.quotas), DelayPolicy(self)
 
@@ -152,7 +154,8 @@ class Owner(Decisions):
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
             self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
             self.participant, self.coordinator,
-            self._publishing, self._dispatching, self.partitions, self._trimming]
+            self._publishing, self._dispatching, self.partitions, self._trimming,
+            self.replication]      # the last one, as a full disk may keep it from what it has to do
         self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
 
     def __repr__(self) -> str:

@@ -111,7 +111,7 @@ class Requests:
             session.address, session.client_version = client["address"], client["version"]
             session.supports_partial_producer, session.sends_positions = client["partial"], client["positions"]
             session.role, session.connected_ms = client["role"], client["connected_ms"]
-            session.is_superuser = client["superuser"]
+            session.is_superuser, session.is_replicator = client["superuser"], client["replicator"]
         elif kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
             object_id, _, handle = data.partition(b" ")
             is_producer = kind == envelope.PRODUCER_EXPELLED

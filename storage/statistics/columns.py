@@ -51,9 +51,11 @@ class Distribution:
 # -- counters
 
 def topic_counts(topic: Topic) -> Counts:
-    """Return a topic's counters: (messages, bytes, entries) in, and (messages, bytes, entries) out."""
+    """Return a topic's counters: (messages, bytes, entries) in, and (messages, bytes, entries) out to consumers."""
     messages, size, entries = topic.departed_out
     for subscription in topic.subscriptions.values():
+        if subscription.remote is not None:
+            continue
         more = subscription_counts(subscription)
         messages, size, entries = messages + more[0], size + more[1], entries + more[2]
     return topic.messages_in, topic.bytes_in, topic.entries_in, messages, size, entries
@@ -138,7 +140,10 @@ _NO_DISTRIBUTION = Distribution()
 
 
 def topic_row(topic: Topic, under: list[Row]) -> Row:
-    """Return the row of a topic: its TOPIC_COLUMNS.  under: the rows of its subscriptions."""
+    """Return the row of a topic: its TOPIC_COLUMNS.
+
+    under: the rows of its subscriptions, without replication cursors.
+    """
     rates = rates_of(topic, 6)
     messages_out: float
     bytes_out: float
@@ -160,7 +165,7 @@ def topic_row(topic: Topic, under: list[Row]) -> Row:
         delays = topic.delays_refused, topic.delays_overridden
         unexported_ms = unexported_since_ms(topic)
     return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, largest, *sizes,
-            len(topic.subscriptions), len(ordinary_producers(topic)), consumers, *quotas, publish_limited(topic),
+            len(under), len(ordinary_producers(topic)), consumers, *quotas, publish_limited(topic),
             *delayed_index(topic), *delays, *transactions(topic), unexported_ms,
             seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
             *seen.sizes, *seen.latencies, *seen.journal_latencies)

@@ -90,10 +90,11 @@ class _Table:
 
 @dataclass(slots=True)
 class _Known:
-    """The row numbers of one topic and of its subscriptions."""
+    """The row numbers of one topic, of its subscriptions and of its replication cursors."""
 
     row: int
     subscriptions: dict[Subscription, int] = field(default_factory=dict)
+    cursors: dict[Subscription, int] = field(default_factory=dict)
 
 
 class Statistics(TopicWatcher):
@@ -108,6 +109,7 @@ class Statistics(TopicWatcher):
         self._second = owner.now_ms // 1000                 # the second for which windows ended last
         self._known: dict[Topic, _Known] = {}               # topics with rows in the tables
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
+        self._cursors = _Table(SUBSCRIPTION_COLUMNS)        # of replication
         self._namespaces: dict[str, int] = {}               # -> their numbers
         self._shown: set[Topic] = set()                     # topics that had rows of their own in the last answer
 
@@ -249,6 +251,8 @@ class Statistics(TopicWatcher):
             self._topics.give_back(known.row)
             for row in known.subscriptions.values():
                 self._subscriptions.give_back(row)
+            for row in known.cursors.values():
+                self._cursors.give_back(row)
 
     # -- measurements
 
@@ -281,16 +285,20 @@ class Statistics(TopicWatcher):
             "rolled_up_subscriptions": subscriptions - len(lines),
             "topics": [str(topic.name) for topic in chosen],
             "subscriptions": [(number, name) for number, name, _ in under],
+            "replication": [(number, cursor.remote) for number, topic in enumerate(chosen)
+                            for cursor in self._known[topic].cursors],
             "consumers": [_consumer_line(number, consumer) for number, topic in enumerate(chosen if consumers else ())
-                          for subscription in topic.subscriptions.values() for consumer in subscription.consumers],
+                          for subscription in topic.subscriptions.values() if subscription.remote is None
+                          for consumer in subscription.consumers],
             "producers": [_producer_line(number, producer) for number, topic in enumerate(chosen if producers else ())
                           for producer in ordinary_producers(topic)],
             "inbound": [(number, source, *_inbound_rates(some)) for number, topic in enumerate(chosen)
                         for source, some in replicators(topic).items()],
         }
         of_subscriptions = self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)]
+        cursors = np.array([row for topic in chosen for row in self._known[topic].cursors.values()], np.int64)
         return pack(head, [table[rows], of_subscriptions, self._sums(self._topics, rows),
-                           self._sums(self._subscriptions, lines)])
+                           self._sums(self._subscriptions, lines), self._cursors.rows[cursors]])
 
     def topics(self) -> list[Topic] | int:
         """Return all open topics, or the number of topics whose rows are not up to date yet: ask again then."""
@@ -307,6 +315,15 @@ class Statistics(TopicWatcher):
         """Return the subscriptions of topics that `topics` returned, each with its row for `subscription_values`."""
         return [(subscription, row) for topic in topics
                 for subscription, row in self._known[topic].subscriptions.items() if is_named(topic, subscription)]
+
+    def replication_since_ms(self, topics: Iterable[Topic]) -> list[tuple[Subscription, int]]:
+        """Return the replication cursors of topics that `topics` returned, with the time of their oldest entry.
+
+        That is when the first unacknowledged entry was stored, in ms, 0 if there is none.
+        """
+        column = SUBSCRIPTION_COLUMNS.index("backlog_since_ms")
+        return [(cursor, int(self._cursors.rows[row, column])) for topic in topics
+                for cursor, row in self._known[topic].cursors.items()]
 
     def subscription_values(self, rows: Sequence[int], column: str) -> NDArray[np.float64]:
         """Return a column's values (n,) of n rows that `subscriptions` returned."""
@@ -338,18 +355,11 @@ class Statistics(TopicWatcher):
             known = self._known[topic] = _Known(self._topics.take())
             namespace = self._namespaces.setdefault(topic.name.namespace, len(self._namespaces))
             self._topics.marks[known.row] = namespace
-        current = topic.subscriptions.values()
-        if len(known.subscriptions) != len(current) or any(one not in known.subscriptions for one in current):
-            for subscription in known.subscriptions.keys() - set(current):
-                self._subscriptions.give_back(known.subscriptions.pop(subscription))
-            for subscription in current:
-                if subscription not in known.subscriptions:
-                    row = known.subscriptions[subscription] = self._subscriptions.take()
-                    self._subscriptions.marks[row] = self._topics.marks[known.row]
-        under: list[Row] = []
-        for subscription, row in known.subscriptions.items():
-            under.append(subscription_row(subscription))
-            self._subscriptions.rows[row] = under[-1]
+        mark, current = self._topics.marks[known.row], topic.subscriptions.values()
+        cursors = [one for one in current if one.remote is not None]
+        others = [one for one in current if one.remote is None] if cursors else list(current)
+        under = _make_rows(self._subscriptions, known.subscriptions, others, mark)
+        _make_rows(self._cursors, known.cursors, cursors, mark)
         self._topics.rows[known.row] = topic_row(topic, under)
 
     def _sums(self, table: _Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -360,6 +370,25 @@ class Statistics(TopicWatcher):
         for column, values in enumerate(table.rows[is_other].T if len(sums) else ()):
             sums[:, column] = np.bincount(marks, values, len(sums))
         return sums
+
+
+def _make_rows(table: _Table, known: dict[Subscription, int], current: list[Subscription], mark: int) -> list[Row]:
+    """Compute the rows of a topic's subscriptions again, and return them.
+
+    known: their row numbers, which are brought up to date.  mark: the number of their namespace.
+    """
+    if len(known) != len(current) or any(one not in known for one in current):
+        for subscription in known.keys() - set(current):
+            table.give_back(known.pop(subscription))
+        for subscription in current:
+            if subscription not in known:
+                row = known[subscription] = table.take()
+                table.marks[row] = mark
+    rows: list[Row] = []
+    for subscription, row in known.items():
+        rows.append(subscription_row(subscription))
+        table.rows[row] = rows[-1]
+    return rows
 
 
 def _within(topics: list[Topic], most: int) -> list[Topic]:
@@ -441,7 +470,7 @@ def pack(head: dict[str, Any], tables: list[NDArray[np.float64]]) -> bytes:
     """Return statistics as bytes: a line of JSON, which has the number of rows of each table, and the tables.
 
     head: names of namespaces, topics and subscriptions, and values of consumers and producers. tables: topics (n,
-    columns), subscriptions, sums of all other topics by namespace, and sums of their subscriptions.
+    columns), subscriptions, sums of all other topics by namespace, sums of their subscriptions, replication cursors.
     """
     rows = [len(table) for table in tables]
     data = [np.ascontiguousarray(table).tobytes() for table in tables]
@@ -453,7 +482,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[NDArray[np.float64]]]:
     at = data.index(b"\n") + 1
     head: dict[str, Any] = json.loads(data[len(RAW):at])
     tables: list[NDArray[np.float64]] = []
-    for rows, columns in zip(head["rows"], (TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, strict=True):
+    kinds = (*(TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, SUBSCRIPTION_COLUMNS)
+    for rows, columns in zip(head["rows"], kinds, strict=True):
         table = np.frombuffer(data, np.float64, rows * len(columns), at).reshape(rows, len(columns))
         at += table.nbytes
         tables.append(table)

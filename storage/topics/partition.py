@@ -316,7 +316,8 @@ class Partition(ManagedLedger):
     def remove_subscription(self, subscription: Subscription) -> None:
         """Remove this subscription.  A newer one of the same name stays."""
         if self.subscriptions.get(subscription.key) is subscription:
-            self.departed_out = tuple(map(sum, zip(self.departed_out, subscription.departed_out, strict=False)))
+            if subscription.remote is None:
+                self.departed_out = tuple(map(sum, zip(self.departed_out, subscription.departed_out, strict=False)))
             del self.subscriptions[subscription.key]
 
     # -- checkpoints

@@ -15,6 +15,7 @@ class Session:
     client_version: str = ""
     role: str = ""                     # as which the client is authenticated
     is_superuser: bool = False
+    is_replicator: bool = False        # the broker's own process that sends entries to other clusters
     connected_ms: int = 0
     supports_partial_producer: bool = False
     sends_positions: bool = False      # its replicators name the position of each entry in their cluster

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.proto.names import TopicName, remote_of
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import Cursor
@@ -335,7 +335,7 @@ class Subscription:
     counted: tuple[int, ...] = ()      # as in Consumer
     rates: tuple[float, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)   # users' notes
-    is_replicated: bool = False        # users want it known in other clusters; there are none
+    is_replicated: bool = False        # users want it known in other clusters
     withheld: Withheld | None = None   # what open transactions acknowledge; None: nothing
     transactions_ended: tuple[int, int] = (0, 0)      # that acknowledged here: committed, aborted
 
@@ -353,6 +353,11 @@ class Subscription:
     @property
     def is_durable(self) -> bool:
         return self.cursor.is_durable
+
+    @property
+    def remote(self) -> str | None:
+        """The cluster to which entries go from here; None unless this is a replication cursor."""
+        return remote_of(self.name)
 
     @property
     def key(self) -> tuple[str, bool]:
@@ -403,10 +408,7 @@ class Subscription:
         return ledger is not None and -1 <= position[1] < ledger.entries
 
     def advance(self) -> None:
-        """Move the mark-delete position over the acknowledged entries behind it.
-
-        A ledger that only a compacted view has is no gap.
-        """
+        """Move the mark-delete position over acknowledged entries behind it; a ledger of a view alone is no gap."""
         topic, view, ledger_id = self.partition, self.view or self.partition.view, self.cursor.mark_delete[0]
         is_before = view is not None and ledger_id < topic.ledgers[0].ledger_id
         self.cursor.advance(topic.with_view(view, ledger_id) if is_before else topic.ledgers_from(ledger_id))
@@ -488,13 +490,9 @@ class Subscription:
         return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
 
     def messages(self, ledger: ReadableLedger, entries: Entries) -> NDArray[np.uint32]:
-        """The number (n,) of messages of each entry that are neither acknowledged nor withheld.
-
-        In a compacted ledger all messages count, as clients count the removed ones of a batch too.
-        """
-        messages: NDArray[np.uint32]
-        if isinstance(ledger, CompactedLedger):
-            messages = ledger.rows_of(entries)["messages"]
+        """The number (n,) of messages of each entry that are neither acknowledged nor withheld."""
+        if isinstance(ledger, CompactedLedger):      # all count, as clients count the removed ones of a batch too
+            messages: NDArray[np.uint32] = ledger.rows_of(entries)["messages"]
             return messages
         messages = self.cursor.messages_of(ledger, entries)
         return messages if self.withheld is None else self.withheld.messages(self.cursor, ledger, entries, messages)

@@ -2,6 +2,7 @@
 
     app.py             the process: routes, errors, the server
     policy_routes.py   paths and methods of policies
+    cluster_records.py what records of clusters hold, and who sees their credentials
     requests/          parts of requests, authentication, authorization, audit log
     resources/         topics, namespaces, policies, schemas, clusters ...: created, changed, deleted
     monitoring/        health, alarms, stats, /metrics, status

@@ -90,6 +90,7 @@ class AlarmOptions:
     memory_refuse_percent: int = 95               # above this, publishing is refused until it is less; 0: never
     transaction_s: int = 600                      # an open transaction that consumers wait for longer; 0: no alarm
     export_s: int = 48 * 3600                     # age of a message that is to be exported and is not; 0: no alarm
+    replication_s: int = 600                      # ... of one that another cluster has not; 0: no alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,8 @@ SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", Worker
             "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
 # Option of an owner or worker: the key of another section that it takes its value from, because both must agree.
-SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms",
+SHARED = {"storage.cluster_name": "cluster_name",
+          "storage.keep_alive_interval_ms": "network.keep_alive_interval_ms",
           "storage.transactions": "transactions.enabled", "network.transactions": "transactions.enabled",
           "storage.max_active_transactions": "transactions.max_active"}
 

@@ -210,10 +210,7 @@ def _scaled(factor: int) -> Callable[[str], int | str]:
 
 
 def _bounded(factor: int) -> Callable[[str], int | str]:
-    """Return a converter that multiplies a number by the factor; a number with a unit stays text.
-
-    The converter keeps 0 and negative numbers, which mean "no bound".
-    """
+    """Return a converter as `_scaled` does, which keeps 0 and negative numbers: they mean "no bound"."""
     return lambda text: text if has_unit(text) else number * factor if (number := _whole(text)) > 0 else number
 
 
@@ -302,6 +299,8 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "dispatchThrottlingOnNonBacklogConsumerEnabled": ("storage.dispatch_limits_without_backlog", str),
     "dispatchThrottlingRateInByte": ("storage.dispatch_bytes_per_broker", str),
     "dispatchThrottlingRateInMsg": ("storage.dispatch_messages_per_broker", str),
+    "dispatchThrottlingRatePerReplicatorInByte": ("storage.dispatch_bytes_per_replicator", str),
+    "dispatchThrottlingRatePerReplicatorInMsg": ("storage.dispatch_messages_per_replicator", str),
     "dispatchThrottlingRatePerSubscriptionInByte": ("storage.dispatch_bytes_per_subscription", str),
     "dispatchThrottlingRatePerSubscriptionInMsg": ("storage.dispatch_messages_per_subscription", str),
     "dispatchThrottlingRatePerTopicInByte": ("storage.dispatch_bytes_per_topic", str),
@@ -342,6 +341,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
     "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": ("storage.max_unacked_percent_when_blocked", _percent),
     "proxyRoles": ("authorization.proxy_roles", str),
+    "replicationStartAt": ("storage.replication_start_at", str),
     "schemaCompatibilityStrategy": ("storage.schema_compatibility_strategy", str),
     "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
     "subscribeRatePeriodPerConsumerInSecond": ("storage.subscribe_period_s", str),

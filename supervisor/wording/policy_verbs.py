@@ -123,8 +123,8 @@ VERBS: dict[str, PolicyVerb] = {
     "allowedClusters": PolicyVerb("allowed-clusters", {"": ValueOption("--clusters -c", required=True)}),
     "replicatorDispatchRate": PolicyVerb("replicator-dispatch-rate", {
         "dispatchThrottlingRateInMsg": ValueOption("--msg-dispatch-rate -md"),
-        "dispatchThrottlingRateInByte": ValueOption("--byte-dispatch-rate -bd"),
-        "ratePeriodInSecond": ValueOption("--dispatch-rate-period -dt")}),
+        "dispatchThrottlingRateInByte": ValueOption("--byte-dispatch-rate -bd", "bytes"),
+        "ratePeriodInSecond": ValueOption("--dispatch-rate-period -dt", "seconds")}),
     "offloadThreshold": PolicyVerb("offload-threshold", {"": ValueOption("--size -s", "bytes", required=True)}),
     "offloadThresholdInSeconds": PolicyVerb("offload-threshold-in-seconds", {
         "": ValueOption("--time -t", "seconds", required=True)}),

@@ -111,7 +111,7 @@ BUGS = [
          "    return web.Response(status=200)",
          "")),
     *of("supervisor/admin/resources/clusters.py", "supervisor/test_cluster.py supervisor/test_effects.py",
-        ("    for scope in (SCOPE, PEERS, DOMAINS):", "    for scope in (SCOPE, DOMAINS):", "",
+        ("    for scope in (CLUSTERS, PEERS, DOMAINS):", "    for scope in (CLUSTERS, DOMAINS):", "",
          "supervisor/test_admin_alone.py"),
         ('domains | {name: {"brokers": body.get("brokers") or []}})', '{name: {"brokers": body.get("brokers") or []}})',
          "",

@@ -32,7 +32,7 @@ BUGS = [
         ("return 1 + sum(min(read_entry", "return sum(min(read_entry",
          "one too few since the first that is not acknowledged")),
     *of("supervisor/admin/monitoring/topic_json.py", "storage/test_statistics.py storage/test_told.py",
-        ('"backlogSize": max((one.backlog_bytes', '"backlogSize": min((one.backlog_bytes',
+        ('"backlogSize": max([one.backlog_bytes', '"backlogSize": min([one.backlog_bytes',
          "the shortest backlog's size"),
         ('"earliestMsgPublishTimeInBacklogs": min(', '"earliestMsgPublishTimeInBacklogs": max(',
          "the latest of the earliest"),

@@ -62,7 +62,7 @@ class Coordinated(Rig):
 
     def introduce(self, connection, role, **fields):
         about = {"address": "/a:1", "version": "", "partial": False, "positions": False, "connected_ms": 0,
-                 "role": role, "superuser": False, **fields}
+                 "role": role, "superuser": False, "replicator": False, **fields}
         self.run(self.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(about).encode()))
 
 

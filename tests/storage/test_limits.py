@@ -78,7 +78,8 @@ def test_a_topic_has_so_many_consumers_whatever_their_subscriptions(rigs, topic)
 def introduced(rig, connection, address):
     """Have the connection's client say from which host it comes."""
     rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(
-        {"address": address, "version": "", "partial": False, "positions": False, "superuser": False, "role": "",
+        {"address": address, "version": "", "partial": False, "positions": False, "superuser": False,
+         "replicator": False, "role": "",
          "connected_ms": 0}).encode()))
 
 

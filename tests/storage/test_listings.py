@@ -70,7 +70,7 @@ def test_a_client_is_told_with_what_it_has_open(rig):
     for connection in (1, 2):
         rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(
             {"address": f"/10.0.0.{connection}:1", "version": "lib 1", "partial": False, "positions": False,
-             "superuser": False, "role": "ops", "connected_ms": rig.now_ms}).encode()))
+             "superuser": False, "replicator": False, "role": "ops", "connected_ms": rig.now_ms}).encode()))
     rig.producer("a", connection=1)
     rig.producer("b", connection=1)
     rig.consumer("a", connection=1)

@@ -12,7 +12,7 @@ from .rig import Rig, T
 OTHERS = {"sync": "interval", "failover_selection": "join-order", "subscription_types": ("Shared",),
           "backlog_quota_policy": "producer_exception", "inactive_topic_mode": "delete_when_subscriptions_caught_up",
           "schema_compatibility_strategy": "BACKWARD", "compaction_order": "event_time",
-          "export": "messages"}
+          "export": "messages", "cluster_name": "other", "replication_start_at": "earliest"}
 
 # Options whose changed value keeps another producer out, as it should.
 REFUSE = "backlog_quota_bytes", "max_producers_per_topic", "max_same_address_producers_per_topic", "encryption_required"

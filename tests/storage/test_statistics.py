@@ -32,15 +32,16 @@ def measured(rig, most=1_000, **arguments):
     """Measure with rows for `most` topics and subscriptions. Return (head, tables), each table a list of {column:
     value}.
 
-    The four tables are those of topics, of their subscriptions, of rolled up topics by namespace, and of the latter's
-    subscriptions.
+    The tables are those of topics, of their subscriptions, of rolled up topics by namespace, of the latter's
+    subscriptions, and of replication cursors.
     """
     found = 1
     while isinstance(found, int):
         found = rig.owner.statistics.measure(most, **({"consumers": False, "producers": False} | arguments))
     head, tables = unpack(found)
+    kinds = (*(TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, SUBSCRIPTION_COLUMNS)
     return head, [[dict(zip(columns, row, strict=True)) for row in table.tolist()]
-                  for columns, table in zip((TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, tables, strict=True)]
+                  for columns, table in zip(kinds, tables, strict=True)]
 
 
 # -- counters
@@ -279,7 +280,7 @@ def test_what_is_rolled_up_is_in_its_namespaces_sum(rig):
         rig.consumer(f"t{number}")
     _, (topics, subscriptions, *_) = measured(rig)
     for most in (0, 1, 4):
-        head, (chosen, theirs, others, of_others) = measured(rig, most)
+        head, (chosen, theirs, others, of_others, _) = measured(rig, most)
         assert (len(chosen), head["rolled_up"], head["rolled_up_subscriptions"], head["loaded"]) == (
             most,
             6 - most,
@@ -298,7 +299,7 @@ def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
     for number in range(SUBSCRIPTIONS_EACH * 2 + 1):
         rig.consumer("many", f"sub-{number}")
     rig.consumer("few")
-    head, (_, _, [others], [of_others]) = measured(rig, 2)
+    head, (_, _, [others], [of_others], _) = measured(rig, 2)
     assert [name[-3:] for name in head["topics"]] == ["few"] and head[
         "rolled_up_subscriptions"
     ] == SUBSCRIPTIONS_EACH * 2 + 1
@@ -325,10 +326,10 @@ def test_what_has_gone_is_in_no_sum(rig):
     rig.publish(rig.producer("t"), *[b"x"] * 7)
     for name in ("stays", "goes"):
         consumer = rig.consumer("t", name)
-    _, (_, _, _, [of_others]) = measured(rig, 0)
+    _, (_, _, _, [of_others], _) = measured(rig, 0)
     assert of_others["backlog"] == 14
     rig.run(rig.command("unsubscribe", consumer_id=consumer.object_id, request_id=9))
-    _, (_, _, _, [of_others]) = measured(rig, 0)
+    _, (_, _, _, [of_others], _) = measured(rig, 0)
     assert (of_others["backlog"], of_others["consumers"]) == (7, 1)
 
 

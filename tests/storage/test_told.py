@@ -56,7 +56,8 @@ ALWAYS = {
             ),
         ),
     ),
-    "there is one cluster; and hashes drain, so that nobody waits for a mark-delete position": (
+    "nothing goes to other clusters here, but in test_replication_cursors.py; and hashes drain, so that nobody waits "
+    "for a mark-delete position": (
         "{}",
         ("stats.replication", "stats.subscriptions.*.consumersAfterMarkDeletePosition"),
     ),
@@ -117,7 +118,8 @@ def later(rig, found, seconds=1):
 def introduced(rig, connection, *, partial):
     rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(
         {"address": f"/10.0.0.{connection}:1", "version": f"client {connection}", "partial": partial,
-         "positions": False, "superuser": False, "role": "", "connected_ms": 0}).encode()))
+         "positions": False, "superuser": False, "replicator": False, "role": "",
+         "connected_ms": 0}).encode()))
 
 
 def positions(given, consumer):

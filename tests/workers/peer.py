@@ -3,9 +3,11 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.host import unix_sockets
 
 from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 
@@ -20,9 +22,9 @@ class Peer:
     """One connection, and the frames that have come on it."""
 
     def __init__(self, service_url: str, first: bytes = CONNECT, *, receive_buffer: int = 0, source: str = ""):
-        """source: the address from which the client connects."""
-        address = urlsplit(service_url)
-        self.socket = socket.socket()
+        """service_url: pulsar://HOST:PORT, or unix:PATH.  source: the address from which the client connects."""
+        address, is_unix = urlsplit(service_url), service_url.startswith(unix_sockets.UNIX)
+        self.socket = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
         if source:
             self.socket.bind((source, 0))
         if receive_buffer:
@@ -31,7 +33,11 @@ class Peer:
         self._data = bytearray()
         self.answers_pings = True
         try:
-            self.socket.connect((address.hostname, address.port))
+            if is_unix:
+                with unix_sockets.short_path(Path(address.path)) as path:
+                    self.socket.connect(path)
+            else:
+                self.socket.connect((address.hostname, address.port))
             self.say(first)
             if first == CONNECT:
                 assert self.hear().type == T.CONNECTED

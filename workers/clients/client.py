@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from geminga.proto import envelope, responses
+from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import CONNECTED
 from geminga.proto.frames import NO_REQUEST
@@ -114,6 +114,15 @@ class Client:
         if rights is not None:
             return rights.is_superuser(self)
         return self.identity is not None and self.identity.method == LOCAL
+
+    @property
+    def is_replicator(self) -> bool:
+        """Whether the client is the broker's own process that sends messages to other clusters.
+
+        It comes by the socket in the data folder, as nobody does who comes by the network.
+        """
+        is_local = self.identity is not None and self.identity.method == LOCAL
+        return is_local and self.client_version == names.REPLICATOR
 
     # -- calls of its stream
 

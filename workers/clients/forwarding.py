@@ -63,4 +63,5 @@ def _introduction(client: Client) -> bytes:
                        "partial": client.supports_partial_producer, "positions": client.sends_positions,
                        "connected_ms": client.connected_ms,
                        "superuser": client.is_superuser,
+                       "replicator": client.is_replicator,
                        "role": client.identity.role if client.identity is not None else ""}).encode()

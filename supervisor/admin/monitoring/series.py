@@ -18,6 +18,7 @@ from geminga.supervisor.admin.monitoring.topic_families import (
     CONSUMER_GAUGES,
     INBOUND_GAUGES,
     PRODUCER_GAUGES,
+    REPLICATION_FAMILIES,
     SUBSCRIPTION_FAMILIES,
     TOPIC_FAMILIES,
     Columns,
@@ -26,7 +27,7 @@ from geminga.supervisor.admin.monitoring.topic_families import (
 from geminga.supervisor.admin.resources.compaction import Record
 
 _LABEL = re.compile(r"([{,])(?=cluster=|namespace=|topic=)")
-_COLUMNS = TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS      # of an owner's four tables
+_COLUMNS = (*(TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, SUBSCRIPTION_COLUMNS)      # of an owner's five tables
 
 
 class Series:
@@ -40,6 +41,7 @@ class Series:
         self._namespaces: list[str] = []               # labels of all owners' namespaces, owner by owner
         self._topics: list[str] = []
         self._subscriptions: list[str] = []
+        self._replication: list[str] = []
         self._loaded: dict[str, int] = {}              # namespace's labels -> its open topics, at all owners
         self._consumers: dict[str, list[float]] = {}   # labels with the closing brace -> values
         self._producers: dict[str, list[float]] = {}
@@ -47,13 +49,13 @@ class Series:
         self._is_rolled_up = any(owner.head["rolled_up"] for owner in measured)
         for owner in measured:
             self._add(owner)
-        tables = [(owner.topics, owner.subscriptions, owner.other_topics, owner.other_subscriptions)
+        tables = [(owner.topics, owner.subscriptions, owner.other_topics, owner.other_subscriptions, owner.replication)
                   for owner in measured]
         columns = []
         for at, names in enumerate(_COLUMNS):
             table = np.concatenate([np.zeros((0, len(names))), *(of_owner[at] for of_owner in tables)])
             columns.append(dict(zip(names, np.ascontiguousarray(table.T), strict=True)))
-        self._topic_columns, self._subscription_columns, *others = columns
+        self._topic_columns, self._subscription_columns, *others, self._replication_columns = columns
         self._other_columns = self._by_namespace(others)
 
     def __repr__(self) -> str:
@@ -69,6 +71,8 @@ class Series:
         self._topics += topics
         self._subscriptions += [f'{topics[number]},subscription="{_escaped(name)}"'
                                 for number, name in head["subscriptions"]]
+        self._replication += [f'{topics[number]},remote_cluster="{_escaped(remote)}"'
+                              for number, remote in head["replication"]]
         for number, subscription, name, consumer_id, *values in head["consumers"]:
             labels = f'{topics[number]},subscription="{_escaped(subscription)}",consumer_name="{_escaped(name)}",' \
                      f'consumer_id="{consumer_id}"}} '
@@ -104,6 +108,8 @@ class Series:
             yield self._family(family, self._topics, self._topic_columns, other_topics)
         for family in SUBSCRIPTION_FAMILIES:
             yield self._family(family, self._subscriptions, self._subscription_columns, other_subscriptions)
+        for family in REPLICATION_FAMILIES:
+            yield self._family(family, self._replication, self._replication_columns, {})
         for kind, gauges, series in (("consumer", CONSUMER_GAUGES, self._consumers),
                                      ("producer", PRODUCER_GAUGES, self._producers),
                                      ("replication", INBOUND_GAUGES, self._inbound)):

@@ -47,6 +47,7 @@ _LARGEST = (
     "lastMarkDeleteAdvancedTimestamp",
     "lastExpireTimestamp",
     "lastPublishTimeStamp",
+    "replicationDelayInSeconds",
     "oldestBacklogMessageAgeSeconds",
     "oldestUnexportedMessageAgeSeconds",
     "lastExportTimestamp",
@@ -164,6 +165,8 @@ def _merged(objects: list[dict[str, Any]]) -> dict[str, Any]:
             merged[name] = min((value for value in values if value > 0), default=0)
         elif name == "avgMessagesPerEntry":
             merged[name] = round(sum(values) / len(values))
+        elif name == "connected":
+            merged[name] = all(values)
         elif isinstance(first, bool):
             merged[name] = any(values)
         elif isinstance(first, int | float) and name not in ("producerId",):
@@ -232,7 +235,8 @@ class Measured:
     """Statistics of one owner: a row for each of its busiest topics, and sums by namespace of all further topics."""
 
     def __init__(self, data: bytes):
-        self.head, (self.topics, self.subscriptions, self.other_topics, self.other_subscriptions) = unpack(data)
+        self.head, tables = unpack(data)
+        self.topics, self.subscriptions, self.other_topics, self.other_subscriptions, self.replication = tables
 
     def __repr__(self) -> str:
         return f"<Measured topics={len(self.topics)} subscriptions={len(self.subscriptions)}>"
@@ -288,6 +292,9 @@ async def broker_topics(request: web.Request) -> web.Response:
         rows = _objects(SUBSCRIPTION_COLUMNS, measured.subscriptions)
         for (number, name), row in zip(measured.head["subscriptions"], rows, strict=True):
             topics[number]["subscriptions"][name] = _loaded_subscription(row)
+        rows = _objects(SUBSCRIPTION_COLUMNS, measured.replication)
+        for (number, remote), row in zip(measured.head["replication"], rows, strict=True):
+            topics[number]["replication"][remote] = _loaded_replication(row)
         for number, subscription, name, _, *rates, _, _, permits, _, _ in measured.head["consumers"]:
             rate, throughput, redelivered, acknowledged = rates
             topics[number]["subscriptions"][subscription]["consumers"].append({
@@ -341,6 +348,18 @@ def _loaded_subscription(row: dict[str, float]) -> dict[str, Any]:
         "filterAcceptedMsgCount": 0,
         "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0,
+    }
+
+
+def _loaded_replication(row: dict[str, float]) -> dict[str, Any]:
+    since_ms = int(row["backlog_since_ms"])
+    return {
+        "connected": row["consumers"] > 0,
+        "msgRateExpired": row["rate_expired"],
+        "msgRateOut": row["rate_out"],
+        "msgThroughputOut": row["throughput_out"],
+        "replicationBacklog": int(row["backlog"]),
+        "replicationDelayInSeconds": max(0, round(time.time() - since_ms / 1000)) if since_ms else 0,
     }
 
 

@@ -196,6 +196,23 @@ SUBSCRIPTION_FAMILIES = [
            "Unacknowledged messages: those published since the subscription was created, less acknowledged, expired, "
            "skipped and evicted ones", "backlog_messages"),
 ]
+
+# -- replication to another cluster; topics without series of their own are not summed up
+
+REPLICATION_FAMILIES = [
+    Family("pulsar_replication_rate_out", "Messages per second that went to the other cluster", "rate_out", sums=False),
+    Family("pulsar_replication_throughput_out", "Bytes per second that went to the other cluster", "throughput_out",
+           sums=False),
+    Family("pulsar_replication_backlog", "Entries that the other cluster does not have yet", "backlog", sums=False),
+    Family("pulsar_replication_rate_expired", "Messages per second that expired before the other cluster had them",
+           "rate_expired", sums=False),
+    Family("pulsar_replication_connected_count", "1 while the replicator reads the topic for the other cluster",
+           "consumers", sums=False),
+    Family("pulsar_replication_disconnected_count", "1 while no replicator reads the topic for the other cluster",
+           lambda columns, now_ms: 1 - columns["consumers"], sums=False),
+    Family("pulsar_replication_delay_in_seconds", "Age of the oldest entry that the other cluster does not have yet",
+           lambda columns, now_ms: np.maximum(0, _age_s("backlog_since_ms")(columns, now_ms)), sums=False),
+]
 # Gauges of a consumer or producer -> HELP text, in the order of the values that owners send.
 CONSUMER_GAUGES = {
     "msg_rate_out": "Messages delivered to the consumer per second",

@@ -1,8 +1,9 @@
 """Statistics from owners as the JSON objects of Pulsar's REST.
 
 Fields without a meaning here, such as those of offloading, have the value for "none". Fields are in Pulsar's order.
-Geminga's own are `messages` of a subscription, an account of all messages since it was created, and, where nights
-export a topic, `exportedPosition`, `lastExportTimestamp`, `unexportedSize` and `oldestUnexportedMessageAgeSeconds`.
+Geminga's own are `messages` of a subscription, an account of all messages since it was created,
+`replicationBacklogSize` of another cluster, bytes that it does not have yet, and, where nights export a topic,
+`exportedPosition`, `lastExportTimestamp`, `unexportedSize` and `oldestUnexportedMessageAgeSeconds`.
 """
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ from geminga.storage.admin.figures import (
     CursorFigures,
     InboundFigures,
     ProducerFigures,
+    ReplicationFigures,
     StorageFigures,
     StoredTopic,
     SubscriptionFigures,
@@ -39,7 +41,8 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         "bytesOutCounter": figures.bytes_out, "msgOutCounter": figures.messages_out,
         "averageMsgSize": _average(figures.byte_rate_in, figures.message_rate_in),
         "msgChunkPublished": figures.has_chunks, "storageSize": figures.storage_bytes,
-        "backlogSize": max((one.backlog_bytes for one in each if one.is_durable), default=0),
+        "backlogSize": max([one.backlog_bytes for one in each if one.is_durable]
+                           + [one.backlog_bytes for one in figures.replication.values()], default=0),
         "backlogQuotaLimitSize": figures.quota_bytes, "backlogQuotaLimitTime": figures.quota_age_s,
         "oldestBacklogMessageAgeSeconds": figures.backlog_age_s, "publishRateLimitedTimes": figures.publish_limited,
         "earliestMsgPublishTimeInBacklogs": min(
@@ -49,7 +52,7 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
         **dict(zip(("ongoingTxnCount", "abortedTxnCount", "committedTxnCount"), figures.transactions, strict=True)),
         "publishers": [_publisher_stats(topic, one) for one in figures.publishers],
         "waitingPublishers": figures.waiting_producers, "subscriptions": subscriptions,
-        "replication": {cluster: inbound_stats(one) for cluster, one in figures.inbound.items()},
+        "replication": _replication(figures),
         "deduplicationStatus": "Enabled" if figures.deduplicates else "Disabled",
         "nonContiguousDeletedMessagesRanges": sum(one.acknowledged_runs for one in each),
         "nonContiguousDeletedMessagesRangesSerializedSize": sum(one.bitmap_bytes for one in each),
@@ -69,6 +72,23 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
                  "unexportedSize": figures.export.unexported_bytes,
                  "oldestUnexportedMessageAgeSeconds": figures.export.age_s}
     return told
+
+
+def _replication(figures: TopicFigures) -> Json:
+    """Return {other cluster: what goes there, and what comes from there}."""
+    told = {remote: replication_stats(one) for remote, one in figures.replication.items()}
+    for cluster, one in figures.inbound.items():
+        told[cluster] = told.get(cluster, {}) | inbound_stats(one)
+    return told
+
+
+def replication_stats(figures: ReplicationFigures) -> Json:
+    """Return what goes to another cluster as Pulsar's ReplicatorStats."""
+    return {"msgRateOut": figures.message_rate, "msgOutCount": figures.messages_out,
+            "msgThroughputOut": figures.byte_rate, "bytesOutCount": figures.bytes_out,
+            "msgRateExpired": figures.expire_rate, "msgExpiredCount": figures.expired,
+            "replicationBacklog": figures.backlog, "replicationBacklogSize": figures.backlog_bytes,
+            "connected": figures.is_connected, "replicationDelayInSeconds": figures.delay_s}
 
 
 def _average(bytes_: float, messages: float) -> float:

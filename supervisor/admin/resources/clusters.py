@@ -1,7 +1,4 @@
-"""Clusters: this one, and the records of others.
-
-Records of other clusters are stored and shown, and have no effect on a single host.
-"""
+"""Clusters: this one, and the records of others, to which topics can be replicated."""
 from typing import Any
 
 from aiohttp import web
@@ -9,19 +6,19 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyOptions
-from geminga.storage.catalogue.policies import MIGRATED, MIGRATION
+from geminga.storage.catalogue.policies import CLUSTERS, MIGRATED, MIGRATION
+from geminga.storage.catalogue.policy_values import Invalid
+from geminga.supervisor.admin import cluster_records
+from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.resources.cluster_lists import PEERS, Choice, choice_of, use_of
+from geminga.workers.identity.authentication import LOCAL
 
 routes = web.RouteTableDef()
 _CLUSTER = "/admin/v2/clusters/{cluster}"
-# scopes of policies in the catalogue; names of namespaces never begin with /
-SCOPE, PEERS, DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"
-_URLS = {"serviceUrl": ("http://",), "serviceUrlTls": ("https://",), "brokerServiceUrl": ("pulsar://",),
-         "brokerServiceUrlTls": ("pulsar+ssl://",)}
-_ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False,
-           "brokerClientTlsEnabledWithKeyStore": False}
-DATA = (*_URLS, *_ALWAYS)            # fields of a cluster's record
+DOMAINS = "/clusters/domains"      # a scope of policies in the catalogue; names of namespaces never begin with /
 
 
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
@@ -29,7 +26,13 @@ def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
     topics = request.app[TOPICS]
     own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls",
                                      service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
-    return {topics.cluster_name: own} | topics.catalogue.policies.of(SCOPE)
+    return {topics.cluster_name: own} | topics.catalogue.policies.of(CLUSTERS)
+
+
+def choice(request: web.Request, namespace: str) -> Choice:
+    """Return the clusters that lists of a namespace, and of its topics, may name."""
+    topics = request.app[TOPICS]
+    return choice_of(topics.catalogue, topics.cluster_name, frozenset(all_of(request)), namespace)
 
 
 def _cluster(request: web.Request) -> str:
@@ -45,6 +48,14 @@ def _keep(request: web.Request, scope: str, name: str, value: Any) -> None:
     catalogue_of(request).commit()
 
 
+def sees_secrets(request: web.Request) -> bool:
+    """Whether the request's role may see credentials of clusters: where roles are told apart, these are super users.
+
+    Elsewhere only a caller on the host, by the socket in the data folder, sees them.
+    """
+    return request.app[AUTHORIZATION].is_enabled or request[IDENTITY].method == LOCAL
+
+
 @routes.get("/admin/v2/clusters")
 async def clusters(request: web.Request) -> web.Response:
     return web.json_response(sorted(all_of(request)))
@@ -52,26 +63,32 @@ async def clusters(request: web.Request) -> web.Response:
 
 @routes.get(_CLUSTER)
 async def cluster(request: web.Request) -> web.Response:
-    return web.json_response(_ALWAYS | all_of(request)[_cluster(request)])
+    record = all_of(request)[_cluster(request)]
+    return web.json_response(cluster_records.shown(record, with_secret=sees_secrets(request)))
 
 
 @routes.put(_CLUSTER)
 async def create(request: web.Request) -> web.Response:
-    name, data = part_of(request, "cluster"), await _data(request)
+    name, record = part_of(request, "cluster"), await _record(request, part_of(request, "cluster"))
     try:
         names.parse_namespace(f"{name}/x")
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Cluster name is not valid") from None
+    if name == request.app[TOPICS].cluster_name:
+        raise web.HTTPConflict(text=f"Cluster already exists: {name} is this broker's own name, cluster_name in its "
+                                    "configuration; clusters that replicate need different ones")
     if name in all_of(request):
         raise web.HTTPConflict(text="Cluster already exists")
-    _keep(request, SCOPE, name, data)
+    _keep(request, CLUSTERS, name, record)
+    if use_of(catalogue_of(request), name):      # a list from before this broker's own name was changed
+        await request.app[OWNERS].tell_all(ApplyOptions())
     return web.Response(status=200)
 
 
 @routes.post(_CLUSTER)
 async def update(request: web.Request) -> web.Response:
-    name, data = _cluster(request), await _data(request)
-    _keep(request, SCOPE, name, data)
+    name = _cluster(request)
+    _keep(request, CLUSTERS, name, await _record(request, name))
     return web.Response(status=200)
 
 
@@ -80,29 +97,29 @@ async def delete(request: web.Request) -> web.Response:
     name = _cluster(request)
     if name == request.app[TOPICS].cluster_name:
         raise web.HTTPPreconditionFailed(text="Cluster not empty: it is this broker's own")
-    for scope in (SCOPE, PEERS, DOMAINS):
+    if place := use_of(catalogue_of(request), name):
+        raise web.HTTPPreconditionFailed(text=f"Cluster not empty: {place} names it")
+    for scope in (CLUSTERS, PEERS, DOMAINS):
         _keep(request, scope, name, None)
     return done()
 
 
-async def _data(request: web.Request) -> dict[str, Any]:
-    data = await body_of(request)
-    if data is None:
+async def _record(request: web.Request, name: str) -> dict[str, Any]:
+    """Return the record of a cluster in the request's body.  Raises 400, 412."""
+    sent = await body_of(request)
+    if sent is None:
         raise web.HTTPBadRequest(text="cluster data is required")
-    if not isinstance(data, dict):
-        raise web.HTTPBadRequest(text="The body is an object of addresses")
-    for name, beginnings in _URLS.items():
-        for url in _parts(data.get(name)):
-            if not url.startswith(beginnings):
-                raise web.HTTPBadRequest(text=f"Illegal {name}, example: {beginnings[0]}pulsar.example.com:8080")
-    return {name: value for name, value in data.items() if value is not None and (name in _URLS or name in _ALWAYS)}
-
-
-def _parts(url: Any) -> list[str]:
-    """Split a list of addresses at its commas; a value that is no text gives [""]."""
-    if url is None or url == "":
-        return []
-    return url.split(",") if isinstance(url, str) else [""]
+    topics = request.app[TOPICS]
+    try:
+        record = cluster_records.read(sent, topics.catalogue.policies.of(CLUSTERS).get(name, {}))
+    except Invalid as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    if name != topics.cluster_name:
+        try:
+            cluster_records.refuse_ourselves(record, topics.addresses)
+        except Invalid as error:
+            raise web.HTTPPreconditionFailed(text=str(error)) from None
+    return record
 
 
 # -- migration: where producers and consumers of this cluster are sent
@@ -120,7 +137,8 @@ async def migrate(request: web.Request) -> web.Response:
     """Redirect clients to another cluster: all clients with migrated=true, else only those of marked namespaces."""
     if _cluster(request) != request.app[TOPICS].cluster_name:
         raise web.HTTPMethodNotAllowed(request.method, [], text="Only topics of this cluster are here")
-    to = {name: url for name, url in (await _data(request)).items() if name in _URLS}
+    record = await _record(request, request.app[TOPICS].cluster_name)
+    to = {name: url for name, url in record.items() if name in cluster_records.URLS}
     if not to.get("brokerServiceUrl") and not to.get("brokerServiceUrlTls"):
         raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: "
                                       "the address to which clients are sent")

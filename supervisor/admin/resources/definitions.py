@@ -24,15 +24,18 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyOptions, ApplyPolicies, Properties, Replicated, Subscribe
 from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import CLUSTERS
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.catalogue.policy_values import Invalid
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.storage.ledgers.managed_ledger import LATEST
 from geminga.storage.schemas import registry
+from geminga.supervisor.admin import cluster_records
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of
 from geminga.supervisor.admin.resources.brokers import TEXTS, keep_text, read_text
-from geminga.supervisor.admin.resources.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
+from geminga.supervisor.admin.resources.cluster_lists import PEERS, Choice, choice_of
+from geminga.supervisor.admin.resources.clusters import DOMAINS, all_of, sees_secrets
 from geminga.supervisor.admin.resources.namespaces import refuse_too_many
 from geminga.supervisor.admin.resources.policies import read_value, route_of
 from geminga.workers.identity.authorization import GRANTED
@@ -40,7 +43,7 @@ from geminga.workers.identity.authorization import GRANTED
 routes = web.RouteTableDef()
 VERSION = 1
 _CLUSTERS = "allowedClusters"
-_OF_CLUSTERS = {"data": SCOPE, "peers": PEERS, "failureDomains": DOMAINS}
+_OF_CLUSTERS = {"data": CLUSTERS, "peers": PEERS, "failureDomains": DOMAINS}
 _SECTIONS = "version", "configuration", "clusters", "tenants", "namespaces", "topics", "grants"
 _OF_TOPICS = "partitions", "policies", "properties", "schemas", "subscriptions"
 _BODY_MAX = 256 << 20
@@ -49,12 +52,15 @@ _AT_ONCE = 50                # changes in one transaction
 
 # -- what there is
 
-def exported(catalogue: Catalogue) -> dict[str, Any]:
+def exported(catalogue: Catalogue, *, with_secrets: bool) -> dict[str, Any]:
+    """Return all definitions.  with_secrets: whether credentials of clusters are among them, else they are hidden."""
     topics = [topic for topic in catalogue.topics.all_base_names()
                   if topic.startswith("persistent:") or catalogue.topics.partition_count(names.parse(topic))]
     clusters: dict[str, dict] = {}
     for member, scope in _OF_CLUSTERS.items():
         for name, value in catalogue.policies.of(scope).items():
+            if member == "data" and not with_secrets:
+                value = cluster_records.hidden(value)
             clusters.setdefault(name, {})[member] = value
     namespaces = [namespace for tenant in catalogue.tenants.names()
                       for namespace in catalogue.namespaces.of_tenant(tenant)]
@@ -86,6 +92,8 @@ def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
         properties = catalogue.properties.of_subscriptions(stored[0])
         replicated = catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
+            if names.remote_of(name) is not None:      # the policy of the other broker makes its own
+                continue
             subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}),
                                            "replicated": subscription_id in replicated})
     return {
@@ -133,7 +141,7 @@ class _Import:
         self._wanted = _object(wanted, "the definitions", _SECTIONS)
         if self._wanted.get("version") != VERSION:
             raise web.HTTPBadRequest(text=f"version: expected {VERSION}, found {self._wanted.get('version')!r}")
-        self._there = exported(self._catalogue)
+        self._there = exported(self._catalogue, with_secrets=True)
 
     def changes(self) -> list[Change]:
         """Return the changes in the order in which they can be made.  Raises 400 before any is made."""
@@ -169,10 +177,19 @@ class _Import:
         for member, kept in _object(value, where, tuple(_OF_CLUSTERS)).items():
             if not isinstance(kept, list if member == "peers" else dict):
                 raise Invalid(f"{member}: expected {'a list' if member == 'peers' else 'an object'}")
-            if member == "data":
-                _object(kept, f"{where}/data", DATA)
+            if member == "data" and isinstance(kept, dict):
+                kept = self._record(name, kept, f"{where}/data")
             present = self._there["clusters"].get(name, {}).get(member)
             yield from self._policy(_OF_CLUSTERS[member], name, kept, present, f"{where}/{member}")
+
+    def _record(self, name: str, sent: dict, where: str) -> dict[str, Any]:
+        """Return the record of a cluster as it is stored.  Raises Invalid, 400."""
+        _object(sent, where, cluster_records.FIELDS)
+        record = cluster_records.read(sent, self._there["clusters"].get(name, {}).get("data", {}))
+        topics = self._request.app[TOPICS]
+        if name != topics.cluster_name:
+            cluster_records.refuse_ourselves(record, topics.addresses)
+        return record
 
     def _tenant(self, name: str, value: Any, where: str) -> Iterator[Change]:
         names.parse_namespace(f"{name}/x")
@@ -284,12 +301,12 @@ class _Import:
         if "policies" in value:
             wanted, present = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
             for name in {**present, **wanted}:
-                kept = self._read(name, wanted[name], is_topic=is_topic) if name in wanted else None
+                kept = self._read(scope, name, wanted[name], is_topic=is_topic) if name in wanted else None
                 yield from self._policy(scope, name, kept, present.get(name), f"{where}/{name}")
         if "properties" in value and (properties := as_properties(value["properties"])) != there.get("properties", {}):
             yield Change(f"{where}: its properties", lambda: self._catalogue.properties.set(scope, properties))
 
-    def _read(self, name: str, value: Any, *, is_topic: bool) -> Any:
+    def _read(self, scope: str, name: str, value: Any, *, is_topic: bool) -> Any:
         if name in (PERMISSIONS, SUBSCRIPTION_PERMISSIONS):
             return _rights(name, value)
         policy = TABLE.get(name)
@@ -297,9 +314,21 @@ class _Import:
         if policy is None or route is None:
             raise Invalid(f"unknown key {name!r} of policies")
         try:
-            return read_value(policy, route, value, self._request.app[TOPICS].cluster_name)
+            return read_value(policy, route, value, self._choice(scope, is_topic=is_topic), is_topic=is_topic)
         except web.HTTPException as error:
             raise Invalid(f"{name}: {error.text}") from None
+
+    def _choice(self, scope: str, *, is_topic: bool) -> Choice:
+        """Return the clusters that a list of a namespace or topic may name, after the import."""
+        namespace = names.parse(scope).namespace if is_topic else scope
+        known = frozenset({*all_of(self._request), *self._wanted.get("clusters", {})})
+        made = choice_of(self._catalogue, self._request.app[TOPICS].cluster_name, known, namespace)
+        of_tenant = self._wanted.get("tenants", {}).get(made.tenant, {}).get(_CLUSTERS)
+        of_namespace = self._wanted.get("namespaces", {}).get(namespace, {}).get("policies", {}).get(_CLUSTERS)
+        # A value that is no list of texts is refused where it stands.
+        return made._replace(of_tenant=made.of_tenant if of_tenant is None else frozenset(of_tenant),
+                             of_namespace=frozenset(one for one in of_namespace if isinstance(one, str))
+                             if isinstance(of_namespace, list) else made.of_namespace)
 
     def _policy(self, scope: str, name: str, wanted: Any, present: Any, where: str) -> Iterator[Change]:
         """Yield the change of one policy if its value differs.  wanted: None removes it."""
@@ -336,7 +365,7 @@ def _rights(name: str, value: Any) -> dict[str, list[str]]:
 
 @routes.get("/ops/v1/definitions")
 async def told(request: web.Request) -> web.Response:
-    return web.json_response(exported(catalogue_of(request)))
+    return web.json_response(exported(catalogue_of(request), with_secrets=sees_secrets(request)))
 
 
 @routes.post("/ops/v1/definitions")

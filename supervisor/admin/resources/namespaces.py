@@ -29,6 +29,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     properties_of,
 )
 from geminga.supervisor.admin.resources import clusters, permissions, policies
+from geminga.supervisor.admin.resources.cluster_lists import REPLICATION, Choice
 from geminga.supervisor.admin.resources.topics import delete_topics, listed
 
 routes = web.RouteTableDef()
@@ -69,7 +70,12 @@ async def create_tenant(request: web.Request) -> web.Response:
 @routes.post(_TENANT)
 async def update_tenant(request: web.Request) -> web.Response:
     info = await _tenant_info(request)
-    return _keep_tenant(catalogue_of(request), _tenant(request), info)
+    tenant, catalogue = _tenant(request), catalogue_of(request)
+    for scope, names_ in catalogue.policies.everywhere(REPLICATION).items():
+        is_inside = scope.rpartition("://")[2].partition("/")[0] == tenant
+        if is_inside and (missing := sorted(set(names_) - set(info[_CLUSTERS]))):
+            raise web.HTTPConflict(text=f"{missing[0]} is in {REPLICATION} of {scope}, so the tenant has to keep it")
+    return _keep_tenant(catalogue, tenant, info)
 
 
 @routes.get(_TENANT)
@@ -167,7 +173,7 @@ async def create_namespace(request: web.Request) -> web.Response:
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Namespace name is not valid") from None
     body = await body_of(request)
-    kept = _policies_of(body, request.app[TOPICS].cluster_name)
+    kept = _policies_of(body, clusters.choice(request, name))
     rights = permissions.read_member((body or {}).get("auth_policies"), name)
     properties = as_properties((body or {}).get("properties"))
     _tenant(request)
@@ -184,7 +190,7 @@ async def create_namespace(request: web.Request) -> web.Response:
     return done()
 
 
-def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
+def _policies_of(body: Any, choice: Choice) -> dict[str, Any]:
     if body is None:
         return {}
     if not isinstance(body, dict):
@@ -194,12 +200,9 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
         raise web.HTTPBadRequest(text="bundles is an object: numBundles")
     if not 0 < (bundles.get("numBundles") or 1) <= _BUNDLES_MAX:
         raise web.HTTPPreconditionFailed(text=f"A namespace has 1 to {_BUNDLES_MAX} bundles")
-    if body.get("replication_clusters") not in (None, [], [cluster_name]):
-        raise web.HTTPForbidden(text=f"Replication to {body['replication_clusters']} is not possible: "
-                                     f"there is only {cluster_name}")
     if not isinstance(group := body.get("resource_group_name") or "", str) or group:
         raise web.HTTPPreconditionFailed(text="ResourceGroup does not exist")
-    return policies.read_members(body, cluster_name)
+    return policies.read_members(body, choice)
 
 
 @routes.get(_NAMESPACE)
@@ -217,6 +220,9 @@ async def delete_namespace(request: web.Request) -> web.Response:
     """Delete a namespace; with force=true its topics too, although they are used."""
     is_forced = _is_forced(request, "namespaces")
     name = namespace_of(request)
+    if len(catalogue_of(request).policies.of(name).get(REPLICATION, ())) > 1:
+        raise web.HTTPPreconditionFailed(text=f"Cannot delete the global namespace {name}. There are still more than "
+                                              "one replication clusters configured.")
     if not await _delete_namespace(request, name, force=is_forced):
         raise web.HTTPConflict(text="Cannot delete non empty namespace")
     return done()

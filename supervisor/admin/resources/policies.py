@@ -27,10 +27,12 @@ from geminga.supervisor.admin.requests.request_parts import (
     part_of,
     topic_of,
 )
+from geminga.supervisor.admin.resources import cluster_lists
+from geminga.supervisor.admin.resources.cluster_lists import ALLOWED, LISTS, REPLICATION, Choice
+from geminga.supervisor.admin.resources.clusters import choice
 
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
-_CLUSTERS = ("replicationClusters", "allowedClusters")
 _QUOTAS = {routes_of.namespace.kind: TABLE[name] for name, routes_of in ROUTES.items()
            if routes_of.namespace is not None and routes_of.namespace.kind}
 
@@ -59,6 +61,11 @@ def _scope(request: web.Request) -> str:
     return str(topic)
 
 
+def _namespace(request: web.Request) -> str:
+    """Return the namespace of which, or of whose topic, the path names the policies."""
+    return f"{part_of(request, 'tenant')}/{part_of(request, 'namespace')}"
+
+
 # -- values
 
 def route_of(name: str, *, is_topic: bool) -> Route | None:
@@ -67,10 +74,12 @@ def route_of(name: str, *, is_topic: bool) -> Route | None:
     return found and (found.topic if is_topic else found.namespace)
 
 
-def read_value(policy: Policy, route: Route, sent: Any, cluster_name: str) -> Any:
+def read_value(policy: Policy, route: Route, sent: Any, choice: Choice, *, is_topic: bool) -> Any:
     """Check a policy's value from a request, and return it as the catalogue stores it.
 
-    Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden.
+    choice: the clusters that a list may name. is_topic: whether it is a policy of a topic.
+
+    Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden, HTTPConflict.
     """
     try:
         value = read(policy, sent, name=route.path, too_small=route.refusal)
@@ -78,8 +87,8 @@ def read_value(policy: Policy, route: Route, sent: Any, cluster_name: str) -> An
         raise web.HTTPPreconditionFailed(text=str(error)) from None
     except Invalid as error:
         raise web.HTTPBadRequest(text=str(error)) from None
-    if policy.name in _CLUSTERS:
-        _check_clusters(value, cluster_name)
+    if policy.name in LISTS:
+        return cluster_lists.check(policy.name, value, choice, is_topic=is_topic)
     return value
 
 
@@ -87,15 +96,6 @@ def _refuse_size(request: web.Request, value: Any) -> None:
     """Refuse a topic's maximum message size above the broker's.  Raises HTTPPreconditionFailed."""
     if value > request.app[TOPICS].max_message_size:
         raise web.HTTPPreconditionFailed(text=TOO_LARGE_SIZE)
-
-
-def _check_clusters(value: list[str], own: str) -> None:
-    if not value:
-        raise web.HTTPPreconditionFailed(text="ClusterIds should not be null or empty")
-    if "global" in value:
-        raise web.HTTPPreconditionFailed(text="Cannot specify global in the list of replication clusters")
-    if value != [own]:
-        raise web.HTTPForbidden(text=f"Invalid cluster id: {next((name for name in value if name != own), own)}")
 
 
 def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
@@ -107,10 +107,10 @@ def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
 
 # -- a namespace's object of policies
 
-def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
+def read_members(body: dict[str, Any], choice: Choice) -> dict[str, Any]:
     """Return {policy: value to store} from the JSON object with which a namespace is created.
 
-    Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden.
+    Raises HTTPBadRequest, HTTPPreconditionFailed, HTTPForbidden, HTTPConflict.
     """
     kept = {}
     if not body.get(_RATE) and body.get(_OLD_RATE):
@@ -119,14 +119,14 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
         route = ROUTES[policy.name].namespace
         if route is None or not route.member:
             continue
-        path = route.member.split("/") + [cluster_name] * route.by_cluster
+        path = route.member.split("/") + [choice.own] * route.by_cluster
         found: Any = body
         for name in path:
             if found is not None and not isinstance(found, dict):
                 raise web.HTTPBadRequest(text=f"{route.member}: expected an object")
             found = None if found is None else found.get(name)
-        if found is not None and found != _unset(route, cluster_name) and (found or policy.name not in _CLUSTERS):
-            kept[policy.name] = read_value(policy, route, found, cluster_name)
+        if found is not None and found != _unset(route, choice.own) and (found or policy.name not in LISTS):
+            kept[policy.name] = read_value(policy, route, found, choice, is_topic=False)
     _refuse_clash(kept, "retention", "namespace")
     return kept
 
@@ -161,7 +161,8 @@ def _shown(request: web.Request, policy: Policy) -> Any:
     """Return a policy's value that is set, or with applied=true the value in force; None without one."""
     scope, topics = _scope(request), request.app[TOPICS]
     if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
-        return applied(topics.catalogue, topic_of(request), policy, topics.storage)
+        in_force = applied(topics.catalogue, topic_of(request), policy, topics.storage)
+        return [topics.cluster_name] if in_force is None and policy.name == REPLICATION else in_force
     return topics.catalogue.policies.of(scope).get(policy.name)
 
 
@@ -174,16 +175,18 @@ async def _text_of(request: web.Request) -> Any:
 
 async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
-    if sent is None and policy.name in _CLUSTERS:
+    if sent is None and policy.name in LISTS:
         sent = []
     if sent is None:
         if not route.nullable:
             raise web.HTTPBadRequest(text="The request entity cannot be empty")
         return await _keep(request, scope, policy.name, None)
-    value = read_value(policy, route, sent, request.app[TOPICS].cluster_name)
+    what = "topic" if "topic" in request.match_info else "namespace"
+    value = read_value(policy, route, sent, choice(request, _namespace(request)), is_topic=what == "topic")
     if policy.name == "maxMessageSize":
         _refuse_size(request, value)
-    what = "topic" if "topic" in request.match_info else "namespace"
+    if policy.name == ALLOWED:
+        cluster_lists.refuse_gap(catalogue, scope, value)
     _refuse_clash(catalogue.policies.of(scope) | {policy.name: value}, policy.name, what)
     return await _keep(request, scope, policy.name, value, route.status)
 
@@ -292,7 +295,8 @@ async def set_dispatch_rate(request: web.Request) -> web.Response:
     scope, sent = _scope(request), await body_of(request)
     route = ROUTES[_EACH.name].topic
     assert route is not None
-    value = None if sent is None else read_value(_EACH, route, sent, request.app[TOPICS].cluster_name)
+    value = None if sent is None else read_value(
+        _EACH, route, sent, choice(request, _namespace(request)), is_topic=True)
     return await _keep(request, scope, _dispatch_rate_of(request), value)
 
 

@@ -176,7 +176,7 @@ async def replicated(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/replicatedSubscriptionStatus")
 async def set_replicated(request: web.Request) -> web.Response:
-    """Set whether a subscription is marked as replicated; the mark has no effect without other clusters."""
+    """Set whether a subscription is marked as replicated."""
     if not topic_of(request).is_persistent:
         raise not_allowed(request, "Cannot enable/disable replicated subscriptions on non-persistent topics")
     if not isinstance(wanted := await body_of(request), bool):

@@ -98,8 +98,17 @@ async def delete(request: web.Request) -> web.Response:
     if catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPConflict(text=f"{topic} is a partitioned topic, instead of calling delete topic, please call "
                                     "delete-partitioned-topic.")
+    _refuse_replicated(request, topic)
     await request.app[OWNERS].ask(Delete(topic, force=is_set(request, "force")))
     return done()
+
+
+def _refuse_replicated(request: web.Request, topic: TopicName) -> None:
+    """Refuse to delete a topic, with what other clusters do not have yet, unless it is forced.  Raises 422."""
+    topics = request.app[TOPICS]
+    remotes = policies_of(topics.catalogue, topic, topics.storage).remote_clusters
+    if remotes and not is_set(request, "force"):
+        raise status(422, f"Topic {topic} is replicated to {', '.join(remotes)}, where it stays: force deletes it here")
 
 
 # -- partitioned topics
@@ -160,8 +169,9 @@ def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> 
         properties = catalogue.properties.of_subscriptions(stored[0])
         replicated = catalogue.subscriptions.replicated(stored[0])
         for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
-            by_name.setdefault(name, {"properties": properties.get(subscription_id),
-                                    "replicated": subscription_id in replicated})
+            if names.remote_of(name) is None:      # a partition makes replication cursors itself
+                by_name.setdefault(name, {"properties": properties.get(subscription_id),
+                                          "replicated": subscription_id in replicated})
     return by_name
 
 
@@ -202,6 +212,7 @@ async def delete_partitioned(request: web.Request) -> web.Response:
     if not count:
         raise web.HTTPConflict(text=f"{topic} is a non-partitioned topic. "
                                     "Instead of calling delete-partitioned-topic please call delete.")
+    _refuse_replicated(request, topic)
     await delete_topics(request, [topic], force=is_set(request, "force"))
     return done()
 

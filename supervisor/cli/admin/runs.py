@@ -173,6 +173,19 @@ def new_time(values: dict[str, Any]) -> dict[str, str]:
     return {"deliver_at": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
 
 
+_OF_CLUSTERS = {
+    "url": "serviceUrl", "url_secure": "serviceUrlTls", "broker_url": "brokerServiceUrl",
+    "broker_url_secure": "brokerServiceUrlTls", "tls_enable": "brokerClientTlsEnabled",
+    "tls_trust_certs_filepath": "brokerClientTrustCertsFilePath", "tls_allow_insecure": "tlsAllowInsecureConnection",
+    "auth_plugin": "authenticationPlugin", "auth_parameters": "authenticationParameters",
+    "listener_name": "listenerName"}
+
+
+def cluster_record(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a cluster's record, with the fields that options set."""
+    return {field: values[option] for option, field in _OF_CLUSTERS.items() if values[option]}
+
+
 def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
     """Create a tenant, which may use all clusters unless the options name some."""
     clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()

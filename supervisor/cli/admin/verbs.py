@@ -39,9 +39,15 @@ _STATS = (flag("--get-precise-backlog -gpb", "?getPreciseBacklog", "no effect: c
                  FLAG, default=True),
           flag("--get-earliest-time-in-backlog -etb", "?getEarliestTimeInBacklog",
                "when the oldest message of each backlog was published"))
-_URLS = (Option("--url", ".serviceUrl", "http://..."), Option("--url-secure", ".serviceUrlTls", "https://..."),
-         Option("--broker-url", ".brokerServiceUrl", "pulsar://..."),
-         Option("--broker-url-secure", ".brokerServiceUrlTls", "pulsar+ssl://..."))
+_RECORD = (Option("--url", "", "http://..."), Option("--url-secure", "", "https://..."),
+           Option("--broker-url", "", "pulsar://..."), Option("--broker-url-secure", "", "pulsar+ssl://..."),
+           flag("--tls-enable", "", "messages go there with TLS"),
+           Option("--tls-trust-certs-filepath", "",
+                  "PEM file, on the broker's host, of authorities to check its certificate with"),
+           flag("--tls-allow-insecure", "", "accept any certificate"),
+           Option("--auth-plugin", "", "AuthenticationToken, AuthenticationBasic or AuthenticationTls"),
+           Option("--auth-parameters", "", "token:..., file:///PATH on the broker's host, or a JSON object"),
+           Option("--listener-name", "", "the listener of its brokers to use"))
 _DOMAIN = need("--domain-name", "", "its name")
 _BROKERS = Option("--broker-list", ".brokers", "its brokers, with commas", LIST, default=())
 _TENANT = (Option("--admin-roles -r", ".adminRoles", "roles that may administer it, with commas", LIST, default=()),
@@ -67,8 +73,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     "clusters": ("Clusters that the broker knows of.", (
         Verb("list", "GET", "clusters", "List the clusters."),
         Verb("get", "GET", "clusters/{cluster}", "Show a cluster's addresses."),
-        Verb("create", "PUT", "clusters/{cluster}", "Add a cluster.", _URLS, "--url http://far:8080"),
-        Verb("update", "POST", "clusters/{cluster}", "Change a cluster's addresses.", _URLS, "--url http://far:8080"),
+        Verb("create", "PUT", "clusters/{cluster}", "Add a cluster.", _RECORD, "--url http://far:8080",
+             body=runs.cluster_record),
+        Verb("update", "POST", "clusters/{cluster}", "Replace a cluster's addresses and credentials.", _RECORD,
+             "--url http://far:8080", body=runs.cluster_record),
         Verb("delete", "DELETE", "clusters/{cluster}", "Remove a cluster."),
         Verb("update-cluster-migration", "POST", "clusters/{cluster}/migrate", "Send clients to another cluster.", (
             flag("--migrated", "?migrated", "all clients; else those of namespaces that are marked"),
