@@ -54,4 +54,5 @@ CODES = {
     "G514": ("nightly", "the nightly job failed"),
     "G520": ("transactions", "alarm: consumers wait for a transaction, or a transaction does not end"),
     "G530": ("exports", "alarm: messages that nights have to export grow old"),
+    "G540": ("replication", "alarm: messages that other clusters do not have grow old"),
 }

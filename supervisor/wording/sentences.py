@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from geminga.proto.names import remote_of
 from geminga.supervisor.configuration.units import instant
 from geminga.supervisor.pulsar_client.rest import plain
 from geminga.supervisor.wording.human import ago, count, length, short
@@ -272,6 +273,9 @@ _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "dispatch rate": _rate, "publish rate": _rate, "open transaction": _open_transaction,
     "acknowledged in a transaction": _pending,
     "parked": lambda cause, whole: "messages are in quarantine.",
+    "no replicator": lambda cause, whole: f"no replicator reads the topic for cluster {plain(cause['cluster'])}.",
+    "no answer of the cluster": lambda cause, whole:
+        f"messages are on their way, and cluster {plain(cause['cluster'])} has not confirmed them yet.",
 }
 
 
@@ -297,6 +301,11 @@ def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
     if kind in ("open transaction", "acknowledged in a transaction"):
         return "Look at the application that began it; or give the transaction up: " \
                f"geminga transactions abort {cause['transaction'].strip('()')}"
+    if kind in ("no replicator", "no answer of the cluster"):
+        return f"See its addresses: geminga admin clusters get {shlex.quote(cause['cluster'])}; give up what it does " \
+               f"not have: geminga admin topics clear-backlog {words} -s {shlex.quote(whole['subscription'])}"
+    if kind == "dispatch rate" and remote_of(whole["subscription"]) is not None:
+        return f"See the rate: geminga admin topicPolicies get-replicator-dispatch-rate {words}"
     if kind == "dispatch rate":
         return f"See the rate: geminga admin topicPolicies get-dispatch-rate {words}"
     return ""

@@ -15,7 +15,7 @@ from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor import main
 from geminga.supervisor.admin.monitoring import alarms, hanging_transactions
-from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms, LateExports
+from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms, LateExports, LateReplication
 from geminga.supervisor.configuration.config import AlarmOptions, Config
 
 from ..harness import eventually, request, unique_topic
@@ -371,6 +371,40 @@ def test_late_exports_are_an_alarm_with_the_oldest_topic_and_its_age(host):
     host.passes()
     assert host.raised() == {} and host.said[-1] == ("G530", "alarm exports is over")
 
+
+# -- replication ---------------------------------------------------------------------------------------------------
+
+def test_late_replication_is_an_alarm_with_the_oldest_topic_its_cluster_and_its_age(host):
+    since_ms = round((host.wall - 699.2) * 1000)
+    host.alarms.replication.oldest, host.alarms.replication.cursors = ("persistent://a/b/c", "far", since_ms, False), 1
+    host.passes()
+    assert host.raised() == {"replication": "a message of persistent://a/b/c is 11 min 40 s old and not at cluster far "
+                                            "yet, to which nothing is connected; geminga why persistent://a/b/c tells "
+                                            "more"}
+    host.alarms.replication.oldest, host.alarms.replication.cursors = ("persistent://a/b/c", "far", since_ms, True), 20
+    host.passes()
+    assert "far yet, which does not confirm it; topics and clusters like that: 20;" in host.raised()["replication"]
+    assert [code for code, _ in host.said] == ["G540", "G540"]
+    host.alarms.replication.oldest = None
+    host.passes()
+    assert host.raised() == {} and host.said[-1] == ("G540", "alarm replication is over")
+
+
+def test_late_replication_is_asked_for_at_all_owners_and_the_oldest_is_told():
+    def row(topic, since_ms):
+        return {"topic": topic, "remote": "far", "since_ms": since_ms, "is_connected": True}
+
+    late = LateReplication()
+    late.bound_s = 60
+    owners = PlayedOwners([Listing(3, 0, []), Listing(0, 2, [row("b", 20)])], [Listing(0, 1, [row("a", 10)])])
+    asyncio.run(late.look(owners))
+    assert (late.oldest, late.cursors) == (("a", "far", 10, True), 3)
+    late.bound_s = 0
+    asyncio.run(late.look(owners))
+    assert (late.oldest, late.cursors) == (None, 0)
+
+
+# -- late exports, as owners tell of them --------------------------------------------------------------------------
 
 class PlayedOwners:
     """Owners that answer the question for late exports with these listings, one after the other."""

@@ -11,6 +11,7 @@
     processes     a process was started three times within ten minutes
     transactions  consumers wait for a transaction that is open for long, or a decided one does not end
     exports       a message that nights have to export is older than two days, and is not exported
+    replication   a message that is to go to another cluster is older than ten minutes, and is not there
 
 Each alarm is a metric, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page
 of the runbook. Numbers that have to outlive this process are in the shared counters: clock jumps, and the counts that
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from geminga.proto.errors import Refusal
-from geminga.storage.admin.table_questions import ListUnexported
+from geminga.storage.admin.table_questions import ListUnexported, ListUnreplicated
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.upkeep import missing_files
@@ -47,7 +48,8 @@ _JUMPED_SECONDS = 3600.0             # the alarm ends after this time without a 
 _MEMORY_REST = 0.05                  # part of the memory that must be free again before the alarm ends
 _LATE_SECONDS = 2 * 24 * 3600.0      # time without a nightly job that succeeded, after which the alarm is raised
 _STARTS_SECONDS = 600.0              # three starts of a process within this time raise the alarm
-_EXPORTS_SECONDS = 60                # between two looks for late exports, for which owners make rows of all topics
+# between two looks for late exports and late replication, for which owners make rows of all topics
+_EXPORTS_SECONDS, _REPLICATION_SECONDS = 60, 30
 _TOLD_MAX = 3                        # transactions that the text of an alarm describes
 # files that are never replaced while a broker serves
 _STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"
@@ -80,6 +82,7 @@ ALARMS = {
     "processes": "G206",
     "transactions": "G520",
     "exports": "G530",
+    "replication": "G540",
 }
 # Alarms that are logged as errors.  All further alarms are warnings, which can wait for the morning.
 _COSTLY = "memory", "damage", "sync", "processes"
@@ -103,7 +106,7 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
-        self.transactions, self.exports = HangingTransactions(), LateExports()
+        self.transactions, self.exports, self.replication = HangingTransactions(), LateExports(), LateReplication()
         self._watched = missing_files.WatchedFiles([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
@@ -115,11 +118,13 @@ class Alarms:
         """Apply a new configuration."""
         self._options, self._data_dir = config.alarms, config.data_dir
         self.transactions.open_seconds, self.exports.bound_s = config.alarms.transaction_s, config.alarms.export_s
+        self.replication.bound_s = config.alarms.replication_s
 
     async def serve(self, app: web.Application):
         """Evaluate all alarms at intervals while the application runs."""
         tasks = [asyncio.create_task(one) for one in (
-            self._watch(), self.transactions.watch(app), self.exports.watch(app[OWNERS]))]
+            self._watch(), self.transactions.watch(app), self.exports.watch(app[OWNERS]),
+            self.replication.watch(app[OWNERS]))]
         yield
         for task in tasks:
             task.cancel()
@@ -278,6 +283,16 @@ class Alarms:
         return Reason("late", f"a message of {topic} is {age} old and not exported yet{count}; geminga nightly report "
                               "tells how the last night went")
 
+    def _replication(self, rows: Rows) -> Reason | None:
+        if not (oldest := self.replication.oldest):
+            return None
+        topic, remote, since_ms, is_connected = oldest
+        age, many = human.length(self._wall() - since_ms / 1000), self.replication.cursors
+        count = f"; topics and clusters like that: {many:,}" if many > 1 else ""
+        how = "which does not confirm it" if is_connected else "to which nothing is connected"
+        return Reason((remote, is_connected), f"a message of {topic} is {age} old and not at cluster {remote} yet, "
+                                              f"{how}{count}; geminga why {topic} tells more")
+
     # -- for status, metrics and /ready
 
     def told(self) -> list[dict[str, Any]]:
@@ -338,6 +353,42 @@ class LateExports:
         rows: list[Any] = [row for listing in listings for row in listing.rows]
         self.topics = sum(listing.total for listing in listings)
         self.oldest = min(((row["topic"], row["since_ms"]) for row in rows), key=lambda row: row[1], default=None)
+
+
+class LateReplication:
+    """The replication cursors whose oldest message has waited too long, as they were at the last look."""
+
+    def __init__(self) -> None:
+        self.bound_s = 0                             # of the age of such a message; 0: none is too old
+        # (topic, other cluster, time in ms at which its oldest such message was stored, whether the replicator reads)
+        self.oldest: tuple[str, str, int, bool] | None = None
+        self.cursors = 0                             # with a message that is too old
+
+    def __repr__(self) -> str:
+        return f"<LateReplication cursors={self.cursors} oldest={self.oldest}>"
+
+    async def watch(self, owners: Owners) -> None:
+        """Look for late replication, for ever."""
+        while True:
+            await self.look(owners)
+            await asyncio.sleep(min(_REPLICATION_SECONDS, self.bound_s or _REPLICATION_SECONDS))
+
+    async def look(self, owners: Owners) -> None:
+        """Ask all owners for late replication.  If one does not answer, the last look holds until the next one."""
+        listings: list[Any] = []
+        if self.bound_s:
+            question = ListUnreplicated(before_ms=time.time_ns() // 1_000_000 - 1_000 * self.bound_s, most=1)
+            try:
+                for index in range(owners.count):
+                    while (listing := await owners.ask_owner(index, question)).stale:      # as for late exports
+                        pass
+                    listings.append(listing)
+            except Refusal:
+                return
+        rows: list[Any] = [row for listing in listings for row in listing.rows]
+        self.cursors = sum(listing.total for listing in listings)
+        self.oldest = min(((row["topic"], row["remote"], row["since_ms"], row["is_connected"]) for row in rows),
+                          key=lambda row: row[2], default=None)
 
 
 def _damages(rows: Rows) -> int:

@@ -14,6 +14,12 @@ _SUBSCRIPTIONS = (
     # Only if the broker was asked for it, as it reads an entry of each subscription.
     Column("earliestMsgPublishTimeInBacklog", "oldest", lambda time_ms: ago(time_ms) if time_ms else "-"),
 )
+_REPLICATION = (
+    Column("name", "replicated to"), Column("connected", shown=lambda is_connected: "yes" if is_connected else "no"),
+    Column("replicationBacklog", "backlog", count, is_number=True),
+    Column("replicationBacklogSize", "bytes", size, is_number=True),
+    Column("msgRateOut", "out/s", rate, is_number=True), Column("replicationDelayInSeconds", "behind", length),
+)
 _PRODUCERS = (
     Column("producerName", "producer"), Column("address"), Column("clientVersion", "library"),
     Column("msgRateIn", "in/s", rate, is_number=True), Column("msgThroughputIn", "bytes/s", size, is_number=True),
@@ -51,6 +57,8 @@ def _topic(stats: dict[str, Any]) -> Iterator[str]:
     is_asked = any(row.get("earliestMsgPublishTimeInBacklog") for row in subscriptions)
     yield from _table("no subscriptions: messages are kept only as long as retention says", subscriptions,
                       _SUBSCRIPTIONS if is_asked else _SUBSCRIPTIONS[:-1])
+    if stats["replication"]:
+        yield from _table("", [row | {"name": name} for name, row in stats["replication"].items()], _REPLICATION)
     yield from _table("no consumers", consumers, _CONSUMERS)
     yield from _table("no producers", stats["publishers"], _PRODUCERS)
 

@@ -23,7 +23,7 @@ def why(topic: str, subscription: str | None, form: str, watch_s: float | None, 
     """Tell why consumers get no more messages, and what to do.
 
     The sentences say what holds a subscription up, and who holds which messages.  Without SUBSCRIPTION, all
-    subscriptions of the topic are told in short.
+    subscriptions of the topic, and clusters to which it is replicated, are told in short.
     """
     from geminga.supervisor.wording import sentences
     if subscription == "":
@@ -36,7 +36,8 @@ def why(topic: str, subscription: str | None, form: str, watch_s: float | None, 
 
     def show() -> None:
         if subscription is None:
-            each = [standstills(broker, place, name) for name in names(broker, place)[:_MANY]]
+            asked = [*names(broker, place), *cursors(broker, place)][:_MANY]
+            each = [standstills(broker, place, name) for name in asked]
             shown.value(each, lambda told: "\n".join(sentences.lines_of_all(told, topic)))
         else:
             told = standstills(broker, place, subscription)
@@ -50,6 +51,14 @@ def names(broker: Broker, place: Place) -> list[str]:
     """Return the names of a topic's subscriptions.  Raises Unknown, Refused, NotReachable."""
     told: list[str] = ask(broker, "GET", f"/admin/v2{place.path}/subscriptions", place)
     return sorted(told)
+
+
+def cursors(broker: Broker, place: Place) -> list[str]:
+    """Return the names of a topic's replication cursors.  Raises Unknown, Refused, NotReachable."""
+    count = ask(broker, "GET", f"/admin/v2{place.path}/partitions", place)["partitions"]
+    what = "partitioned-stats?perPartition=false" if count else "stats"
+    told = ask(broker, "GET", f"/admin/v2{place.path}/{what}", place)
+    return [f"pulsar.repl.{remote}" for remote in sorted(told["replication"])]
 
 
 def standstills(broker: Broker, place: Place, subscription: str) -> list[dict[str, Any]]:

@@ -79,8 +79,8 @@ def _is_set(name: str, value: Any) -> bool:
     """Whether a member of a namespace's object says something; Pulsar answers with defaults too."""
     defaults = {"schema_compatibility_strategy": "UNDEFINED", "subscription_auth_mode": "None",
                 "is_allow_auto_update_schema": True, "offload_threshold": -1, "offload_threshold_in_seconds": -1}
-    if name == "replication_clusters":      # there is one
-        return False
+    if name == "replication_clusters":      # a list of only this broker's own cluster is the default
+        return len(value) > 1
     return value not in (None, {}, [], False) and value != defaults.get(name)
 
 
