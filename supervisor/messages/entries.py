@@ -25,6 +25,7 @@ class About(NamedTuple):
     event_time: int = 0                # ms since 1970; 0: none
     deliver_at: int = 0                # ms since 1970; 0: at once
     is_null: bool = False              # the message has no value, so compaction deletes its key
+    replicate_to: tuple[str, ...] = ()               # clusters that get it, among those of the topic; (): all of them
 
 
 class Outgoing(NamedTuple):
@@ -81,7 +82,7 @@ class Batch:
         if self._bytes + size > BATCH_BYTES:
             return False
         return about is last or (about.key == last.key and about.ordering_key == last.ordering_key
-                                 and about.deliver_at == last.deliver_at)
+                                 and (about.deliver_at, about.replicate_to) == (last.deliver_at, last.replicate_to))
 
     def add(self, message: Outgoing, sequence_id: int | None = None) -> None:
         """Add a message.  sequence_id: above all before; None: the one behind the last message's."""
@@ -119,6 +120,8 @@ class Batch:
             metadata.schema_version = making.schema_version
         if about.deliver_at:
             metadata.deliver_at_time = about.deliver_at
+        if about.replicate_to:
+            metadata.replicate_to.extend(about.replicate_to)
         if len(self._payloads) == 1:
             _describe(metadata, about)
         else:

@@ -84,7 +84,8 @@ def _about(fields: Mapping[str, Any], context: str) -> About:
             event_time = _milliseconds(_text("eventTime", when))
         except ValueError:
             raise Wrong(NOT_A_MESSAGE, "eventTime must be a time such as 2024-02-03T04:05:06.789Z", context) from None
-    about = About(None if key is None else _text("key", key), False, None, pairs, event_time, max(0, deliver_at))
+    about = About(None if key is None else _text("key", key), False, None, pairs, event_time, max(0, deliver_at),
+                  replicate_to=tuple(map(_utf8, clusters or ())))
     return _PLAIN if about == _PLAIN else about
 
 
@@ -158,6 +159,7 @@ def encrypted_entry(sent: Sent, keys: tuple[EncryptionKey, ...], producer: str, 
         metadata.event_time = about.event_time
     if about.deliver_at:
         metadata.deliver_at_time = about.deliver_at
+    metadata.replicate_to.extend(about.replicate_to)
     for key in keys:
         held = metadata.encryption_keys.add(key=key.name, value=key.value)
         for name, value in key.metadata:

@@ -2,6 +2,7 @@
 import base64
 import json
 import time
+import urllib.request
 
 import pulsar
 import pytest
@@ -37,6 +38,19 @@ def test_a_wrong_text_has_its_error_and_the_connection_stays(sockets, text, numb
     answer = producer.receive()
     assert answer["result"] == f"send-error:{number}" and answer["errorMsg"] and "context" not in answer
     assert producer.publish(b"x", context="1")
+
+
+def test_a_message_says_to_which_clusters_it_goes(sockets, broker):
+    """Messages that go to other clusters than those before them do not join these in an entry."""
+    topic = unique_topic()
+    producer = sockets.producer(topic, batchingEnabled="true", batchingMaxPublishDelay="200")
+    sockets.consumer(topic, "s")
+    for clusters in (["far", "near"], ["far", "near"], ["__local__"], []):
+        producer.send(payload="eA==", replicationClusters=clusters)
+    assert [producer.receive()["result"] for _ in range(4)] == ["ok"] * 4
+    base = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/subscription/s/position"
+    told = [urllib.request.urlopen(f"{base}/{entry}").headers.get_all("X-Pulsar-replicated-to") for entry in (1, 2, 3)]
+    assert told == [["far", "near"], ["__local__"], None]
 
 
 def test_answers_come_in_the_order_of_texts_with_errors_between(sockets):
