@@ -67,7 +67,8 @@ def send(rig, producer, *messages):
 def replicator(rig, topic="a", *, connection=1, positions=True, name=NAME, **fields):
     """Create a replicator's producer.  positions: whether its connection has announced that it names positions."""
     about = {"address": f"/10.0.0.{connection}:1", "version": "Pulsar-Java-v4.0.7", "partial": True,
-             "positions": positions, "superuser": False, "role": "", "connected_ms": rig.now_ms}
+             "positions": positions, "superuser": False, "replicator": False, "role": "",
+             "connected_ms": rig.now_ms}
     rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(about).encode()))
     return rig.producer(topic, connection=connection, producer_name=name, user_provided_producer_name=True, **fields)
 

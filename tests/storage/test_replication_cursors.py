@@ -42,8 +42,8 @@ def replicated(rigs, **options) -> Rig:
 
 def is_replicator(rig, connection=REPLICATOR):
     """Have a connection be the broker's own replicator."""
-    about = {"address": "/local", "version": names.REPLICATOR, "partial": False, "superuser": True, "replicator": True,
-             "role": "geminga", "connected_ms": 0}
+    about = {"address": "/local", "version": names.REPLICATOR, "partial": False, "positions": False, "superuser": True,
+             "replicator": True, "role": "geminga", "connected_ms": 0}
     rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(about).encode()))
 
 
