@@ -10,6 +10,7 @@
     wording/          words for people: values, and why subscriptions stand still
     messages/         messages as applications see them: decoded, filtered, printed
     tables/           Parquet tables as messages
+    replication/      `geminga-replicator`: entries go to other clusters
     admin/            HTTP: administration, lookup, metrics, health
     cli/              `geminga admin` and the other commands
 

@@ -41,7 +41,9 @@ STOP_SECONDS = 5           # as the documents promise
 GRACE_SECONDS = 60         # the most that an overloaded machine adds to a deadline
 POLL_SECONDS = 0.01
 
-COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin", "web": "geminga-web"}
+COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin", "web": "geminga-web",
+                # the kernel keeps 15 characters
+                "replicator": "geminga-replica"}
 
 
 class Stopwatch:

@@ -54,7 +54,7 @@ ROOMS = {
                 "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "tables",
                 "offline"),
     "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tables", "tasks",
-                   "admin", "console", "web", "rest_messages", "processes", "cli", "main.py"),
+                   "replication", "admin", "console", "web", "rest_messages", "processes", "cli", "main.py"),
     "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
 }
 

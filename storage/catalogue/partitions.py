@@ -35,11 +35,12 @@ class Subscriptions:
         self._policies.delete_scopes(scope_of(subscription_id), rights=False)
         self._database.write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
 
-    def partitions_of(self, prefix: str) -> list[str]:
-        """Return the names of partitions with a durable subscription whose name begins so.  Raises StorageFull."""
-        return self._database.column(
-            "SELECT DISTINCT partitions.name FROM partitions JOIN subscriptions ON partition_id = partitions.id "
-            "WHERE substr(subscriptions.name, 1, ?) = ?", (len(prefix), prefix))
+    def named(self, prefix: str) -> list[tuple[str, str]]:
+        """Return (partition, subscription) of all durable subscriptions whose names begin so.  Raises StorageFull."""
+        return self._database.read(
+            "SELECT partitions.name, subscriptions.name FROM subscriptions "
+            "JOIN partitions ON partition_id = partitions.id WHERE substr(subscriptions.name, 1, ?) = ?",
+            (len(prefix), prefix))
 
     def replicated(self, partition_id: int) -> set[int]:
         """Return the ids of a partition's subscriptions that are marked as replicated.  Raises StorageFull."""

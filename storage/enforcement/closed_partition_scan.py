@@ -31,7 +31,7 @@ class ClosedPartitionScan(Watcher):
     def begin(self) -> None:
         """Begin a scan of all stored partitions, in place of a scan that is under way."""
         self._left = filter(self._is_mine, self._owner.catalogue.partitions.names())
-        self._replicated = set(self._owner.catalogue.subscriptions.partitions_of(REPLICATOR_PREFIX))
+        self._replicated = {name for name, _ in self._owner.catalogue.subscriptions.named(REPLICATOR_PREFIX)}
 
     def tick(self, now_ms: int) -> None:
         """Look at the next few stored partitions; called once a second."""

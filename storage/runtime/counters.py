@@ -38,6 +38,9 @@ NAMES: tuple[str, ...] = (
     "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen",
     "clock_jumped_ms", "clock_jump_ms",
     "web_sockets", "web_sockets_opened",
+    # replication to other clusters
+    "replication_lanes", "replication_lanes_connected", "replication_unanswered", "replication_links_down",
+    "replicated_messages", "replicated_bytes", "replication_filtered", "replication_failures",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
 METHODS = "token", "basic", "tls", "other"        # of authentication

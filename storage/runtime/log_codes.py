@@ -55,4 +55,6 @@ CODES = {
     "G520": ("transactions", "alarm: consumers wait for a transaction, or a transaction does not end"),
     "G530": ("exports", "alarm: messages that nights have to export grow old"),
     "G540": ("replication", "alarm: messages that other clusters do not have grow old"),
+    "G541": ("links", "there is no connection to another cluster, or there is one again"),
+    "G542": ("links", "replication of a topic stands still until an operator mends the cause"),
 }

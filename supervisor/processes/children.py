@@ -42,12 +42,12 @@ class Process:
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A worker, owner, admin or web process by its index, and the state of the process that runs for it now.
+    """A child process of the supervisor by its role and index, and the state of the process that runs for it now.
 
     A process exists in every state but GONE.
     """
 
-    role: str                                         # worker, owner, admin or web
+    role: str                                         # worker, owner, admin, web or replicator
     index: int
     name: str                                         # in /proc and ps
     body: Callable[["Child", Control], None]          # runs in the child, with its end of the control socket
@@ -107,7 +107,7 @@ def start(child: Child, serial: int, supervisor_only: list[Closable]) -> None:
     status = 1
     try:
         _settle(parent, child)
-        log.bind(process=child.name, **({child.role: child.index} if child.role != "admin" else {}))
+        log.bind(process=child.name, **({child.role: child.index} if child.role not in ("admin", "replicator") else {}))
         keep_to_core(child)
         ours.close()
         for held in supervisor_only:

@@ -4,6 +4,7 @@ import errno
 import resource
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -76,6 +77,19 @@ def reached_from_others(bind: str) -> str:
             probe.connect((_FAR[family], 9))
             return str(probe.getsockname()[0])
     return ""
+
+
+def shown(addresses: dict[str, list[str]], to_others: list[str], data_dir: Path) -> str:
+    """Return the lines that a start prints: addresses by their kinds, the data folder, and two commands to try.
+
+    to_others: addresses of clients on other hosts.  An empty address is left out.
+    """
+    others = [f"{url} (from other hosts)" for url in to_others if url]
+    every = {**addresses, "clients": [*addresses["clients"], *others]}
+    command, url = Path(sys.argv[0]).absolute(), next(filter(None, addresses["clients"]))
+    return "".join(f"  {name:<9} {url}\n" for name, urls in every.items() for url in filter(None, urls)) + \
+        f"  data      {data_dir.resolve()}\nPublish a first message, and read it:\n" \
+        f"  {command} produce --url {url} my-topic 'Hello'\n  {command} consume --url {url} my-topic"
 
 
 def _remedy(error: OSError, key: str, port: int) -> str:

@@ -141,7 +141,7 @@ class Reload:
             log.warning(str(change), code="G333") if change.needs else log.info(str(change))
         # A larger maximum size of messages reaches owners first, a smaller one workers.  Otherwise an owner would get
         # messages that are too large for it.
-        self._roles, self._changes = [("owner",), ("worker", "admin", "web")], changes
+        self._roles, self._changes = [("owner",), ("worker", "admin", "web", "replicator")], changes
         if config.worker.max_message_size < supervisor.config.worker.max_message_size:
             self._roles.reverse()
         supervisor.config = config
@@ -154,7 +154,7 @@ class Reload:
         """Send the new options to all children of these roles."""
         supervisor, config = self._supervisor, self._supervisor.config
         options = {"owner": (config.storage, config.log), "admin": (config, supervisor.addresses),
-                   "web": (config.identity, config.log),
+                   "web": (config.identity, config.log), "replicator": config.log,
                  "worker": (config.worker, config.storage, config.identity, supervisor.addresses, config.log)}
         for child in supervisor.children:
             if child.role in roles:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
@@ -64,7 +63,7 @@ from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners
 
-STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "web": 2.5, "owner": 4.0}     # a stop kills a child that takes longer
+STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "web": 2.5, "replicator": 2.5, "owner": 4.0}     # then it is killed
 
 
 class Supervisor:
@@ -142,6 +141,7 @@ class Supervisor:
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
         self.children += [Child("web", n, f"geminga-web{n or ''}", self._be_web)
                           for n in range(config.http.web_processes)]
+        self.children.append(Child("replicator", 0, "geminga-replicator", self._be_replicator))
         self._visits = make_visits()
         self.counters = dict(zip([(child.role, child.index) for child in self.children],
                                  make_counters(len(self.children)), strict=True))
@@ -213,6 +213,11 @@ class Supervisor:
         from geminga.supervisor.web import process
         process.run(self.config, self._visits, control, self.authenticator, self.counters["web", child.index],
                     partial(Server, self._inside[calls_path(child.index)]))
+
+    def _be_replicator(self, child: Child, control: Control) -> None:
+        self.counters["replicator", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
+        from geminga.supervisor.replication import process  # likewise
+        process.run(self.config, control, self.counters["replicator", 0])
 
     # -- the loop
 
@@ -414,7 +419,7 @@ class Supervisor:
             self._failure = f"{child.name} cannot start"
             self.begin_stop()
         gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial},
-                "admin": {"worker_gone": child.serial}}.get(child.role, {})      # of web processes nobody needs to know
+                "admin": {"worker_gone": child.serial}}.get(child.role, {})      # nobody needs to know of the others
         for other in () if not gone else self.children if child.role == "owner" else self._of("owner"):
             if other.process is not None:
                 other.control.send(**gone)
@@ -427,15 +432,9 @@ class Supervisor:
         recovery.settle(self.config.data_dir, self.config.owners)
         self.tell_status()
         self.notify.ready()
-        others = [f"{url} (from other hosts)" for url in self._shown_to_others if url]
-        shown = {**self._shown, "clients": [*self._shown["clients"], *others]}
-        command, url = Path(sys.argv[0]).absolute(), next(filter(None, self._shown["clients"]))
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: "
               f"{self.config.workers} workers, {self.config.owners} owners\n"
-              + "".join(f"  {name:<9} {url}\n" for name, urls in shown.items() for url in filter(None, urls)) +
-              f"  data      {self.config.data_dir.resolve()}\n"
-              f"Publish a first message, and read it:\n"
-              f"  {command} produce --url {url} my-topic 'Hello'\n  {command} consume --url {url} my-topic", flush=True)
+              + listening.shown(self._shown, self._shown_to_others, self.config.data_dir), flush=True)
 
     # -- the end
 
@@ -446,7 +445,7 @@ class Supervisor:
         sent to them by then. Processes that take too long are killed.
         """
         passed = time.monotonic() - self._stop_began
-        for roles in (("web",), ("worker", "admin"), ("owner",)):
+        for roles in (("web", "replicator"), ("worker", "admin"), ("owner",)):
             alive = [child for child in self.children if child.role in roles and child.state != GONE]
             for child in alive:
                 if child.state != STOPPING:

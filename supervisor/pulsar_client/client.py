@@ -419,7 +419,7 @@ async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContex
     if url.startswith(unix_sockets.UNIX):
         opening = unix_sockets.open_connection(url, BrokerConnection)
     else:
-        opening = asyncio.get_running_loop().create_connection(BrokerConnection, *_address(url), ssl=tls)
+        opening = asyncio.get_running_loop().create_connection(BrokerConnection, *address_of(url), ssl=tls)
     try:
         async with asyncio.timeout(_CONNECT_S):
             connection = (await opening)[1]
@@ -435,8 +435,8 @@ async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContex
         raise NoBroker(f"no answer within {_CONNECT_S} s") from None
 
 
-def _address(url: str) -> tuple[str, int]:
-    """Return (host, port) of a URL.  Raises NoAddress."""
+def address_of(url: str) -> tuple[str, int]:
+    """Return (host, port) of a broker's URL.  Raises NoAddress."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -1,113 +1,202 @@
-"""Measure how fast the broker takes replicated messages, beside ordinary ones of the same size.
+"""Measures replication: how fast messages go to another cluster, and what they cost on this side.
 
-    .venv/bin/python -m tests.bench.replication [MESSAGES] [PAYLOAD_BYTES] [UNANSWERED]
+    python -m tests.bench.replication [--messages 300000] [--size 100] [--topics 1] [--batch 1] [--rounds 3]
+                                      [--ragged] [--to URL]
 
-One connection publishes single messages to one topic over loopback: as a replicator that names positions, and as an
-ordinary producer.  "mixed" messages are of several producers, whose frames differ in size.  A line for each has messages a second, and the CPU time of all processes of the broker for each.
+A backlog is published first, then the cluster's record is corrected, so that what is measured is replication alone.  The
+cluster is a sink in a process of its own: it answers each SEND with a receipt that names the position, and stores
+nothing.  --to names a real cluster instead: host:port of its broker.
+
+    rate    messages a second, from the first to the last receipt's acknowledgement
+    CPU     µs a message, of owners, workers and the replicator
 """
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
 import struct
-import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import psutil
-from crc32c import crc32c
+import pulsar
 
-from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import frame
 
-from ..harness import Broker, unique_topic
-from ..proto.client_frames import T, command, message_metadata, send
-from ..workers.peer import Peer
+from ..harness import Broker, eventually, request, unique_topic
+from ..replication.conftest import replicate
 
-_CONNECT = command(T.CONNECT, client_version="bench", protocol_version=21,
-                   feature_flags={"supports_repl_dedup_by_lid_and_eid": True})
-_FIRST = 1_000_000           # entry and sequence id, so that all have one number of digits and bytes
-
-
-def frames(count: int, payload: int, *, is_replicated: bool, is_mixed: bool) -> list[bytes]:
-    """Return frames of SENDs.  is_mixed: they are of producers whose names have three lengths."""
-    made = []
-    for number in range(_FIRST, _FIRST + count):
-        more = {}
-        if is_replicated:
-            more = {"replicated_from": "far", "producer_name": "producer"[:6 + (number * 7 % 3 if is_mixed else 0)],
-                    "properties": [api.KeyValue(key=names.POSITION_PROPERTY, value=f"61561655729:{number}")]}
-        metadata = message_metadata(sequence_id=number, **more)
-        covered = struct.pack(">I", len(metadata)) + metadata + bytes(payload)
-        made.append(send(b"\x0e\x01" + struct.pack(">I", crc32c(covered)) + covered, producer_id=1, sequence_id=number))
-    return made
+T = api.BaseCommand.Type
+FAR = "far"
+NOBODY = "pulsar://127.0.0.1:1"      # where nobody listens
+MARK = b"__MSG_PROP_REPL_SOURCE_POSITION\x12"
 
 
-def measure(broker: Broker, made: list[bytes], name: str, unanswered: int) -> tuple[float, float]:
-    """Return (messages a second, microseconds of CPU for each)."""
-    count = len(made)
-    blocks = [b"".join(made[at:at + 500]) for at in range(0, count, 500)]
-    room = threading.Semaphore(max(1, unanswered // 500))
-    with Peer(broker.service_url, _CONNECT) as peer:
-        peer.hear()
-        answer = peer.ask(T.PRODUCER, topic=unique_topic("bench"), producer_id=1, request_id=1, producer_name=name,
-                          user_provided_producer_name=True)
-        assert answer.type == T.PRODUCER_SUCCESS, answer
-        processes = [psutil.Process(pid) for pid in (broker.pid, *broker.children().values())]
-        before, began = _cpu(processes), time.perf_counter()
-
-        def publish() -> None:
-            for block in blocks:
-                room.acquire()
-                peer.socket.sendall(block)
-
-        thread = threading.Thread(target=publish)
-        thread.start()
-        answered, rest, freed = 0, b"", 0
-        while answered < count:
-            data = rest + peer.socket.recv(1 << 20)
-            done, rest = _whole(data)
-            answered += done
-            while answered // 500 > freed:
-                room.release()
-                freed += 1
-        seconds, spent = time.perf_counter() - began, _cpu(processes) - before
-        thread.join()
-    return count / seconds, spent / count * 1e6
+def _say(link: socket.socket, kind: int, name: str, **fields: object) -> None:
+    command = api.BaseCommand(type=kind)
+    getattr(command, name).CopyFrom(type(getattr(command, name))(**fields))
+    link.sendall(frame(command))
 
 
-def _whole(data: bytes) -> tuple[int, bytes]:
-    """Return (number of whole frames, bytes behind them)."""
-    count = at = 0
-    while at + 4 <= len(data):
-        width = 4 + struct.unpack_from(">I", data, at)[0]
-        alike = (len(data) - at) // width      # receipts of one pass have one size
-        if alike == 0:
-            break
-        sizes = np.ndarray(alike, ">u4", data, at, (width,))
-        same = int((sizes != width - 4).argmax()) or alike
-        same = same if sizes[min(same, alike - 1)] != width - 4 else alike
-        count, at = count + same, at + same * width
-    return count, data[at:]
+def sink(listener: socket.socket, received: "multiprocessing.sharedctypes.Synchronized[int]") -> None:
+    """Answer replicators in turn, one process for each connection."""
+    while True:
+        link, _ = listener.accept()
+        if os.fork() == 0:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _serve(link, listener.getsockname()[1], received)
+            os._exit(0)
+        link.close()
 
 
-def _cpu(processes: list[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+def _serve(link: socket.socket, port: int, received: "multiprocessing.sharedctypes.Synchronized[int]") -> None:
+    rest = bytearray()
+    while data := link.recv(1 << 20):
+        rest += data
+        at, count, receipts = 0, 0, []
+        view = bytes(rest)
+        while len(view) - at >= 8:
+            total, size = struct.unpack_from(">II", view, at)
+            if len(view) - at < 4 + total:
+                break
+            if view[at + 9] == T.SEND:
+                producer, _ = _varint(view, at + 13 if view[at + 11] < 128 else at + 14)
+                place = view.index(MARK, at) + len(MARK)
+                ledger, _, entry = view[place + 1:place + 1 + view[place]].partition(b":")
+                receipts.append((producer, int(ledger), int(entry)))
+                count += 1
+            else:
+                _answer(link, api.BaseCommand.FromString(view[at + 8:at + 8 + size]), port)
+            at += 4 + total
+        del rest[:at]
+        if receipts:
+            from geminga.proto.deliveries import RECEIPT_ROW
+            from geminga.proto.deliveries import receipts as frames
+            rows = np.zeros(len(receipts), RECEIPT_ROW)
+            rows["producer_id"], rows["sequence_id"], rows["highest_sequence_id"] = zip(*receipts, strict=True)
+            rows["ledger_id"] = rows["entry_id"] = 1
+            link.sendall(b"".join(block for _, block in frames(rows)))
+            with received.get_lock():
+                received.value += count
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _answer(link: socket.socket, command: api.BaseCommand, port: int) -> None:
+    kind = command.type
+    if kind == T.CONNECT:
+        _say(link, T.CONNECTED, "connected", server_version="sink", protocol_version=21, max_message_size=5 << 20,
+             feature_flags=api.FeatureFlags(supports_repl_dedup_by_lid_and_eid=True))
+    elif kind == T.PARTITIONED_METADATA:
+        _say(link, T.PARTITIONED_METADATA_RESPONSE, "partitionMetadataResponse", response=0, partitions=0,
+             request_id=command.partitionMetadata.request_id)
+    elif kind == T.LOOKUP:
+        _say(link, T.LOOKUP_RESPONSE, "lookupTopicResponse", request_id=command.lookupTopic.request_id, response=1,
+             brokerServiceUrl=f"pulsar://127.0.0.1:{port}", authoritative=True)
+    elif kind == T.GET_SCHEMA:
+        _say(link, T.GET_SCHEMA_RESPONSE, "getSchemaResponse", request_id=command.getSchema.request_id,
+             error_code=api.TopicNotFound, error_message="none")
+    elif kind == T.PRODUCER:
+        _say(link, T.PRODUCER_SUCCESS, "producer_success", request_id=command.producer.request_id,
+             producer_name=command.producer.producer_name)
+    elif kind == T.CLOSE_PRODUCER:
+        _say(link, T.SUCCESS, "success", request_id=command.close_producer.request_id)
+    elif kind == T.PING:
+        _say(link, T.PONG, "pong")
+
+
+def _publish(broker: Broker, topics: list[str], given: argparse.Namespace) -> None:
+    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    each, sizes = given.messages // len(topics), (given.size // 2, given.size, 2 * given.size - given.size // 2)
+    for topic in topics:
+        producer = client.create_producer(topic, block_if_queue_full=True, max_pending_messages=20_000,
+                                          batching_enabled=given.batch > 1, batching_max_messages=max(2, given.batch))
+        payloads = [b"." * size for size in (sizes if given.ragged else (given.size,))]
+        for number in range(each):
+            producer.send_async(payloads[number % len(payloads)], lambda *_: None)
+        producer.flush()
+        producer.close()
+    client.close()
+
+
+def _cpu_s(broker: Broker) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, pid in broker.children().items():
+        times = psutil.Process(pid).cpu_times()
+        kind = "replicator" if name.startswith("geminga-rep") else {"o": "owners", "w": "workers"}.get(name[8], "others")
+        kind = "others" if name.startswith("geminga-web") else kind
+        found[kind] = found.get(kind, 0.0) + times.user + times.system
+    return found
+
+
+def _backlog(broker: Broker, topic: str) -> int:
+    _, text = request("GET", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
+    return int(json.loads(text)["replication"][FAR]["replicationBacklog"])
+
+
+def measure(given: argparse.Namespace) -> tuple[float, dict[str, float]]:
+    """Return messages a second, and µs of CPU a message by kind of process."""
+    with tempfile.TemporaryDirectory(prefix="geminga-bench-") as folder:
+        broker = Broker(Path(folder) / "data").start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        received = multiprocessing.Value("q", 0)
+        process = multiprocessing.Process(target=sink, args=(listener, received))
+        process.start()
+        try:
+            topics = [unique_topic("bench") for _ in range(given.topics)]
+            place = f"{broker.http_url}/admin/v2/clusters/{FAR}"
+            request("PUT", place, json.dumps({"brokerServiceUrl": NOBODY}).encode())
+            for topic in topics:
+                replicate(broker, topic, FAR)
+            _publish(broker, topics, given)
+            wanted = sum(_backlog(broker, topic) for topic in topics)
+            url = given.to or f"pulsar://127.0.0.1:{listener.getsockname()[1]}"
+            before, began = _cpu_s(broker), time.perf_counter()
+            status, text = request("POST", place, json.dumps({"brokerServiceUrl": url}).encode())
+            assert status == 200, text
+            eventually(lambda: received.value or given.to, 60)
+            began = began if given.to else time.perf_counter()
+            eventually(lambda: not any(_backlog(broker, topic) for topic in topics), 600)
+            passed, after = time.perf_counter() - began, _cpu_s(broker)
+            return wanted / passed, {kind: (after[kind] - before[kind]) / wanted * 1e6 for kind in after}
+        finally:
+            broker.close()
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            process.join()
 
 
 def main() -> None:
-    count, payload, unanswered = map(int, (sys.argv[1:] + ["300000", "100", "20000"][len(sys.argv) - 1:]))
-    with tempfile.TemporaryDirectory() as folder:
-        broker = Broker(Path(folder) / "data").start()
-        try:
-            for text, name, is_replicated, is_mixed in (
-                    ("ordinary", "p", False, False), ("replicated", "pulsar.repl.far-->here", True, False),
-                    ("mixed", "pulsar.repl.far-->here", True, True)):
-                made = frames(count, payload, is_replicated=is_replicated, is_mixed=is_mixed)
-                for _ in range(2):
-                    rate, cpu = measure(broker, made, name, unanswered)
-                    print(f"{text:>10}: {rate:9,.0f} messages/s, {cpu:.2f} us of CPU for each", flush=True)
-        finally:
-            broker.close()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=300_000)
+    parser.add_argument("--size", type=int, default=100, help="bytes of a payload")
+    parser.add_argument("--topics", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1, help="messages of a batch; 1: no batches")
+    parser.add_argument("--ragged", action="store_true", help="payloads of three sizes in turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--to", metavar="URL", help="pulsar://HOST:PORT of a real cluster")
+    given = parser.parse_args()
+    results = [measure(given) for _ in range(given.rounds)]
+    costs = {kind: statistics.median(cost[kind] for _, cost in results) for kind in results[0][1]}
+    ours = sum(costs[kind] for kind in ("owners", "workers", "replicator"))
+    print(f"{statistics.median(rate for rate, _ in results):10,.0f} messages/s  {ours:5.2f} µs of CPU a message: "
+          + ", ".join(f"{kind} {costs[kind]:.2f}" for kind in ("owners", "workers", "replicator"))
+          + f"  ({os.cpu_count()} cores)", flush=True)
 
 
 if __name__ == "__main__":

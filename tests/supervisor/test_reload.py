@@ -569,9 +569,9 @@ def test_processes_keep_to_a_core_or_do_not(reload):
     for text, is_spread in (('affinity = "spread"\n', True), ("", False)):
         reload.holds(text)
         children = reload.broker.children()
-        assert len(children) == 6
+        assert len(children) == 7
         for name, pid in children.items():
-            is_pinned = is_spread and name not in ("geminga-admin", "geminga-web")
+            is_pinned = is_spread and name not in ("geminga-admin", "geminga-web", "geminga-replica")
             on = {cores[int(name[-1]) % len(cores)]} if is_pinned else set(cores)
             assert all(os.sched_getaffinity(int(thread)) == on for thread in os.listdir(f"/proc/{pid}/task")), name
 

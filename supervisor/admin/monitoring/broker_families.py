@@ -62,6 +62,10 @@ OWN = {
     "syncs_failed": "Times that the owner ended because its disk failed",
     "passes": "Passes of the owner's loop", "commands": "Commands other than SEND, ACK and FLOW",
     "web_sockets_opened": "Connections that asked for a WebSocket",
+    "replicated_messages": "Messages sent to other clusters, again after a failure too",
+    "replicated_bytes": "Bytes of messages sent to other clusters",
+    "replication_filtered": "Entries not sent to a cluster, because they came from one or name others",
+    "replication_failures": "Times that messages of a partition stopped going to a cluster",
     "tls_connections": "Connections to a port with TLS",
     "tls_handshakes": "TLS handshakes that succeeded",
     "tls_handshakes_failed": "TLS handshakes that the client or the broker refused",
@@ -81,6 +85,12 @@ OWNER_GAUGES = {
 }
 WORKER_GAUGES = {"in_flight_bytes": "Bytes of entries sent to owners that these have not taken in"}
 WEB_GAUGES = {"web_sockets": "WebSockets that are open"}
+REPLICATOR_GAUGES = {
+    "replication_lanes": "Partitions and clusters to which their messages are to go, as pairs",
+    "replication_lanes_connected": "Those of them whose messages can go now",
+    "replication_unanswered": "Entries sent to other clusters that have no receipt yet",
+    "replication_links_down": "Other clusters to which there is no connection",
+}
 # Histogram -> (Pulsar's name of the summary, HELP text).
 SUMMARIES = {
     "publish": ("pulsar_broker_publish_latency",

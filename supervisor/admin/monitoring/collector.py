@@ -26,6 +26,7 @@ from geminga.supervisor.admin.monitoring.broker_families import (
     NIGHT,
     OWN,
     OWNER_GAUGES,
+    REPLICATOR_GAUGES,
     RUNNING_NIGHT,
     SUMMARIES,
     SUMS,
@@ -110,7 +111,8 @@ class Collector:
                 if role == "owner":
                     expired.add_metric([process, reason], row[counter])
         yield expired
-        for gauges, whose in ((OWNER_GAUGES, "owner"), (WORKER_GAUGES, "worker"), (WEB_GAUGES, "web")):
+        for gauges, whose in ((OWNER_GAUGES, "owner"), (WORKER_GAUGES, "worker"), (WEB_GAUGES, "web"),
+                              (REPLICATOR_GAUGES, "replicator")):
             for counter, text in gauges.items():
                 values = {process: row[counter] for process, (role, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, counter, text, values)

@@ -1,0 +1,158 @@
+"""Received bytes -> whole frames, many at once.
+
+A connection reads into one buffer, so that frames are arrays of places in it and entries are copied only into the
+block that is sent on.
+"""
+import asyncio
+import struct
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import metadata
+
+Bytes = NDArray[np.uint8]
+Places = NDArray[np.int64]
+KIND_AT = 9                  # offset of a command's type in a frame: it is the first field of BaseCommand
+_U32 = struct.Struct(">I")
+_RUN_MIN = 8                 # frames; a shorter run of equal sizes costs less one by one
+_LOOK_MAX = 1_024            # frames compared in one step, so that many short runs do not cost the square of frames
+_WALK_MAX = 256              # frames walked one by one before looking for a run again
+_PAD = metadata.PAD + 8      # bytes behind the received ones: words are loaded whole
+
+
+class Unreadable(Exception):
+    """An error: the peer sends bytes that are none of the protocol's, or a frame that is too large."""
+
+
+def whole_frames(data: Bytes, at: int, end: int, size_max: int) -> tuple[Places, Places, int]:
+    """Return (where whole frames of data[at:end] begin (n,), where they end (n,), where the rest begins).
+
+    Raises Unreadable for a frame of more than size_max bytes, or one that is too short for a command.
+    """
+    starts: list[Places] = []
+    sizes: list[Places] = []
+    while end - at >= 4:
+        size = 4 + _U32.unpack_from(data, at)[0]
+        if size > size_max or size < 8:
+            raise Unreadable(f"a frame of {size} bytes came; the limit is {size_max}")
+        if at + size > end:
+            break
+        run = _equal_frames(data, at, end, size)
+        if run < _RUN_MIN:
+            walked, at = _walk(data, at, end, size_max)
+            starts.append(np.array(walked[:-1], np.int64))
+            ends = np.array(walked, np.int64)
+            sizes.append(ends[1:] - ends[:-1])
+        else:
+            starts.append(at + size * np.arange(run, dtype=np.int64))
+            sizes.append(np.full(run, size, np.int64))
+            at += size * run
+    if not starts:
+        return np.empty(0, np.int64), np.empty(0, np.int64), at
+    begins = np.concatenate(starts) if len(starts) > 1 else starts[0]
+    return begins, begins + (np.concatenate(sizes) if len(sizes) > 1 else sizes[0]), at
+
+
+def _equal_frames(data: Bytes, at: int, end: int, size: int) -> int:
+    """Return how many frames of this size follow each other: each begins where the one before says that it ends."""
+    heads: NDArray[np.uint32] = np.ndarray((min(_LOOK_MAX, (end - at) // size),), "<u4", data, at, (size,))
+    same = heads == heads[0]
+    return len(same) if same.all() else int(same.argmin())
+
+
+def _walk(data: Bytes, at: int, end: int, size_max: int) -> tuple[list[int], int]:
+    """Return where some frames begin, and behind them where the last one ends, twice."""
+    places, unpack, view = [at], _U32.unpack_from, memoryview(data)
+    while end - at >= 4 and len(places) <= _WALK_MAX:
+        size = 4 + unpack(view, at)[0]
+        if size > size_max or size < 8:
+            raise Unreadable(f"a frame of {size} bytes came; the limit is {size_max}")
+        if at + size > end:
+            break
+        at += size
+        places.append(at)
+    return places, at
+
+
+class FrameReader(asyncio.BufferedProtocol):
+    """A connection that takes whole frames from one buffer: a subclass has `take_frames` and `ended`."""
+
+    def __init__(self, buffer_size: int, frame_max: int) -> None:
+        """buffer_size: bytes of the buffer, which grows for a larger frame.  frame_max: bytes of the largest one."""
+        self._buffer_size, self._frame_max = buffer_size, frame_max
+        self._buffer = bytearray(0)
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._end = 0                                  # of the bytes that are no whole frame yet, and begin at 0
+        self.transport: asyncio.Transport              # set by connection_made
+        self.is_open = False
+        self.why_ended = ""
+        self.heard_s = 0.0                             # loop's time at which bytes came last
+        self._clock = asyncio.get_running_loop().time
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.is_open = True
+        self.heard_s = self._clock()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if len(self._buffer) - _PAD - self._end <= 0:
+            self._resize(max(self._buffer_size, self._wanted()))
+        return memoryview(self._buffer)[self._end:len(self._buffer) - _PAD]
+
+    def _wanted(self) -> int:
+        """Return the size of the frame that has begun to arrive, 0 while its size is not known."""
+        return 4 + _U32.unpack_from(self._buffer)[0] if self._end >= 4 else 0
+
+    def _resize(self, size: int) -> None:
+        buffer = bytearray(size + _PAD)
+        buffer[:self._end] = memoryview(self._buffer)[:self._end]
+        self._buffer, self._data = buffer, np.frombuffer(buffer, np.uint8)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self.heard_s = self._clock()
+        try:
+            starts, ends, rest = whole_frames(self._data, 0, self._end, self._frame_max)
+            if len(starts):
+                self.take_frames(self._data, starts, ends)
+        except Unreadable as error:
+            return self.finish(str(error))
+        if rest:
+            left = self._end - rest
+            view = memoryview(self._buffer)
+            view[:left] = bytes(view[rest:self._end])
+            self._end = left
+        if self._wanted() > len(self._buffer) - _PAD:
+            self._resize(self._wanted())
+        elif len(self._buffer) > self._buffer_size + _PAD and max(self._wanted(), self._end) <= self._buffer_size:
+            self._resize(self._buffer_size)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.finish(str(error) if error is not None and str(error) else "the connection was closed")
+
+    def finish(self, why: str) -> None:
+        """End the connection; `ended` is called once."""
+        if self.is_open:
+            self.is_open, self.why_ended = False, why
+            self.end_transport()
+            self.ended(why)
+
+    def end_transport(self) -> None:
+        self.transport.abort()
+
+    # -- of a subclass
+
+    def take_frames(self, data: Bytes, starts: Places, ends: Places) -> None:
+        """Take whole frames.  data: received bytes, valid during the call, and a few behind them.
+
+        Raises Unreadable.
+        """
+        raise NotImplementedError
+
+    def ended(self, why: str) -> None:
+        """Take note that the connection has ended."""
+        raise NotImplementedError

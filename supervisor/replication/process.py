@@ -1,0 +1,136 @@
+"""The process `geminga-replicator`: it sends entries of partitions to other clusters.
+
+Lanes follow the catalogue: there is one for each replication cursor (`pulsar.repl.CLUSTER`), which owners make and
+delete as policies say.  Records of clusters say where to.  Without a cursor the process sleeps, and has loaded little.
+"""
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from geminga.proto import names
+from geminga.proto.errors import Refusal
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.errors import StorageFull
+from geminga.storage.runtime.control import Control, unpacked
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host.unix_sockets import CLIENTS
+from geminga.supervisor.replication.reports import Reports
+from geminga.workers.owners.following import follow
+
+if TYPE_CHECKING:
+    from geminga.supervisor.replication.remote import Remote
+
+_LOOK_S = 0.25               # between two looks whether the catalogue has changed
+_TICK_S = 1.0                # between two looks for silent remotes
+_GOODBYE_S = 1.0             # that remotes have for receipts when the process stops
+
+
+class Replicator:
+    """All lanes of the broker, by their clusters."""
+
+    def __init__(self, config: Config, counters: Counters) -> None:
+        self._own, self._clients, self._counters = config.cluster_name, config.data_dir / CLIENTS, counters
+        self._catalogue = Catalogue(config.data_dir / "catalogue.sqlite")
+        self._loop = asyncio.get_running_loop()
+        self.remotes: dict[str, Remote] = {}
+        self._ticked_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Replicator {', '.join(map(repr, self.remotes.values()))}>"
+
+    def look(self) -> None:
+        """Follow the catalogue, and look for silent remotes once a second."""
+        try:
+            if self._catalogue.changed():
+                self._follow()
+        except (StorageFull, sqlite3.OperationalError) as error:
+            log.warning(f"replication cannot read the catalogue, and tries again: {error}", code="G103")
+        now = self._loop.time()
+        if now - self._ticked_s >= _TICK_S:
+            self._ticked_s = now
+            for remote in self.remotes.values():
+                remote.look(now)
+            self._count()
+
+    def _follow(self) -> None:
+        wanted: dict[str, list[str]] = defaultdict(list)
+        for partition, subscription in self._catalogue.subscriptions.named(names.REPLICATOR_PREFIX):
+            remote = names.remote_of(subscription)
+            if remote and remote != self._own:
+                wanted[remote].append(partition)
+        if not wanted and not self.remotes:
+            return
+        from geminga.supervisor.replication.remote import Remote  # a process without lanes does not need it
+        records = self._records()
+        for name in self.remotes.keys() | wanted.keys():
+            if name not in self.remotes:
+                self.remotes[name] = Remote(self._own, name, self._clients, self._catalogue, self._counters)
+            self.remotes[name].configure(records.get(name), wanted.get(name, ()), names.parse)
+
+    def _records(self) -> dict[str, Any]:
+        from geminga.supervisor.replication.records import RECORDS  # likewise
+        return self._catalogue.policies.of(RECORDS)
+
+    def _count(self) -> None:
+        """Bring the gauges of the process up to date."""
+        lanes = [lane for remote in self.remotes.values() for lane in remote.lanes.values()]
+        self._counters.set("replication_lanes", len(lanes))
+        self._counters.set("replication_lanes_connected", sum(lane.is_sending for lane in lanes))
+        self._counters.set("replication_unanswered", sum(lane.unanswered for lane in lanes))
+        self._counters.set("replication_links_down", sum(bool(remote.lanes) and not remote.is_up
+                                                         for remote in self.remotes.values()))
+
+    def report(self, partitions: Collection[str] | None) -> dict[str, Any]:
+        """Return the state of all links, and of the lanes of some partitions; None: of all."""
+        wanted = None if partitions is None else set(partitions)
+        return {"remotes": {name: remote.state_now() for name, remote in self.remotes.items()},
+                "lanes": [[partition, name, lane.state_now()] for name, remote in self.remotes.items()
+                          for partition, lane in remote.lanes.items() if wanted is None or partition in wanted]}
+
+    async def stop(self) -> None:
+        """End all lanes; what was sent may still be acknowledged."""
+        await asyncio.gather(*(remote.stop(_GOODBYE_S) for remote in self.remotes.values()))
+
+
+class _NoOwners:
+    """Takes the supervisor's news of owners, with whom this process has nothing to do."""
+
+    def owner_up(self, index: int, serial: int) -> None:
+        pass
+
+    def owner_gone(self, index: int) -> None:
+        pass
+
+
+def run(config: Config, control: Control, counters: Counters) -> None:
+    """Replicate until the supervisor tells the process to stop."""
+    uvloop.run(_serve(config, control, counters))
+
+
+async def _serve(config: Config, control: Control, counters: Counters) -> None:
+    replicator = Replicator(config, counters)
+    reports = Reports(config.data_dir, replicator.report)
+
+    async def drain() -> None:
+        """Workers deliver nothing more, and receipts that come are still acknowledged."""
+
+    stopping = follow(control, _NoOwners(), lambda text: log.begin(unpacked(text)), drain)
+    await reports.open()
+    counters.set("serving_pid", os.getpid())
+    control.send(ready={})
+    while not stopping.is_set():
+        with contextlib.suppress(Refusal):
+            replicator.look()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await stopping.wait()
+    reports.close()
+    await replicator.stop()
