@@ -262,6 +262,11 @@ def _pending(cause: Cause, whole: Standstill) -> str:
            f"open; {they} again if it aborts."
 
 
+def _reason(cause: Cause) -> str:
+    """Return why the replicator does not go on, behind a colon; nothing if it says no reason."""
+    return f": {plain(cause['error'])}" if cause.get("error") else ""
+
+
 _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "no backlog": lambda cause, whole: "there is nothing to deliver.",
     "end of topic": lambda cause, whole: "the topic is terminated, and everything in it is acknowledged.",
@@ -273,9 +278,10 @@ _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "dispatch rate": _rate, "publish rate": _rate, "open transaction": _open_transaction,
     "acknowledged in a transaction": _pending,
     "parked": lambda cause, whole: "messages are in quarantine.",
-    "no replicator": lambda cause, whole: f"no replicator reads the topic for cluster {plain(cause['cluster'])}.",
+    "no replicator": lambda cause, whole:
+        f"no replicator reads the topic for cluster {plain(cause['cluster'])}{_reason(cause)}.",
     "no answer of the cluster": lambda cause, whole:
-        f"messages are on their way, and cluster {plain(cause['cluster'])} has not confirmed them yet.",
+        f"messages are on their way, and cluster {plain(cause['cluster'])} has not confirmed them yet{_reason(cause)}.",
 }
 
 

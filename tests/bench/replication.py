@@ -3,8 +3,8 @@
     python -m tests.bench.replication [--messages 300000] [--size 100] [--topics 1] [--batch 1] [--rounds 3]
                                       [--ragged] [--to URL]
 
-A backlog is published first, then the cluster's record is corrected, so that what is measured is replication alone.  The
-cluster is a sink in a process of its own: it answers each SEND with a receipt that names the position, and stores
+A backlog is published first, then the cluster's record is corrected, so that what is measured is replication alone.
+The cluster is a sink in a process of its own: it answers each SEND with a receipt that names the position, and stores
 nothing.  --to names a real cluster instead: host:port of its broker.
 
     rate    messages a second, from the first to the last receipt's acknowledgement
@@ -137,7 +137,8 @@ def _cpu_s(broker: Broker) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, pid in broker.children().items():
         times = psutil.Process(pid).cpu_times()
-        kind = "replicator" if name.startswith("geminga-rep") else {"o": "owners", "w": "workers"}.get(name[8], "others")
+        kinds = {"o": "owners", "w": "workers"}
+        kind = "replicator" if name.startswith("geminga-rep") else kinds.get(name[8], "others")
         kind = "others" if name.startswith("geminga-web") else kind
         found[kind] = found.get(kind, 0.0) + times.user + times.system
     return found

@@ -24,6 +24,7 @@ def replicate(broker: Broker, topic: str, *remotes: str) -> None:
     _asked("PUT", f"{admin}/{path}")
     [local] = json.loads(_asked("GET", f"{admin}/namespaces/public/default/replication"))
     _asked("POST", f"{admin}/{path}/replication", [local, *remotes])
+    _asked("GET", f"{admin}/{path}/stats")      # opens the topic, which has its cursors from then on
 
 
 def _asked(method: str, url: str, body: object = None) -> str:
@@ -88,6 +89,17 @@ class Replication:
             return -1
         assert status == 200, text
         return json.loads(text)["replication"][remote]["replicationBacklog"]
+
+    def figures(self, topic: str, remote: str) -> dict:
+        """Return the statistics of a topic for a cluster."""
+        path = topic.replace("://", "/")
+        return json.loads(_asked("GET", f"{self.broker.http_url}/admin/v2/{path}/stats"))["replication"][remote]
+
+    def why(self, topic: str, remote: str) -> dict:
+        """Return what keeps messages from a cluster."""
+        path = topic.replace("://", "/")
+        [told] = json.loads(_asked("GET", f"{self.broker.http_url}/ops/v1/why/{path}/pulsar.repl.{remote}"))
+        return told
 
     def close(self) -> None:
         self.client.close()

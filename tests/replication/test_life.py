@@ -15,10 +15,15 @@ def test_a_remote_that_is_away_costs_few_tries_and_is_told_once(replication):
         replication.publish(topic, numbered(10))
     link = eventually(lambda: (link := replication.link(name)).get("error") and link, 20)
     assert "Connection refused" in link["error"] and not link["connected"] and link["downSince"]
+    told = replication.figures(topics[0], name)
+    assert not told["connected"] and "Connection refused" in told["lastError"] and told["replicationBacklog"] == 10
+    assert "Connection refused" in replication.why(topics[0], name)["causes"][0]["error"]
     back = type(far)(port=port)
     replication.fars.append(back)
     for topic in topics:
         arrive(back, topic, numbered(10), 60)
+    told = replication.figures(topics[0], name)
+    assert told["connected"] and told["outboundConnection"] == f"127.0.0.1:{port}" and told["outboundConnectedSince"]
     log = replication.broker.log()
     assert log.count(f"no connection to cluster {name}:") == 1
     assert log.count(f"the connection to cluster {name} is back") == 1

@@ -1,7 +1,7 @@
 """Statistics of topics and of the broker, in the shapes of Pulsar's REST."""
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUM
 from geminga.storage.statistics.statistics import unpack
 from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.admin.monitoring import topic_json
+from geminga.supervisor.admin.requests import replicator
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
@@ -81,6 +82,9 @@ _ALONE = (
     "keyHashRangeArrays",
     "inboundConnection",
     "inboundConnectedSince",
+    "outboundConnection",
+    "outboundConnectedSince",
+    "lastError",
 )      # left out: they mean something for one partition only
 
 
@@ -89,7 +93,10 @@ _ALONE = (
 @routes.get(TOPIC + "/stats")
 async def stats(request: web.Request) -> web.Response:
     _refuse_unknown_namespace(request)
-    return web.json_response(_told(request, topic_of(request), await ask_single(request, "", _question(request))))
+    topic = topic_of(request)
+    told = _told(request, topic, await ask_single(request, "", _question(request)))
+    await _add_lanes(request, [topic], [told])
+    return web.json_response(told)
 
 
 def _question(request: web.Request) -> Asking[TopicFigures]:
@@ -107,6 +114,21 @@ def _told(request: web.Request, topic: TopicName, figures: TopicFigures) -> dict
         "ownerBroker": request.app[TOPICS].addresses.broker,
         "bytesOutInternalCounter": record.bytes_read if record else 0,
         "compaction": told["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
+
+
+async def _add_lanes(request: web.Request, topics: Sequence[TopicName], told: Sequence[dict[str, Any]]) -> None:
+    """Add to the statistics of topics how their connections to other clusters are."""
+    replicated = [(topic, cluster, one) for topic, stats in zip(topics, told, strict=True)
+                  for cluster, one in stats["replication"].items() if "replicationBacklogSize" in one]
+    lanes = await replicator.lanes(request, {topic for topic, _, _ in replicated}) if replicated else {}
+    for topic, cluster, one in replicated:
+        lane = lanes.get((str(topic), cluster))
+        one["connected"] = lane is not None and lane["connected"]
+        if lane is not None and lane["connected"]:
+            one |= {"outboundConnection": lane["address"],
+                    "outboundConnectedSince": topic_json.iso(lane["connectedSince"])}
+        elif lane is not None and lane["error"]:
+            one["lastError"] = lane["error"]
 
 
 def _refuse_unknown_namespace(request: web.Request) -> None:
@@ -129,6 +151,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     count, names = _partitions(request), parts_of(request)
     figures = await ask_each(request, names, _question(request))
     stats = [_told(request, topic, one) for topic, one in zip(names, figures, strict=True)]
+    await _add_lanes(request, names, stats)
     per_partition = request.query.get("perPartition", "").lower() != "false"
     return web.json_response(together(stats) | {
         "metadata": {"partitions": count, "deleted": False},

@@ -74,16 +74,27 @@ def topic_stats(topic: TopicName, figures: TopicFigures) -> Json:
     return told
 
 
+_NO_REPLICATION: Json = {
+    "msgRateIn": 0.0, "msgInCount": 0, "msgThroughputIn": 0.0, "bytesInCount": 0, "msgRateOut": 0.0, "msgOutCount": 0,
+    "msgThroughputOut": 0.0, "bytesOutCount": 0, "msgRateExpired": 0.0, "msgExpiredCount": 0, "replicationBacklog": 0,
+    "connected": False, "replicationDelayInSeconds": 0}
+
+
 def _replication(figures: TopicFigures) -> Json:
-    """Return {other cluster: what goes there, and what comes from there}."""
-    told = {remote: replication_stats(one) for remote, one in figures.replication.items()}
-    for cluster, one in figures.inbound.items():
-        told[cluster] = told.get(cluster, {}) | inbound_stats(one)
+    """Return {other cluster: what goes there, and what comes from there} as Pulsar's ReplicatorStats.
+
+    Only clusters to which the topic goes have `replicationBacklogSize`.
+    """
+    told = {cluster: dict(_NO_REPLICATION) for cluster in sorted(figures.replication.keys() | figures.inbound.keys())}
+    for remote, one in figures.replication.items():
+        told[remote] |= replication_stats(one)
+    for source, some in figures.inbound.items():
+        told[source] |= inbound_stats(some)
     return told
 
 
 def replication_stats(figures: ReplicationFigures) -> Json:
-    """Return what goes to another cluster as Pulsar's ReplicatorStats."""
+    """Return what goes to another cluster; the replicator adds what it knows of the connection."""
     return {"msgRateOut": figures.message_rate, "msgOutCount": figures.messages_out,
             "msgThroughputOut": figures.byte_rate, "bytesOutCount": figures.bytes_out,
             "msgRateExpired": figures.expire_rate, "msgExpiredCount": figures.expired,

@@ -2,6 +2,7 @@
 
     request_parts.py    the catalogue, path, query and body of a request, and the topics that it names
     owners.py           questions to the owner processes, which alone may change a topic
+    replicator.py       questions to the replicator, which sends messages to other clusters
     authentication.py   finds out who sends a request
     sessions.py         cookies of those who signed in to the console
     authorization.py    what each route demands of a role
@@ -9,5 +10,5 @@
     audit.py            a line for each change
     audit_reading.py    the newest of these lines, over HTTP
 
-Imports: `configuration/`, workers, storage.  Start with `request_parts.py`.
+Imports: `configuration/`, `replication/`, workers, storage.  Start with `request_parts.py`.
 """

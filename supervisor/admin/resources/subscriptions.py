@@ -8,7 +8,7 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.proto.names import TopicName, remote_of
 from geminga.storage.admin.questions import (
     Analyze,
     Clear,
@@ -31,6 +31,7 @@ from geminga.storage.admin.questions import (
 from geminga.storage.admin.table_questions import STATES, GetCursorMap
 from geminga.storage.ledgers.managed_ledger import EARLIEST, LATEST
 from geminga.storage.ledgers.position import Position
+from geminga.supervisor.admin.requests import replicator
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
@@ -313,8 +314,16 @@ async def release(request: web.Request) -> web.Response:
 @routes.get("/ops/v1/why" + PATH + "/{subscription:[^/]+}")
 async def why(request: web.Request) -> web.Response:
     """Answer why the consumers of a subscription receive nothing more, for each partition."""
-    standstills = await ask_parts(request, partial(Why, subscription=_name(request)))
-    return web.json_response([asdict(one) for one in standstills])
+    name = _name(request)
+    told = [asdict(one) for one in await ask_parts(request, partial(Why, subscription=name))]
+    if (cluster := remote_of(name)) is not None:
+        lanes = await replicator.lanes(request, parts_of(request))
+        for one in told:
+            error = lanes.get((one["topic"], cluster), {}).get("error")
+            for cause in one["causes"] if error else ():
+                if cause.get("cluster") == cluster:
+                    cause["error"] = error
+    return web.json_response(told)
 
 
 @routes.get("/ops/v1/cursor" + PATH + "/{subscription:[^/]+}")

@@ -57,8 +57,9 @@ def _topic(stats: dict[str, Any]) -> Iterator[str]:
     is_asked = any(row.get("earliestMsgPublishTimeInBacklog") for row in subscriptions)
     yield from _table("no subscriptions: messages are kept only as long as retention says", subscriptions,
                       _SUBSCRIPTIONS if is_asked else _SUBSCRIPTIONS[:-1])
-    if stats["replication"]:
-        yield from _table("", [row | {"name": name} for name, row in stats["replication"].items()], _REPLICATION)
+    if outbound := [row | {"name": name} for name, row in stats["replication"].items()
+                    if "replicationBacklogSize" in row]:      # the others only come from there
+        yield from _table("", outbound, _REPLICATION)
     yield from _table("no consumers", consumers, _CONSUMERS)
     yield from _table("no producers", stats["publishers"], _PRODUCERS)
 

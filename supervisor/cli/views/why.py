@@ -3,6 +3,7 @@ from typing import Any
 
 import click
 
+from geminga.proto.names import replication_cursor
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
 from geminga.supervisor.cli.output import Output
@@ -58,7 +59,8 @@ def cursors(broker: Broker, place: Place) -> list[str]:
     count = ask(broker, "GET", f"/admin/v2{place.path}/partitions", place)["partitions"]
     what = "partitioned-stats?perPartition=false" if count else "stats"
     told = ask(broker, "GET", f"/admin/v2{place.path}/{what}", place)
-    return [f"pulsar.repl.{remote}" for remote in sorted(told["replication"])]
+    return [replication_cursor(cluster) for cluster, one in sorted(told["replication"].items())
+            if "replicationBacklogSize" in one]      # the others only come from there
 
 
 def standstills(broker: Broker, place: Place, subscription: str) -> list[dict[str, Any]]:
