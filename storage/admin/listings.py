@@ -143,7 +143,7 @@ def unexported(owner: AdministeredOwner, question: ListUnexported) -> Listing:
 
 def unreplicated(owner: AdministeredOwner, question: ListUnreplicated) -> Listing:
     """Return rows of open topics' replication cursors whose oldest entry was stored before a time."""
-    if not any(partition.policies.remote_clusters for partition in owner.by_name.values()):      # as above
+    if not any(partition.policies.replication_clusters for partition in owner.by_name.values()):      # as above
         return Listing(0, 0, [])
     opened = owner.statistics.topics()
     if isinstance(opened, int):

@@ -38,7 +38,7 @@ _SIZE_MAX = 16 << 10         # characters of one field; a token has a few thousa
 
 
 def read(sent: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record that a request's JSON gives, as it is stored.  Raises Invalid.
+    """Return the record of a cluster that a request's JSON gives, as it is stored.  Raises Invalid.
 
     Fields that Pulsar has beside these are left out. before: the record so far, whose secret stays where it is hidden.
     """
@@ -59,15 +59,16 @@ def read(sent: Any, before: Mapping[str, Any]) -> dict[str, Any]:
     if record.get(_SECRET) == HIDDEN:
         record[_SECRET] = before.get(_SECRET, "")
     for name, scheme in URLS.items():
-        for url in _addresses(record.get(name, "")):
+        for url in _addresses(scheme, record.get(name, "")):
             _check_address(name, scheme, url)
-    _check_protection(record)
+    _check_credentials(record)
     return {name: record[name] for name in FIELDS if record.get(name) not in (None, "")}
 
 
-def _addresses(urls: str) -> list[str]:
-    """Split a list of addresses at its commas."""
-    return urls.split(",") if urls else []
+def _addresses(scheme: str, urls: str) -> list[str]:
+    """Return the addresses of a list with commas, in which the first one may have the scheme for all."""
+    first, *others = urls.split(",")
+    return [first, *(one if "://" in one else scheme + one for one in others)] if urls else []
 
 
 def _check_address(name: str, scheme: str, url: str) -> None:
@@ -82,8 +83,8 @@ def _check_address(name: str, scheme: str, url: str) -> None:
         raise Invalid(f"Illegal {name}, example: {scheme}pulsar.{_EXAMPLES[scheme]}")
 
 
-def _check_protection(record: Mapping[str, Any]) -> None:
-    """Check the credentials of a record, and how its connections are to be protected."""
+def _check_credentials(record: Mapping[str, Any]) -> None:
+    """Check the credentials of a record, and the file for checking its certificate.  Raises Invalid."""
     plugin, params = record.get("authenticationPlugin", ""), record.get(_SECRET, "")
     if params and not plugin:
         raise Invalid(f"{_SECRET} needs authenticationPlugin")
@@ -95,21 +96,23 @@ def _check_protection(record: Mapping[str, Any]) -> None:
         raise Invalid(text) from None
     if (path := record.get("brokerClientTrustCertsFilePath")) and not path.startswith("/"):
         raise Invalid("brokerClientTrustCertsFilePath: expected a path that begins with /")
+
+
+def check_remote(record: Mapping[str, Any], ours: Addresses) -> None:
+    """Check the record of another cluster: messages can go there, and do not come back to this broker.
+
+    ours: this broker's addresses. Raises Invalid.
+    """
     wanted = "brokerServiceUrlTls" if record.get("brokerClientTlsEnabled") else "brokerServiceUrl"
     other = "brokerServiceUrl" if record.get("brokerClientTlsEnabled") else "brokerServiceUrlTls"
     if record.get(other) and not record.get(wanted):
         how = "with" if wanted.endswith("Tls") else "without"
         raise Invalid(f"{wanted} is needed: brokerClientTlsEnabled says that messages go {how} TLS")
-
-
-def refuse_ourselves(record: Mapping[str, Any], ours: Addresses) -> None:
-    """Raise Invalid if an address of another cluster's record is one of this broker, which would get its own messages.
-    """
     own = set(_places(url for url in (*ours[:4], *(url for pair in ours.listeners.values() for url in pair)) if url))
     local = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower()}
     ports = set(ours.ports.values())
-    for name in URLS:
-        for url in _addresses(record.get(name, "")):
+    for name, scheme in URLS.items():
+        for url in _addresses(scheme, record.get(name, "")):
             for host, port in _places([url]):
                 if (host, port) in own or (port in ports and (host in local or is_wildcard(host))):
                     raise Invalid(f"{name}: {url} is this broker itself")

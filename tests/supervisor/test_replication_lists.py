@@ -53,7 +53,7 @@ def far_of():
 # -- records
 
 def test_a_record_is_kept_with_all_its_fields_and_replaced(ask):
-    full = FAR | SECRET | {"brokerServiceUrlTls": "pulsar+ssl://far:6651,far2:6651".replace(",", ",pulsar+ssl://"),
+    full = FAR | SECRET | {"brokerServiceUrlTls": "pulsar+ssl://far:6651,far2:6651",
                            "brokerClientTlsEnabled": True, "brokerClientTrustCertsFilePath": "/etc/far.pem",
                            "listenerName": "outside", "tlsAllowInsecureConnection": True}
     assert ask("PUT", "clusters/full", full)[0] == 200
@@ -87,9 +87,9 @@ def test_hidden_credentials_that_are_sent_back_stay(own, ask):
     ({"brokerServiceUrl": "pulsar://"}, "Illegal brokerServiceUrl"),
     ({"brokerServiceUrl": "pulsar://far:x"}, "Illegal brokerServiceUrl"),
     ({"brokerServiceUrl": "pulsar://far:6650,"}, "Illegal brokerServiceUrl"),
+    ({"brokerServiceUrl": "pulsar://far:6650,http://far"}, "Illegal brokerServiceUrl"),
     ({"serviceUrl": "http://fa r:8080"}, "Illegal serviceUrl"), ({"serviceUrl": 5}, "serviceUrl: expected a text"),
     ({"brokerClientTlsEnabled": "yes"}, "brokerClientTlsEnabled: expected true or false"),
-    ({"brokerClientTlsEnabled": True}, "brokerServiceUrlTls is needed"),
     ({"brokerClientTrustCertsFilePath": "far.pem"}, "begins with /"),
     ({"authenticationPlugin": "AuthenticationAthenz", "authenticationParameters": "{}"}, "AuthenticationAthenz is not"),
     ({"authenticationPlugin": "AuthenticationToken", "authenticationParameters": "token:"}, "there is no token"),
@@ -105,12 +105,21 @@ def test_a_record_that_cannot_work_is_refused_with_the_reason(ask, more, text):
     assert ask("GET", "clusters/wrong")[0] == 404
 
 
+def test_an_address_for_the_way_that_messages_are_to_go_is_needed(ask):
+    for record in (FAR | {"brokerClientTlsEnabled": True}, {"brokerServiceUrlTls": "pulsar+ssl://far:6651"}):
+        status, told = ask("PUT", "clusters/wrong", record)
+        assert status == 412 and "brokerClientTlsEnabled says" in told["reason"]
+    assert ask("GET", "clusters/wrong")[0] == 404
+    assert ask("POST", "clusters/standalone", {"brokerServiceUrlTls": "pulsar+ssl://us:6651"})[0] == 200
+
+
 def test_a_remote_is_not_this_broker(own, ask):
     status, told = ask("PUT", "clusters/standalone", FAR)
     assert status == 409 and "this broker's own name" in told["reason"]
     port = own.service_url.rpartition(":")[2]
     for record in ({"brokerServiceUrl": own.service_url}, {"serviceUrl": own.http_url},
-                   {"brokerServiceUrl": f"pulsar://far:6650,pulsar://localhost:{port}"}):
+                   {"brokerServiceUrl": f"pulsar://far:6650,pulsar://localhost:{port}"},
+                   {"brokerServiceUrl": f"pulsar://far:6650,127.0.0.1:{port}"}):
         status, told = ask("PUT", "clusters/mirror", record)
         assert status == 412 and "is this broker itself" in told["reason"]
     assert ask("POST", "clusters/standalone", {"brokerServiceUrl": own.service_url})[0] == 200
@@ -122,9 +131,9 @@ def test_addresses_count_as_our_own_on_every_name_of_the_host():
     for url in ("pulsar://BROKER.example.com:6650", "pulsar://broker.example.com", "pulsar://[::1]:6650",
                 "pulsar://0.0.0.0:6650", "pulsar://10.0.0.1:7000"):
         with pytest.raises(cluster_records.Invalid, match="is this broker itself"):
-            cluster_records.refuse_ourselves({"brokerServiceUrl": url}, ours)
+            cluster_records.check_remote({"brokerServiceUrl": url}, ours)
     for url in ("pulsar://localhost:6651", "pulsar://far:6650", "pulsar://10.0.0.1:6650"):
-        cluster_records.refuse_ourselves({"brokerServiceUrl": url}, ours)
+        cluster_records.check_remote({"brokerServiceUrl": url}, ours)
 
 
 def test_a_cluster_that_a_list_names_cannot_be_deleted(ask, far):
@@ -172,7 +181,7 @@ def test_what_a_tenant_and_a_namespace_may_use(ask, far):
     allowed = "namespaces/public/listed/allowedClusters"
     assert ask("GET", allowed) == (200, [])
     status, told = ask("POST", allowed, ["standalone", "near"])
-    assert status == 412 and told["reason"].startswith("far is in replicationClusters of public/listed")
+    assert status == 400 and told["reason"].startswith("Allowed clusters do not contain the replication cluster far")
     assert ask("POST", allowed, ["standalone", "far"])[0] == 200
     assert ask("POST", "namespaces/public/listed/replication", ["standalone", "near"])[0] == 403
     assert ask("POST", "namespaces/public/listed/replication", ["standalone"])[0] == 200
@@ -190,7 +199,7 @@ def test_lists_of_a_topic(ask, far):
     assert ask("POST", path, ["standalone", "far"])[0] == 204
     assert ask("GET", path) == ask("GET", f"{path}?applied=true") == (200, ["far", "standalone"])
     status, told = ask("DELETE", topic)
-    assert status == 422 and "is replicated to far" in told["reason"]
+    assert status == 422 and "is replicated on clusters [far]" in told["reason"]
     assert ask("DELETE", path)[0] == 204
     assert ask("GET", path) == (200, None)
     assert ask("POST", path, ["standalone", "far"])[0] == 204
@@ -292,6 +301,10 @@ def test_what_is_published_after_the_answer_goes_over_and_only_the_broker_reads_
             assert first.hear().type == T.CLOSE_CONSUMER
     told = ask("GET", "persistent/public/default/over/stats")[1]
     assert told["subscriptions"] == {} and told["replication"]["far"]["replicationBacklog"] == 1
+    assert main(["admin", "--admin-url", own.http_url, "topics", "stats", "over"]) == 0
+    assert re.search(r"REPLICATED TO +CONNECTED +BACKLOG.*\nfar +no +1 ", capsys.readouterr().out)
+    page = request("GET", f"{own.http_url}/console/topics/persistent/public/default/over")[1]
+    assert re.search(r'id="replication">Replicated to<.*<bdi>far</bdi></th><td>no</td>', page, re.DOTALL)
     metrics = request("GET", f"{own.http_url}/metrics/")[1]
     [line] = [line for line in metrics.splitlines() if re.match(r"pulsar_replication_backlog\{.*/over", line)]
     assert 'remote_cluster="far"' in line and line.endswith(" 1")

@@ -42,7 +42,8 @@ def check(policy: str, names: list[str], choice: Choice, *, is_topic: bool) -> l
     if "global" in names:
         raise web.HTTPPreconditionFailed(text="Cannot specify global in the list of replication clusters")
     if is_topic and choice.own not in names:
-        _refuse_without(choice.own)
+        raise web.HTTPPreconditionFailed(text="Can not remove local cluster from the local topic-level replication "
+                                              "clusters policy")
     for name in names:
         if name not in choice.known:
             raise web.HTTPForbidden(text=f"Invalid cluster id: {name}")
@@ -53,14 +54,10 @@ def check(policy: str, names: list[str], choice: Choice, *, is_topic: bool) -> l
         if policy == REPLICATION and choice.of_namespace and name not in choice.of_namespace:
             raise web.HTTPForbidden(text=f"Cluster [{name}] is not in the list of allowed clusters of the namespace")
     if choice.own not in names:
-        _refuse_without(choice.own)
+        raise web.HTTPPreconditionFailed(text=f"The list has to name {choice.own}, the cluster of this broker")
     if policy == REPLICATION:
         _refuse_peers(names, choice)
     return sorted(set(names))
-
-
-def _refuse_without(own: str) -> None:
-    raise web.HTTPPreconditionFailed(text=f"The list has to name {own}, the cluster of this broker")
 
 
 def _refuse_peers(names: list[str], choice: Choice) -> None:
@@ -71,14 +68,15 @@ def _refuse_peers(names: list[str], choice: Choice) -> None:
 
 
 def refuse_gap(catalogue: Catalogue, namespace: str, allowed: list[str]) -> None:
-    """Refuse allowed clusters of a namespace that lack one to which it, or a topic of it, is replicated.  Raises 412.
+    """Refuse allowed clusters of a namespace that lack one to which it, or a topic of it, is replicated.  Raises 400.
     """
     lists = catalogue.policies.everywhere(REPLICATION)
     for scope, names in lists.items():
         is_inside = scope == namespace or scope.partition("://")[2].rpartition("/")[0] == namespace
         if is_inside and (missing := sorted(set(names) - set(allowed))):
-            raise web.HTTPPreconditionFailed(text=f"{missing[0]} is in {REPLICATION} of {scope}, so it has to stay "
-                                                  "among the allowed clusters")
+            raise web.HTTPBadRequest(text=f"Allowed clusters do not contain the replication cluster {missing[0]} of "
+                                          f"{scope}. Please remove the replication cluster if the cluster is not "
+                                          "allowed for this namespace")
 
 
 def use_of(catalogue: Catalogue, cluster: str) -> str:

@@ -116,7 +116,7 @@ async def _record(request: web.Request, name: str) -> dict[str, Any]:
         raise web.HTTPBadRequest(text=str(error)) from None
     if name != topics.cluster_name:
         try:
-            cluster_records.refuse_ourselves(record, topics.addresses)
+            cluster_records.check_remote(record, topics.addresses)
         except Invalid as error:
             raise web.HTTPPreconditionFailed(text=str(error)) from None
     return record

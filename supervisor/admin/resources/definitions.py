@@ -188,7 +188,7 @@ class _Import:
         record = cluster_records.read(sent, self._there["clusters"].get(name, {}).get("data", {}))
         topics = self._request.app[TOPICS]
         if name != topics.cluster_name:
-            cluster_records.refuse_ourselves(record, topics.addresses)
+            cluster_records.check_remote(record, topics.addresses)
         return record
 
     def _tenant(self, name: str, value: Any, where: str) -> Iterator[Change]:

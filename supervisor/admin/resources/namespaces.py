@@ -71,9 +71,9 @@ async def create_tenant(request: web.Request) -> web.Response:
 async def update_tenant(request: web.Request) -> web.Response:
     info = await _tenant_info(request)
     tenant, catalogue = _tenant(request), catalogue_of(request)
-    for scope, names_ in catalogue.policies.everywhere(REPLICATION).items():
+    for scope, in_list in catalogue.policies.everywhere(REPLICATION).items():
         is_inside = scope.rpartition("://")[2].partition("/")[0] == tenant
-        if is_inside and (missing := sorted(set(names_) - set(info[_CLUSTERS]))):
+        if is_inside and (missing := sorted(set(in_list) - set(info[_CLUSTERS]))):
             raise web.HTTPConflict(text=f"{missing[0]} is in {REPLICATION} of {scope}, so the tenant has to keep it")
     return _keep_tenant(catalogue, tenant, info)
 

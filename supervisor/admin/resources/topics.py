@@ -108,7 +108,8 @@ def _refuse_replicated(request: web.Request, topic: TopicName) -> None:
     topics = request.app[TOPICS]
     remotes = policies_of(topics.catalogue, topic, topics.storage).remote_clusters
     if remotes and not is_set(request, "force"):
-        raise status(422, f"Topic {topic} is replicated to {', '.join(remotes)}, where it stays: force deletes it here")
+        raise status(422, f"Delete forbidden topic is replicated on clusters [{', '.join(remotes)}]: force deletes it "
+                          "here, and it stays there")
 
 
 # -- partitioned topics
