@@ -40,7 +40,7 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
             return owner.outbox(session.worker).reply(
                 session.connection, _close_at_client(topic, request.producer_id), request_id=request.request_id,
                 action=envelope.PRODUCER_GONE, object_id=request.producer_id)
-        if not owner.gate.enter(session, command, topic):
+        if not _may_enter(owner, session, command, topic):
             return
     producer = _new_producer(owner, session, request, topic)
     holder = topic.producers.holder_of_name(producer)
@@ -59,6 +59,18 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
     else:
         data = responses.producer_success(request.request_id, producer.name, is_ready=False)
         owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+
+
+def _may_enter(owner: OwnerContext, session: Session, command: api.BaseCommand, topic: Partition) -> bool:
+    """Whether the publish gate lets the producer in now; else its command waits.  Raises Refusal."""
+    try:
+        return owner.gate.enter(session, command, topic)
+    except Refusal as refusal:
+        is_replicator = names.source_cluster(command.producer.producer_name) is not None
+        if is_replicator and refusal.code == api.ProducerBlockedQuotaExceededException:
+            # At this code a replicator of Pulsar 4.0.7 stops until its topic is unloaded.
+            raise Refusal(api.ProducerBlockedQuotaExceededError, refusal.message) from None
+        raise
 
 
 def _register(owner: OwnerContext, session: Session, producer: Producer) -> None:

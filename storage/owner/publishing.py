@@ -271,7 +271,7 @@ class Publishing(TopicWatcher):
     def _add_replicator_error(self, refused: Refused) -> None:
         """Answer a replicator's SEND with an error, behind all receipts: those are of what it has sent before."""
         producer = refused.producer
-        frame = responses.send_error(producer.producer_id, refused.sequence_id, refused.code, refused.text)
+        frame = responses.send_error(producer.producer_id, refused.sequence_id, api.PersistenceError, refused.text)
         self._send_errors.setdefault(refused.worker, []).append(
             (producer.connection, producer.producer_id, _BEHIND_ALL, frame))
 

@@ -1,7 +1,8 @@
 """Replicated messages among the SENDs of a pass: what replicators of other clusters publish.
 
     refuse     no SEND behind a refused one is stored before the replicator connects again: it sends the refused one
-               again first, and its position must not be passed meanwhile
+               again first, and its position must not be passed meanwhile.  The error is PersistenceError whatever the
+               cause is: at others Pulsar goes on without the refused message, and sends it later
     answer     receipts have the numbers by which a replicator knows its messages again, see `_put_receipt_ids`
 
 duplicates.py keeps what was stored before from being stored again.  The position of an entry in its source comes in the
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geminga.proto import names
-from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.errors import ErrorCode
 from geminga.proto.rows import Rows, as_words, from_words
 from geminga.proto.sends import IN_TRANSACTION, IS_CHUNK, IS_MARKER, SEND_ROW, is_encrypted
 from geminga.storage.enforcement.delay_policy import DelayPolicy
@@ -36,7 +35,6 @@ class Refused:
     worker: int
     producer: Producer
     sequence_id: int
-    code: ErrorCode
     text: str
 
 
@@ -84,37 +82,37 @@ class ReplicatedPublishing:
             mine = rows[places]
             end = 0
             if producer not in refused:
-                end, code, text = self._first_refused(producer, mine, data)
+                end, text = self._first_refused(producer, mine, data)
                 if end < len(mine):
-                    refused[producer] = Refused(worker, producer, int(mine["sequence_id"][end]), code, text)
+                    refused[producer] = Refused(worker, producer, int(mine["sequence_id"][end]), text)
             is_left[places[end:]] = False
             _put_receipt_ids(producer, mine)
             rows[places] = mine
         return rows if is_left.all() else from_words(as_words(rows)[is_left], SEND_ROW)
 
-    def _first_refused(self, producer: Producer, rows: Rows, data: memoryview) -> tuple[int, ErrorCode, str]:
-        """Return (the first of a producer's rows (n,) that is refused, else n, the error's code, its text)."""
+    def _first_refused(self, producer: Producer, rows: Rows, data: memoryview) -> tuple[int, str]:
+        """Return (the first of a producer's rows (n,) that is refused, else n, the error's text)."""
         flags, partition = rows["flags"], producer.partition
         assert isinstance(partition, Partition), producer
         policies, is_marker = partition.policies, flags & IS_MARKER != 0
-        causes: list[tuple[NDArray[np.bool_], ErrorCode, str]] = [
-            (flags & IN_TRANSACTION != 0, api.NotAllowedError, "A replicator's message cannot be in a transaction")]
+        causes: list[tuple[NDArray[np.bool_], str]] = [
+            (flags & IN_TRANSACTION != 0, "A replicator's message cannot be in a transaction")]
         if producer.sends_positions:
             text = f"A replicated message without {names.POSITION_PROPERTY}, or with one out of bounds"
-            causes.append(((rows["entry_id"] == 0) & ~is_marker, api.PersistenceError, text))
+            causes.append(((rows["entry_id"] == 0) & ~is_marker, text))
         if policies.max_message_size:
             is_large = (rows["size"] > policies.max_message_size) & (flags & IS_CHUNK == 0)
-            causes.append((is_large, api.NotAllowedError, "Exceed maximum message size"))
+            causes.append((is_large, "Exceed maximum message size"))
         if partition in self._delays.watched:
-            causes.append((self._delays.exceeds(partition, rows), api.NotAllowedError, self._delays.refusal(partition)))
+            causes.append((self._delays.exceeds(partition, rows), self._delays.refusal(partition)))
         if policies.encryption_required:
             is_open = ~is_marker
             for at in np.flatnonzero(is_open).tolist():
                 offset, size = int(rows["offset"][at]), int(rows["size"][at])
                 is_open[at] = not is_encrypted(data[offset:offset + size])
-            causes.append((is_open, api.MetadataError, "Messages must be encrypted"))
-        firsts = [(int(where.argmax()), code, text) for where, code, text in causes if where.any()]
-        return min(firsts, default=(len(rows), api.UnknownError, ""), key=lambda one: one[0])
+            causes.append((is_open, "Messages must be encrypted"))
+        firsts = [(int(where.argmax()), text) for where, text in causes if where.any()]
+        return min(firsts, default=(len(rows), ""), key=lambda one: one[0])
 
 
 def _put_receipt_ids(producer: Producer, rows: Rows) -> None:

@@ -4,7 +4,7 @@
 
 One connection publishes single messages to one topic over loopback: as a replicator that names positions, and as an
 ordinary producer.  "mixed" messages are of several producers, whose frames differ in size.  A line for each has
-messages a second, and the CPU time of all processes of the broker for each.
+messages a second, and the CPU time of all processes of the broker for each message.
 """
 import struct
 import sys

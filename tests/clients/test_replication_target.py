@@ -170,6 +170,35 @@ def test_each_message_is_stored_once_whatever_is_killed(source, target, topic):
     eventually(lambda: source.waiting(topic) == 0, SECONDS, "the source has all receipts")
 
 
+def test_a_refused_message_comes_in_its_place_once_it_may(source, target, topic):
+    """A source must not go on without the message, whose position would be passed then."""
+    url, said = f"{target.http_url}/admin/v2/{path_of(topic)}", {"Content-Type": "application/json"}
+    assert request("POST", f"{url}/maxMessageSize", b"500", **said)[0] == 204
+    payloads = [b"%d" % number for number in range(3)] + [bytes(1_000)] + [b"%d" % number for number in range(3, 6)]
+    producer = source.client.create_producer(topic, batching_enabled=False)
+    for payload in payloads:
+        producer.send(payload)
+    assert [message.data() for message in arrived(target, topic, 3)] == payloads[:3]
+    time.sleep(2)      # in which the source tries again and again
+    assert request("DELETE", f"{url}/maxMessageSize")[0] == 204
+    assert [message.data() for message in arrived(target, topic, len(payloads))] == payloads
+    eventually(lambda: source.waiting(topic) == 0, SECONDS, "the source has all receipts")
+
+
+def test_a_backlog_quota_holds_the_source_until_there_is_room(source, target, topic):
+    url, said = f"{target.http_url}/admin/v2/{path_of(topic)}", {"Content-Type": "application/json"}
+    quota = f"{url}/backlogQuota?backlogQuotaType=destination_storage"
+    assert request("PUT", f"{url}/subscription/s", b'"earliest"', **said)[0] == 204
+    assert request("POST", quota, b'{"limitSize": 1, "policy": "producer_exception"}', **said)[0] == 204
+    producer = source.client.create_producer(topic, batching_enabled=False)
+    for number in range(6):
+        producer.send(b"%d" % number)
+    eventually(lambda: not source.replicator_is_connected(topic), SECONDS, "the quota holds the source")
+    assert request("DELETE", quota)[0] == 204
+    eventually(lambda: source.waiting(topic) == 0, 2 * SECONDS, "the source has all receipts")
+    assert [message.data() for message in arrived(target, topic, 6)] == [b"%d" % number for number in range(6)]
+
+
 def test_partitioned_topics_are_made_and_enlarged_by_the_source(source, target):
     name = unique_topic("parted")
     at_source("PUT", f"{path_of(name)}/partitions", 3)

@@ -81,6 +81,14 @@ def test_who_comes_back_waits_and_is_let_in_when_there_is_room(rigs):
     assert is_let_in(answers)
 
 
+@pytest.mark.parametrize("policy", [HOLD, EXCEPTION])
+def test_a_replicator_is_told_the_error_after_which_it_tries_again(rigs, policy):
+    """At the other code Pulsar's replicator stops until its topic is unloaded."""
+    rig, *_ = filled(rigs, policy)
+    answers = rig.run(asks(rig, "pulsar.repl.far-->here"))
+    assert [code for code, _ in errors(answers)] == [api.ProducerBlockedQuotaExceededError]
+
+
 def test_who_comes_back_has_an_answer_after_ten_seconds(rigs):
     rig, producer, _, _ = filled(rigs, HOLD)
     rig.run(rig.sends((producer, PAYLOAD)))

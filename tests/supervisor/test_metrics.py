@@ -365,6 +365,21 @@ def test_consumers_and_producers_have_series_where_that_is_asked_for(rig):
     }
 
 
+def test_replicators_have_series_by_cluster_and_are_no_producers(rig):
+    assert "pulsar_replication_rate_in" not in told(rig)
+    producer = rig.producer("t0", producer_name="pulsar.repl.far-->here")
+    rig.publish(producer, *[b"x"] * 30)
+    rig.run(after_ms=61_000)
+    rig.run(after_ms=1_000)
+    found = told(rig, PULSAR_PREFIX_exposeProducerLevelMetricsInPrometheus="true")
+    labels = {"topic": "persistent://public/default/t0", "remote_cluster": "far"}
+    assert value(found, "pulsar_replication_rate_in", **labels) > 0
+    assert value(found, "pulsar_replication_throughput_in", **labels) > 0
+    assert value(found, "pulsar_producers_count", topic=labels["topic"]) == 1
+    assert "pulsar.repl.far-->here" not in {
+        sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]}
+
+
 def test_messages_whose_time_has_not_come_are_told(rig):
     """Delayed messages are told for each subscription, and the memory of the index that these share."""
     rig.run(rig.flow(rig.consumer("t0", "waits", subType=1), 9), rig.flow(rig.consumer("t0", "too", subType=3), 9))

@@ -158,13 +158,15 @@ def test_partitions_are_put_together_as_their_fields_demand():
         consumer = {"consumerName": "c", "avgMessagesPerEntry": average, "msgOutCounter": 1}
         return {"msgChunkPublished": chunked, "earliestMsgPublishTimeInBacklogs": earliest,
                 "lastPublishTimeStamp": published, "msgRateIn": rate, "msgThroughputIn": 10 * rate, "publishers": [],
-                "subscriptions": {"s": {"consumers": [consumer]}}}
+                "subscriptions": {"s": {"consumers": [consumer]}},
+                "replication": {"far": {"msgRateIn": rate, "inboundConnection": "/1.2.3.4:5"}}}
 
     found = together([part(False, 0, 5, 2, 1.0), part(True, 9, 7, 4, 3.0), part(False, 8, 6, 3, 0.0)])
     assert found == {"msgChunkPublished": True, "earliestMsgPublishTimeInBacklogs": 8, "lastPublishTimeStamp": 7,
                      "msgRateIn": 4.0, "msgThroughputIn": 40.0, "averageMsgSize": 10.0, "publishers": [],
                      "subscriptions": {"s": {"consumers": [{"consumerName": "c", "avgMessagesPerEntry": 3,
-                                                            "msgOutCounter": 3}]}}}
+                                                            "msgOutCounter": 3}]}},
+                     "replication": {"far": {"msgRateIn": 4.0}}}
 
 
 def test_stats_of_partitions_add_up(broker, client):

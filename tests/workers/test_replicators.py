@@ -77,19 +77,16 @@ def test_a_second_connection_takes_over_and_what_it_sends_again_is_known(broker,
     assert stored(broker, topic) == [f"at 7:{number}" for number in range(COUNT + 1)]
 
 
-@pytest.mark.parametrize(("bad", "code"), [
-    (replicated(None, sequence_id=9), api.PersistenceError),
-    (replicated("7:nonsense", sequence_id=9), api.PersistenceError),
-    (replicated("7:500", sequence_id=9, wrong_by=1), api.ChecksumError),
-    (replicated("7:500", sequence_id=9, num_messages_in_batch=1_000), api.NotAllowedError),
-])
-def test_nothing_behind_a_refused_message_is_stored(broker, topic, unharmed, bad, code):
+@pytest.mark.parametrize("bad", [
+    replicated(None, sequence_id=9), replicated("7:nonsense", sequence_id=9),
+    replicated("7:500", sequence_id=9, wrong_by=1), replicated("7:500", sequence_id=9, num_messages_in_batch=1_000)])
+def test_nothing_behind_a_refused_message_is_stored(broker, topic, unharmed, bad):
     with Replicator(broker, topic) as peer:
         peer.say(b"".join([*(replicated(f"7:{number}") for number in range(COUNT)), bad,
                            *(replicated(f"7:{number}") for number in range(501, 501 + COUNT))]))
         assert [one.highest_sequence_id for one in peer.receipts(COUNT)] == list(range(COUNT))
         refused, closed = peer.hear(), peer.hear()
-        assert (refused.send_error.sequence_id, refused.send_error.error) == (9, code)
+        assert (refused.send_error.sequence_id, refused.send_error.error) == (9, api.PersistenceError)
         assert (closed.type, closed.close_producer.producer_id) == (T.CLOSE_PRODUCER, 3)
         peer.say(replicated("7:900"))      # the client may have sent it before it knew
         assert peer.ask(T.PING).type == T.PONG

@@ -97,20 +97,20 @@ def refuse_send(client: Client, refused: SendRefused) -> None:
     """Answer SEND_ERROR to a SEND that breaks a limit.  Raises ProtocolError: the client has no such producer."""
     client.worker.counters.add("sends_refused")
     route = client.routes.publishing(refused.producer_id)
-    frame = responses.send_error(refused.producer_id, refused.sequence_id, refused.code, refused.message)
     if route is not None and route.is_replicator:
-        return _end_replicator(client, route, frame)
-    client.stream.write(frame)
+        return _end_replicator(client, route, refused)
+    client.stream.write(responses.send_error(refused.producer_id, refused.sequence_id, refused.code, refused.message))
 
 
-def _end_replicator(client: Client, route: Route, frame: bytes) -> None:
-    """Close a replicator's producer because of a SEND that is refused with this frame.
+def _end_replicator(client: Client, route: Route, refused: SendRefused) -> None:
+    """Close a replicator's producer because of a SEND that is refused, with the error that makes it send again.
 
     Its later SENDs are ignored: were one stored, the refused message would count as stored too when it comes again.
-    The owner writes the frame behind the receipts of earlier SENDs.
+    The owner writes the error behind the receipts of earlier SENDs.
     """
     link, producer_id = route.link, route.object_id
     assert link is not None
+    frame = responses.send_error(producer_id, refused.sequence_id, api.PersistenceError, refused.message)
     client.routes.drop(route)
     client.routes.remember_closed(producer_id)
     link.command(client.number, client.protocol_version,

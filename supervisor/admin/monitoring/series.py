@@ -110,13 +110,11 @@ class Series:
             yield self._family(family, self._subscriptions, self._subscription_columns, other_subscriptions)
         for family in REPLICATION_FAMILIES:
             yield self._family(family, self._replication, self._replication_columns, {})
-        for kind, gauges, series in (("consumer", CONSUMER_GAUGES, self._consumers),
-                                     ("producer", PRODUCER_GAUGES, self._producers),
-                                     ("replication", INBOUND_GAUGES, self._inbound)):
-            for at, (gauge, text) in enumerate(gauges.items()) if series else ():
-                name = f"pulsar_{kind}_{gauge}"
-                yield _head(name, text, "gauge")
-                yield "".join([f"{name}{labels}{values[at]}\n" for labels, values in series.items()])
+        if self._consumers:
+            yield from _gauges("consumer", CONSUMER_GAUGES, self._consumers)
+        if self._producers:
+            yield from _gauges("producer", PRODUCER_GAUGES, self._producers)
+        yield from _gauges("replication", INBOUND_GAUGES, self._inbound)
 
     def _family(self, family: Family, labels: list[str], columns: Columns, others: Columns) -> str:
         """Return the lines of a metric: one for each topic with its own series, and sums by namespace for the rest."""
@@ -165,6 +163,14 @@ class Series:
             yield "".join([f'{name}{label},topic="{_escaped(record.topic)}"}} {value(record)}\n'
                            for label, record in zip(labels[:most], records, strict=False)])
             yield "".join([f"{name}{label}}} {total}\n" for label, total in sums.items()])
+
+
+def _gauges(kind: str, gauges: dict[str, str], series: dict[str, list[float]]) -> Iterator[str]:
+    """Yield the text of gauges, {name: HELP text}, whose values are in their order.  series: by labels."""
+    for at, (gauge, text) in enumerate(gauges.items()):
+        name = f"pulsar_{kind}_{gauge}"
+        yield _head(name, text, "gauge")
+        yield "".join([f"{name}{labels}{values[at]}\n" for labels, values in series.items()])
 
 
 def _head(name: str, text: str, type_: str) -> str:
