@@ -38,14 +38,13 @@ REPLICATORS_MAX = 1_000
 _REPLICATOR = b"repl"         # the end of a replicator's identity
 
 
-def identity(name: str) -> bytes:
-    """Return a hash of 16 bytes that stands for a producer's name.  Collisions do not happen in practice."""
-    return blake2b(name.encode(), digest_size=_HALVES.size).digest()
+def identity(name: str, *, is_replicator: bool = False) -> bytes:
+    """Return a hash of 16 bytes that stands for a producer's name.  Collisions do not happen in practice.
 
-
-def replicator_identity(name: str) -> bytes:
-    """Return 16 bytes that stand for the name of a replicator, and say that they do."""
-    return blake2b(name.encode(), digest_size=_HALVES.size - len(_REPLICATOR)).digest() + _REPLICATOR
+    is_replicator: the producer names positions, and the 16 bytes say so.
+    """
+    mark = _REPLICATOR if is_replicator else b""
+    return blake2b(name.encode(), digest_size=_HALVES.size - len(mark)).digest() + mark
 
 
 def span(sequence_id: int, highest: int) -> tuple[int, int]:

@@ -128,13 +128,13 @@ class Producer:
     identity: bytes = field(init=False, repr=False)      # see producer_sequences.identity
 
     def __post_init__(self) -> None:
-        identity = producer_sequences.replicator_identity if self.sends_positions else producer_sequences.identity
-        self.identity = identity(self.name)
+        self.identity = producer_sequences.identity(self.name, is_replicator=self.sends_positions)
 
     def succeeds(self, other: "Producer") -> bool:
         """Whether `other` is the producer of this client or replicator on an older connection, which has yet to end."""
-        return self.source is not None or (self.is_generated_name and other.is_generated_name
-                                           and self.epoch > other.epoch)
+        if self.source is not None:
+            return True
+        return self.is_generated_name and other.is_generated_name and self.epoch > other.epoch
 
 
 @dataclass(eq=False, slots=True)

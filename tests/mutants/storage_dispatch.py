@@ -355,8 +355,8 @@ BUGS = [
         "storage/cursors/producer_sequences.py",
         "storage/test_deduplication.py",
         (
-            "self.by_producer[producer] = progress\n        self.by_producer.move_to_end(producer)",
-            "self.by_producer[producer] = progress",
+            "        table[producer] = progress\n        table.move_to_end(producer)\n",
+            "        table[producer] = progress\n",
             "who came first is forgotten though it publishes",
         ),
         ("return first, max(first, highest", "return first, min(first, highest",
