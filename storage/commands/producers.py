@@ -104,12 +104,13 @@ def _refuse_publishing(topic: Topic, request: api.CommandProducer) -> None:
 
 
 def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic) -> None:
-    """Refuse a producer that exceeds the number of producers that policies and options allow."""
+    """Refuse a producer that exceeds the number of producers that policies and options allow, without replicators."""
+    of_topic, limit = topic.policies.max_producers, owner.options.max_same_address_producers_per_topic
+    if not (of_topic or limit):
+        return
     connected = [producer for producer in topic.producers.live.values() if producer.source is None]
-    limit = topic.policies.max_producers
-    if limit and len(connected) >= limit:
+    if of_topic and len(connected) >= of_topic:
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max producers limit")
-    limit = owner.options.max_same_address_producers_per_topic
     if reaches_address_limit(owner, session, topic, limit, connected):
         raise Refusal(api.ProducerBusy, f"Topic '{topic.name}' reached max same address producers limit")
 

@@ -9,12 +9,16 @@ import pytest
 
 from geminga.proto import envelope, names, responses, sends
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import format
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import SKIPPED
+from geminga.storage.jobs import confirmed, reading
+from geminga.storage.offline import verify
 from geminga.storage.offline.dump import dump
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.topics import publish_plan
 
+from .files import flip
 from .rig import T, entry_of
 
 DUPLICATE = (producer_sequences.NOWHERE, producer_sequences.NOWHERE)
@@ -446,6 +450,40 @@ def test_the_last_message_of_a_topic_is_no_marker(rig):
     [command] = answer.commands(T.GET_LAST_MESSAGE_ID_RESPONSE)
     last = command.getLastMessageIdResponse.last_message_id
     assert (last.ledgerId, last.entryId) == answers.positions[0]
+
+
+def test_jobs_read_no_markers(rig):
+    send(rig, replicator(rig), *at(0), marker("7:1"), *at(2), marker("7:3"))
+    partition_id = rig.partition("a").partition_id
+    found = [payload for stretch in confirmed.stretches(rig.data_dir, partition_id)
+             for batch in reading.batches(rig.data_dir, stretch, ("payload",), pytest.fail)
+             for payload in batch["payload"].to_pylist()]
+    assert found == [b"7:0", b"7:2"]
+
+
+def test_administration_shows_no_markers(rig):
+    rig.consumer("a", "sub")
+    positions = send(rig, replicator(rig), marker("7:0"), *at(1), marker("7:2"), *at(3)).positions
+    topic = "persistent://public/default/a"
+    assert rig.asked("peek", topic, subscription="sub", number=2)["entry"] == positions[3][1]
+    answers = rig.run(rig.question("entry", topic, position=positions[2]))
+    assert "refused" in answers.answered[0]
+
+
+def test_a_folder_with_markers_is_whole_and_rows_of_markers_are_rebuilt(rigs):
+    rig = rigs(roll_over_entries=5)
+    rig.consumer("a", "sub")
+    producer = replicator(rig)
+    for entry in range(0, 20, 2):
+        send(rig, producer, *at(entry), marker(f"7:{entry + 1}"))
+    path, ledger_id = rig.partition("a").folder, rig.files("a")[0]
+    expected = kept(rig)
+    rig.close()
+    assert list(verify.walk(rig.data_dir)) == []
+    flip(format.index_path(path, ledger_id), format.HEADER_SIZE + format.INDEX_ROW.itemsize + 3)      # of entry 1
+    again = rigs.on(rig.data_dir)
+    consumer = again.consumer("a", "sub")
+    assert [payload.decode() for _, payload in again.receive(consumer)] == expected == kept(again)
 
 
 def test_markers_with_a_position_are_stored_once(rig):

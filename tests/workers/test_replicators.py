@@ -104,10 +104,11 @@ def test_a_marker_is_answered_and_not_delivered(broker, topic, unharmed):
 def test_a_connection_that_names_no_positions_gets_receipts_of_old(broker, topic, unharmed):
     with Peer(broker.service_url) as peer:
         peer.ask(T.PRODUCER, topic=topic, producer_id=3, request_id=1, producer_name="pulsar.repl.far")
-        peer.say(replicated("7:5", sequence_id=11) + replicated(None, sequence_id=4))
-        heard = [peer.hear().send_receipt for _ in range(2)]
-        assert [(one.sequence_id, one.highest_sequence_id) for one in heard] == [(11, 2**64 - 1), (4, 2**64 - 1)]
-    assert stored(broker, topic) == ["at 7:5", "at None"]
+        peer.say(replicated("7:5", sequence_id=11) + replicated(None, sequence_id=4) * COUNT)
+        heard = [peer.hear().send_receipt for _ in range(COUNT + 1)]
+        assert [(one.sequence_id, one.highest_sequence_id) for one in heard] == [
+            (11, 2**64 - 1), *[(4, 2**64 - 1)] * COUNT]
+    assert stored(broker, topic) == ["at 7:5", *["at None"] * COUNT]
 
 
 def test_the_requests_before_a_producer_are_answered(broker, topic, unharmed):
