@@ -34,6 +34,7 @@ from ..replication.conftest import replicate
 T = api.BaseCommand.Type
 FAR = "far"
 NOBODY = "pulsar://127.0.0.1:1"      # where nobody listens
+_KINDS = {"geminga-rep": "replicator", "geminga-web": "others", "geminga-w": "workers", "geminga-o": "owners"}
 MARK = b"__MSG_PROP_REPL_SOURCE_POSITION\x12"
 
 
@@ -137,9 +138,7 @@ def _cpu_s(broker: Broker) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, pid in broker.children().items():
         times = psutil.Process(pid).cpu_times()
-        kinds = {"o": "owners", "w": "workers"}
-        kind = "replicator" if name.startswith("geminga-rep") else kinds.get(name[8], "others")
-        kind = "others" if name.startswith("geminga-web") else kind
+        kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), "others")
         found[kind] = found.get(kind, 0.0) + times.user + times.system
     return found
 
