@@ -192,6 +192,7 @@ class Channel:
         self._opening = asyncio.Lock()
         self._is_held = False
         self.lanes: set[Lane] = set()
+        self.is_retired = False              # it ends because this side no longer needs it
         self.touched: set[Lane] = set()      # lanes that have got something of what came together
         self.idle_since_s = self.since_s = asyncio.get_running_loop().time()
 
@@ -253,6 +254,11 @@ class Channel:
             self._worker.consumers.clear()
             self._worker.finish("the channel has ended")
         self._keeper.channel_ended(self, why)
+
+    def retire(self, why: str) -> None:
+        """End both connections, which nobody needs any more."""
+        self.is_retired = True
+        self.close(why)
 
     def close(self, why: str) -> None:
         """End both connections."""

@@ -103,16 +103,13 @@ class Lane:
 
     def start(self) -> None:
         """Open the lane now."""
-        if self.state != WAITING:
+        if self.state != WAITING or self._task is not None:      # a task that ends waits and starts again
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.state = OPENING
-        self._task = self._loop.create_task(self._open())
-
-    async def _open(self) -> None:
-        await self._guarded(self._connect)
+        self._task = self._loop.create_task(self._guarded(self._connect))
 
     async def _guarded(self, steps: Callable[[], Any]) -> None:
         """Run steps of opening in turn with other lanes; whatever fails has the lane begin again later."""

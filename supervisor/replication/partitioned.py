@@ -4,6 +4,10 @@ A partition is replicated as a topic of its own, and a broker makes no partition
 topic is made over HTTP, as Pulsar's brokers do for each other.
 """
 import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
@@ -47,13 +51,35 @@ class PartitionedTopics:
                 return
             there = await partitions_there(side, str(topic))
             if there < wanted and place.admin_url:
-                await asyncio.to_thread(_make, topic, wanted, place)
+                await _in_thread(partial(_make, topic, wanted, place))
                 there = wanted
             if there <= partition.partition:
                 raise Standstill(f"{topic} has {there} partitions there and {wanted} here, and the cluster's record "
                                  "has no serviceUrl by which it could be made")
             self._made[topic] = there
         self._locks.pop(topic, None)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Do work that waits for the network in a thread, for whose end a stop of the process does not wait."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except Exception as failed:
+            error = failed
+        with contextlib.suppress(RuntimeError):      # the loop is closed
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    await done
 
 
 def _make(topic: TopicName, wanted: int, place: Place) -> None:

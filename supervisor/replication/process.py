@@ -42,6 +42,7 @@ class Replicator:
         self._loop = asyncio.get_running_loop()
         self.remotes: dict[str, Remote] = {}
         self._ticked_s = 0.0
+        self._is_due = True                            # the catalogue has changed since it was followed
 
     def __repr__(self) -> str:
         return f"<Replicator {', '.join(map(repr, self.remotes.values()))}>"
@@ -49,8 +50,10 @@ class Replicator:
     def look(self) -> None:
         """Follow the catalogue, and look for silent remotes once a second."""
         try:
-            if self._catalogue.changed():
+            if self._catalogue.changed() or self._is_due:
+                self._is_due = True
                 self._follow()
+                self._is_due = False
         except (StorageFull, sqlite3.OperationalError) as error:
             log.warning(f"replication cannot read the catalogue, and tries again: {error}", code="G103")
         now = self._loop.time()

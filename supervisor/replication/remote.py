@@ -73,7 +73,7 @@ class Remote:
     def configure(self, record: dict[str, Any] | None, partitions: Iterable[str],
                   parse: Callable[[str], TopicName]) -> None:
         """Follow the cluster's record and the partitions whose entries go there."""
-        if record != self._record or (self._place is None and not self.lanes):
+        if record != self._record:
             self._record = record
             self._begin_anew()
         wanted = set(partitions)
@@ -89,29 +89,23 @@ class Remote:
         """Use the new record: end all channels."""
         self._place, self._backoff = None, Backoff()
         self._partitioned.forget()
-        try:
-            self._place = place_of(self._record)
-            self._tls = self._place.context()
-        except WrongRecord as error:
-            self._place = None
-            self._went_down(str(error))
         for channel in self._all_channels():
-            channel.close("the cluster's record was changed")
-        if self._place is not None:
-            self._waiting.clear()
-            for lane in self.lanes.values():
-                lane.start()
+            channel.retire("the cluster's record was changed")
+        self._waiting.clear()
+        for lane in self.lanes.values():
+            lane.start()
 
     async def stop(self, seconds: float) -> None:
         """End all lanes, and give the remote some seconds for receipts."""
         until = self._loop.time() + seconds
+        for channel in self._all_channels():
+            channel.hold(is_held=True)
         while any(lane.unanswered for lane in self.lanes.values()) and self._loop.time() < until:
             await asyncio.sleep(0.01)
         for lane in self.lanes.values():
             lane.close()
-        self.lanes = {}
         for channel in self._all_channels():
-            channel.close("the broker stops")
+            channel.retire("the broker stops")
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         if self._probe_task is not None:
@@ -130,7 +124,7 @@ class Remote:
             if channel.lanes:
                 channel.idle_since_s = now_s
             elif now_s - channel.idle_since_s > _IDLE_S:
-                channel.close("no topic needs the connection")
+                channel.retire("no topic needs the connection")
         if self._up_s and now_s - self._up_s > _STEADY_S:
             self._backoff.reset()
 
@@ -206,7 +200,7 @@ class Remote:
                 channels.remove(channel)
                 if not channels:
                     del self._channels[key]
-        if not self.is_up and self.lanes:
+        if not self.is_up and not channel.is_retired:
             self._went_down(why)
 
     def auth_data(self) -> tuple[str, bytes]:
@@ -291,8 +285,14 @@ class Remote:
     # -- channels
 
     def _usable_place(self) -> Place:
+        """Return where the cluster is; files that its record names are read until they can be.  Raises LinkDown."""
         if self._place is None:
-            raise LinkDown(self.error or "there is no record of this cluster")
+            try:
+                place = place_of(self._record)
+                self._tls, self._place = place.context(), place
+            except WrongRecord as error:
+                self._went_down(str(error))
+                raise LinkDown(str(error)) from None
         return self._place
 
     async def _service_channel(self, *, is_probe: bool = False) -> Channel:

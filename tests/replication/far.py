@@ -9,6 +9,7 @@ nothing twice.  A test changes its answers by replacing `on_producer`, `on_send`
 """
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections import defaultdict
@@ -90,7 +91,7 @@ _FIELD |= {T.PARTITIONED_METADATA_RESPONSE: "partitionMetadataResponse", T.LOOKU
 class FarCluster:
     """A cluster that a script plays."""
 
-    def __init__(self, *, is_new: bool = True, port: int = 0) -> None:
+    def __init__(self, *, is_new: bool = True, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.is_new = is_new
         self.entries: dict[str, list[Stored]] = defaultdict(list)
         self.duplicates = 0
@@ -106,7 +107,8 @@ class FarCluster:
         self.on_command = lambda visitor, command: None             # -> True: likewise
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port = self._listener.getsockname()[1]
-        self.url = f"pulsar://127.0.0.1:{self.port}"
+        self._tls = tls
+        self.url = f"{'pulsar' if tls is None else 'pulsar+ssl'}://127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -114,6 +116,11 @@ class FarCluster:
             while True:
                 link, _ = self._listener.accept()
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    try:
+                        link = self._tls.wrap_socket(link, server_side=True)
+                    except OSError:      # the peer does not trust the certificate
+                        continue
                 visitor = Visitor(self, link)
                 with self.lock:
                     self.visitors.append(visitor)
@@ -172,7 +179,8 @@ class FarCluster:
                          partitions=self.partitions.get(asked.topic, 0))
         elif kind == T.LOOKUP:
             visitor.tell(T.LOOKUP_RESPONSE, request_id=command.lookupTopic.request_id, response=1,
-                         brokerServiceUrl=self.url, authoritative=True)
+                         authoritative=True, **{"brokerServiceUrl" if self._tls is None else "brokerServiceUrlTls":
+                                                self.url})
         elif kind == T.GET_SCHEMA:
             schemas = self.schemas[command.getSchema.topic]
             if schemas:
