@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 # folders whose tests talk to whole brokers as clients do, or kill them
 WHOLE = [HERE / name for name in ("clients", "crash")]
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each starts processes that take a second or more
-            "filled_broker", "guarded", "package", "several", "two"}
+            "filled_broker", "guarded", "package", "replicating", "several", "two"}
 MARKS = ("slow", "java", "spark", "go")
 SLOW_FILE = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(MARKS)})\b", re.MULTILINE)
 CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine

@@ -84,6 +84,13 @@ def test_a_receipt_for_what_was_not_sent_is_a_lie(ledger, entry):
         made.answered(numbers(ledger), numbers(entry))
 
 
+def test_a_second_receipt_behind_a_hole_is_a_lie():
+    made = filled((1, 0, [1, 1, 1]))
+    made.answered(numbers(1), numbers(2))
+    with pytest.raises(NeverSent):
+        made.answered(numbers(1), numbers(2))
+
+
 def test_receipts_without_positions_count_in_order():
     made = filled((1, 0, [1, 0, 1]), (2, 0, [1, 1]))
     made.answered_next(1)
