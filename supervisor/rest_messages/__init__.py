@@ -7,6 +7,9 @@
     producing.py    a body -> messages to publish
     encoding.py     texts -> keys and payloads by a schema
     publisher.py    a producer that calls share
+    receiving.py    parameters and bodies of calls that consume, and messages as these see them
+    receiver.py     a consumer that calls share
+    events.py       messages as server-sent events
     pool.py         sessions that calls share, which end when nobody uses them
 
 Imports: `web/`, `admin/`, `messages/`, `pulsar_client/`, `configuration/`, `host/`, workers, storage, proto.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from geminga.workers.identity.authentication import Identity
 
-PRODUCE = "produce"
+PRODUCE, RECEIVE, ACKNOWLEDGE, REFUSE = "produce", "receive", "acknowledge", "refuse"
 HEADER = "X-Geminga-Call"
 HEADER_MAX = 1 << 20         # bytes of a call; names and parameters have at most 64 KiB each, which JSON escapes
 
@@ -19,11 +19,14 @@ HEADER_MAX = 1 << 20         # bytes of a call; names and parameters have at mos
 class Call(NamedTuple):
     """A request that the admin process has authenticated and authorised; its body follows."""
 
-    kind: str                                  # PRODUCE
+    kind: str                                  # PRODUCE, RECEIVE, ACKNOWLEDGE or REFUSE
     topic: str                                 # its complete name
     partition: int                             # that the path names, -1 without one
+    subscription: str                          # likewise, "" without one
     parameters: tuple[tuple[str, str], ...]    # of the address
     identity: Identity
+    is_stream: bool                            # the client takes server-sent events
+    last_event: str                            # id of the last one that it got, "" for none
 
     def as_text(self) -> str:
         return json.dumps(self._replace(identity=asdict(self.identity)))      # type: ignore[arg-type]
@@ -34,8 +37,9 @@ class Call(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> "Call":
-        kind, topic, partition, parameters, identity = json.loads(text)
-        return cls(kind, topic, partition, tuple((name, value) for name, value in parameters), Identity(**identity))
+        call = cls(*json.loads(text))
+        return call._replace(parameters=tuple((name, value) for name, value in call.parameters),
+                             identity=Identity(**call.identity))      # type: ignore[arg-type]
 
 
 def calls_path(index: int) -> Path:

@@ -1,6 +1,8 @@
 """Doors: the paths of messages over plain HTTP, in the admin process.
 
     POST /topics/{domain}/{tenant}/{namespace}/{topic}[/partitions/{number}]
+    GET  /topics/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}
+    POST /topics/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}/ack, and /nack
 
 Requests pass all checks of REST here: names of the host, other sites' pages, credentials and rights.  Then they are
 handed on, by HTTP over a Unix socket, to the `geminga-web` process that has the topic's producers and consumers, and
@@ -12,20 +14,32 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from geminga.proto.names import TopicName
 from geminga.supervisor.admin.requests.authentication import IDENTITY
-from geminga.supervisor.admin.requests.request_parts import PATH, TOPICS, existing_of, number_of, part_of, status
-from geminga.supervisor.rest_messages.calls import HEADER, HEADER_MAX, PRODUCE, Call, calls_path, index_of
+from geminga.supervisor.admin.requests.request_parts import PATH, TOPICS, existing_of, number_of, part_of
+from geminga.supervisor.rest_messages.calls import (
+    ACKNOWLEDGE,
+    HEADER,
+    HEADER_MAX,
+    PRODUCE,
+    RECEIVE,
+    REFUSE,
+    Call,
+    calls_path,
+    index_of,
+)
 
 routes = web.RouteTableDef()
 _TOPIC = "/topics" + PATH
+_SUBSCRIPTION = _TOPIC + "/subscription/{subscription:[^/]+}"
 _CALLS_MAX = 2_000           # that are handed on and have no answer yet
-_LOOK_S = 0.5                # between two looks whether a client is still there
 _LAST = (1 << 31) - 1
+_EVENTS = "text/event-stream"
 _PASSED_ON = "Content-Type", "Content-Length", "Cache-Control"
 
 
@@ -85,6 +99,24 @@ async def produce(request: web.Request) -> web.StreamResponse:
     return await _hand_on(request, PRODUCE, partition)
 
 
+@routes.get(_SUBSCRIPTION, allow_head=False)
+async def receive(request: web.Request) -> web.StreamResponse:
+    """Answer with messages of a subscription as soon as there are some, or send them as server-sent events."""
+    return await _hand_on(request, RECEIVE)
+
+
+@routes.post(_SUBSCRIPTION + "/ack")
+async def acknowledge(request: web.Request) -> web.StreamResponse:
+    """Acknowledge messages, and answer when that is on disk."""
+    return await _hand_on(request, ACKNOWLEDGE)
+
+
+@routes.post(_SUBSCRIPTION + "/nack")
+async def refuse(request: web.Request) -> web.StreamResponse:
+    """Have messages delivered again, to this client or another one."""
+    return await _hand_on(request, REFUSE)
+
+
 async def _hand_on(request: web.Request, kind: str, partition: int = -1) -> web.StreamResponse:
     """Hand a request on, and pass its answer back.  Raises 4xx, 503, Refusal."""
     topic, links = existing_of(request), request.app[LINKS]
@@ -92,25 +124,45 @@ async def _hand_on(request: web.Request, kind: str, partition: int = -1) -> web.
         raise web.HTTPServiceUnavailable(text=f"{_CALLS_MAX} calls are under way; try again")
     parameters = dict(reversed(list(request.query.items())))      # the first of several values counts, as in Pulsar
     parameters.pop("token", None)
-    call = Call(kind, str(topic), partition, tuple(parameters.items()), request[IDENTITY])
+    subscription = part_of(request, "subscription") if "subscription" in request.match_info else ""
+    call = Call(kind, str(topic), partition, subscription, tuple(parameters.items()), request[IDENTITY],
+                _EVENTS in request.headers.get("Accept", ""), request.headers.get("Last-Event-ID", ""))
     links.calls += 1
     asking = asyncio.create_task(_ask(request, topic, call))
     try:
-        while not asking.done() and request.transport is not None:
-            await asyncio.wait({asking}, timeout=_LOOK_S)
-        return asking.result() if asking.done() else web.Response(status=503)      # the client has gone
+        if kind != RECEIVE:      # else nobody would take what comes for a client that has gone
+            return await asking
+        gone = _Gone()
+        request.protocol.close()      # behind the answer: bytes of a next request are lost here
+        request.protocol.set_parser(gone)      # type: ignore[arg-type]
+        either: set[asyncio.Future[Any]] = {asking, gone.future}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return asking.result() if asking.done() else web.Response(status=503)      # which nobody reads
     finally:
         links.calls -= 1
-        if not asking.done():
-            asking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asking
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({asking})
+
+
+class _Gone:
+    """Stands where the parser of a connection's next request does, and is told when the connection ends."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        return False, b""
+
+    def feed_eof(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 async def _ask(request: web.Request, topic: TopicName, call: Call) -> web.StreamResponse:
     try:
         async with request.app[LINKS].ask(request, topic, call) as answer:
-            return await _pass_back(request, answer)
+            return await _pass_back(request, answer, closes=call.kind == RECEIVE)
     except (aiohttp.ClientError, OSError) as error:
         if request.content.exception() is not None:
             raise web.HTTPBadRequest(text="The body ends early, or is not encoded as its headers say") from None
@@ -118,12 +170,20 @@ async def _ask(request: web.Request, topic: TopicName, call: Call) -> web.Stream
                                               "answer may be stored, or not") from None
 
 
-async def _pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Pass an answer back, as far as the client reads.  Raises what the answer says, ClientError."""
+async def _pass_back(request: web.Request, answer: aiohttp.ClientResponse, *, closes: bool) -> web.StreamResponse:
+    """Pass an answer back, as far as the client reads.
+
+    closes: the client's connection ends with the answer.  Raises ClientError.
+    """
     if answer.status >= 400:
-        raise status(answer.status, (await answer.json())["reason"])
+        refused = web.json_response(await answer.json(), status=answer.status)
+        if closes:
+            refused.force_close()
+        return refused
     passed = web.StreamResponse(status=answer.status,
                                 headers={name: answer.headers[name] for name in _PASSED_ON if name in answer.headers})
+    if closes:
+        passed.force_close()
     try:
         await passed.prepare(request)
         async for data in answer.content.iter_any():

@@ -3,7 +3,8 @@ import asyncio
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 
@@ -11,17 +12,30 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.log import log
-from geminga.supervisor.rest_messages import producing
+from geminga.supervisor.rest_messages import events, producing, receiving
 from geminga.supervisor.rest_messages.bodies import Bodies, in_background
-from geminga.supervisor.rest_messages.calls import HEADER, HEADER_MAX, PRODUCE, Call
+from geminga.supervisor.rest_messages.calls import (
+    ACKNOWLEDGE,
+    HEADER,
+    HEADER_MAX,
+    PRODUCE,
+    RECEIVE,
+    REFUSE,
+    Call,
+)
 from geminga.supervisor.rest_messages.pool import Pool
 from geminga.supervisor.rest_messages.publisher import Outcome, Publisher
+from geminga.supervisor.rest_messages.receiver import Receiver
 from geminga.supervisor.web.inner import Links
+from geminga.supervisor.web.parameters import Consuming
 from geminga.supervisor.web.session import Turned
 from geminga.workers.identity.authentication import Identity
 
 _PRODUCERS_MAX = 500         # of a process, each with a connection to a worker
+_CONSUMERS_MAX = 500         # likewise, each with a megabyte of messages at most that no call has taken
 _PRODUCER_S = 30.0           # after its last call, when a producer ends
+_CONSUMER_S = 5.0            # likewise a consumer: what it has taken in advance waits as long for other consumers
+_LOOK_S = 1.0                # between two looks for what was not used
 _STOP_S = 0.5                # that calls have to end when the process stops
 _NOT_STORED = 2              # errorCode of a message, as in Pulsar
 
@@ -31,9 +45,11 @@ class Server:
 
     def __init__(self, listener: socket.socket, links: Links) -> None:
         self._listener, self._links, self._bodies = listener, links, Bodies()
+        self._looking: asyncio.Task[None] | None = None
         self._publishers: Pool[Publisher] = Pool(_PRODUCERS_MAX, _PRODUCER_S)
+        self._receivers: Pool[Receiver] = Pool(_CONSUMERS_MAX, _CONSUMER_S)
         self._work: dict[str, Callable[[web.BaseRequest, Call], Awaitable[web.StreamResponse]]] = {
-            PRODUCE: self._produce}
+            PRODUCE: self._produce, RECEIVE: self._receive, ACKNOWLEDGE: self._acknowledge, REFUSE: self._refuse}
         self._server = web.Server(self._answer, access_log=None, handler_cancellation=True,
                                   max_field_size=HEADER_MAX)
 
@@ -42,18 +58,27 @@ class Server:
 
     async def start(self) -> None:
         """Take calls from now on."""
-        await asyncio.get_running_loop().create_unix_server(self._server, sock=self._listener)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_server(self._server, sock=self._listener)
+        self._looking = loop.create_task(self._look())
 
-    def look(self, now_s: float) -> None:
-        """End what was not used for a while."""
-        self._publishers.look()
+    async def _look(self) -> None:
+        """End what was not used for a while, again and again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._publishers.look()
+            self._receivers.look()
 
     def end_unless(self, accepts: Callable[[Identity], bool]) -> None:
         """End what belongs to identities that the configuration does not admit any more."""
         self._publishers.end_unless(accepts)
+        self._receivers.end_unless(accepts)
 
     async def stop(self) -> None:
         """End all calls."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._receivers.stop()      # which answers calls that wait
         await self._server.shutdown(_STOP_S)
         self._publishers.stop()
 
@@ -89,6 +114,52 @@ class Server:
                 for outcome in outcomes:
                     outcome.refuse(error.text)
                 return _published(outcomes, -1)
+
+
+    # -- consuming
+
+    @asynccontextmanager
+    async def _consumer(self, call: Call, wanted: Consuming, *, is_exact: bool) -> AsyncIterator[Receiver]:
+        """Yield the consumer of a call.  is_exact: it must have the wanted parameters.  Raises Turned."""
+        key = call.key(call.subscription)
+        there = self._receivers.find(key)
+        if is_exact and there is not None and there.parameters != wanted:
+            if there.calls:
+                raise Turned(HTTPStatus.CONFLICT, "Other calls use this subscription with other parameters")
+            self._receivers.end(key)
+        async with self._receivers.use(key, partial(Receiver, call, wanted, self._links)) as receiver:
+            yield receiver
+
+    async def _receive(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        """Answer with messages as soon as there are some, or send them as events.  Raises Turned."""
+        wanted = receiving.receiving(dict(call.parameters))
+        last = receiving.place_of(call.last_event) if call.is_stream and call.last_event else None
+        async with self._consumer(call, wanted.consuming, is_exact=True) as receiver:
+            if last is not None:
+                receiver.resume(last)
+            if call.is_stream:
+                return await events.stream(request, receiver, wanted.messages_max)
+            ones = await receiver.take(wanted.messages_max, wanted.wait_s)
+            end = ',"endOfTopic":true' if not ones and receiver.is_at_end else ""
+            return web.json_response(body=f'{{"messages":[{",".join(map(receiving.text_of, ones))}]{end}}}'.encode())
+
+    async def _acknowledge(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        """Acknowledge messages, and answer when that is on disk.  Raises Turned."""
+        async with self._bodies.read(request) as (fields, _):
+            said = receiving.acknowledging(fields)
+            wanted = receiving.receiving(dict(call.parameters), is_cumulative=said.up_to is not None)
+            async with self._consumer(call, wanted.consuming, is_exact=False) as receiver:
+                await receiver.acknowledge(said.places, said.up_to)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _refuse(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        """Have messages delivered again.  Raises Turned."""
+        async with self._bodies.read(request) as (fields, _):
+            places, delay_ms = receiving.refusing(fields)
+            wanted = receiving.receiving(dict(call.parameters))
+            async with self._consumer(call, wanted.consuming, is_exact=False) as receiver:
+                receiver.refuse(places, delay_ms)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 def _published(outcomes: list[Outcome], version: int) -> web.Response:

@@ -3,6 +3,7 @@
 The worker knows which messages of a batch are acknowledged, if it keeps that at all.  If it does not, the entry has to
 be acknowledged when the last of its messages is, so the messages that are left are kept here, too.
 """
+import asyncio
 from collections.abc import Iterable
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -11,7 +12,7 @@ from geminga.supervisor.web.inner import Inner, T
 from geminga.supervisor.web.subscribing import Topic
 
 _BITS_MAX = 64 << 20         # messages of all batches that are acknowledged in part and known
-_BATCH_MAX = 1 << 17         # messages of a batch that an id may claim
+BATCH_MAX = 1 << 17         # messages of a batch that an id may claim
 _WORD = (1 << 64) - 1
 
 
@@ -93,11 +94,22 @@ class Acknowledging:
 
     def flush(self, link: Inner | None) -> None:
         """Send what was gathered; without a worker it is forgotten, and the messages come again."""
+        for command in self._gathered():
+            if link is not None:
+                link.send(api.BaseCommand(type=T.ACK, ack=command))
+
+    async def ask(self, link: Inner) -> None:
+        """Send what was gathered, and return when the broker has it on disk.  Raises ClientError."""
+        asking = []
+        for command in self._gathered():
+            command.request_id = link.next_id()
+            asking.append(link.ask(api.BaseCommand(type=T.ACK, ack=command), command.request_id))
+        await asyncio.gather(*asking)
+
+    def _gathered(self) -> list[api.CommandAck]:
         self._add_parts()
         waiting, self._waiting = self._waiting, {}
-        if link is not None:
-            for command in waiting.values():
-                link.send(api.BaseCommand(type=T.ACK, ack=command))
+        return list(waiting.values())
 
     def _command(self, topic: Topic, kind: "api.CommandAck.AckType.ValueType") -> api.CommandAck:
         command = self._waiting.get((topic.number, kind))
@@ -109,8 +121,8 @@ class Acknowledging:
 def _in_batch(place: api.MessageIdData) -> tuple[int, int]:
     """Return (index in its batch, messages of the batch), (-1, 0) outside of one.  Raises ValueError."""
     index, size = place.batch_index, place.batch_size
-    if size > _BATCH_MAX:
-        raise ValueError(f"a batch has at most {_BATCH_MAX} messages")
+    if size > BATCH_MAX:
+        raise ValueError(f"a batch has at most {BATCH_MAX} messages")
     return (index, size) if 0 <= index < size and size > 1 else (-1, 0)
 
 

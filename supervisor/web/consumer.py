@@ -26,8 +26,8 @@ from geminga.supervisor.web.subscribing import Subscribing, Topic
 from geminga.supervisor.web.visits import READER, Visit
 
 _QUEUE_BYTES_MAX = 1 << 20      # of texts that wait; beyond, the worker is not read
-_SHARING = api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared
-_DUE_MAX = 100_000              # entries that wait to be delivered again
+SHARING = api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared
+DUE_MAX = 100_000              # entries that wait to be delivered again
 _PERMITS_MAX = 1 << 31
 _LOOK_S = 0.25                  # least time between two looks for messages that are due
 Key = tuple[int, int, int, int]      # number of the topic, ledger, entry, index in the batch
@@ -36,8 +36,10 @@ Key = tuple[int, int, int, int]      # number of the topic, ledger, entry, index
 class Consumer(Session):
     """A consumer or a reader."""
 
+    has_texts = True      # False: messages are passed on as they are, without their texts
+
     __slots__ = ("_acks", "_dead_letters", "_decoder", "_due", "_parameters", "_permits", "_queue", "_queue_bytes",
-                 "_subscribing", "_tasks", "_timer", "_unacknowledged")
+                 "_subscribing", "_tasks", "_timer", "_timer_at", "_unacknowledged")
 
     def __init__(self, visit: Visit, links: Links, connection: Channel, parameters: Consuming) -> None:
         super().__init__(visit, links, connection)
@@ -52,6 +54,7 @@ class Consumer(Session):
         self._unacknowledged: dict[Key, float] = {}
         self._due: dict[tuple[int, int, int], float] = {}        # (topic, ledger, entry) to deliver again -> when
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0                                     # when it looks, as time of the event loop
         self._tasks: set[asyncio.Task[None]] | None = None       # asyncio keeps no reference to a task
         self._dead_letters = DeadLetters(visit, parameters.dead_letter_topic) if parameters.redeliveries_max else None
         self.is_busy = self._dead_letters is not None            # as it publishes
@@ -99,7 +102,7 @@ class Consumer(Session):
             if self._queue is None:
                 self._queue = deque()
             self._queue.append((topic, one))
-            self._queue_bytes += len(one.text)
+            self._queue_bytes += one.size
         self._acks.came(topic, entry)
 
     def _messages(self, topic: Topic, entry: Entry) -> list[Delivered]:
@@ -107,8 +110,8 @@ class Consumer(Session):
             return self._encrypted(topic, entry)
         if self._decoder is None:
             self._decoder = Decoder()
-        came = list(delivered.messages(self._decoder, topic.name, topic.partition, entry,
-                                       keeps_payload=self._dead_letters is not None))
+        came = list(delivered.messages(self._decoder, topic.name, topic.partition, entry, has_text=self.has_texts,
+                                       keeps_message=self._dead_letters is not None or not self.has_texts))
         # Nobody is told of entries that cannot be read; they stay unacknowledged.
         self._decoder.left_out.clear()
         if self._dead_letters is None:
@@ -121,24 +124,24 @@ class Consumer(Session):
 
     def _encrypted(self, topic: Topic, entry: Entry) -> list[Delivered]:
         if self._parameters.encrypted == CONSUME:
-            return [delivered.encrypted(topic.name, topic.partition, entry)]
+            return [delivered.encrypted(topic.name, topic.partition, entry, has_text=self.has_texts)]
         if self._parameters.encrypted == DISCARD and self.inner is not None:
             self._acks.whole(self.inner, topic, [entry[:2]])
         return []
 
     def taken(self) -> None:
         """Pass on what has come, as far as the window and the client's socket reach."""
-        queue, texts, room = self._queue, [], self._room()
+        queue, ones, room = self._queue, [], self._room()
         last: dict[Topic, Delivered] = {}
         while queue and room > 0 and self.connection.is_writable:
             topic, one = queue.popleft()
-            self._queue_bytes -= len(one.text)
-            texts.append(one.text)
+            self._queue_bytes -= one.size
+            ones.append(one)
             room -= 1
             self._passed_on(topic, one)
             last[topic] = one
-        if texts:
-            self.connection.send(texts)
+        if ones:
+            self.pass_on(ones)
         if self.visit.kind == READER and last:      # a reader has read what it got, as the end of a topic shows
             for topic, one in last.items():
                 self._acks.up_to(topic, one.id)
@@ -152,6 +155,10 @@ class Consumer(Session):
             self.inner.pause() if self.inner.is_own else self.move()
         elif self._queue_bytes <= _QUEUE_BYTES_MAX // 2:
             self.inner.resume()
+
+    def pass_on(self, ones: list[Delivered]) -> None:
+        """Send messages to the client."""
+        self.connection.send([one.text for one in ones])
 
     def _passed_on(self, topic: Topic, one: Delivered) -> None:
         self._subscribing.passed_on(topic, one)
@@ -176,13 +183,17 @@ class Consumer(Session):
         """Grant the worker permits for what the client may get, beside what waits already."""
         if self.inner is None:
             return
-        room, half = self._room() - len(self._queue or ()), max(1, self._parameters.window // 2)
+        room, half = self._room() - len(self._queue or ()), self._granted_at_least()
         for topic in self._subscribing.topics.values():
             wanted = room - topic.permits
             if wanted > 0 and (wanted >= half or topic.permits <= 0):
                 topic.permits += wanted
                 flow = api.CommandFlow(consumer_id=topic.number, messagePermits=wanted)
                 self.inner.send(api.BaseCommand(type=T.FLOW, flow=flow))
+
+    def _granted_at_least(self) -> int:
+        """Return the number of permits that are worth a command while the worker has others."""
+        return max(1, self._parameters.window // 2)
 
     def socket_writable(self, *, is_writable: bool) -> None:
         if is_writable:
@@ -233,13 +244,17 @@ class Consumer(Session):
         self._acks.flush(self.inner)
         self.taken()
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the topics are terminated, and everything was read."""
+        topics = self._subscribing.topics.values()
+        return bool(topics) and all(topic.is_ended for topic in topics) and not self._queue
+
     def _command(self, fields: dict[str, Any]) -> None:
         """Carry a command out.  Raises ValueError."""
         kind = fields.get("type")
         if kind == "isEndOfTopic":
-            topics = self._subscribing.topics.values()
-            is_end = bool(topics) and all(topic.is_ended for topic in topics) and not self._queue
-            return self.connection.send([b'{"endOfTopic":%s}' % (b"true" if is_end else b"false")])
+            return self.connection.send([b'{"endOfTopic":%s}' % (b"true" if self.is_at_end else b"false")])
         if self.visit.kind == READER:
             if self._unacknowledged:      # any text frees one place
                 del self._unacknowledged[next(iter(self._unacknowledged))]
@@ -262,21 +277,26 @@ class Consumer(Session):
         if topic is None:
             return
         if kind == "acknowledgeCumulative":
-            if self._parameters.kind in _SHARING:
+            if self._parameters.kind in SHARING:
                 return self.connection.close(REFUSED, "Shared subscriptions have no cumulative acknowledgement")
             self._acks.up_to(topic, place)
             last = place.ledgerId, place.entryId, place.batch_index if place.batch_index >= 0 else 1 << 31
             self._forget(lambda key: key[0] == topic.number and key[1:] <= last)
             return
-        self._unacknowledged.pop((topic.number, place.ledgerId, place.entryId, place.batch_index), None)
         if kind == "negativeAcknowledge":
-            by = asyncio.get_running_loop().time() + self._parameters.nack_delay_ms / 1_000
-            if len(self._due) >= _DUE_MAX:
-                return self.connection.close(REFUSED, f"More than {_DUE_MAX} negative acknowledgements wait")
-            self._due[topic.number, place.ledgerId, place.entryId] = by
-            self._look_at(by)
+            if len(self._due) >= DUE_MAX:
+                return self.connection.close(REFUSED, f"More than {DUE_MAX} negative acknowledgements wait")
+            self._come_again(topic, place, self._parameters.nack_delay_ms)
         else:
             self._acks.one(topic, place)
+            self._unacknowledged.pop((topic.number, place.ledgerId, place.entryId, place.batch_index), None)
+
+    def _come_again(self, topic: Topic, place: api.MessageIdData, delay_ms: int) -> None:
+        """Have a message delivered again after a delay."""
+        self._unacknowledged.pop((topic.number, place.ledgerId, place.entryId, place.batch_index), None)
+        by = asyncio.get_running_loop().time() + delay_ms / 1_000
+        self._due[topic.number, place.ledgerId, place.entryId] = by
+        self._look_at(by)
 
     def _forget(self, is_meant: Any) -> None:
         for key in [key for key in self._unacknowledged if is_meant(key)]:
@@ -311,9 +331,11 @@ class Consumer(Session):
     def _look_at(self, when: float) -> None:
         """Look for messages that are due, at a time of the event loop."""
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
+        # Kept here, as uvloop's handle of a time that has passed does not know it.
+        self._timer_at = when
         self._timer = asyncio.get_running_loop().call_at(when, self._look)
 
     def _look(self) -> None:
@@ -349,7 +371,7 @@ class Consumer(Session):
             return
         self._acks.flush(self.inner)
         again = api.CommandRedeliverUnacknowledgedMessages(consumer_id=topic.number)
-        if self._parameters.kind in _SHARING:
+        if self._parameters.kind in SHARING:
             for ledger_id, entry_id in sorted(positions):
                 again.message_ids.add(ledgerId=ledger_id, entryId=entry_id)
         else:
@@ -359,7 +381,7 @@ class Consumer(Session):
             self._forget(lambda key: key[0] == topic.number)
             if self._queue:
                 self._queue = deque(pair for pair in self._queue if pair[0] is not topic)
-                self._queue_bytes = sum(len(one.text) for _, one in self._queue)
+                self._queue_bytes = sum(one.size for _, one in self._queue)
         self.inner.send(api.BaseCommand(type=T.REDELIVER_UNACKNOWLEDGED_MESSAGES,
                                         redeliverUnacknowledgedMessages=again))
 

@@ -64,9 +64,11 @@ class DeadLetters:
         origin = f"{one.position[0]}:{one.position[1]}:{topic.partition}"
         if one.batch_index >= 0:
             origin += f":{one.batch_index}"
-        properties = one.properties | {"REAL_TOPIC": topic.name, "ORIGIN_MESSAGE_ID": origin}
+        message = one.message
+        assert message is not None      # kept where there are dead letters
+        properties = message.properties | {"REAL_TOPIC": topic.name, "ORIGIN_MESSAGE_ID": origin}
         batch = Batch(making, 1, sequence_id)
-        batch.add(Outgoing(one.payload, About(one.key, one.is_key_base64, None, tuple(properties.items()))))
+        batch.add(Outgoing(message.payload, About(message.key, message.is_key_base64, None, tuple(properties.items()))))
         data = batch.entry().data
         send = api.CommandSend(producer_id=self._number, sequence_id=sequence_id, num_messages=1)
         body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()

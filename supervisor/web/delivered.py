@@ -3,7 +3,7 @@ import base64
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.decoding import Decoder
@@ -21,12 +21,15 @@ class Delivered(NamedTuple):
     batch_index: int                            # -1: not in a batch
     batch_size: int                             # messages of the batch, 0: not in a batch
     others: tuple[tuple[int, int], ...]         # of the other chunks of a large message
-    text: bytes                                 # JSON
-    payload: bytes                              # with the next two for dead letters
-    properties: dict[str, str]
-    key: str | None
-    is_key_base64: bool
     redelivery_count: int
+    text: bytes                                 # JSON; b"" over plain HTTP, which needs the message itself
+    message: Message | None                     # for dead letters and plain HTTP
+    encryption: dict[str, Any] | None           # what is known of the keys; None: the message is not encrypted
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept until the message goes to the client."""
+        return len(self.text) + (0 if self.message is None else len(self.message.payload))
 
     @property
     def id(self) -> api.MessageIdData:
@@ -36,16 +39,19 @@ class Delivered(NamedTuple):
 
 
 def messages(decoder: Decoder, topic: str, partition: int, entry: Entry, *,
-             keeps_payload: bool) -> Iterator[Delivered]:
-    """Iterate over the messages of an entry that is not encrypted.  keeps_payload: beside the text."""
+             has_text: bool, keeps_message: bool) -> Iterator[Delivered]:
+    """Iterate over the messages of an entry that is not encrypted.
+
+    has_text, keeps_message: whether they have a text, and the message itself.
+    """
     for message in decoder.messages(topic, entry):
         others = tuple(place for place in message.chunks if place != (message.ledger_id, message.entry_id))
         yield Delivered((message.ledger_id, message.entry_id), message.batch_index, message.batch_size, others,
-                        _text(message, partition, ""), message.payload if keeps_payload else b"", message.properties,
-                        message.key, message.is_key_base64, message.redelivery_count)
+                        message.redelivery_count, _text(message, partition, "") if has_text else b"",
+                        message if keeps_message else None, None)
 
 
-def encrypted(topic: str, partition: int, entry: Entry) -> Delivered:
+def encrypted(topic: str, partition: int, entry: Entry, *, has_text: bool) -> Delivered:
     """Return the one message of an encrypted entry: a batch cannot be opened, and counts as one message."""
     own = entry.metadata
     count = own.num_messages_in_batch if own.HasField("num_messages_in_batch") else None
@@ -58,9 +64,10 @@ def encrypted(topic: str, partition: int, entry: Entry) -> Delivered:
     key = own.partition_key if own.HasField("partition_key") else None
     properties = {pair.key: pair.value for pair in own.properties}
     message = Message(topic, entry.ledger_id, entry.entry_id, -1, 0, partition, entry.payload, key, None, properties,
-                      own.publish_time, own.event_time, 0, "", 0, None, entry.redelivery_count, own.null_value)
-    return Delivered(entry[:2], -1, 0, (), _text(message, partition, f',"encryptionContext":{json.dumps(context)}'),
-                     b"", properties, key, own.partition_key_b64_encoded, entry.redelivery_count)
+                      own.publish_time, own.event_time, 0, "", 0, None, entry.redelivery_count, own.null_value,
+                      own.partition_key_b64_encoded)
+    text = _text(message, partition, f',"encryptionContext":{json.dumps(context)}') if has_text else b""
+    return Delivered(entry[:2], -1, 0, (), entry.redelivery_count, text, None if has_text else message, context)
 
 
 def _text(message: Message, partition: int, more: str) -> bytes:

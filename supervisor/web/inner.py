@@ -32,6 +32,7 @@ _ANSWERS: dict[int, tuple[str, str, str]] = {
     T.ERROR: ("error", "error", "message"),
     T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
     T.WATCH_TOPIC_LIST_SUCCESS: ("watchTopicListSuccess", "", ""),
+    T.ACK_RESPONSE: ("ackResponse", "error", "message"),
     T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
     T.GET_OR_CREATE_SCHEMA_RESPONSE: ("getOrCreateSchemaResponse", "error_code", "error_message"),
 }

@@ -72,37 +72,37 @@ def producing(given: Mapping[str, str]) -> Producing:
     is_batching = given.get("batchingEnabled", "").lower() == "true"
     batch, delay = 1, 0
     if is_batching:
-        batch = _number(given, "batchingMaxMessages", 1_000, least=1)
-        delay = _number(given, "batchingMaxPublishDelay", 1)
-        _number(given, "maxPendingMessages", 0)
+        batch = number(given, "batchingMaxMessages", 1_000, least=1)
+        delay = number(given, "batchingMaxPublishDelay", 1)
+        number(given, "maxPendingMessages", 0)
     name, keys = given.get("producerName"), _encryption_keys(given.get("encryptionKeys", ""))
     if name == "":
         raise WrongParameter("producerName must not be empty")
-    first = _number(given, "initialSequenceId", 0, least=-(1 << 63), last=(1 << 63) - 2) \
+    first = number(given, "initialSequenceId", 0, least=-(1 << 63), last=(1 << 63) - 2) \
         if "initialSequenceId" in given else None
     codec = _one_of(given, "compressionType", _CODECS, "NONE")
     return Producing(
-        name or "", first, _number(given, "sendTimeoutMillis", 30_000), 1 if keys else batch, delay,
+        name or "", first, number(given, "sendTimeoutMillis", 30_000), 1 if keys else batch, delay,
         api.NONE if keys else codec, _one_of(given, "messageRoutingMode", _ROUTING, "SinglePartition"),
         _one_of(given, "hashingScheme", _HASHES, "JavaStringHash"), keys)
 
 
 def consuming(given: Mapping[str, str]) -> Consuming:
     """Read a consumer's parameters.  Raises WrongParameter."""
-    timeout, name = _number(given, "ackTimeoutMillis", 0), given.get("consumerName")
+    timeout, name = number(given, "ackTimeoutMillis", 0), given.get("consumerName")
     if 0 < timeout < _TIMEOUT_MIN_MS:
         raise WrongParameter(f"ackTimeoutMillis must be 0 or at least {_TIMEOUT_MIN_MS}")
     if name == "":
         raise WrongParameter("consumerName must not be empty")
-    most = _number(given, "maxRedeliverCount", 0, least=1) if "maxRedeliverCount" in given else 0
+    most = number(given, "maxRedeliverCount", 0, least=1) if "maxRedeliverCount" in given else 0
     if "deadLetterTopic" in given and not most:
         raise WrongParameter("deadLetterTopic needs maxRedeliverCount")
     return Consuming(
         _one_of(given, "subscriptionType", _TYPES, "Exclusive"),
         _one_of(given, "subscriptionMode", _MODES, "Durable"),
         _one_of(given, "subscriptionInitialPosition", _POSITIONS, "Latest"), None,
-        _window(given), name or "", _number(given, "priorityLevel", 0), timeout,
-        _number(given, "negativeAckRedeliveryDelay", 60_000), most, given.get("deadLetterTopic", ""),
+        _window(given), name or "", number(given, "priorityLevel", 0), timeout,
+        number(given, "negativeAckRedeliveryDelay", 60_000), most, given.get("deadLetterTopic", ""),
         given.get("pullMode", "").lower() == "true", _encrypted(given))
 
 
@@ -142,7 +142,7 @@ def base64_of(text: str) -> bytes:
 
 
 def _window(given: Mapping[str, str]) -> int:
-    return max(1, min(_WINDOW, _number(given, "receiverQueueSize", _WINDOW)))
+    return max(1, min(_WINDOW, number(given, "receiverQueueSize", _WINDOW)))
 
 
 def _encrypted(given: Mapping[str, str]) -> str:
@@ -150,7 +150,8 @@ def _encrypted(given: Mapping[str, str]) -> str:
     return action if action in (FAIL, DISCARD, CONSUME) else FAIL
 
 
-def _number(given: Mapping[str, str], name: str, default: int, *, least: int = 0, last: int = _LAST) -> int:
+def number(given: Mapping[str, str], name: str, default: int, *, least: int = 0, last: int = _LAST) -> int:
+    """Read a parameter that is a whole number.  Raises WrongParameter."""
     text = given.get(name)
     if text is None:
         return default

@@ -42,8 +42,6 @@ class Beside(Protocol):
     """What a process serves beside WebSocket."""
 
     async def start(self) -> None: ...
-    def look(self, now_s: float) -> None:
-        """End what was not used for a while, or has expired.  now_s: seconds since 1970."""
     def end_unless(self, accepts: Callable[[Identity], bool]) -> None:
         """End what belongs to identities that the configuration does not admit any more."""
     async def stop(self) -> None: ...
@@ -136,7 +134,6 @@ class Web:
                 del self._expiring[connection]
             elif expires_s <= now_s:
                 connection.close(REFUSED, "The credentials have expired")
-        self._beside.look(now_s)
 
     def configure(self, text: str) -> None:
         """Apply new options.  Raises Unusable."""

@@ -42,6 +42,7 @@ MAY = {     # by what a route demands: the roles that may
     authorization.DISCARDS: ADMINS | CONSUMERS, authorization.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
     authorization.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
     authorization.WRITES: ADMINS | PRODUCERS | {"topic-producer"},
+    authorization.READS: ADMINS | CONSUMERS | {"topic-consumer"},
     authorization.LOOKS_UP: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"}}
 
 
@@ -114,7 +115,7 @@ def test_every_route_says_what_it_demands():
 
 NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
     "SUPER", "TENANTS", "TENANT", "NAMESPACE", "TOPIC", "TOPIC_POLICY", "LISTS", "DISCARDS", "LOOKS_UP", "PRODUCES",
-    "CONSUMES", "WRITES")}
+    "CONSUMES", "WRITES", "READS")}
 
 
 def test_every_row_of_the_table_is_as_it_was_decided():
@@ -125,7 +126,7 @@ def test_every_row_of_the_table_is_as_it_was_decided():
         "NAMESPACE": ("namespace", "administer", 403, False), "TOPIC": ("topic", "administer", 401, False),
         "TOPIC_POLICY": ("topic", "administer", 403, False), "LISTS": ("namespace", "lookup", 403, False),
         "DISCARDS": ("namespace", "consume", 403, False), "LOOKS_UP": ("topic", "lookup", 401, False),
-        "WRITES": ("topic", "produce", 403, False),
+        "WRITES": ("topic", "produce", 403, False), "READS": ("topic", "consume", 403, False),
         "PRODUCES": ("topic", "produce", 401, False), "CONSUMES": ("topic", "consume", 401, False), "-": None}
     rows = [line.split() for line in RIGHTS.read_text().splitlines() if not line.startswith("#")]
     assert {(method, path): NAMES[name] for name, method, path in rows} == authorization.DEMANDS
@@ -151,6 +152,7 @@ QUESTIONS = {       # a question that changes nothing for each kind of demand
     authorization.PRODUCES: ("POST", "/admin/v2/schemas/{place}/plain/schema"),
     authorization.CONSUMES: ("GET", "/admin/v2/persistent/{place}/plain/subscriptions"),
     authorization.WRITES: ("POST", "/topics/persistent/{place}/plain"),
+    authorization.READS: ("POST", "/topics/persistent/{place}/plain/subscription/nobodys/nack"),
 }
 
 

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
-BLOCKS = re.findall(r"^```(sh|json|text)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def pattern(shown):

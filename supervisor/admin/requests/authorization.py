@@ -47,13 +47,14 @@ TENANT, NAMESPACE, TOPIC, TOPIC_POLICY = (Demand("tenant", ADMINISTER, 401), Dem
 # for routes about all topics of a namespace
 LISTS, DISCARDS = Demand("namespace", LOOKUP, 403), Demand("namespace", CONSUME, 403)
 LOOKS_UP, PRODUCES, CONSUMES = (Demand("topic", action, 401) for action in (LOOKUP, PRODUCE, CONSUME))
-WRITES = Demand("topic", PRODUCE, 403)      # messages over plain HTTP
+WRITES, READS = Demand("topic", PRODUCE, 403), Demand("topic", CONSUME, 403)      # messages over plain HTTP
 _T, _N = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}", "/admin/v2/namespaces/{tenant}/{namespace}"
 _S, _SCHEMAS = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 _TABLES = tuple(f"/ops/v1/{table}" for table in ("topics", "subscriptions", "clients"))
 _BUNDLE = _N + "/{bundle}"
 _TRANSACTIONS, _NAME = "/admin/v3/transactions", "{tenant}/{namespace}/{topic}"
 _OPS = "/{domain}/{tenant}/{namespace}/{topic}"
+_CONSUMING = "/topics" + _OPS + "/subscription/{subscription}"
 _CLUSTER, _BROKERS, _STATS = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", "/admin/v2/broker-stats"
 
 # (demand, methods, paths). Demand None: every authenticated role may.
@@ -312,6 +313,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (SUPER, "POST", ("/ops/v1/alarms/{alarm}/seen",)),
     # Messages over plain HTTP
     (WRITES, "POST", ("/topics" + _OPS, "/topics" + _OPS + "/partitions/{number}")),
+    (READS, "GET", (_CONSUMING,)),
+    (READS, "POST", (_CONSUMING + "/ack", _CONSUMING + "/nack")),
     # WebSocket: the doors look at each topic that the address names.
     (None, "GET", ("/ws/v2/{kind}/{rest}", "/ws/v3/{kind}/{rest}")),
 )
