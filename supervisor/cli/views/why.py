@@ -3,7 +3,6 @@ from typing import Any
 
 import click
 
-from geminga.proto.names import replication_cursor
 from geminga.supervisor.cli import grammar, output
 from geminga.supervisor.cli.completion import complete_subscription, complete_topic
 from geminga.supervisor.cli.output import Output
@@ -56,6 +55,7 @@ def names(broker: Broker, place: Place) -> list[str]:
 
 def cursors(broker: Broker, place: Place) -> list[str]:
     """Return the names of a topic's replication cursors.  Raises Unknown, Refused, NotReachable."""
+    from geminga.proto.names import replication_cursor
     count = ask(broker, "GET", f"/admin/v2{place.path}/partitions", place)["partitions"]
     what = "partitioned-stats?perPartition=false" if count else "stats"
     told = ask(broker, "GET", f"/admin/v2{place.path}/{what}", place)
