@@ -113,6 +113,7 @@ def test_a_markers_receipt_says_that_it_is_a_marker(rig, count):
     answers = send(rig, replicator(rig), *at(*range(count)), replace(marker("7:500"), sequence_id=12),
                    replace(marker(None), sequence_id=13))
     assert ids(answers)[count:] == [(12, 1 << 63), (13, 1 << 63)]
+    assert DUPLICATE not in answers.positions
 
 
 def test_the_largest_position_is_accepted(rig):
