@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
-from geminga.proto.sends import IN_TRANSACTION, IS_MARKER
+from geminga.proto.sends import IN_TRANSACTION
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
 from geminga.storage.cursors import state_file
@@ -176,19 +176,18 @@ def _committed(data_dir: Path | str, partition_id: int) -> tuple[Position, bool]
 
 
 def are_committed(folder: Path, partition_id: int, ledger_id: int, rows: Rows, first: int) -> NDArray[np.bool_]:
-    """Return which entries of a ledger (n,) are in no transaction, or in one that is committed, and are no markers.
+    """Return which entries of a ledger (n,) are in no transaction, or in one that is committed.  Raises CorruptFile.
 
-    rows: of the entries from `first` on.  Raises CorruptFile.
+    rows: of the entries from `first` on.
     """
     is_in: NDArray[np.bool_] = rows["flags"] & IN_TRANSACTION != 0
-    is_marker: NDArray[np.bool_] = rows["flags"] & IS_MARKER != 0
     if not is_in.any():
-        return ~is_marker
+        return ~is_in
     state = state_file.read(folder, partition_id)
     end = first + len(rows)
     is_known = np.arange(first, end) < entries_up_to(_settled(state), ledger_id, end)
     is_committed: NDArray[np.bool_] = ~is_in | (is_known & ~state.discarded.acknowledged(ledger_id, first, end))
-    return is_committed & ~is_marker
+    return is_committed
 
 
 def _settled(state: State) -> Position:

@@ -53,8 +53,6 @@ BUGS = [
          "        if False:\n", "", "storage/test_quota.py")),
     *of("storage/topics/partition.py", _TESTS,
         ("(IN_TRANSACTION | IS_MARKER) != 0\n", "IN_TRANSACTION != 0\n", "a marker is the last message")),
-    *of("storage/jobs/confirmed.py", "storage/test_replicated.py",
-        ("        return ~is_marker\n", "        return ~is_in\n", "jobs read markers")),
     *of("proto/sends.py", "proto/test_source_positions.py",
         ("    positions[is_wrong] = 0\n", "", "nonsense is a position"),
         ("    is_wrong = (digits > 9).any(axis=1, where=np.arange(start, end) != colon)\n",

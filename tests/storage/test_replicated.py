@@ -13,13 +13,14 @@ from geminga.storage import format
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.jobs import confirmed, reading
-from geminga.storage.offline import verify
+from geminga.storage.offline import search, verify
 from geminga.storage.offline.dump import dump
+from geminga.storage.offline.search import Conditions
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.topics import publish_plan
 
 from .files import flip
-from .rig import T, entry_of
+from .rig import T, entry_of, payload_of
 
 DUPLICATE = (producer_sequences.NOWHERE, producer_sequences.NOWHERE)
 NAME = "pulsar.repl.far-->standalone"
@@ -460,6 +461,10 @@ def test_jobs_read_no_markers(rig):
              for batch in reading.batches(rig.data_dir, stretch, ("payload",), pytest.fail)
              for payload in batch["payload"].to_pylist()]
     assert found == [b"7:0", b"7:2"]
+    [piece] = search.pieces(rig.data_dir, [(partition_id, rig.topic("a"))])
+    assert search.count(rig.data_dir, piece, Conditions(), pytest.fail) == 2
+    hits = search.entries(rig.data_dir, piece, Conditions(), pytest.fail)
+    assert [payload_of(hit.entries[-1][1]) for hit in hits] == found
 
 
 def test_administration_shows_no_markers(rig):
