@@ -122,7 +122,8 @@ class Owner(Decisions):
         self.inactive, self.rates, self.crowding = InactiveTopics(self), RateLimiter(self), UnacknowledgedLimit(self)
         self.replication = ReplicationCursors(self)
         self.statistics = Statistics(self, self._configured.stats_window_s)
-        self.gate, self.delays = PublishGate(self, self.space, self.memory, self.quotas), DelayPolicy(self)
+        self.gate = PublishGate(self, self.space, self.memory, self.quotas, self.replication)
+        self.delays = DelayPolicy(self)
 
     def _make_transactions(self, recovery: "Recovery | None", index: int, owners: int, *, has_moved: bool) -> None:
         """Make the coordinator, the participant of this owner's partitions, and what connects both to other owners."""
@@ -154,8 +155,7 @@ class Owner(Decisions):
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
             self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
             self.participant, self.coordinator,
-            self._publishing, self._dispatching, self.partitions, self._trimming,
-            self.replication]      # the last one, as a full disk may keep it from what it has to do
+            self._publishing, self._dispatching, self.partitions, self._trimming, self.replication]
         self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
 
     def __repr__(self) -> str:

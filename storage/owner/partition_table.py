@@ -117,12 +117,8 @@ class PartitionTable(Watcher):
         partition.slot = self._next_slot
         self.by_name[partition.name] = partition
         self._snapshots.opened(partition)
+        self.apply_policies(partition)
         self._owner.counters.add("partitions_open")
-        try:
-            self.apply_policies(partition)
-        except StorageFull:      # a message that is stored now would be missing where its replication cursor begins
-            self._forget(partition)
-            raise
         self._owner.changed[partition] = None
         self.report_damage(partition)
 

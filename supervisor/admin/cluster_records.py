@@ -94,6 +94,8 @@ def _check_credentials(record: Mapping[str, Any]) -> None:
     except click.UsageError as error:
         text = error.message.replace("--auth-params", _SECRET).replace("--auth-plugin", "authenticationPlugin")
         raise Invalid(text) from None
+    except RecursionError:
+        raise Invalid(f"{_SECRET}: expected an object of texts") from None
     if (path := record.get("brokerClientTrustCertsFilePath")) and not path.startswith("/"):
         raise Invalid("brokerClientTrustCertsFilePath: expected a path that begins with /")
 

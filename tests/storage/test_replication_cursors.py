@@ -8,6 +8,7 @@ from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policies import CLUSTERS, policies_of
 from geminga.storage.catalogue.policy_table import TABLE, read
+from geminga.storage.errors import StorageFull
 
 from .rig import Rig
 
@@ -313,23 +314,48 @@ def test_cursors_of_topics_that_nobody_opens_are_made_and_deleted_by_the_scan(ri
     assert cursors(rig) == []
 
 
-def test_a_topic_whose_cursor_cannot_be_made_is_not_opened(rigs, monkeypatch):
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_nobody_publishes_to_a_topic_whose_cursor_cannot_be_made(rigs, monkeypatch, is_open):
     """A message that it took now would be missing at the other cluster."""
-    from geminga.storage.errors import StorageFull
-    rig = rigs()
-    known(rig, "far")
-    rig.publish(rig.producer("t"), b"a")
-    rig = rigs.restart(rig)
-    set_policy(rig, "replicationClusters", BOTH)
-
     def full(*_):
         raise StorageFull("there is no room")
+
+    rig = rigs()
+    known(rig, "far")
+    producer = rig.producer("t")
+    rig.publish(producer, b"a")
+    if not is_open:
+        rig = rigs.restart(rig)
     with monkeypatch.context() as patched:
         patched.setattr(rig.owner.catalogue.subscriptions, "create", full)
-        answers = rig.run(rig.command("producer", topic="t", producer_id=1, request_id=1))
-        assert error_of(answers) == "PersistenceError" and not rig.partitions
+        assert set_policy(rig, "replicationClusters", BOTH).answered == [{"answer": None}]
+        if is_open:
+            answers = rig.run(rig.sends((producer, b"lost")))
+            assert not answers.receipts and answers.commands(api.BaseCommand.CLOSE_PRODUCER)
+        answers = rig.run(rig.command("producer", topic="t", producer_id=91, request_id=91))
+        assert error_of(answers) == "ServiceNotReady"
+        rig.run(after_ms=SECOND)
+        assert cursors(rig) == []
+        waiting = rig.command("producer", topic="t", producer_id=92, request_id=92, epoch=1)
+        assert not rig.run(waiting).commands(api.BaseCommand.ERROR)
+    rig.run(after_ms=SECOND)
+    assert rig.run(after_ms=SECOND).commands(api.BaseCommand.PRODUCER_SUCCESS) or rig.partition("t").producers.live
     rig.publish(rig.producer("t"), b"b")
     assert left(rig) == [b"b"]
+
+
+def test_a_cursor_that_cannot_be_deleted_goes_later_and_keeps_nobody_from_publishing(rigs, monkeypatch):
+    def full(*_):
+        raise StorageFull("there is no room")
+
+    rig = replicated(rigs)
+    producer = rig.producer("t")
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.owner.catalogue.subscriptions, "delete", full)
+        set_policy(rig, "replicationClusters", ["standalone"])
+        assert rig.run(rig.sends((producer, b"a"))).receipts and cursors(rig) == ["pulsar.repl.far"]
+    rig.run(after_ms=SECOND)
+    assert cursors(rig) == []
 
 
 # -- who reads it

@@ -94,6 +94,7 @@ def test_hidden_credentials_that_are_sent_back_stay(own, ask):
     ({"authenticationPlugin": "AuthenticationAthenz", "authenticationParameters": "{}"}, "AuthenticationAthenz is not"),
     ({"authenticationPlugin": "AuthenticationToken", "authenticationParameters": "token:"}, "there is no token"),
     ({"authenticationPlugin": "AuthenticationBasic", "authenticationParameters": "{}"}, "lacks userId"),
+    ({"authenticationPlugin": "AuthenticationBasic", "authenticationParameters": '{"a":' * 3000}, "expected an object"),
     ({"authenticationParameters": "token:abc"}, "needs authenticationPlugin"),
     ({"proxyServiceUrl": "pulsar+ssl://proxy:4443", "proxyProtocol": "SNI"}, "a proxy by SNI is not supported"),
     ({"brokerClientTlsEnabledWithKeyStore": True}, "Java's key stores are not read"),
