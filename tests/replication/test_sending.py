@@ -250,3 +250,38 @@ def test_a_cursor_that_is_gone_ends_its_lane(replication):
     assert request("DELETE", f"{replication.broker.http_url}/admin/v2/{place}?force=true")[0] == 204
     eventually(lambda: not replication.lane(topic, name), 20)
     assert replication.link(name)["lanes"] == 0
+
+
+def test_a_topic_is_looked_up_and_redirections_are_followed(replication):
+    name, far = replication.far()
+    _, second = replication.far()
+
+    def redirect(visitor, command):
+        if command.type == T.LOOKUP:
+            visitor.tell(T.LOOKUP_RESPONSE, request_id=command.lookupTopic.request_id, response=0,
+                         brokerServiceUrl=second.url, authoritative=True)
+        return command.type == T.LOOKUP
+
+    far.on_command = redirect
+    topic = replication.topic(name)
+    replication.publish(topic, numbered(20))
+    arrive(second, topic, numbered(20))
+    assert second.commands(T.LOOKUP)[0].lookupTopic.authoritative
+    assert not far.stored(topic)
+    assert replication.lane(topic, name)["address"] == second.url.rpartition("/")[2]
+
+
+def test_a_broker_behind_a_proxy_is_reached_through_it(replication):
+    name, far = replication.far()
+
+    def behind(visitor, command):
+        if command.type == T.LOOKUP:
+            visitor.tell(T.LOOKUP_RESPONSE, request_id=command.lookupTopic.request_id, response=1,
+                         brokerServiceUrl="pulsar://broker.example.com:6650", proxy_through_service_url=True)
+        return command.type == T.LOOKUP
+
+    far.on_command = behind
+    topic = replication.topic(name)
+    replication.publish(topic, numbered(20))
+    arrive(far, topic, numbered(20))
+    assert [one.connect.proxy_to_broker_url for one in far.commands(T.CONNECT)] == ["", "broker.example.com:6650"]
