@@ -22,6 +22,7 @@ Start with `owner/` (a pass), then `topics/` (one partition), `ledgers/` and `cu
     admin/         answers to administration
     owner/         the pass, the process, recovery after a crash
     offline/       verify, repair, dump, backup, restore: without a broker
+    standby/       a copy of another broker's data folder, kept by its journals' records
     jobs/          Spark: the nightly compaction, the data source
 
 Each folder's `__init__.py` says what lives there and what it may import; tests/test_imports.py holds the arrows.

@@ -52,9 +52,9 @@ ROOMS = {
     "proto": ("",),
     "storage": ("", "disk", "runtime", "ledgers", "cursors", "catalogue", "schemas", "delayed", "topics", "dispatch",
                 "statistics", "transactions", "commands", "enforcement", "upkeep", "admin", "owner", "jobs", "tables",
-                "offline"),
+                "offline", "standby"),
     "supervisor": ("", "host", "configuration", "pulsar_client", "wording", "load", "messages", "tables", "tasks",
-                   "replication", "admin", "console", "web", "rest_messages", "processes", "cli", "main.py"),
+                   "replication", "admin", "console", "web", "rest_messages", "processes", "standby", "cli", "main.py"),
     "workers": ("", "identity", "ports", "owners", "directory", "clients", "process"),
 }
 

@@ -1,7 +1,8 @@
 """Data folders that this program may write to.
 
 The file `format` of a data folder has the number of the newest program that served it. A program compares the number
-before it writes, because it could take data of a newer program for damage.
+before it writes, because it could take data of a newer program for damage. A word instead of the number keeps every
+program away: the folder is not complete, is a standby's copy, or was superseded by one.
 """
 import contextlib
 import errno
@@ -12,7 +13,7 @@ from geminga.storage import format
 from geminga.storage.disk import regular_files
 from geminga.storage.disk.files import sync, write_anew
 
-_UNFINISHED = b"unfinished\n"
+_UNFINISHED, _COPY, _SUPERSEDED = b"unfinished\n", b"standby\n", b"superseded\n"
 _NUMBER_MAX = 64            # bytes that are looked at
 
 
@@ -37,6 +38,10 @@ def check(data_dir: Path) -> int:
         return 0
     if said == _UNFINISHED:
         raise CannotUse(f"{data_dir}: a restore into it was not completed; remove it, and restore again")
+    if said == _COPY:
+        raise CannotUse(f"{data_dir}: it is a standby's copy; serve it with --standby-of, or promote the standby")
+    if said == _SUPERSEDED:
+        raise CannotUse(f"{data_dir}: a standby was promoted, and has superseded it")
     if not said.strip().isdigit():
         raise CannotUse(f"{path}: expected a number, found {said[:20]!r}")
     if (number := int(said)) > format.FOLDER_VERSION:
@@ -59,8 +64,26 @@ def begin(data_dir: Path) -> None:
     _write(data_dir, _UNFINISHED)
 
 
+def mark_copy(data_dir: Path) -> None:
+    """Mark the data folder as a standby's complete copy, which no program serves.  Raises OSError."""
+    _write(data_dir, _COPY)
+
+
+def is_copy(data_dir: Path) -> bool:
+    """Whether the data folder is marked as a standby's complete copy.  Raises OSError."""
+    try:
+        return regular_files.read(format.format_path(data_dir), _NUMBER_MAX) == _COPY
+    except FileNotFoundError:
+        return False
+
+
+def mark_superseded(data_dir: Path) -> None:
+    """Mark the data folder as superseded by a standby, so that no program serves it again.  Raises OSError."""
+    _write(data_dir, _SUPERSEDED)
+
+
 def complete(data_dir: Path) -> None:
-    """Remove the mark of an unfinished data folder, so that programs may use it.  Raises OSError."""
+    """Remove the mark of an unfinished or copied data folder, so that programs may use it.  Raises OSError."""
     _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
 
 

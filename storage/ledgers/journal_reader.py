@@ -4,6 +4,7 @@
 
 journal.py explains segments and records, and writes them.
 """
+import contextlib
 import errno
 import os
 import struct
@@ -129,6 +130,45 @@ def read_segment(path: Path) -> tuple[Any, list[_Found], list[str]]:
         first = int(np.frombuffer(raw, format.RECORD_HEADER, 1, format.HEADER_SIZE)["number"][0])
     records, _, wrong = _records(raw, int(head["sequence"]), first, None)
     return head, records, damage + wrong
+
+
+def whole_records(raw: memoryview, sequence: int, number: int) -> tuple[list[StoredRecord], int]:
+    """Return (the undamaged records at the beginning of `raw`, their size in bytes), numbered from `number` on.
+
+    raw: bytes of the segment with this sequence, from the begin of a record on.  Its owner may be writing there: a
+    record that is not yet complete ends the list.
+    """
+    records: list[StoredRecord] = []
+    at = 0
+    while True:
+        record, end, is_whole = _read_record(raw, at, sequence, number + len(records))
+        if record is None or not is_whole:
+            return records, at
+        records.append(record)
+        at = end
+
+
+def record_size(raw: memoryview, sequence: int, number: int) -> int:
+    """Return the size in bytes of record `number`, of which `raw` has the header at its beginning; 0 if it has not.
+
+    No checksum is checked.
+    """
+    if len(raw) < format.HEADER_SIZE:
+        return 0
+    head = np.frombuffer(raw, format.RECORD_HEADER, 1)[0]
+    is_it = (head["magic"], head["segment"], head["number"]) == (format.RECORD_MAGIC, sequence, number)
+    return format.HEADER_SIZE + int(head["size"]) if is_it else 0
+
+
+def heads(folder: Path) -> dict[int, tuple[Path, Any]]:
+    """Return {sequence: (path, SEGMENT_HEADER row)} of all segments with a header.  Raises OSError, CorruptFile."""
+    found = {}
+    for path in _segments(folder):
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            head, _ = _segment_header(path, file.read(format.HEADER_SIZE))
+            if head is not None:
+                found[int(head["sequence"])] = path, head
+    return found
 
 
 def rescue(folder: Path) -> None:

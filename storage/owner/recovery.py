@@ -329,13 +329,9 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
     found = journal_reader.replay(folder, told) if folder.exists() else Replay([], [], set(), 0)
     if not found.records:
         return Recovered(damage=found.damage)
-    gone = {partition_id for record in found.records
-            for partition_id in record.ops["partition_id"][record.ops["kind"] == format.PARTITION_DELETED].tolist()}
-    if gone:
-        _finish_deletions(data_dir, gone)
-    recovery = Recovery(data_dir, gone)
-    recovery.apply(found.records, told)
-    recovery.finish(found.records, told)
+    if gone := deleted_in(found.records):
+        _delete_rows(data_dir, gone)
+    recovery = replay(data_dir, found.records, told)
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
         journal_reader.make_sure(found)
@@ -348,8 +344,32 @@ def recover(data_dir: Path, folder: Path, told: Told = _tell_nobody, *, is_put_o
     return recovered
 
 
-def _finish_deletions(data_dir: Path, gone: set[int]) -> None:
-    """Complete the deletion of partitions that a kill interrupted: delete their catalogue rows and folders."""
+def deleted_in(records: list[StoredRecord]) -> set[int]:
+    """Return the ids of partitions that records delete."""
+    return {partition_id for record in records
+            for partition_id in record.ops["partition_id"][record.ops["kind"] == format.PARTITION_DELETED].tolist()}
+
+
+def replay(data_dir: Path, records: list[StoredRecord], told: Told = _tell_nobody) -> Recovery:
+    """Apply records to the files of partitions, not synced, and return the recovery, whose checkpoint does the rest.
+
+    The catalogue is not touched.  Folders of partitions that records delete are removed.
+
+    Raises CorruptFile, StorageFull, OSError.
+    """
+    gone = deleted_in(records)
+    for partition_id in gone:
+        StateFile(format.partition_folder(data_dir, partition_id), partition_id).remove()
+    if gone and (folder := data_dir / "partitions").exists():
+        sync(folder, os.fsync)
+    recovery = Recovery(data_dir, gone)
+    recovery.apply(records, told)
+    recovery.finish(records, told)
+    return recovery
+
+
+def _delete_rows(data_dir: Path, gone: set[int]) -> None:
+    """Complete the deletion of partitions that a kill interrupted: delete their rows in the catalogue."""
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     try:
         for partition_id in gone:
@@ -357,10 +377,6 @@ def _finish_deletions(data_dir: Path, gone: set[int]) -> None:
         catalogue.commit()
     finally:
         catalogue.close()
-    for partition_id in gone:
-        StateFile(format.partition_folder(data_dir, partition_id), partition_id).remove()
-    if (folder := data_dir / "partitions").exists():
-        sync(folder, os.fsync)
 
 
 def journal_folder(data_dir: Path, owner: int) -> Path:

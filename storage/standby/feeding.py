@@ -1,0 +1,147 @@
+"""A feed: everything that a standby needs, in the order in which it may be used.
+
+A round reads the journals' tails up to their ends, then the catalogue if it changed, and sends the catalogue, then the
+records: so records never name what the catalogue lacks.  Views come before records that delete ledgers of the same
+partition, because these ledgers' messages may be in the view alone.  A base is sent between rounds, so that the tails
+do not fall behind.
+"""
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geminga.proto import feed
+from geminga.storage import format
+from geminga.storage.catalogue import layout
+from geminga.storage.owner.recovery import journal_folder
+from geminga.storage.standby import sources
+from geminga.storage.standby.journal_tail import Block, JournalTail, Overtaken, Place, beginning
+from geminga.storage.standby.sources import CataloguePages, Extras, Pieces
+
+FORMATS = [format.FOLDER_VERSION, layout.VERSION]
+_ROUND_BYTES = 8 << 20           # of each tail, in one round
+_BASE_BYTES = 4 << 20            # of a base, between two rounds
+_POSITION = "sequence", "at", "first", "number", "last"
+
+
+class Feed:
+    """What is sent to one standby, and how far."""
+
+    def __init__(self, data_dir: Path, owners: int, send: Callable[[Pieces], None]):
+        """Begin without a place.  send: sends a frame's pieces; what it raises leaves every method.  Raises OSError."""
+        self._data_dir, self._owners, self._send = data_dir, owners, send
+        self._tails: list[JournalTail] = []
+        self._extras = Extras(data_dir, {}, {})
+        self._base: Iterator[Pieces] | None = None
+        self._catalogue = CataloguePages(data_dir / "catalogue.sqlite")
+        self.is_copying = False            # whether the base is not complete yet
+        self.mark, self.done, self.total = 0, 0, 0
+
+    def __repr__(self) -> str:
+        return f"<Feed {self._data_dir} is_copying={self.is_copying} mark={self.mark} tails={self._tails}>"
+
+    def close(self) -> None:
+        for tail in self._tails:
+            tail.close()
+        self._catalogue.close()
+
+    def resume(self, held: dict[str, Any]) -> None:
+        """Continue where the copy of a standby ends.  Raises Overtaken if that is not possible, OSError."""
+        places = held["places"]
+        if set(places) != {str(owner) for owner in range(self._owners)}:
+            raise Overtaken("the number of owners has changed")
+        for owner in range(self._owners):
+            tail = JournalTail(journal_folder(self._data_dir, owner), Place(**places[str(owner)]))
+            self._tails.append(tail)
+            tail.check()
+        self._extras = Extras(self._data_dir, _numbers(held["views"]), _numbers(held["amended"]))
+        self._base = (pieces for pieces in self._all_extras())
+
+    def begin(self) -> None:
+        """Begin with a base.  Raises Overtaken while an owner's journal is not there, OSError."""
+        self.close_tails()
+        self.is_copying, self.total = True, sources.size_of(self._data_dir)
+        for owner in range(self._owners):
+            folder = journal_folder(self._data_dir, owner)
+            if (place := beginning(folder)) is None:
+                raise Overtaken(f"{folder}: nobody writes it")
+            self._tails.append(JournalTail(folder, place))
+            self._send_records(owner, Block(place, place, b"", []))
+        self._base = itertools.chain(sources.base(self._data_dir), self._all_extras())
+
+    def close_tails(self) -> None:
+        for tail in self._tails:
+            tail.close()
+        self._tails.clear()
+
+    def _all_extras(self) -> Iterator[Pieces]:
+        for folder in (self._data_dir / "partitions").glob("*"):
+            if folder.name.isdigit():
+                yield from self._extras.of(int(folder.name))
+
+    def round(self) -> bool:
+        """Send what is new, and a mark if that is everything; return whether it is.
+
+        Raises Overtaken, OSError, sqlite3.Error.
+        """
+        clock_ms = time.time_ns() // 1_000_000
+        blocks, is_all = [], True
+        for owner, tail in enumerate(self._tails):
+            size = 0
+            while size < _ROUND_BYTES and (block := tail.read()) is not None:
+                blocks.append((owner, block))
+                size += len(block.data)
+            is_all &= size < _ROUND_BYTES
+        if self._base is None:
+            for partition_id in _looked_at(block for _, block in blocks):
+                for pieces in self._extras.of(partition_id):
+                    self._send(pieces)
+            for pieces in self._extras.look():
+                self._send(pieces)
+        if self._catalogue.changed():
+            self._send(self._catalogue.take())
+        for owner, block in blocks:
+            self._send_records(owner, block)
+        is_based = self._base is None
+        if not is_based:
+            self._send_base()
+        if is_all:
+            self.mark += 1
+            self.is_copying &= not is_based
+            self._send(feed.encode(feed.MARK, mark=self.mark, base="copying" if self.is_copying else "complete",
+                                   clock_ms=clock_ms, done=self.done, total=self.total))
+        return is_all and self._base is None
+
+    def _send_base(self) -> None:
+        """Send a part of the base; the round behind the last part completes the copy."""
+        size = 0
+        while size < _BASE_BYTES:
+            assert self._base is not None
+            if (pieces := next(self._base, None)) is None:
+                self._base = None
+                return
+            self._send(pieces)
+            size += sum(map(len, pieces))
+            self.done += len(pieces[1])
+
+    def _send_records(self, owner: int, block: Block) -> None:
+        place = {name: getattr(block.begin, name) for name in _POSITION}
+        self._send(feed.encode(feed.RECORDS, block.data, owner=owner, place=place))
+
+
+def _looked_at(blocks: Iterator[Block]) -> set[int]:
+    """Return the ids of partitions whose views and amendments have to be sent before these records."""
+    found: set[int] = set()
+    for block in blocks:
+        for record in block.records:
+            if len(record.ops):
+                ops = record.ops[np.isin(record.ops["kind"], (format.LEDGER_DELETED, format.DELAYED))]
+                found.update(ops["partition_id"].tolist())
+    return found
+
+
+def _numbers(by_partition: dict[str, int]) -> dict[int, int]:
+    return {int(partition_id): int(number) for partition_id, number in by_partition.items()}

@@ -1,0 +1,183 @@
+"""The tail of a journal: the records that its owner appends, read from its segments' files as it writes them.
+
+    read() -> Block   whole records of one segment, in order, as bytes that are copied into a file at the same offset
+           -> None    the end: the owner has written nothing more yet
+
+The reader never talks to the owner and takes no lock.  A record counts when its checksum is right.  Segments are used
+again, so a reader that stays far behind misses records, which raises Overtaken.
+"""
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from geminga.storage import format
+from geminga.storage.ledgers import journal_reader
+from geminga.storage.ledgers.journal_reader import StoredRecord
+
+_READ_BYTES = 4 << 20
+
+
+class Overtaken(Exception):
+    """Exception for a journal that does not continue at the reader's place: records were missed, or never were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two records of a journal."""
+
+    sequence: int            # of the segment
+    at: int                  # offset in it
+    first: int               # number of the segment's first record
+    number: int              # number of the next record
+    last: str = ""           # hexadecimal; the header of the record before in this segment, "" if it has none
+
+
+@dataclass(slots=True)
+class Block:
+    """Whole records of one segment."""
+
+    begin: Place
+    end: Place
+    data: bytes = field(repr=False)
+    records: list[StoredRecord] = field(repr=False)
+
+
+def beginning(folder: Path) -> Place | None:
+    """Return the begin of the oldest record that a start would replay.
+
+    None for a journal that nobody writes: it has no segment, or the newest is retired.  Raises OSError, CorruptFile.
+    """
+    heads = journal_reader.heads(folder)
+    newest = sequence = max(heads, default=0)
+    if not newest or heads[newest][1]["is_retired"]:
+        return None
+    while sequence - 1 in heads and not heads[sequence - 1][1]["is_retired"]:
+        sequence -= 1
+    first = int(heads[sequence][1]["first_record"])
+    return Place(sequence, format.HEADER_SIZE, first, first)
+
+
+class JournalTail:
+    """A reader of one journal, from a place on."""
+
+    def __init__(self, folder: Path, place: Place):
+        self.folder, self.place = folder, place
+        self._fd = -1
+
+    def __repr__(self) -> str:
+        return f"<JournalTail {self.folder} {self.place}>"
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def check(self) -> None:
+        """Raise Overtaken unless the journal continues here: it has the record before this place, and those behind it.
+
+        A journal that lost its end in a power cut, or that belongs to another copy of the data folder, does not.
+        Raises OSError, CorruptFile.
+        """
+        found = journal_reader.heads(self.folder).get(self.place.sequence)
+        if self.place.last and found is not None:
+            size = journal_reader.record_size(memoryview(bytes.fromhex(self.place.last)), self.place.sequence,
+                                              self.place.number - 1)
+            if _pread(found[0], format.HEADER_SIZE, self.place.at - size).hex() != self.place.last:
+                raise Overtaken(f"{self.folder}: record {self.place.number - 1} is another one than the copy has")
+        with contextlib.closing(JournalTail(self.folder, self.place)) as probe:
+            if probe.read() is None and found is None:
+                raise Overtaken(f"{self.folder}: segment {self.place.sequence} is gone")
+
+    def read(self) -> Block | None:
+        """Return the next records, None if there is none yet.  Raises Overtaken, OSError, CorruptFile."""
+        if (block := self._read()) is not None:
+            return block
+        heads = journal_reader.heads(self.folder)
+        following = self.place.sequence + 1
+        if following not in heads:
+            if max(heads, default=0) > following or (self._fd >= 0 and not self._is_ours()):
+                raise Overtaken(f"{self.folder}: segment {following} was used again before it was read")
+            return None
+        if (block := self._read()) is not None:      # appended just before the next segment was begun
+            return block
+        path, head = heads[following]
+        self._go_to(path, following, self._first_of(path, head, following))
+        return self._read()
+
+    def _read(self) -> Block | None:
+        if self._fd < 0 and not self._open():
+            return None
+        place = self.place
+        raw = memoryview(os.pread(self._fd, _READ_BYTES, place.at))
+        if (size := journal_reader.record_size(raw, place.sequence, place.number)) > len(raw):
+            raw = memoryview(os.pread(self._fd, size, place.at))
+        records, size = journal_reader.whole_records(raw, place.sequence, place.number)
+        if not records:
+            return None
+        *_, last = _sizes(raw[:size])
+        self.place = Place(place.sequence, place.at + size, place.first, place.number + len(records),
+                           bytes(raw[last:last + format.HEADER_SIZE]).hex())
+        return Block(place, self.place, bytes(raw[:size]), records)
+
+    def _open(self) -> bool:
+        """Open the file of this segment, if there is one."""
+        found = journal_reader.heads(self.folder).get(self.place.sequence)
+        if found is None:
+            return False
+        try:
+            self._fd = os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _is_ours(self) -> bool:
+        """Whether the open file still is the segment that is being read."""
+        head = np.frombuffer(os.pread(self._fd, format.HEADER_SIZE, 0), format.SEGMENT_HEADER)
+        return len(head) == 1 and int(head["sequence"][0]) == self.place.sequence
+
+    def _first_of(self, path: Path, head: np.void, sequence: int) -> int:
+        """Return the number of the first record of the next segment.
+
+        Raises Overtaken unless that record follows on the last one that was read.  After a stop numbers begin again
+        with 1.  Then the segment before is looked at again, which had no more records.
+        """
+        first = _first_record(path, sequence) if head["is_retired"] else int(head["first_record"])
+        if first == self.place.number:
+            return first
+        if first in (0, 1) and self._fd >= 0 and self._is_ours():
+            return 1
+        raise Overtaken(f"{self.folder}: record {self.place.number} was overwritten before it was read")
+
+    def _go_to(self, path: Path, sequence: int, first: int) -> None:
+        self.close()
+        self.place = Place(sequence, format.HEADER_SIZE, first, first)
+        self._open()
+
+
+def _first_record(path: Path, sequence: int) -> int:
+    """Return the number of a segment's first record, 0 if it has none."""
+    raw = _pread(path, format.HEADER_SIZE, format.HEADER_SIZE)
+    if len(raw) < format.HEADER_SIZE:
+        return 0
+    head = np.frombuffer(raw, format.RECORD_HEADER, 1)[0]
+    return int(head["number"]) if (head["magic"], head["segment"]) == (format.RECORD_MAGIC, sequence) else 0
+
+
+def _sizes(raw: memoryview) -> list[int]:
+    """Return the offsets of whole records."""
+    offsets, at = [], 0
+    while at < len(raw):
+        offsets.append(at)
+        at += format.HEADER_SIZE + int(np.frombuffer(raw, format.RECORD_HEADER, 1, at)["size"][0])
+    return offsets
+
+
+def _pread(path: Path, size: int, at: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, size, at)
+    finally:
+        os.close(fd)

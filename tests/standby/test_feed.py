@@ -1,0 +1,118 @@
+"""A feed and a copy without a network between them: what was copied recovers to the state of the broker."""
+import threading
+
+import pulsar
+import pytest
+
+from geminga.proto import feed
+from geminga.proto.feed import Decoder
+from geminga.storage.offline import verify
+from geminga.storage.standby import copy
+from geminga.storage.standby.applying import Applier
+from geminga.storage.standby.copy import Copy
+from geminga.storage.standby.feeding import Feed
+
+from ..harness import Broker, partitioned_topic
+
+pytestmark = pytest.mark.slow
+OWNERS = 2
+
+
+class Line:
+    """A feed of a broker's folder into a copy, both in this process."""
+
+    def __init__(self, broker, folder):
+        folder.mkdir(exist_ok=True)
+        self.copy, self._decoder, self.marks = Copy(folder), Decoder(), []
+        self.feed = Feed(broker.data_dir, OWNERS, self._take)
+
+    def _take(self, pieces):
+        for frame in self._decoder.receive(b"".join(pieces)):
+            if frame.kind == feed.MARK:
+                self.copy.sync()
+                if frame.fields["base"] == "complete" and not self.copy.is_complete:
+                    self.copy.complete_base("here", "there")
+                self.marks.append(frame.fields)
+            else:
+                self.copy.take(frame)
+
+    def begin(self):
+        self.copy.begin_base("there", OWNERS)
+        self.feed.begin()
+
+    def catch_up(self):
+        while not self.feed.round() or not self.copy.is_complete:
+            pass
+
+    def close(self):
+        self.feed.close()
+        self.copy.close()
+
+
+def contents(url, topic, subscription):
+    """Return [(message id, payload)] of what a new subscription from the beginning, and an old one, get."""
+    client = pulsar.Client(url)
+    try:
+        consumer = client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest)
+        found = []
+        while True:
+            try:
+                message = consumer.receive(timeout_millis=700)
+            except pulsar.Timeout:
+                return sorted(found)
+            found.append((str(message.message_id()), message.data()))
+    finally:
+        client.close()
+
+
+def test_a_copy_made_under_load_recovers_to_the_state_of_the_broker(tmp_path):
+    """Ids, payloads, cursors and policies are the same, with a base, records, topics that came and topics that went."""
+    broker = Broker(tmp_path / "broker", "--owners", str(OWNERS)).start()
+    client = pulsar.Client(broker.service_url)
+    topic, stop = partitioned_topic(broker.http_url, 3), threading.Event()
+    consumer = client.subscribe(topic, "half")
+    client.subscribe(topic, "all").close()
+
+    def publish():
+        producer, number = client.create_producer(topic), 0
+        while not stop.is_set() or number < 3_000:
+            producer.send_async(b"%d" % number, None)
+            number += 1
+            if number % 500 == 0:
+                producer.flush()
+                client.create_producer(f"later-{number}").close()
+        producer.flush()
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    for _ in range(200):
+        consumer.acknowledge(consumer.receive(10_000))
+    line = Line(broker, tmp_path / "copy")
+    line.begin()
+    line.catch_up()
+    applier = Applier(tmp_path / "copy")
+    applier.step()
+    for _ in range(300):
+        consumer.acknowledge(consumer.receive(10_000))
+    line.feed.round()
+    stop.set()
+    publishing.join()
+    consumer.close()
+    client.close()
+    broker.stop()
+    line.catch_up()
+    applier.step()
+    line.close()
+    copy.promote(tmp_path / "copy")
+    found = [both(tmp_path / name, topic) for name in ("broker", "copy")]
+    assert found[0] == found[1]
+    assert len(found[0]["new"]) >= 3_000 and len(found[0]["half"]) < len(found[0]["all"])
+    assert list(verify.walk(tmp_path / "copy")) == []
+
+
+def both(folder, topic):
+    broker = Broker(folder).start()
+    try:
+        return {name: contents(broker.service_url, topic, name) for name in ("all", "half", "new")}
+    finally:
+        broker.stop()
