@@ -4,27 +4,28 @@
                | data
 
     standby -> broker
-        HELLO      {version, formats, name, http, url, identity, places, views, amended}: what the standby has
-        ACK        {mark}: everything before the mark is on the standby's disk
+        HELLO      {version, formats, stamp, name, http, url, identity, places, views, amended}: what the standby has
+        ACK        {mark, stamp}: everything before the mark is on the standby's disk.  stamp: the standby's clock
         TAKE_OVER  {}: the standby is promoted, and this broker has to stop
     broker -> standby
         REFUSED    {reason}: there will be no feed
-        WELCOME    {identity, owners, resumes}: resumes: the feed continues at the standby's places, else a base follows
+        WELCOME    {identity, owners, resumes, why, took_over, places}: resumes: the feed continues at the standby's
+                   places, else a base follows, and why.  took_over, places: the history that this broker was promoted
+                   to continue, and up to where
         FILE       {path, at, size, whole} and bytes: a part of a file; whole: the last part, after which the file has
                    `size` bytes
         VIEW       {partition, number}: the files of a compacted view are complete
         CATALOGUE  {size, pages} and bytes: the catalogue's pages that changed, `size` bytes in all.  Records behind it
                    name nothing that it lacks
         RECORDS    {owner, place} and bytes: records of an owner's journal, behind `place`
-        MARK       {mark, base, clock_ms, done, total}: everything as of this moment was sent; base: "copying", or
-                   "complete" from then on
+        MARK       {mark, heard, base, done, total}: everything was sent that was there when the standby sent the stamp
+                   `heard`; base: "copying", or "complete" from then on
         END        {}: the broker has stopped, and everything was sent
 
 Numbers are little-endian.
 """
 import json
 import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from crc32c import crc32c
@@ -66,11 +67,12 @@ class Decoder:
     def __repr__(self) -> str:
         return f"<Decoder rest={len(self._rest)}>"
 
-    def receive(self, data: bytes | memoryview) -> Iterator[Frame]:
-        """Yield the frames that are complete with these bytes.  Raises Malformed."""
+    def receive(self, data: bytes | memoryview) -> list[Frame]:
+        """Return the frames that are complete with these bytes.  Raises Malformed."""
+        frames: list[Frame] = []
         self._rest += data
         if len(self._rest) < self._needed:
-            return
+            return frames
         whole, at = bytes(self._rest), 0
         self._needed = _HEADER.size
         while len(whole) - at >= _HEADER.size:
@@ -90,6 +92,7 @@ class Decoder:
                 fields = None
             if not isinstance(fields, dict):
                 raise Malformed("a frame of the feed has no fields")
-            yield Frame(kind, fields, view[texts:])
+            frames.append(Frame(kind, fields, view[texts:]))
             at = end
         self._rest = bytearray(whole[at:])
+        return frames

@@ -3,7 +3,7 @@
     <data>/lock                             held by the supervisor that serves this folder
     <data>/format                           FOLDER_VERSION in digits, of the newest program that has served the folder
                                             (data_folder.py)
-    <data>/catalogue.sqlite                 see catalogue.py
+    <data>/catalogue.sqlite, standby        see catalogue.py and standby/standing.py
     <data>/backup/                          hard links of a backup in progress (backup.py)
     <data>/stacks                           stacks of all processes, written on SIGUSR1 (processes/stacks.py)
     <data>/journal/<owner>/<n>.journal      SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops,

@@ -12,6 +12,7 @@
     tables/           Parquet tables as messages
     replication/      `geminga-replicator`: entries go to other clusters
     admin/            HTTP: administration, lookup, metrics, health
+    standby/          a broker and its standby, over the network
     cli/              `geminga admin` and the other commands
 
 Imports: workers, storage, proto.  Start with `processes/serve.py`.

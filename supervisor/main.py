@@ -42,6 +42,7 @@ _SECTIONS = {
     },
     "Operate": {
         "serve": ("", "Run the broker in the foreground."),
+        "promote": ("configuration", "Have a standby stop its broker, and serve."),
         "reload": ("configuration", "Have a broker take over its changed configuration."),
         "drain": ("configuration", "Have a broker stop once its consumers are done."),
         "config": ("configuration", "Check or show a configuration."),
@@ -246,11 +247,14 @@ def geminga() -> None:
 @click.option("--http-port", metavar="PORT", show_default="8080", help="Port of HTTP; 0 takes a free one.")
 @click.option("--workers", metavar="N", show_default="one per core", help="Network processes.")
 @click.option("--owners", metavar="N", show_default="one per core", help="Storage processes.")
+@click.option("--standby-of", metavar="URL", help="Follow the broker at pulsar://HOST or pulsar+ssl://HOST, and serve "
+                                                  "nobody until geminga promote.")
 def serve(config: str | None, **options: str | None) -> int:
     """Run the broker in the foreground."""
     from geminga.supervisor.configuration import config as configuration
     from geminga.supervisor.processes import serve as broker
-    given = {"network.bind": options.pop("bind"), "network.port": options.pop("port"), **options}
+    given = {"network.bind": options.pop("bind"), "network.port": options.pop("port"),
+             "standby.of": options.pop("standby_of"), **options}
 
     def load() -> tuple[configuration.Config, list[str]]:
         return configuration.load(config, os.environ, given)
@@ -260,6 +264,10 @@ def serve(config: str | None, **options: str | None) -> int:
     except configuration.ConfigError as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 2
+    if loaded.standby.of:
+        from geminga.supervisor.standby import serve as standby
+        if (status := standby.serve(loaded, notes)) is not None:
+            return status
     return broker.serve(loaded, notes, load)
 
 

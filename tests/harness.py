@@ -165,14 +165,17 @@ class Broker:
         self._printed = []
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        # A broker whose pipe is full would stand still, so a thread reads the pipe for as long as the broker lives.
-        self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
-        self._reader.start()
+        self._begin_reading()
         known = self._addresses_known.wait(START_SECONDS)
         if not known or self._process.poll() is not None:
             self.close()
             raise RuntimeError(f"the broker printed no addresses within {START_SECONDS} s; it said:\n{self.log()}")
         return self
+
+    def _begin_reading(self) -> None:
+        """Read the broker's output in a thread for as long as it lives: with a full pipe it would stand still."""
+        self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
+        self._reader.start()
 
     def _read_output(self, process: "subprocess.Popen[str]") -> None:
         found: dict[str, str] = {}
@@ -182,6 +185,8 @@ class Broker:
                 self._printed.append(line)
                 log.write(line)
                 log.flush()
+                if line.startswith("Geminga is ready"):      # a standby has printed its broker's address before
+                    found.clear()
                 for url in re.findall(r"(?:pulsar|http)(?:\+ssl|s)?://(?:127\.0\.0\.1|localhost):\d+", line):
                     found.setdefault(url.partition(":")[0], url)
                 if line.startswith("Publish"):      # this line comes behind all addresses

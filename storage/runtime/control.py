@@ -8,6 +8,7 @@
                                                             its successor takes them; else why the old ones stay
                            {"tell": {"log": [...]}}         from the admin process: to be sent to all children
                            {"tell": {"close": address}}     likewise, to all workers
+                           {"superseded": true}             from the admin process: a standby is promoted, and all stop
     supervisor -> child    {"owner": [index, serial]}       an owner is up, and a link to it is to be made
                            {"owner_gone": index}            an owner ended, and with it all its producers and consumers
                            {"worker_gone": serial}          a worker ended, and with it all its connections

@@ -18,11 +18,12 @@ from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import sync, write_all, write_anew
 from geminga.storage.disk.syscalls import sync_all
+from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers, journal_reader
 from geminga.storage.ledgers.journal_segments import header_of_segment
 from geminga.storage.owner.recovery import journal_folder, settle
 from geminga.storage.standby import applying, standing
-from geminga.storage.standby.journal_tail import JournalTail, Place, beginning
+from geminga.storage.standby.journal_tail import JournalTail, Overtaken, Place, beginning
 from geminga.storage.standby.standing import Standing
 
 _CATALOGUE, _JOURNAL = "catalogue.sqlite", "journal"
@@ -267,5 +268,25 @@ def promote(data_dir: Path) -> None:
         if folder.name.isdigit() and int(folder.name) not in stored:      # deleted just before
             shutil.rmtree(folder)
     (data_dir / applying.DELETED).unlink(missing_ok=True)
-    standing.write(data_dir, standing.read(data_dir).promoted())
+    with contextlib.closing(Copy(data_dir)) as found:
+        places = found.held()["places"]
+    standing.write(data_dir, standing.read(data_dir).promoted(places))
     data_folder.complete(data_dir)
+
+
+def lacking(data_dir: Path, places: dict[str, Any]) -> int | None:
+    """Return how many entries the journals of a folder have behind places, None if that cannot be told.
+
+    places: of each owner, as a promoted standby has them: it never got these entries.
+    """
+    entries = 0
+    try:
+        for owner, fields in places.items():
+            tail = JournalTail(journal_folder(data_dir, int(owner)), Place(**fields))
+            with contextlib.closing(tail):
+                tail.check()
+                while (block := tail.read()) is not None:
+                    entries += sum(len(record.rows) for record in block.records)
+    except (Overtaken, CorruptFile, OSError, TypeError, ValueError):
+        return None
+    return entries

@@ -6,12 +6,9 @@ partition, because these ledgers' messages may be in the view alone.  A base is 
 do not fall behind.
 """
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from geminga.proto import feed
 from geminga.storage import format
@@ -38,6 +35,7 @@ class Feed:
         self._base: Iterator[Pieces] | None = None
         self._catalogue = CataloguePages(data_dir / "catalogue.sqlite")
         self.is_copying = False            # whether the base is not complete yet
+        self.heard = 0.0                   # the standby's clock, as it was last received
         self.mark, self.done, self.total = 0, 0, 0
 
     def __repr__(self) -> str:
@@ -87,7 +85,6 @@ class Feed:
 
         Raises Overtaken, OSError, sqlite3.Error.
         """
-        clock_ms = time.time_ns() // 1_000_000
         blocks, is_all = [], True
         for owner, tail in enumerate(self._tails):
             size = 0
@@ -112,7 +109,7 @@ class Feed:
             self.mark += 1
             self.is_copying &= not is_based
             self._send(feed.encode(feed.MARK, mark=self.mark, base="copying" if self.is_copying else "complete",
-                                   clock_ms=clock_ms, done=self.done, total=self.total))
+                                   heard=self.heard, done=self.done, total=self.total))
         return is_all and self._base is None
 
     def _send_base(self) -> None:
@@ -133,13 +130,12 @@ class Feed:
 
 
 def _looked_at(blocks: Iterator[Block]) -> set[int]:
-    """Return the ids of partitions whose views and amendments have to be sent before these records."""
+    """Return the ids of partitions whose views have to be sent before these records, which delete ledgers."""
     found: set[int] = set()
     for block in blocks:
         for record in block.records:
             if len(record.ops):
-                ops = record.ops[np.isin(record.ops["kind"], (format.LEDGER_DELETED, format.DELAYED))]
-                found.update(ops["partition_id"].tolist())
+                found.update(record.ops["partition_id"][record.ops["kind"] == format.LEDGER_DELETED].tolist())
     return found
 
 

@@ -5,6 +5,7 @@
     following    the broker of which this folder is a copy
     attached     the standby that copies this folder
     superseded   the standby that was promoted, and the time
+    places       how far each owner's journal had come here when this folder was promoted
 
 A backup does not have the file, so a restored folder is another history.  The file `format` says whether the folder
 may be served (disk/data_folder.py).
@@ -15,6 +16,7 @@ import os
 import secrets
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from geminga.storage.disk.files import sync, write_anew
 
@@ -41,10 +43,11 @@ class Standing:
     following: str = ""
     attached: Peer = field(default_factory=Peer)
     superseded: Peer = field(default_factory=Peer)
+    places: dict[str, Any] = field(default_factory=dict)
 
-    def promoted(self) -> "Standing":
+    def promoted(self, places: dict[str, Any]) -> "Standing":
         """Return the standing of a copy that serves from now on: a new history, which continues the copied one."""
-        return Standing(secrets.token_hex(8), (*self.took_over, self.identity)[-_TAKEN_MAX:])
+        return Standing(secrets.token_hex(8), (*self.took_over, self.identity)[-_TAKEN_MAX:], places=places)
 
 
 def read(data_dir: Path) -> Standing:
@@ -52,7 +55,7 @@ def read(data_dir: Path) -> Standing:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         stored = json.loads((data_dir / NAME).read_bytes())
         return Standing(str(stored["identity"]), tuple(map(str, stored["took_over"])), str(stored["following"]),
-                        Peer(**stored["attached"]), Peer(**stored["superseded"]))
+                        Peer(**stored["attached"]), Peer(**stored["superseded"]), dict(stored["places"]))
     return Standing()
 
 

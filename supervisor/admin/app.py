@@ -41,6 +41,7 @@ from geminga.supervisor.admin.resources import (
     permissions,
     policies,
     schemas,
+    standby,
     subscriptions,
     topics,
     transactions,
@@ -97,6 +98,7 @@ PARTS = (
     health,
     backups,
     definitions,
+    standby,
     metrics,
     operations,
     log_tail,
@@ -201,6 +203,8 @@ def make_app(
     app[metrics.METRICS].collector.compactions = compactions
     app[alarms.ALARMS_OF] = app[metrics.METRICS].collector.alarms = alarms.Alarms(config, counters)
     app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
+    app[standby.STANDBY] = app[alarms.ALARMS_OF].standby = standby.Standby(config.data_dir, owners)
+    app.cleanup_ctx.append(app[standby.STANDBY].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
     app[message_pages.PAGES], app[message_jobs.SLOTS] = message_pages.slots(), message_jobs.Slots()
     for part in PARTS:

@@ -3,11 +3,13 @@
     geminga config    checks or prints a configuration before a broker uses it
     geminga reload    has a running broker take over its changed configuration
     geminga drain     has a running broker stop after its consumers have acknowledged their messages
+    geminga promote   has a standby stop its broker, and serve
 """
 import os
 import pwd
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from geminga.supervisor.host import installed
 from geminga.workers.identity.options import Secret
 
 _RELOAD_SECONDS = 120.0      # limit for a reload, which may restart processes
+_AGAIN_SECONDS = 0.1
+_PROMOTE_SECONDS = 120.0     # limit for a promotion, which waits for the other broker to stop
 _SILENT_SECONDS = 10.0       # limit between two answers during a drain, or until the broker's end
 
 
@@ -218,3 +222,46 @@ def drain(data_dir: str | None, seconds: float, form: str) -> int:
     shown.value({"outstanding": left or 0}, lambda _: f"stopped; {left} messages will be redelivered" if left
                 else "stopped; nothing is outstanding")
     return 0
+
+
+@click.command(epilog="Exit status: 0 it serves; 1 it does not, and a line says why.")
+@options.DATA_DIR
+@output.FORM
+def promote(data_dir: str | None, form: str) -> int:
+    """Have a standby stop its broker, and serve.
+
+    If the broker can be reached, it stops for good, and the standby has everything that it had.  If not, what it
+    answered within the time that the standby was behind is lost, and it must not serve any more.
+    """
+    from geminga.supervisor.processes import control_socket
+    place, shown = _place(data_dir), output.Output(form)
+    answers: list[dict[str, Any]] = []
+    try:
+        answers = list(control_socket.ask(place, _PROMOTE_SECONDS, promote=True))
+    except control_socket.NotServed as error:
+        answers = [{"error": str(error)}]
+    answer = answers[-1] if answers else {"error": f"{place}: no standby runs there"}
+    if "error" in answer:
+        print(f"geminga: {answer['error']}", file=sys.stderr)
+        return 1
+    shown.value(answer, lambda _: "promoted; the other broker has stopped, and this one has everything"
+                if answer["stopped"] else
+                f"promoted, {answer['behind_ms']} ms behind; the other broker was not reached ({answer['why']}): it "
+                "must not serve before it has asked this one")
+    return 0 if _serves(place) else 1
+
+
+def _serves(place: Path) -> bool:
+    """Wait until the broker of a folder serves, and print a line if it does not come to that."""
+    from geminga.supervisor.host.unix_sockets import HTTP, UNIX
+    from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
+    broker, until, why = Broker(f"{UNIX}{place / HTTP}", _SILENT_SECONDS), time.monotonic() + _PROMOTE_SECONDS, ""
+    while time.monotonic() < until:
+        try:
+            broker.ask("GET", "/ready")
+            return True
+        except (NotReachable, Refused) as error:
+            why = str(error)
+        time.sleep(_AGAIN_SECONDS)
+    print(f"geminga: it does not serve yet: {why}", file=sys.stderr)
+    return False

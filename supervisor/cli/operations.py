@@ -99,6 +99,9 @@ def _show_ready(broker: Broker) -> int:
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that show a broker's state, from the answer of /ops/v1/status."""
+    if told := state.get("follows"):
+        yield f"Geminga {state['version']}, up {length(state['uptime_seconds'])}, {plain(told['text'])}"
+        return
     loaded, rates, topics = state["loaded"], state["rates"], state["topics"]
     readiness = "ready" if state["ready"] else "loading" if state.get("loading") else "not ready"
     yield f"Geminga {state['version']}, up {length(state['uptime_seconds'])}, {readiness}"
@@ -127,6 +130,9 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
     yield f"  backlog     {unknown}{loaded['backlog_entries']:,} entries; {size(loaded['stored_bytes'])} are stored"
     disk = state["disk"]
     yield f"  disk        {size(disk['free_bytes'])} of {size(disk['bytes'])} are free at {state['data_dir']}"
+    if told := state.get("standby"):
+        how = "not connected" if not told["connected"] else "being copied to" if told["copying"] else "following"
+        yield f"  standby     {plain(told['name'])}: {how}, {length(told['lag_ms'] / 1000)} behind"
     memory, night = state["memory"], state["night"]
     yield f"  memory      {size(memory['used_bytes'])} of {size(memory['limit_bytes'])} are used ({memory['of']})"
     if state.get("running_night"):

@@ -43,6 +43,7 @@ __all__ = ["Config", "ConfigError", "KEYS", "load"]
 FRAME_OVERHEAD = 10 * 1024     # bytes that a frame may have beside the message, as in Pulsar
 ENVIRONMENT_PREFIX = "GEMINGA_"
 Settings = dict[str, Setting]
+_NO_SECRET = Secret("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,18 @@ class TableOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyOptions:
+    """This broker as the standby of another one, and its own standby."""
+
+    of: str = ""                                  # address of the other broker, pulsar:// or pulsar+ssl://; empty: none
+    auth_params: Secret = _NO_SECRET              # credentials for the other one, as --auth-params has them
+    trusted: str = ""                             # PEM file of authorities for its certificate; empty: the system's
+    # Addresses of standbys that may copy this broker without credentials, where clients need none either.
+    hosts: tuple[str, ...] = ()
+    required: bool = False                        # whether a start needs the answer of the known standby
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All options of a broker.  load() replaces zeros and empty texts that stand for a computed default."""
 
@@ -144,6 +157,7 @@ class Config:
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
+    standby: StandbyOptions = field(default_factory=StandbyOptions)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)      # source of each key that one sets
 
     @property
@@ -160,7 +174,8 @@ SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", Worker
             "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
-            "authorization": ("authorization", AuthorizationOptions)}
+            "authorization": ("authorization", AuthorizationOptions),
+            "standby": ("standby", StandbyOptions)}
 # Option of an owner or worker: the key of another section that it takes its value from, because both must agree.
 SHARED = {"storage.cluster_name": "cluster_name",
           "storage.keep_alive_interval_ms": "network.keep_alive_interval_ms",

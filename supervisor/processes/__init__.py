@@ -7,6 +7,7 @@
     reload.py           a changed configuration in a running broker
     drain.py            consumers acknowledge what they have before a stop
     control_socket.py   requests of commands on the host to a running broker
+    stopping.py         the order in which processes end
     notify.py           messages to systemd
     supervision.py      the supervisor, as a reload and a drain see it
 

@@ -41,7 +41,6 @@ from geminga.supervisor.processes.children import (
     READY,
     RESTART_MIN_SECONDS,
     STARTING,
-    STOPPING,
     Child,
     beginning,
     describe_exit,
@@ -53,7 +52,9 @@ from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
+from geminga.supervisor.processes.stopping import stop_step
 from geminga.supervisor.rest_messages.calls import calls_path
+from geminga.supervisor.tasks import standbys
 from geminga.supervisor.web.visits import make_visits
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
@@ -62,8 +63,6 @@ from geminga.workers.identity.options import Unusable
 from geminga.workers.ports.admission import make_admissions
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners
-
-STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "web": 2.5, "replicator": 2.5, "owner": 4.0}     # then it is killed
 
 
 class Supervisor:
@@ -80,7 +79,7 @@ class Supervisor:
         self.http_listeners: dict[str, socket.socket] = {}
         self.children: list[Child] = []
         self._serial = 0
-        self.is_stopping = False
+        self.is_stopping = self.is_superseded = False
         self.is_ready = False
         self._failure = ""
         self._selector = selectors.DefaultSelector()
@@ -100,8 +99,8 @@ class Supervisor:
     def prepare(self) -> None:
         """Lock the data folder, bind the ports and open the catalogue.
 
-        Raises CannotServe; OSError of the data folder. Raises Unusable for certificates, keys or users, before a file
-        is made.
+        Raises CannotServe, Superseded; OSError of the data folder. Raises Unusable for certificates, keys or users,
+        before a file is made.
         """
         config = self.config
         self.certificates = Tls(config.tls) if config.tls.certificate else None
@@ -113,6 +112,8 @@ class Supervisor:
         except BlockingIOError:
             raise listening.CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
         try:
+            if warning := standbys.look(config.data_dir, config.standby):
+                log.warning(warning, code="G554")
             data_folder.claim(config.data_dir)
             backup.remove_leftovers(config.data_dir)
             self._stacks = listen(config.data_dir)      # inherited by the children
@@ -242,7 +243,7 @@ class Supervisor:
             shutil.rmtree(place, ignore_errors=True)
         if self._failure:
             log.error(self._failure, code="G203")
-        return 1 if self._failure else 0
+        return 2 if self.is_superseded else 1 if self._failure else 0
 
     def _install_signals(self) -> None:
         self._wake_read.setblocking(False)
@@ -303,6 +304,8 @@ class Supervisor:
                 child.heartbeat.answered()
             elif "tell" in message:
                 self._tell_all(message["tell"])
+            elif "superseded" in message:
+                self._superseded()
             elif "drained" in message:
                 child.is_drained = True
             elif "configured" in message:
@@ -439,24 +442,13 @@ class Supervisor:
     # -- the end
 
     def _stop_step(self) -> bool:
-        """Take the next step of a stop, and return whether all processes have ended.
+        """Take the next step of a stop, and return whether all processes have ended."""
+        return stop_step(self.children, self._stop_began, is_last=self.is_superseded)
 
-        Workers and the admin process are stopped before the owners, which store the messages that workers have
-        sent to them by then. Processes that take too long are killed.
-        """
-        passed = time.monotonic() - self._stop_began
-        for roles in (("web", "replicator"), ("worker", "admin"), ("owner",)):
-            alive = [child for child in self.children if child.role in roles and child.state != GONE]
-            for child in alive:
-                if child.state != STOPPING:
-                    child.become(STOPPING)
-                    child.control.send(stop=True)
-                elif passed > STOP_SECONDS[child.role]:
-                    log.warning(f"{child.name} does not stop; killed", code="G202")
-                    os.kill(child.pid, signal.SIGKILL)
-            if alive:
-                return False
-        return True
+    def _superseded(self) -> None:
+        """Stop for good, because the standby is promoted; the admin process lets its feed end after the owners."""
+        self.is_superseded = True
+        self.begin_stop()
 
 
 def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, list[str]]]) -> int:
@@ -474,9 +466,10 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
     supervisor = Supervisor(config, load)
     try:
         supervisor.prepare()
-    except (listening.CannotServe, Unusable) as error:
-        log.error(str(error), code="G330")
-        return 2 if isinstance(error, Unusable) else 1
+    except (listening.CannotServe, Unusable, standbys.Superseded) as error:
+        is_superseded = isinstance(error, standbys.Superseded)
+        log.error(str(error), code="G552" if is_superseded else "G330")
+        return 1 if isinstance(error, listening.CannotServe) else 2
     except OSError as error:
         log.error(places.unusable(config.data_dir, error), code="G330")
         return 2 if is_of_place(error) else 1

@@ -6,14 +6,9 @@
     /ws/v3/consumer/{subscription}?topics=A,B  or  ?topicsPattern=TENANT/NAMESPACE/EXPRESSION
 
 The admin process reads the handshake as any request: names of the host, credentials and rights are checked as for
-REST.  Then the connection is handed over to a `geminga-web` process, which answers the handshake itself.  A connection
-without TLS leaves the admin process.  One with TLS stays, because the keys of its encryption are here: its bytes are
-passed on, as far as both sides read.
+REST.  Then the connection is handed over to a `geminga-web` process, which answers the handshake itself.
 """
-import asyncio
-import contextlib
 import os
-import socket
 from urllib.parse import unquote_plus, urlsplit
 
 from aiohttp import web
@@ -23,6 +18,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
+from geminga.supervisor.admin.requests.handing_over import hand_over
 from geminga.supervisor.admin.requests.origins import GUARD
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.web import frames
@@ -34,7 +30,6 @@ routes = web.RouteTableDef()
 _TOPIC_PARTS = 4             # domain, tenant, namespace, topic
 _TOPICS_MAX = 1_000          # of one consumer
 _VERSION = "13"              # of the WebSocket protocol
-_RELAY_BYTES = 64 << 10      # read at once, and kept for a side that does not read
 _Named = tuple[tuple[TopicName, ...], str, str]      # (topics, pattern, subscription)
 
 
@@ -142,105 +137,15 @@ def _refuse_foreign_pages(request: web.Request) -> None:
                                          "[http] in the configuration names their host")
 
 
-# -- handing over
-
-class _HandedOver(web.StreamResponse):
-    """The answer to a handshake that another process answers: nothing is written here."""
-
-    def __init__(self) -> None:
-        super().__init__(status=101)
-        self.force_close()
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
-
-
 async def _hand_over(request: web.Request, visit: Visit) -> web.StreamResponse:
     """Hand the request's connection over, and return when it has left, or with TLS has ended.  Raises 503."""
-    transport = request.transport
-    if transport is None:      # the client has gone
-        return _HandedOver()
-    link, visits = transport.get_extra_info("socket"), request.app[VISITS]
-    if transport.get_extra_info("sslcontext") is None:
-        early = _Early()
-        request.protocol.set_parser(early)      # type: ignore[arg-type]
-        _send(visits, visit._replace(rest=bytes(early.data)), link.fileno())
-        transport.abort()      # the other process has the socket, so the connection stays
-        return _HandedOver()
-    ours, theirs = socket.socketpair()
-    with theirs:
+    visits = request.app[VISITS]
+
+    async def send(early: bytes, descriptor: int) -> None:
         try:
-            _send(visits, visit, theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-    ours.setblocking(False)
-    await _relay(request, ours)
-    return _HandedOver()
+            visits.send(visit._replace(rest=early), descriptor)
+        except OSError as error:
+            raise web.HTTPServiceUnavailable(
+                text=f"Too many handshakes wait: {os.strerror(error.errno or 0)}") from None
 
-
-def _send(visits: Visits, visit: Visit, fd: int) -> None:
-    try:
-        visits.send(visit, fd)
-    except OSError as error:
-        raise web.HTTPServiceUnavailable(text=f"Too many handshakes wait: {os.strerror(error.errno or 0)}") from None
-
-
-class _Early:
-    """Takes the bytes that a client has sent behind its handshake, which aiohttp has read."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self.data += data
-        return False, b""
-
-    def feed_eof(self) -> None:
-        pass
-
-
-class _Inbound:
-    """Passes on what a client sends; the client is not read while the other process does not read."""
-
-    def __init__(self, client: asyncio.Transport, writer: asyncio.StreamWriter) -> None:
-        self._client, self._writer = client, writer
-        self._draining: asyncio.Task[None] | None = None
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self._writer.write(data)
-        if self._draining is None and self._writer.transport.get_write_buffer_size() > _RELAY_BYTES:
-            self._client.pause_reading()
-            self._draining = asyncio.create_task(self._drain())
-        return False, b""
-
-    def feed_eof(self) -> None:
-        self._writer.close()
-
-    async def _drain(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            await self._writer.drain()
-        self._draining = None
-        if not self._client.is_closing():
-            self._client.resume_reading()
-
-
-async def _relay(request: web.Request, ours: socket.socket) -> None:
-    """Pass bytes between a client with TLS and the other process until one of them ends the connection."""
-    reader, writer = await asyncio.open_connection(sock=ours, limit=_RELAY_BYTES)
-    client = request.transport
-    try:
-        if client is None:
-            return
-        request.protocol.set_parser(_Inbound(client, writer))      # type: ignore[arg-type]
-        while data := await reader.read(_RELAY_BYTES):
-            client.write(data)
-            await request.protocol._drain_helper()      # as aiohttp's own writer waits
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
-
+    return await hand_over(request, send)

@@ -45,6 +45,7 @@ CHOICES = {     # other values of keys that do not take any number or any text
     "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",),
     "storage.compaction_order": "event_time", "storage.export": "messages", "nightly.until": "05:00",
     "storage.replication_start_at": "earliest",
+    "standby.of": "pulsar://other:6650", "standby.hosts": ("10.0.0.2",),
     "nightly.tables.url": "/srv/tables", "nightly.tables.format": "iceberg",
     "nightly.tables.packages": ("a:b:1",), "nightly.tables.settings_file": "/etc/tables.properties",
     "log.level": "debug", "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",),

@@ -19,6 +19,7 @@ HTTP, PULSAR, TLS, PROXY = "HTTP", "Pulsar's protocol", "TLS", "a PROXY header"
 LEAST_BYTES = 4                          # tell protocols apart; the first message of each has more
 SILENT_SECONDS = 10.0                    # at most, until these have come
 SERVED = {"pulsar": PULSAR, "pulsar+ssl": f"{PULSAR} over TLS", "http": HTTP, "https": "HTTPS"}
+_LOOK = b"GET /ops/v1/standby"           # of a standby that looks for the port of HTTP (supervisor/tasks/standbys.py)
 _REQUEST = re.compile(rb"[A-Z]{3} [/*a-zA-Z]?|[A-Z]{4}")      # the beginning of a request's first line
 
 
@@ -43,13 +44,16 @@ def belongs(first: bytes, scheme: str) -> bool:
 def refusal(first: bytes, scheme: str, ports: Mapping[str, int], host: str) -> bytes:
     """Log that a connection's first bytes are not of the port's protocol, and return the answer, b"" for none.
 
+    A standby that looks for the port of HTTP is not logged.
+
     scheme: the port's, which is one of `ports`: scheme -> port.  host: the client's address.
     """
     came = spoken(first)
     port = f"port {ports[scheme]} serves {SERVED[scheme]}"
     hint = _hint(came, scheme, ports)
-    strangers.warn(f"{came} {scheme}", f"{host} sends {came or 'bytes of no protocol'}, and {port}; {hint}", "G408",
-                   host)
+    if not first.startswith(_LOOK):
+        strangers.warn(f"{came} {scheme}", f"{host} sends {came or 'bytes of no protocol'}, and {port}; {hint}", "G408",
+                       host)
     if came == HTTP or (came == TLS and scheme == "http"):
         return _bad_request(f"{_capital(port)}; {hint}.\n")
     if came == PULSAR or (came == TLS and scheme == "pulsar"):

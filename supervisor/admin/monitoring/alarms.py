@@ -12,6 +12,7 @@
     transactions  consumers wait for a transaction that is open for long, or a decided one does not end
     exports       a message that nights have to export is older than two days, and is not exported
     replication   a message that is to go to another cluster is older than ten minutes, and is not there
+    standby       the known standby is not connected, or more than ten seconds behind; until it is, or is forgotten
 
 Each alarm is a metric, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page
 of the runbook. Numbers that have to outlive this process are in the shared counters: clock jumps, and the counts that
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aiohttp import web
 
@@ -50,6 +51,7 @@ _LATE_SECONDS = 2 * 24 * 3600.0      # time without a nightly job that succeeded
 _STARTS_SECONDS = 600.0              # three starts of a process within this time raise the alarm
 # between two looks for late exports and late replication, for which owners make rows of all topics
 _EXPORTS_SECONDS, _REPLICATION_SECONDS = 60, 30
+_BEHIND_SECONDS = 10.0               # of a standby, more than any pause of its disk or network
 _TOLD_MAX = 3                        # transactions that the text of an alarm describes
 # files that are never replaced while a broker serves
 _STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"
@@ -62,6 +64,20 @@ class Reason(NamedTuple):
 
     key: Any          # a change of the key is logged
     text: str
+
+
+class KnownStandby(Protocol):
+    """The standby of this broker, as far as its alarm needs it."""
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether it is connected."""
+
+    def told(self) -> dict[str, Any] | None:
+        """Return its name and lag, None without a known standby."""
+
+    def forget(self) -> None:
+        """Forget it.  Raises OSError."""
 
 
 class Raised(NamedTuple):
@@ -83,6 +99,7 @@ ALARMS = {
     "transactions": "G520",
     "exports": "G530",
     "replication": "G540",
+    "standby": "G550",
 }
 # Alarms that are logged as errors.  All further alarms are warnings, which can wait for the morning.
 _COSTLY = "memory", "damage", "sync", "processes"
@@ -107,6 +124,7 @@ class Alarms:
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
         self.transactions, self.exports, self.replication = HangingTransactions(), LateExports(), LateReplication()
+        self.standby: KnownStandby | None = None
         self._watched = missing_files.WatchedFiles([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
@@ -160,8 +178,13 @@ class Alarms:
 
     def seen_to(self, name: str) -> bool:
         """Acknowledge an alarm on an operator's behalf.  Return False for an alarm that cannot be acknowledged."""
-        if name not in _SEEN_TO:
+        if name == "standby" and self.standby is not None and not self.standby.is_fed:
+            self.standby.forget()
+        elif name not in _SEEN_TO:
             return False
+        if name not in _SEEN_TO:
+            self.look()
+            return True
         column, count = _SEEN_TO[name]
         self._own.set(column, count(self._rows()))
         self.look()
@@ -293,6 +316,17 @@ class Alarms:
         return Reason((remote, is_connected), f"a message of {topic} is {age} old and not at cluster {remote} yet, "
                                               f"{how}{count}; geminga why {topic} tells more")
 
+    def _standby(self, rows: Rows) -> Reason | None:
+        told = self.standby.told() if self.standby is not None else None
+        if told is None or told["lag_ms"] <= 1000 * _BEHIND_SECONDS:
+            return None
+        behind = human.length(told["lag_ms"] / 1000)
+        if told["connected"]:
+            how = "is being copied to" if told["copying"] else f"is {behind} behind"
+            return Reason("behind", f"standby {told['name']} {how}: what it lacks would be lost with this host")
+        return Reason("gone", f"standby {told['name']} has not been connected for {behind}; if it is no more, "
+                              "geminga status --seen standby forgets it")
+
     # -- for status, metrics and /ready
 
     def told(self) -> list[dict[str, Any]]:
@@ -304,7 +338,7 @@ class Alarms:
                 "since_ms": round(one.since * 1000),
                 "text": one.reason.text,
                 "page": page(name),
-                "can_be_seen_to": name in _SEEN_TO,
+                "can_be_seen_to": name in _SEEN_TO or (name == "standby" and one.reason.key == "gone"),
             }
             for name, one in self.raised.items()
         ]

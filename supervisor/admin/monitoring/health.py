@@ -24,7 +24,7 @@ TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 # Paths that are answered while the broker loads.
 _WHILE_LOADING = {"/ready", "/status.html", "/metrics", "/admin/v2/brokers/ready", "/admin/v2/brokers/version",
-                  "/ops/v1/status", "/ops/v1/log-level", "/", "/console/live", SIGN_IN}
+                  "/ops/v1/status", "/ops/v1/standby", "/ops/v1/log-level", "/", "/console/live", SIGN_IN}
 _TOPIC_VERSIONS = "V1", "V2"
 _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round trip's result; 0: there was none
 

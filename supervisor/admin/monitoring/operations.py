@@ -141,6 +141,7 @@ async def status(request: web.Request) -> web.Response:
             "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize,
                      "refuse_below_bytes": refuse_below(disk, app[TOPICS].storage)},
             "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
+            "standby": alarms.standby.told() if alarms.standby is not None else None,
             "running_night": night and asdict(night),
             "night": _night(request),
             "log": _level(),

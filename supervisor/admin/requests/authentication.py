@@ -30,7 +30,8 @@ from geminga.workers.identity.options import IdentityOptions
 
 IDENTITY = web.RequestKey("identity", Identity)
 SIGN_IN, STATIC = "/console/sign-in", "/console/static/"      # of the console, before somebody has signed in
-_OPEN = "/status.html", "/ready", SIGN_IN      # probes have no credentials
+# probes have no credentials, and a broker that was superseded may have lost them
+_OPEN = "/status.html", "/ready", SIGN_IN, "/ops/v1/standby"
 MESSAGES = "/topics/"    # messages over plain HTTP
 _DOORS = "/ws/", MESSAGES
 _METRICS = "/metrics", "/metrics/"

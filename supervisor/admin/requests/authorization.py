@@ -70,6 +70,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
             f"{_BROKERS}/ready",
             f"{_BROKERS}/version",
             "/admin/v2/clusters",
+            "/ops/v1/standby",
         ),
     ),
     # Features and paths that do not exist here: these routes refuse everybody.
@@ -309,7 +310,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (SUPER, "GET POST", ("/ops/v1/backup",)),
     (SUPER, "GET POST", ("/ops/v1/definitions",)),
     (SUPER, "GET PUT DELETE", ("/ops/v1/log-level",)),
-    (SUPER, "GET", ("/ops/v1/status",)),
+    (SUPER, "GET", ("/ops/v1/status", "/ops/v1/standby/feed")),
     (SUPER, "POST", ("/ops/v1/alarms/{alarm}/seen",)),
     # Messages over plain HTTP
     (WRITES, "POST", ("/topics" + _OPS, "/topics" + _OPS + "/partitions/{number}")),

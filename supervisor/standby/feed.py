@@ -1,0 +1,187 @@
+"""The process of a broker that feeds its standby.
+
+    python -m geminga.supervisor.standby.feed DESCRIPTOR FOLDER OWNERS ADDRESS
+
+The admin process starts it with the connection of a standby that may copy the broker.  It reads files of the data
+folder only.  Lines of JSON on standard output tell the admin process how far the standby is, and that it is promoted.
+Then the admin process has the broker stopped, and writes a line to standard input when all owners have ended: what
+they have written by then is sent too, so nothing is lost.
+"""
+import contextlib
+import json
+import select
+import socket
+import sqlite3
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from geminga.proto import feed
+from geminga.proto.feed import Decoder, Frame, Malformed
+from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.standby import standing
+from geminga.storage.standby.feeding import FORMATS, Feed
+from geminga.storage.standby.journal_tail import Overtaken
+from geminga.storage.standby.sources import Pieces
+from geminga.storage.standby.standing import Peer
+
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: geminga-feed\r\n\r\n"
+_PACE_SECONDS = 0.02         # between two rounds that found everything sent
+_SILENT_SECONDS = 10.0       # for which a standby may read nothing, or acknowledge no mark
+_TELL_SECONDS = 0.5
+_HELLO_SECONDS = 10.0
+_RECEIVE_BYTES = 1 << 20
+
+
+class Refused(Exception):
+    """Exception for a standby that cannot be fed.  The text is one line for its operator."""
+
+
+class Feeding:
+    """The connection of one standby."""
+
+    def __init__(self, link: socket.socket, data_dir: Path, owners: int, address: str):
+        self._link, self._data_dir, self._owners, self._address = link, data_dir, owners, address
+        link.settimeout(_SILENT_SECONDS)
+        self._decoder = Decoder()
+        self._feed = Feed(data_dir, owners, self._send)
+        self._peer = Peer()
+        self._marks: dict[int, float] = {}       # sent, and not acknowledged -> time.monotonic() of their round
+        self._as_of = time.monotonic()           # everything before is on the standby's disk
+        self._told = 0.0
+        self._is_taken_over = self._has_stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Feeding {self._peer} {self._feed}>"
+
+    def run(self) -> None:
+        """Feed the standby until it or the broker goes, or it has taken over.
+
+        Raises Refused, Overtaken, Malformed, CorruptFile, OSError, sqlite3.Error.
+        """
+        self._link.sendall(SWITCHED)
+        self._welcome(self._hello())
+        while True:
+            began = time.monotonic()
+            is_all = self._feed.round()
+            if self._feed.mark not in self._marks and is_all:
+                self._marks[self._feed.mark] = began
+            self._tell()
+            if is_all and self._has_stopped:
+                return self._end()
+            self._listen(_PACE_SECONDS if is_all else 0.0)
+            if time.monotonic() - min(self._marks.values(), default=began) > _SILENT_SECONDS:
+                raise TimeoutError(f"{self._peer.name} acknowledges nothing")
+
+    def _send(self, pieces: Pieces) -> None:
+        for piece in pieces:
+            self._link.sendall(piece)
+
+    def _hello(self) -> dict[str, Any]:
+        """Return the fields of the standby's first frame.  Raises Refused, Malformed, OSError."""
+        until = time.monotonic() + _HELLO_SECONDS
+        while time.monotonic() < until:
+            for frame in self._decoder.receive(self._received()):
+                if frame.kind != feed.HELLO:
+                    raise Malformed("a standby begins with HELLO")
+                return frame.fields
+        raise TimeoutError("the standby does not say HELLO")
+
+    def _received(self) -> bytes:
+        if not (data := self._link.recv(_RECEIVE_BYTES)):
+            raise ConnectionError("the standby has ended the connection")
+        return data
+
+    def _welcome(self, hello: dict[str, Any]) -> None:
+        if (hello["version"], hello["formats"]) != (feed.VERSION, FORMATS):
+            raise Refused(f"it has formats {[hello['version'], *hello['formats']]}, and this broker "
+                          f"{[feed.VERSION, *FORMATS]}: upgrade the older one")
+        self._feed.heard = float(hello["stamp"])
+        self._peer = Peer(str(hello["name"]), self._reached(hello["url"]), self._reached(hello["http"]),
+                          time.time_ns() // 1_000_000)
+        known = standing.with_identity(self._data_dir)
+        standing.write(self._data_dir, replace(known, attached=self._peer))
+        why = ""
+        if hello["identity"] == known.identity:
+            try:
+                self._feed.resume(hello)
+            except Overtaken as overtaken:
+                why = str(overtaken)
+        elif hello["identity"]:
+            why = "its copy is of another data folder"
+        resumes = hello["identity"] == known.identity and not why
+        self._send(feed.encode(feed.WELCOME, identity=known.identity, owners=self._owners, resumes=resumes, why=why,
+                               took_over=known.took_over[-1:], places=known.places))
+        if not resumes:
+            self._feed.begin()
+
+    def _reached(self, url: str) -> str:
+        """Return an address of the standby, with the host from which it has connected if it names none."""
+        parts = urlsplit(str(url))
+        if not parts.scheme or parts.hostname:
+            return str(url)
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        return f"{parts.scheme}://{host}:{parts.port}"
+
+    def _listen(self, seconds: float) -> None:
+        """Take in what the standby and the admin process say, and wait for that so long."""
+        sources = [self._link] if self._has_stopped else [self._link, sys.stdin]
+        ready = select.select(sources, [], [], seconds)[0]
+        if sys.stdin in ready:
+            if not sys.stdin.readline():
+                raise ConnectionError("the broker has ended")
+            self._has_stopped = True
+        if self._link in ready:
+            for frame in self._decoder.receive(self._received()):
+                self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == feed.ACK:
+            mark, self._feed.heard = int(frame.fields["mark"]), float(frame.fields["stamp"])
+            self._as_of = max(self._as_of, *(at for number, at in self._marks.items() if number <= mark), 0.0)
+            self._marks = {number: at for number, at in self._marks.items() if number > mark}
+        elif frame.kind == feed.TAKE_OVER and not self._feed.is_copying:
+            self._is_taken_over = True
+            print(json.dumps({"take_over": asdict(self._peer)}), flush=True)
+        else:
+            raise Malformed(f"a standby sends no frame of kind {frame.kind}")
+
+    def _tell(self) -> None:
+        if (now := time.monotonic()) - self._told >= _TELL_SECONDS:
+            self._told = now
+            print(json.dumps({"name": self._peer.name, "http": self._peer.http, "is_copying": self._feed.is_copying,
+                              "done": self._feed.done, "total": self._feed.total,
+                              "lag_ms": round(1000 * (now - self._as_of))}), flush=True)
+
+    def _end(self) -> None:
+        """Tell the standby that nothing more comes, and wait until it has everything."""
+        self._send(feed.encode(feed.END))
+        while self._marks:
+            for frame in self._decoder.receive(self._received()):
+                self._take(frame)
+
+
+def main() -> int:
+    """Feed the standby whose connection is the given descriptor, and return the exit status."""
+    descriptor, data_dir, owners, address = sys.argv[1:5]
+    with socket.socket(fileno=int(descriptor)) as link:
+        try:
+            Feeding(link, Path(data_dir), int(owners), address).run()
+            return 0
+        except (Refused, Overtaken, Malformed, CorruptFile, OSError, sqlite3.Error, KeyError, TypeError,
+                ValueError) as error:
+            why = text_of(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}" \
+                if isinstance(error, (KeyError, TypeError, ValueError)) else str(error)
+            with contextlib.suppress(OSError):
+                for piece in feed.encode(feed.REFUSED, reason=why):
+                    link.sendall(piece)
+            with contextlib.suppress(OSError):
+                print(json.dumps({"ended": why}), flush=True)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

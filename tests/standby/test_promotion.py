@@ -1,0 +1,127 @@
+"""A promotion: what is there afterwards, who serves, and who never serves again."""
+import subprocess
+import threading
+
+import pulsar
+import pytest
+
+from ..harness import Broker, eventually, request, unique_topic
+from .pair import GEMINGA, Standby, is_listening, ready_status
+
+pytestmark = pytest.mark.slow
+
+
+def publish(url, topic, payloads):
+    client = pulsar.Client(url)
+    try:
+        producer = client.create_producer(topic)
+        return [str(producer.send(payload)) for payload in payloads]
+    finally:
+        client.close()
+
+
+def read(url, topic, count):
+    client = pulsar.Client(url)
+    try:
+        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        return [(str(message.message_id()), message.data())
+                for message in (reader.read_next(20_000) for _ in range(count))]
+    finally:
+        client.close()
+
+
+def test_a_standby_takes_over_everything_and_its_broker_never_serves_again(run, tmp_path):
+    """A planned promotion loses nothing: the broker stops first, and the standby gets the rest."""
+    broker = run("first")
+    standby = run("second", broker.service_url)
+    standby.wait_complete()
+    assert not is_listening(standby.service_url) and ready_status(standby.http_url) == 503
+    assert "standby of" in subprocess.run([GEMINGA, "status", "--data-dir", str(standby.data_dir)], text=True,
+                                          capture_output=True).stdout
+    assert "geminga_standby_lag_seconds" in request("GET", f"{standby.http_url}/metrics")[1]
+    assert "geminga_standby_lag_seconds" in request("GET", f"{broker.http_url}/metrics")[1]
+    topic, stop, sent = unique_topic(), threading.Event(), []
+
+    def go_on():
+        client = pulsar.Client(broker.service_url, operation_timeout_seconds=3)
+        producer = client.create_producer(topic)
+        while not stop.is_set():
+            try:
+                sent.append((str(producer.send(b"%d" % len(sent))), b"%d" % len(sent)))
+            except pulsar.PulsarException:
+                break
+        client.close()
+
+    publishing = threading.Thread(target=go_on)
+    publishing.start()
+    eventually(lambda: len(sent) > 200, 30)
+    promoted = standby.promote()
+    stop.set()
+    assert promoted.returncode == 0 and '"stopped": true' in promoted.stdout, promoted.stderr
+    assert broker.ended(10) == 2
+    publishing.join()
+    assert read(standby.service_url, topic, len(sent)) == sent
+    assert publish(standby.service_url, topic, [b"more"]) and ready_status(standby.http_url) == 200
+    again = subprocess.run([GEMINGA, "serve", "--data-dir", str(broker.data_dir), "--port", "0", "--http-port", "0"],
+                           capture_output=True, text=True, timeout=30)
+    assert again.returncode == 2 and f"--standby-of {standby.service_url}" in again.stderr
+    old = Standby(broker.data_dir, standby.service_url).start()      # it may serve as the standby of the other one
+    try:
+        old.wait_complete()
+        assert "discarded, with 0 entries" in old.log()
+    finally:
+        old.close()
+
+
+def test_a_broker_that_was_down_at_the_promotion_asks_its_standby(run):
+    """After a kill and a promotion it refuses to serve, and as a standby it says what it discards."""
+    broker = run("first")
+    standby = run("second", broker.service_url)
+    standby.wait_complete()
+    publish(broker.service_url, "kept", [b"1", b"2"])
+    standby.wait_complete()
+    standby.kill_all()
+    publish(broker.service_url, "kept", [b"3", b"4", b"5"])
+    broker.kill_supervisor()
+    standby.start()
+    promoted = standby.promote()
+    assert promoted.returncode == 0 and '"stopped": false' in promoted.stdout, promoted.stderr
+    assert [data for _, data in read(standby.service_url, "kept", 2)] == [b"1", b"2"]
+    again = subprocess.run([GEMINGA, "serve", "--data-dir", str(broker.data_dir), "--port", "0", "--http-port", "0"],
+                           capture_output=True, text=True, timeout=30)
+    assert again.returncode == 2 and "was superseded" in again.stderr
+    old = Standby(broker.data_dir, standby.service_url).start()
+    try:
+        old.wait_complete()
+        assert "discarded, with 3 entries" in old.log()
+    finally:
+        old.close()
+    standby.stop()
+    assert standby.start().service_url and ready_status(standby.http_url) == 200      # with the same command
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_standby_never_overwrites_other_data(tmp_path, run, is_served):
+    broker = run("first")
+    other = Broker(tmp_path / "other").start()
+    publish(other.service_url, "precious", [b"1"])
+    if not is_served:
+        other.stop()
+    refused = subprocess.run([GEMINGA, "serve", "--data-dir", str(other.data_dir), "--standby-of", broker.service_url],
+                             capture_output=True, text=True, timeout=30)
+    assert refused.returncode == 1 and ("in use" if is_served else "no standby's copy") in refused.stderr
+    if is_served:
+        other.stop()
+    other.start()
+    assert read(other.service_url, "precious", 1)[0][1] == b"1"
+    other.stop()
+
+
+def test_a_copy_is_served_by_nobody_before_its_promotion(run):
+    broker = run("first")
+    standby = run("second", broker.service_url)
+    standby.wait_complete()
+    standby.stop()
+    refused = subprocess.run([GEMINGA, "serve", "--data-dir", str(standby.data_dir), "--port", "0"],
+                             capture_output=True, text=True, timeout=30)
+    assert refused.returncode == 1 and "it is a standby's copy" in refused.stderr
