@@ -16,7 +16,6 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
     deliveries.py      receipts and messages -> bytes
     responses.py       responses and other commands of a broker -> bytes, one by one
     envelope.py        messages of ZeroMQ between workers and owners
-    feed.py            frames between a broker and its standby
     delivery_times.py  entries -> the same entries with another delivery time
     metadata.py        metadata of many messages -> columns
     batches.py         batches -> places of their messages

@@ -201,7 +201,7 @@ SEGMENT_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
     ("is_retired", "<u4"),           # 1: all its records were applied and synced
     ("sequence", "<u8"),             # never used twice
-    ("first_record", "<u8"),         # number of its first record
+    ("first_record", "<u8"),         # number of its first record; of a retired one 0, or that of the next one's
     ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
     ("reserved", "V28"),
 ])

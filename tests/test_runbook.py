@@ -20,8 +20,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # commands that look for the installed broker's folder
-FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "search", "tables",
-         "tune")
+FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "promote", "reload", "search",
+         "tables", "tune")
 
 
 def lines_of(page):

@@ -38,6 +38,7 @@ from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.disk.files import IOV_MAX, FileSystem, sync
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
+from geminga.storage.ledgers import journal_reader
 from geminga.storage.ledgers.checkpoints import Changed, Checkpoint, TooMuch, collect_checkpoint, write_checkpoint
 from geminga.storage.ledgers.journal_reader import BAD, Replay, by_age, write_again
 from geminga.storage.ledgers.journal_segments import Segment, header_of_segment, make_segment, retire
@@ -399,7 +400,7 @@ class Journal:
                 last.add(collect_checkpoint(self._collecting.left))
             write_checkpoint(*last, lambda: time.monotonic() > self._closed_by, self._disk)
             for segment in segments:
-                retire(segment)
+                retire(segment, self._number + 1)
                 os.fdatasync(segment.fd)
         except TooMuch:
             log.info("too much has changed to be put in place before a stop; the next start does it", code="G105")
@@ -458,6 +459,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         sync(above, os.fsync)
     used = by_age(folder)
     last = used[-1][0] if used else 0
+    number = kept.last if kept else journal_reader.last_number(folder)
     full: list[tuple[Segment, Collection[Changed]]] = []
     with contextlib.ExitStack() as opened:
         disk = FileSystem(folder.parent.parent)
@@ -471,7 +473,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
                 if sequence == last:
                     write_again(segment.fd)
             else:
-                retire(segment)
+                retire(segment, number + 1)
             os.fdatasync(segment.fd)      # also of kept ones: a power cut could truncate their records
             if not is_kept:
                 os.close(segment.fd)
@@ -484,7 +486,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
             path.unlink()
         try:
             journal = Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1,
-                              number=kept.last if kept else 0, free=free, full=full, disk=disk)
+                              number=number, free=free, full=full, disk=disk)
             opened.pop_all()
             return journal
         except (StorageFull, OSError) as error:

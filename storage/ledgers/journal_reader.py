@@ -135,8 +135,7 @@ def read_segment(path: Path) -> tuple[Any, list[_Found], list[str]]:
 def whole_records(raw: memoryview, sequence: int, number: int) -> tuple[list[StoredRecord], int]:
     """Return (the undamaged records at the beginning of `raw`, their size in bytes), numbered from `number` on.
 
-    raw: bytes of the segment with this sequence, from the begin of a record on.  Its owner may be writing there: a
-    record that is not yet complete ends the list.
+    raw: bytes of a segment, from the begin of a record on.  A record that its owner is still writing ends the list.
     """
     records: list[StoredRecord] = []
     at = 0
@@ -169,6 +168,15 @@ def heads(folder: Path) -> dict[int, tuple[Path, Any]]:
             if head is not None:
                 found[int(head["sequence"])] = path, head
     return found
+
+
+def last_number(folder: Path) -> int:
+    """Return the number of a journal's last record, 0 if that is not known.  Raises OSError, CorruptFile."""
+    found = heads(folder)
+    if not found:
+        return 0
+    head = found[max(found)][1]
+    return max(0, int(head["first_record"]) - 1) if head["is_retired"] else replay(folder).last
 
 
 def rescue(folder: Path) -> None:

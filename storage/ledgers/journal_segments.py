@@ -43,9 +43,12 @@ def make_segment(path: Path, size: int) -> Path:
     return path
 
 
-def retire(segment: Segment) -> None:
-    """Write a header that says that no start needs the segment.  The caller syncs it.  Raises OSError."""
-    os.pwrite(segment.fd, header_of_segment(segment.sequence, is_retired=1), 0)
+def retire(segment: Segment, following: int = 0) -> None:
+    """Write a header that says that no start needs the segment.  The caller syncs it.  Raises OSError.
+
+    following: number of the next record, where the segment is the journal's last.
+    """
+    os.pwrite(segment.fd, header_of_segment(segment.sequence, first_record=following, is_retired=1), 0)
 
 
 def header_of_segment(sequence: int, *, first_record: int = 0, is_retired: int = 0) -> bytes:

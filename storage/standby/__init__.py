@@ -2,6 +2,7 @@
 
     standing.py      the file `standby`: who follows whom, and which history a folder has
     journal_tail.py  records of a journal, as its owner writes them
+    frames.py        frames between a broker and its standby
     sources.py       files, views, amendments, catalogue: what a feed sends beside records
     feeding.py       a feed: what is sent, in which order
     copy.py          the copy: what is written, and when it is synced

@@ -7,12 +7,10 @@ import contextlib
 import os
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from geminga.proto import feed
-from geminga.proto.feed import Frame, Malformed
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.disk import data_folder
@@ -22,13 +20,15 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers, journal_reader
 from geminga.storage.ledgers.journal_segments import header_of_segment
 from geminga.storage.owner.recovery import journal_folder, settle
-from geminga.storage.standby import applying, standing
+from geminga.storage.standby import applying, frames, standing
+from geminga.storage.standby.frames import Frame, Malformed
 from geminga.storage.standby.journal_tail import JournalTail, Overtaken, Place, beginning
 from geminga.storage.standby.standing import Standing
 
 _CATALOGUE, _JOURNAL = "catalogue.sqlite", "journal"
 _OWN = (_CATALOGUE, f"{_CATALOGUE}-wal", f"{_CATALOGUE}-shm", "partitions", "transactions", _JOURNAL, "backup",
         applying.DELETED)
+_GAP_MAX = 1_000             # segments without records in a row, one for each restart
 _NAME = r"(?!\.)[-.\w]{1,200}"
 _PATH = re.compile(rf"partitions/\d{{1,20}}/({_NAME}|compacted/\d{{1,20}}\.new/{_NAME}|delayed/amended)"
                    r"|transactions/\d{1,3}/table")
@@ -128,13 +128,13 @@ class Copy:
         """Write what a frame brings.  Raises Malformed, OSError."""
         fields = frame.fields
         try:
-            if frame.kind == feed.RECORDS:
+            if frame.kind == frames.RECORDS:
                 self.put_records(int(fields["owner"]), Place(**fields["place"]), frame.data)
-            elif frame.kind == feed.CATALOGUE:
+            elif frame.kind == frames.CATALOGUE:
                 self.put_catalogue(int(fields["size"]), [int(number) for number in fields["pages"]], frame.data)
-            elif frame.kind == feed.FILE:
+            elif frame.kind == frames.FILE:
                 self.put_file(fields, frame.data)
-            elif frame.kind == feed.VIEW:
+            elif frame.kind == frames.VIEW:
                 self.put_view(int(fields["partition"]), int(fields["number"]))
             else:
                 raise Malformed(f"a feed sends no frame of kind {frame.kind} here")
@@ -179,11 +179,11 @@ class Copy:
 
     def put_catalogue(self, size: int, pages: list[int], data: memoryview) -> None:
         """Replace the catalogue by one of which some pages have changed, synced.  Raises Malformed, OSError."""
-        if len(data) != len(pages) * feed.PAGE or max(pages, default=0) * feed.PAGE >= max(size, 1):
+        if len(data) != len(pages) * frames.PAGE or max(pages, default=0) * frames.PAGE >= max(size, 1):
             raise Malformed("the catalogue's pages are not those that were announced")
         image = self._image[:size].ljust(size, b"\0")
         for at, number in enumerate(pages):
-            image[number * feed.PAGE:(number + 1) * feed.PAGE] = data[at * feed.PAGE:(at + 1) * feed.PAGE]
+            image[number * frames.PAGE:(number + 1) * frames.PAGE] = data[at * frames.PAGE:(at + 1) * frames.PAGE]
         # Of a promotion that was interrupted; SQLite would apply them to the new file.
         for suffix in ("-wal", "-shm"):
             (self.data_dir / f"{_CATALOGUE}{suffix}").unlink(missing_ok=True)
@@ -209,19 +209,24 @@ class Copy:
         self._unsynced.add(owner)
 
     def _begin_segment(self, owner: int, before: _Segment | None, begin: Place) -> _Segment:
-        is_next = before is None or before.place.sequence + 1 == begin.sequence
-        if not is_next or begin.at != format.HEADER_SIZE:
+        gap = 1 if before is None else begin.sequence - before.place.sequence
+        follows = before is None or before.place.number == begin.number
+        if not follows or begin.at != format.HEADER_SIZE or not 0 < gap < _GAP_MAX:
             raise Malformed(f"records of owner {owner} are missing before segment {begin.sequence}")
-        if before is not None:      # a start would read the new segment only behind the whole one before
-            os.fdatasync(before.fd)
-            os.close(before.fd)
         folder = journal_folder(self.data_dir, owner)
         folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / f"{begin.sequence}.journal", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        write_all(fd, header_of_segment(begin.sequence, first_record=begin.first), 0)
         self._folders |= {folder, folder.parent, self.data_dir}
-        self._segments[owner] = _Segment(fd, begin)
-        return self._segments[owner]
+        # A start reads an unbroken chain of segments, so those that were empty, and are gone by now, are made again.
+        for sequence in range(begin.sequence - gap + 1, begin.sequence + 1):
+            fd = os.open(folder / f"{sequence}.journal", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            write_all(fd, header_of_segment(sequence, first_record=begin.first), 0)
+            if before is not None:      # a start would read the new segment only behind the whole one before
+                os.fdatasync(before.fd)
+                os.close(before.fd)
+            before = self._segments[owner] = _Segment(fd, replace(begin, sequence=sequence))
+        assert before is not None
+        self._unsynced.add(owner)
+        return before
 
     def sync(self) -> None:
         """Sync everything that was put so far.  Raises OSError."""

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from geminga.proto import feed
 from geminga.storage import format
 from geminga.storage.catalogue import layout
 from geminga.storage.owner.recovery import journal_folder
-from geminga.storage.standby import sources
+from geminga.storage.standby import frames, sources
 from geminga.storage.standby.journal_tail import Block, JournalTail, Overtaken, Place, beginning
 from geminga.storage.standby.sources import CataloguePages, Extras, Pieces
 
@@ -108,7 +107,7 @@ class Feed:
         if is_all:
             self.mark += 1
             self.is_copying &= not is_based
-            self._send(feed.encode(feed.MARK, mark=self.mark, base="copying" if self.is_copying else "complete",
+            self._send(frames.encode(frames.MARK, mark=self.mark, base="copying" if self.is_copying else "complete",
                                    heard=self.heard, done=self.done, total=self.total))
         return is_all and self._base is None
 
@@ -126,7 +125,7 @@ class Feed:
 
     def _send_records(self, owner: int, block: Block) -> None:
         place = {name: getattr(block.begin, name) for name in _POSITION}
-        self._send(feed.encode(feed.RECORDS, block.data, owner=owner, place=place))
+        self._send(frames.encode(frames.RECORDS, block.data, owner=owner, place=place))
 
 
 def _looked_at(blocks: Iterator[Block]) -> set[int]:

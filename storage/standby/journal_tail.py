@@ -1,6 +1,7 @@
 """The tail of a journal: the records that its owner appends, read from its segments' files as it writes them.
 
-    read() -> Block   whole records of one segment, in order, as bytes that are copied into a file at the same offset
+    read() -> Block   whole records of one segment, in order, as bytes that are copied into a file at the same offset;
+                      none at the begin of a segment
            -> None    the end: the owner has written nothing more yet
 
 The reader never talks to the owner and takes no lock.  A record counts when its checksum is right.  Segments are used
@@ -88,7 +89,7 @@ class JournalTail:
             if _pread(found[0], format.HEADER_SIZE, self.place.at - size).hex() != self.place.last:
                 raise Overtaken(f"{self.folder}: record {self.place.number - 1} is another one than the copy has")
         with contextlib.closing(JournalTail(self.folder, self.place)) as probe:
-            if probe.read() is None and found is None:
+            if probe.read() is None and probe.place.sequence == self.place.sequence and found is None:
                 raise Overtaken(f"{self.folder}: segment {self.place.sequence} is gone")
 
     def read(self) -> Block | None:
@@ -96,16 +97,16 @@ class JournalTail:
         if (block := self._read()) is not None:
             return block
         heads = journal_reader.heads(self.folder)
-        following = self.place.sequence + 1
-        if following not in heads:
-            if max(heads, default=0) > following or (self._fd >= 0 and not self._is_ours()):
-                raise Overtaken(f"{self.folder}: segment {following} was used again before it was read")
+        following = min((sequence for sequence in heads if sequence > self.place.sequence), default=0)
+        if not following:
+            if self._fd >= 0 and not self._is_ours():
+                raise Overtaken(f"{self.folder}: segment {self.place.sequence} is gone")
             return None
         if (block := self._read()) is not None:      # appended just before the next segment was begun
             return block
         path, head = heads[following]
         self._go_to(path, following, self._first_of(path, head, following))
-        return self._read()
+        return Block(self.place, self.place, b"", [])
 
     def _read(self) -> Block | None:
         if self._fd < 0 and not self._open():
@@ -141,14 +142,14 @@ class JournalTail:
     def _first_of(self, path: Path, head: np.void, sequence: int) -> int:
         """Return the number of the first record of the next segment.
 
-        Raises Overtaken unless that record follows on the last one that was read.  After a stop numbers begin again
-        with 1.  Then the segment before is looked at again, which had no more records.
+        Raises Overtaken unless that record follows on the last one that was read.  Segments between the two that had no
+        records do not matter.
         """
-        first = _first_record(path, sequence) if head["is_retired"] else int(head["first_record"])
+        first = int(head["first_record"])
+        if head["is_retired"]:
+            first = _first_record(path, sequence) or first
         if first == self.place.number:
             return first
-        if first in (0, 1) and self._fd >= 0 and self._is_ours():
-            return 1
         raise Overtaken(f"{self.folder}: record {self.place.number} was overwritten before it was read")
 
     def _go_to(self, path: Path, sequence: int, first: int) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from geminga.proto import feed
 from geminga.storage import format
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.standby import frames
 from geminga.storage.topics import exported
 
 Pieces = list[bytes | memoryview]
@@ -68,9 +68,9 @@ def _file(data_dir: Path, path: Path, target: Path | None = None) -> Iterator[Pi
             if not (data := os.pread(fd, min(_CHUNK, size - at), at)):
                 break
             if data.count(0) < len(data):
-                yield feed.encode(feed.FILE, data, path=name, at=at, size=size, whole=False)
+                yield frames.encode(frames.FILE, data, path=name, at=at, size=size, whole=False)
             at += len(data)
-        yield feed.encode(feed.FILE, path=name, at=size, size=size, whole=True)
+        yield frames.encode(frames.FILE, path=name, at=size, size=size, whole=True)
     finally:
         os.close(fd)
 
@@ -120,7 +120,7 @@ class Extras:
             yield from _file(self._data_dir, path, compacted_ledgers.unfinished(folder, number) / path.name)
         if all(path.exists() for path in paths):
             self._views[partition_id] = number
-            yield feed.encode(feed.VIEW, partition=partition_id, number=number)
+            yield frames.encode(frames.VIEW, partition=partition_id, number=number)
 
 
 class CataloguePages:
@@ -130,7 +130,7 @@ class CataloguePages:
         """Open the catalogue for reading.  Raises sqlite3.Error."""
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         self._seen: int | None = None
-        self._image = np.empty((0, feed.PAGE), np.uint8)
+        self._image = np.empty((0, frames.PAGE), np.uint8)
 
     def __repr__(self) -> str:
         return f"<CataloguePages {len(self._image)} pages>"
@@ -152,14 +152,14 @@ class CataloguePages:
             raw = self._connection.serialize()
         finally:
             self._connection.execute("ROLLBACK")
-        assert len(raw) % feed.PAGE == 0, len(raw)
-        image = np.frombuffer(raw, np.uint8).reshape(-1, feed.PAGE)
+        assert len(raw) % frames.PAGE == 0, len(raw)
+        image = np.frombuffer(raw, np.uint8).reshape(-1, frames.PAGE)
         known = min(len(image), len(self._image))
         is_new = np.ones(len(image), bool)
         is_new[:known] = (image[:known] != self._image[:known]).any(axis=1)
         self._image = image
         numbers = np.flatnonzero(is_new)
-        return feed.encode(feed.CATALOGUE, image[numbers].tobytes(), size=len(raw), pages=numbers.tolist())
+        return frames.encode(frames.CATALOGUE, image[numbers].tobytes(), size=len(raw), pages=numbers.tolist())
 
     def close(self) -> None:
         self._connection.close()

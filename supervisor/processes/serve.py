@@ -443,7 +443,7 @@ class Supervisor:
 
     def _stop_step(self) -> bool:
         """Take the next step of a stop, and return whether all processes have ended."""
-        return stop_step(self.children, self._stop_began, is_last=self.is_superseded)
+        return stop_step(self.children, time.monotonic() - self._stop_began, is_last=self.is_superseded)
 
     def _superseded(self) -> None:
         """Stop for good, because the standby is promoted; the admin process lets its feed end after the owners."""

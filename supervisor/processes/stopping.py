@@ -1,7 +1,6 @@
 """The order in which a stop ends the processes."""
 import os
 import signal
-import time
 from collections.abc import Iterable
 
 from geminga.storage.runtime.log import log
@@ -14,15 +13,14 @@ _ORDER = ("web", "replicator"), ("worker", "admin"), ("owner",)
 _LAST = ("web", "replicator"), ("worker",), ("owner",), ("admin",)
 
 
-def stop_step(children: Iterable[Child], began: float, *, is_last: bool) -> bool:
-    """Take the next step of a stop that began at a monotonic time; return whether all processes have ended.
+def stop_step(children: Iterable[Child], passed: float, *, is_last: bool) -> bool:
+    """Take the next step of a stop that began `passed` seconds ago; return whether all processes have ended.
 
     Workers and the admin process are stopped before the owners, which store the messages that workers have sent to
     them by then.  Processes that take too long are killed.
 
     is_last: a standby is promoted.  Then the admin process is last, because its feed sends what owners have stored.
     """
-    passed = time.monotonic() - began
     for roles in _LAST if is_last else _ORDER:
         alive = [child for child in children if child.role in roles and child.state != GONE]
         for child in alive:

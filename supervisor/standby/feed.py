@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from geminga.proto import feed
-from geminga.proto.feed import Decoder, Frame, Malformed
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.standby import standing
+from geminga.storage.standby import frames, standing
 from geminga.storage.standby.feeding import FORMATS, Feed
+from geminga.storage.standby.frames import Decoder, Frame, Malformed
 from geminga.storage.standby.journal_tail import Overtaken
 from geminga.storage.standby.sources import Pieces
 from geminga.storage.standby.standing import Peer
@@ -85,7 +84,7 @@ class Feeding:
         until = time.monotonic() + _HELLO_SECONDS
         while time.monotonic() < until:
             for frame in self._decoder.receive(self._received()):
-                if frame.kind != feed.HELLO:
+                if frame.kind != frames.HELLO:
                     raise Malformed("a standby begins with HELLO")
                 return frame.fields
         raise TimeoutError("the standby does not say HELLO")
@@ -96,9 +95,9 @@ class Feeding:
         return data
 
     def _welcome(self, hello: dict[str, Any]) -> None:
-        if (hello["version"], hello["formats"]) != (feed.VERSION, FORMATS):
+        if (hello["version"], hello["formats"]) != (frames.VERSION, FORMATS):
             raise Refused(f"it has formats {[hello['version'], *hello['formats']]}, and this broker "
-                          f"{[feed.VERSION, *FORMATS]}: upgrade the older one")
+                          f"{[frames.VERSION, *FORMATS]}: upgrade the older one")
         self._feed.heard = float(hello["stamp"])
         self._peer = Peer(str(hello["name"]), self._reached(hello["url"]), self._reached(hello["http"]),
                           time.time_ns() // 1_000_000)
@@ -113,7 +112,7 @@ class Feeding:
         elif hello["identity"]:
             why = "its copy is of another data folder"
         resumes = hello["identity"] == known.identity and not why
-        self._send(feed.encode(feed.WELCOME, identity=known.identity, owners=self._owners, resumes=resumes, why=why,
+        self._send(frames.encode(frames.WELCOME, identity=known.identity, owners=self._owners, resumes=resumes, why=why,
                                took_over=known.took_over[-1:], places=known.places))
         if not resumes:
             self._feed.begin()
@@ -139,11 +138,11 @@ class Feeding:
                 self._take(frame)
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind == feed.ACK:
+        if frame.kind == frames.ACK:
             mark, self._feed.heard = int(frame.fields["mark"]), float(frame.fields["stamp"])
             self._as_of = max(self._as_of, *(at for number, at in self._marks.items() if number <= mark), 0.0)
             self._marks = {number: at for number, at in self._marks.items() if number > mark}
-        elif frame.kind == feed.TAKE_OVER and not self._feed.is_copying:
+        elif frame.kind == frames.TAKE_OVER and not self._feed.is_copying:
             self._is_taken_over = True
             print(json.dumps({"take_over": asdict(self._peer)}), flush=True)
         else:
@@ -158,7 +157,7 @@ class Feeding:
 
     def _end(self) -> None:
         """Tell the standby that nothing more comes, and wait until it has everything."""
-        self._send(feed.encode(feed.END))
+        self._send(frames.encode(frames.END))
         while self._marks:
             for frame in self._decoder.receive(self._received()):
                 self._take(frame)
@@ -176,7 +175,7 @@ def main() -> int:
             why = text_of(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}" \
                 if isinstance(error, (KeyError, TypeError, ValueError)) else str(error)
             with contextlib.suppress(OSError):
-                for piece in feed.encode(feed.REFUSED, reason=why):
+                for piece in frames.encode(frames.REFUSED, reason=why):
                     link.sendall(piece)
             with contextlib.suppress(OSError):
                 print(json.dumps({"ended": why}), flush=True)

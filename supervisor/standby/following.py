@@ -15,13 +15,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from geminga.proto import feed
-from geminga.proto.feed import Decoder, Frame, Malformed
 from geminga.storage.errors import CorruptFile, is_full, text_of
 from geminga.storage.runtime.log import log
-from geminga.storage.standby import copy, standing
+from geminga.storage.standby import copy, frames, standing
 from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import FORMATS
+from geminga.storage.standby.frames import Decoder, Frame, Malformed
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.pulsar_client.rest import NotReachable
 from geminga.supervisor.tasks import standbys
@@ -144,7 +143,7 @@ class Follower:
                 return
             self._copy = Copy(self._config.data_dir)
             held = self._copy.held()
-            self._send(feed.HELLO, version=feed.VERSION, formats=FORMATS, stamp=time.monotonic(),
+            self._send(frames.HELLO, version=frames.VERSION, formats=FORMATS, stamp=time.monotonic(),
                        name=self._about.name, url=self._about.url, http=self._about.http, **held)
             decoder, has_asked = Decoder(), False
             while not self.has_ended:
@@ -152,32 +151,32 @@ class Follower:
                     raise ConnectionError("the broker has ended the connection")
                 mark, heard = 0, 0.0
                 for frame in decoder.receive(data):
-                    if frame.kind == feed.MARK:
+                    if frame.kind == frames.MARK:
                         mark, heard = int(frame.fields["mark"]), float(frame.fields["heard"])
                     self._take(frame)
                 if mark:
                     self._copy.sync()
                     self._as_of = max(self._as_of, heard) if self.is_complete else self._as_of
-                    self._send(feed.ACK, mark=mark, stamp=time.monotonic())
+                    self._send(frames.ACK, mark=mark, stamp=time.monotonic())
                 if self.is_complete:
                     self._applier.keep()
                 if self._takes_over and not has_asked and self.is_complete:
                     has_asked = True
-                    self._send(feed.TAKE_OVER)
+                    self._send(frames.TAKE_OVER)
 
     def _take(self, frame: Frame) -> None:
         """Take in a frame.  Raises Malformed, OSError."""
         assert self._copy is not None
         fields = frame.fields
-        if frame.kind == feed.REFUSED:
+        if frame.kind == frames.REFUSED:
             raise Malformed(f"the broker refuses: {fields.get('reason')}")
-        if frame.kind == feed.WELCOME:
+        if frame.kind == frames.WELCOME:
             self._begin(fields)
-        elif frame.kind == feed.END:
+        elif frame.kind == frames.END:
             self.has_ended = True
         elif not self.is_following:
             raise Malformed("a feed begins with WELCOME")
-        elif frame.kind == feed.MARK:
+        elif frame.kind == frames.MARK:
             self.done, self.total = int(fields["done"]), int(fields["total"])
             if fields["base"] == "complete" and not self.is_complete:
                 self._copy.complete_base(self._identity, self._config.standby.of)
@@ -215,7 +214,7 @@ class Follower:
 
     def _send(self, kind: int, **fields: Any) -> None:
         assert self._link is not None
-        self._link.sendall(b"".join(feed.encode(kind, **fields)))
+        self._link.sendall(b"".join(frames.encode(kind, **fields)))
 
     def _connected(self) -> socket.socket:
         """Return a connection on which a feed comes.  Raises OSError, NotReachable."""

@@ -43,6 +43,7 @@ from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
 
 _VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
+_NO_DATA = "lock", "run"     # in a folder of which a standby was killed before it got anything
 _LOOK_SECONDS = 0.05
 _REACHED_SECONDS = 5.0       # for which a promotion looks for a broker that is not connected
 _STOPPED_SECONDS = 30.0      # for a broker to stop, and to send the rest
@@ -55,7 +56,7 @@ def may_follow(config: Config) -> bool:
     Raises CannotServe for a folder with other data, OSError.
     """
     data_dir = config.data_dir
-    if data_folder.is_copy(data_dir) or not any(path.name != "lock" for path in data_dir.iterdir()):
+    if data_folder.is_copy(data_dir) or all(path.name in _NO_DATA for path in data_dir.iterdir()):
         return True
     known = standing.read(data_dir)
     if known.following or known.superseded.http:

@@ -36,7 +36,7 @@ class Standby(Broker):
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._begin_reading()
-        eventually(lambda: re.search("Promote it|Publish", self.printed()) or self._process.poll() is not None, 60, "a start")
+        eventually(lambda: re.search("Promote it|Publish", self.printed()) or self._process.poll() is not None, 60)
         return self
 
     def state(self) -> dict:

@@ -4,13 +4,12 @@ import threading
 import pulsar
 import pytest
 
-from geminga.proto import feed
-from geminga.proto.feed import Decoder
 from geminga.storage.offline import verify
-from geminga.storage.standby import copy
+from geminga.storage.standby import copy, frames
 from geminga.storage.standby.applying import Applier
 from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import Feed
+from geminga.storage.standby.frames import Decoder
 
 from ..harness import Broker, partitioned_topic
 
@@ -28,7 +27,7 @@ class Line:
 
     def _take(self, pieces):
         for frame in self._decoder.receive(b"".join(pieces)):
-            if frame.kind == feed.MARK:
+            if frame.kind == frames.MARK:
                 self.copy.sync()
                 if frame.fields["base"] == "complete" and not self.copy.is_complete:
                     self.copy.complete_base("here", "there")
