@@ -18,12 +18,14 @@ import traceback
 from pathlib import Path
 
 from geminga.storage.disk.files import FileSystem, write_anew
+from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import checkpoints, journal_reader
 from geminga.storage.ledgers.journal_reader import StoredRecord
 from geminga.storage.owner import recovery
-from geminga.storage.standby.journal_tail import JournalTail, beginning
+from geminga.storage.standby.journal_tail import JournalTail, Overtaken, beginning
 
 DELETED = "deleted.json"         # ids of partitions that were deleted lately, with the times
+UNUSABLE = 3                     # exit status: records do not fit the copy, which has to be made anew
 _SECONDS = 1.0                   # between two looks
 _APPLIED_BYTES = 64 << 20        # of records that are applied at once, about
 _NOTED_SECONDS = 3_600           # the catalogue comes within a second, or at the next connection
@@ -96,6 +98,9 @@ def main() -> int:
     while True:
         try:
             waits_s = 0.0 if applier.step() else _SECONDS
+        except (CorruptFile, Overtaken) as error:
+            print(f"the copy cannot be used: {error}", file=sys.stderr)
+            return UNUSABLE
         except Exception:      # of a disk, mostly: the receiving process logs it, and starts this one again
             traceback.print_exc(limit=-2)
             return 1

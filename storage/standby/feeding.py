@@ -91,7 +91,7 @@ class Feed:
                 blocks.append((owner, block))
                 size += len(block.data)
             is_all &= size < _ROUND_BYTES
-        if self._base is None:
+        if not self.is_copying:
             for partition_id in _looked_at(block for _, block in blocks):
                 for pieces in self._extras.of(partition_id):
                     self._send(pieces)

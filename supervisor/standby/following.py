@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 import click
 
+from geminga.storage.disk import data_folder
 from geminga.storage.errors import CorruptFile, is_full, text_of
 from geminga.storage.runtime.log import log
-from geminga.storage.standby import copy, frames, standing
+from geminga.storage.standby import applying, copy, frames, standing
 from geminga.storage.standby.copy import Copy
 from geminga.storage.standby.feeding import FORMATS
 from geminga.storage.standby.frames import Decoder, Frame, Malformed
@@ -41,6 +42,10 @@ class About:
     http: str
 
 
+class CopyUnusable(Exception):
+    """Exception for a copy that has to be made anew."""
+
+
 class Applier:
     """The process that applies received records."""
 
@@ -53,8 +58,13 @@ class Applier:
         return f"<Applier {self._process}>"
 
     def keep(self) -> None:
-        """Start the process, and start it again where it has ended.  Raises OSError."""
+        """Start the process, and start it again where it has ended.
+
+        Raises CopyUnusable if it says that the copy has to be made anew; OSError.
+        """
         if self._process is not None and (status := self._process.poll()) is not None:
+            if status == applying.UNUSABLE:
+                raise CopyUnusable("records do not fit the copy, which is made anew")
             log.error(f"records cannot be applied here: the process ended with status {status}; starting it again",
                       code="G551")
             self._process = None
@@ -119,7 +129,7 @@ class Follower:
             waits = _AGAIN_SECONDS
             try:
                 self._follow()
-            except (Malformed, NotReachable, CorruptFile, sqlite3.Error, click.UsageError) as error:
+            except (Malformed, CopyUnusable, NotReachable, CorruptFile, sqlite3.Error, click.UsageError) as error:
                 self.why = str(error)
             except OSError as error:
                 self.why = text_of(error) if error.filename else str(error) or type(error).__name__
@@ -159,10 +169,19 @@ class Follower:
                     self._as_of = max(self._as_of, heard) if self.is_complete else self._as_of
                     self._send(frames.ACK, mark=mark, stamp=time.monotonic())
                 if self.is_complete:
-                    self._applier.keep()
+                    self._apply()
                 if self._takes_over and not has_asked and self.is_complete:
                     has_asked = True
                     self._send(frames.TAKE_OVER)
+
+    def _apply(self) -> None:
+        """Keep records being applied.  Raises CopyUnusable, after marking the copy as unfinished; OSError."""
+        try:
+            self._applier.keep()
+        except CopyUnusable:
+            data_folder.begin(self._config.data_dir)
+            self.is_complete = False
+            raise
 
     def _take(self, frame: Frame) -> None:
         """Take in a frame.  Raises Malformed, OSError."""

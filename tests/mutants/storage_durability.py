@@ -17,7 +17,7 @@ BUGS = [
         ("                if sequence == last:\n                    write_again(segment.fd)",
          "                if sequence == last:\n                    pass", ""),
         ("                if sequence == last:\n", "                if sequence != last:\n", ""),
-        ("            else:\n                retire(segment)\n", "            else:\n                pass\n", ""),
+        ("            else:\n                retire(segment, number + 1)\n", "            else:\n                pass\n", ""),
         ("        self._synced = self._number\n\n    def _set_aside",
          "        self._synced = self._number + 1\n\n    def _set_aside",
          "", "storage/test_journal_order.py"),

@@ -41,15 +41,15 @@ class Standby:
         self._said: dict[str, Any] = {}
         self._said_at = self._began = time.monotonic()      # when the feed last said how far it is
         self.known = standing.read(data_dir).attached
-        self.is_taken_over = False
+        self.is_taken_over = self._is_beginning = False
 
     def __repr__(self) -> str:
         return f"<Standby {self.known} is_fed={self.is_fed}>"
 
     @property
     def is_fed(self) -> bool:
-        """Whether a standby is connected."""
-        return self._process is not None
+        """Whether a standby is connected, or its feed is being started."""
+        return self._process is not None or self._is_beginning
 
     def lag_seconds(self) -> float | None:
         """Return how far the known standby is behind, None without a known standby."""
@@ -76,16 +76,24 @@ class Standby:
         self.known, self._said = Peer(), {}
 
     async def feed(self, descriptor: int, address: str, control: Any) -> None:
-        """Begin to feed the standby at the other end of a connection, a copy of which the process gets.  Raises 503."""
+        """Begin to feed the standby at the other end of a connection, of which the process gets a copy.
+
+        Raises 409, 503.
+        """
         command = [sys.executable, "-P", "-m", "geminga.supervisor.standby.feed", str(descriptor),
                    str(self._data_dir.resolve()), str(self._owners.count), address]
         ours = {name: value for name, value in os.environ.items()
                 if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
+        if self.is_fed:      # another one has come meanwhile
+            raise web.HTTPConflict(text=f"This broker has a standby: {self.known.name}")
+        self._is_beginning = True
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command, env=ours, stdin=PIPE, stdout=PIPE, pass_fds=[descriptor], limit=_LINE_MAX)
         except OSError as error:
             raise web.HTTPServiceUnavailable(text=f"The feed cannot be started: {text_of(error)}") from None
+        finally:
+            self._is_beginning = False
         self._task = asyncio.create_task(self._follow(self._process, control))
 
     async def _follow(self, process: Process, control: Any) -> None:
