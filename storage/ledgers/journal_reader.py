@@ -164,7 +164,8 @@ def heads(folder: Path) -> dict[int, tuple[Path, Any]]:
     found = {}
     for path in _segments(folder):
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            head, _ = _segment_header(path, file.read(format.HEADER_SIZE))
+            raw = file.read(format.HEADER_SIZE)
+            head = _segment_header(path, raw)[0] if any(raw) else None      # zeros: it was not used yet
             if head is not None:
                 found[int(head["sequence"])] = path, head
     return found

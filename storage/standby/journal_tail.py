@@ -18,7 +18,7 @@ from geminga.storage import format
 from geminga.storage.ledgers import journal_reader
 from geminga.storage.ledgers.journal_reader import StoredRecord
 
-_READ_BYTES = 4 << 20
+_READ_BYTES = 256 << 10      # at once; what lies behind the newest record is of an earlier use of the file
 
 
 class Overtaken(Exception):
@@ -112,9 +112,10 @@ class JournalTail:
         if self._fd < 0 and not self._open():
             return None
         place = self.place
-        raw = memoryview(os.pread(self._fd, _READ_BYTES, place.at))
-        if (size := journal_reader.record_size(raw, place.sequence, place.number)) > len(raw):
-            raw = memoryview(os.pread(self._fd, size, place.at))
+        head = memoryview(os.pread(self._fd, format.HEADER_SIZE, place.at))
+        if not (size := journal_reader.record_size(head, place.sequence, place.number)):
+            return None
+        raw = memoryview(os.pread(self._fd, max(size, _READ_BYTES), place.at))
         records, size = journal_reader.whole_records(raw, place.sequence, place.number)
         if not records:
             return None

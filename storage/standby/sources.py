@@ -8,6 +8,7 @@ import errno
 import itertools
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from geminga.storage.topics import exported
 Pieces = list[bytes | memoryview]
 _CHUNK = 1 << 20
 _LOOKED_AT = 100          # partitions that are looked at in one round for new views and amendments
+_LIST_SECONDS = 0.25      # between two lists of all partitions
 
 
 def base(data_dir: Path) -> Iterator[Pieces]:
@@ -82,6 +84,7 @@ class Extras:
         """Begin with what the standby has: numbers of views, and sizes of files with amendments, by partition."""
         self._data_dir, self._views, self._amended = data_dir, views, amended
         self._round: Iterator[int] = iter(())
+        self._listed = float("-inf")
 
     def __repr__(self) -> str:
         return f"<Extras views={len(self._views)} amended={len(self._amended)}>"
@@ -89,7 +92,8 @@ class Extras:
     def look(self) -> Iterator[Pieces]:
         """Yield frames with new views and amendments of the next partitions: all have their turn."""
         some = list(itertools.islice(self._round, _LOOKED_AT))
-        if len(some) < _LOOKED_AT:
+        if len(some) < _LOOKED_AT and time.monotonic() - self._listed > _LIST_SECONDS:
+            self._listed = time.monotonic()
             with contextlib.suppress(FileNotFoundError):
                 names = os.listdir(self._data_dir / "partitions")
                 self._round = iter([int(name) for name in names if name.isdigit()])

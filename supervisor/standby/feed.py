@@ -9,6 +9,7 @@ they have written by then is sent too, so nothing is lost.
 """
 import contextlib
 import json
+import os
 import select
 import socket
 import sqlite3
@@ -28,7 +29,7 @@ from geminga.storage.standby.sources import Pieces
 from geminga.storage.standby.standing import Peer
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: geminga-feed\r\n\r\n"
-_PACE_SECONDS = 0.02         # between two rounds that found everything sent
+_PACE_SECONDS = 0.02         # between the begins of two rounds, if the first has sent everything
 _SILENT_SECONDS = 10.0       # for which a standby may read nothing, or acknowledge no mark
 _TELL_SECONDS = 0.5
 _HELLO_SECONDS = 10.0
@@ -71,7 +72,10 @@ class Feeding:
             self._tell()
             if is_all and self._has_stopped:
                 return self._end()
-            self._listen(_PACE_SECONDS if is_all else 0.0)
+            until = began + (_PACE_SECONDS if is_all else 0.0)
+            self._listen(0.0)
+            while (left := until - time.monotonic()) > 0:      # marks are acknowledged at once, which begins no round
+                self._listen(left)
             if time.monotonic() - min(self._marks.values(), default=began) > _SILENT_SECONDS:
                 raise TimeoutError(f"{self._peer.name} acknowledges nothing")
 
@@ -158,14 +162,17 @@ class Feeding:
     def _end(self) -> None:
         """Tell the standby that nothing more comes, and wait until it has everything."""
         self._send(frames.encode(frames.END))
-        while self._marks:
-            for frame in self._decoder.receive(self._received()):
-                self._take(frame)
+        with contextlib.suppress(ConnectionError):      # it needs no connection any more
+            while self._marks:
+                for frame in self._decoder.receive(self._received()):
+                    self._take(frame)
 
 
 def main() -> int:
     """Feed the standby whose connection is the given descriptor, and return the exit status."""
     descriptor, data_dir, owners, address = sys.argv[1:5]
+    with contextlib.suppress(PermissionError):      # the admin process, which starts this one, is behind all others
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     with socket.socket(fileno=int(descriptor)) as link:
         try:
             Feeding(link, Path(data_dir), int(owners), address).run()

@@ -12,7 +12,7 @@ from geminga.storage.standby import frames, standing
 from geminga.storage.standby.copy import Copy, lacking
 from geminga.storage.standby.frames import Decoder, Frame, Malformed
 from geminga.storage.standby.journal_tail import JournalTail, Overtaken, beginning
-from geminga.storage.standby.sources import CataloguePages
+from geminga.storage.standby.sources import CataloguePages, Extras, base
 
 SEGMENT = 1 << 20
 
@@ -195,3 +195,41 @@ def test_a_base_that_is_not_complete_is_no_copy(copied):
     with pytest.raises(data_folder.CannotUse, match="standby's copy"):
         data_folder.check(copied.data_dir)
 
+
+def test_views_and_amendments_are_sent_once_and_replace_older_views(tmp_path, copied):
+    folder = tmp_path / "first" / "partitions" / "7"
+    extras, decoder = Extras(tmp_path / "first", {}, {}), Decoder()
+
+    def send():
+        found = [frame for pieces in extras.of(7) for frame in decoder.receive(b"".join(pieces))]
+        for frame in found:
+            copied.take(frame)
+        return len(found)
+
+    ours = copied.data_dir / "partitions" / "7"
+    for number in (1, 2):
+        (folder / "compacted" / str(number)).mkdir(parents=True)
+        (folder / "compacted" / str(number) / "view").write_bytes(b"%d" % number)
+        assert send() and not send()
+        assert [path.name for path in (ours / "compacted").iterdir()] == [str(number)]
+        assert (ours / "compacted" / str(number) / "view").read_bytes() == b"%d" % number
+    (folder / "delayed").mkdir()
+    for content in (b"a" * 32, b"a" * 64):
+        (folder / "delayed" / "amended").write_bytes(content)
+        assert send() and not send()
+        assert (ours / "delayed" / "amended").read_bytes() == content
+
+
+def test_holes_of_a_file_are_not_sent(tmp_path, copied):
+    path = tmp_path / "first" / "partitions" / "7" / "1.ledger"
+    path.parent.mkdir(parents=True)
+    with open(path, "wb") as file:
+        file.seek(9 << 20)
+        file.write(b"end")
+        file.truncate(10 << 20)
+    sent = [b"".join(pieces) for pieces in base(tmp_path / "first")]
+    for raw in sent:
+        for frame in Decoder().receive(raw):
+            copied.take(frame)
+    assert sum(map(len, sent)) < 3 << 20
+    assert (copied.data_dir / "partitions" / "7" / "1.ledger").read_bytes() == path.read_bytes()
