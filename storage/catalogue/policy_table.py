@@ -409,7 +409,7 @@ TABLE = {policy.name: policy for policy in (
         where="storage/enforcement/replication_cursors.py"),
     Policy("allowedClusters", "Clusters that replicationClusters of the namespace and its topics may name.", (
         Part("", TEXTS),),
-        levels=NAMESPACE_ONLY, where="supervisor/admin/resources/cluster_lists.py"),
+        levels=NAMESPACE_ONLY, where="supervisor/admin/cluster_lists.py"),
     Policy("replicatorDispatchRate", "Messages and bytes that go from a topic to each other cluster in a period.", (
         Part("dispatchThrottlingRateInMsg", INTEGER, field="replicator_dispatch_messages",
              key="dispatch_messages_per_replicator", default=-1),

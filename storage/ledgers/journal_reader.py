@@ -148,10 +148,7 @@ def whole_records(raw: memoryview, sequence: int, number: int) -> tuple[list[Sto
 
 
 def record_size(raw: memoryview, sequence: int, number: int) -> int:
-    """Return the size in bytes of record `number`, of which `raw` has the header at its beginning; 0 if it has not.
-
-    No checksum is checked.
-    """
+    """Return the bytes of record `number` by its header, with which `raw` begins; 0 if another one is there."""
     if len(raw) < format.HEADER_SIZE:
         return 0
     head = np.frombuffer(raw, format.RECORD_HEADER, 1)[0]

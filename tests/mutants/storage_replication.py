@@ -64,7 +64,7 @@ BUGS = [
          "a broker replicates to itself by localhost"),
         ("        record[_SECRET] = before.get(_SECRET, \"\")\n", "        pass\n", "stars become the credentials"),
         ("{_SECRET: HIDDEN} if record.get(_SECRET) else {}", "{}", "everybody sees credentials")),
-    *of("supervisor/admin/resources/cluster_lists.py", _LISTS,
+    *of("supervisor/admin/cluster_lists.py", _LISTS,
         ("    if choice.own not in names:\n        raise", "    if False:\n        raise",
          "a list without this broker is taken"),
         ("return sorted(set(names))", "return names", "a list is kept as it comes")),
