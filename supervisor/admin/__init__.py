@@ -4,6 +4,7 @@
     policy_routes.py   paths and methods of policies
     cluster_lists.py   the clusters that lists of policies and tenants may name
     cluster_records.py what records of clusters hold, and who sees their credentials
+    openapi.py         the description of all routes
     requests/          parts of requests, authentication, authorization, audit log
     resources/         topics, namespaces, policies, schemas, clusters ...: created, changed, deleted
     monitoring/        health, alarms, stats, /metrics, status

@@ -23,6 +23,7 @@ from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
+from geminga.supervisor.admin import openapi
 from geminga.supervisor.admin.monitoring import alarms, backups, health, log_tail, metrics, operations, stats, views
 from geminga.supervisor.admin.requests import audit, audit_reading, authentication, authorization, origins, sessions
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
@@ -105,6 +106,7 @@ PARTS = (
     views,
     audit_reading,
     authorization,
+    openapi,
 )
 
 
@@ -206,6 +208,7 @@ def make_app(
     app[standby.STANDBY] = app[alarms.ALARMS_OF].standby = standby.Standby(config.data_dir, owners)
     app.cleanup_ctx.append(app[standby.STANDBY].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
+    app[openapi.DOCUMENT], app[openapi.SAID] = {}, {}
     app[message_pages.PAGES], app[message_jobs.SLOTS] = message_pages.slots(), message_jobs.Slots()
     for part in PARTS:
         app.add_routes(part.routes)

@@ -26,6 +26,7 @@ from geminga.supervisor.console.pages import (
     messages,
     nights,
     overview,
+    rest,
     schemas,
     subscription,
     tables,
@@ -34,7 +35,7 @@ from geminga.supervisor.console.pages import (
 )
 
 PARTS = (overview, tables, topic, schemas, delayed, subscription, messages, clients, tenants, access, logs, nights,
-         configuration, documents)
+         configuration, documents, rest)
 _PAGES = web.AppKey("pages", dict[str, Page])      # by the path of their route
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HEADERS = {

@@ -50,6 +50,7 @@ NAVIGATION = (
     Entry("configuration", "/console/configuration", "/ops/v1/configuration"),
     Entry("log", "/console/log", "/ops/v1/log"),
     Entry("documents", "/console/documents"),
+    Entry("rest", "/console/rest"),
 )
 _OF_SCRIPTS = "common"             # table of the words that scripts show, too
 

@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from geminga.proto.names import TopicName
+from geminga.supervisor.admin.openapi import SAID, Said
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.request_parts import PATH, TOPICS, existing_of, number_of, part_of
 from geminga.supervisor.rest_messages.calls import (
@@ -41,6 +42,25 @@ _CALLS_MAX = 2_000           # that are handed on and have no answer yet
 _LAST = (1 << 31) - 1
 _EVENTS = "text/event-stream"
 _PASSED_ON = "Content-Type", "Content-Length", "Cache-Control"
+
+# What `geminga-web` reads, for the description of REST.
+_TEXT, _NUMBER, _MOMENT = {"type": "string"}, {"type": "integer"}, {"type": "integer", "description": "ms since 1970"}
+_IDS = {"type": "array", "items": _TEXT}
+_PRODUCING = {"type": "object", "required": ["messages"], "properties": {
+    "producerName": _TEXT, "keySchema": _TEXT, "valueSchema": _TEXT, "schemaVersion": _NUMBER,
+    "messages": {"type": "array", "items": {"type": "object", "required": ["payload"], "properties": {
+        "payload": {}, "key": _TEXT, "properties": {"type": "object"}, "eventTime": _MOMENT, "sequenceId": _NUMBER,
+        "deliverAt": _MOMENT, "deliverAfterMs": _NUMBER, "replicationClusters": _IDS,
+        "disableReplication": {"type": "boolean"}}}}}}
+_ACKS = {"type": "object", "properties": {"messageIds": _IDS, "upTo": _TEXT}}
+_NACKS = {"type": "object", "required": ["messageIds"], "properties": {"messageIds": _IDS, "delayMs": _NUMBER}}
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "max": _NUMBER, "wait": _NUMBER, "ackTimeoutMillis": _NUMBER,
+    "subscriptionType": {"type": "string", "enum": ["Shared", "Exclusive", "Failover", "Key_Shared"]},
+    "subscriptionMode": {"type": "string", "enum": ["Durable", "NonDurable"]},
+    "subscriptionInitialPosition": {"type": "string", "enum": ["Latest", "Earliest"]},
+    "receiverQueueSize": _NUMBER, "consumerName": _TEXT, "priorityLevel": _NUMBER, "maxRedeliverCount": _NUMBER,
+    "deadLetterTopic": _TEXT}
 
 
 class Links:
@@ -87,6 +107,8 @@ def install(app: web.Application) -> None:
     app[LINKS] = Links(config.data_dir, config.http.web_processes)
     app.cleanup_ctx.append(app[LINKS].serve)
     app.add_routes(routes)
+    app[SAID] |= {produce: Said({}, _PRODUCING), receive: Said(_PARAMETERS), acknowledge: Said(_PARAMETERS, _ACKS),
+                  refuse: Said(_PARAMETERS, _NACKS)}
 
 
 @routes.post(_TOPIC)

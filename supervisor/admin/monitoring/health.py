@@ -31,6 +31,7 @@ _PASSED, _FAILED = 1, 2      # values of the counter `health`, the last round tr
 
 @routes.get("/status.html")
 async def status(request: web.Request) -> web.Response:
+    """Answer "OK": the process serves HTTP."""
     return web.Response(text="OK")
 
 
@@ -97,6 +98,7 @@ def obstacles(app: web.Application) -> list[str]:
 
 @routes.get("/admin/v2/brokers/version")
 async def version(request: web.Request) -> web.Response:
+    """Answer with the version of Pulsar whose administration this is."""
     return web.Response(text=SERVER_VERSION.split()[2])
 
 

@@ -58,5 +58,6 @@ METRICS = web.AppKey("metrics", Metrics)
 @routes.get("/metrics")
 @routes.get("/metrics/")
 async def metrics(request: web.Request) -> web.Response:
+    """Answer with all metrics, for Prometheus."""
     body = await request.app[METRICS].text()
     return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -44,6 +44,7 @@ _RECENT = "messages_in", "bytes_in", "messages_out", "bytes_out"      # the orde
 
 @routes.get("/ops/v1/log-level")
 async def level(request: web.Request) -> web.Response:
+    """Answer with the level of the log, and its rules."""
     return web.json_response(_level())
 
 

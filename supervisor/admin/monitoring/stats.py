@@ -92,6 +92,7 @@ _ALONE = (
 
 @routes.get(TOPIC + "/stats")
 async def stats(request: web.Request) -> web.Response:
+    """Answer with statistics of a topic without partitions, or of one partition."""
     _refuse_unknown_namespace(request)
     topic = topic_of(request)
     told = _told(request, topic, await ask_single(request, "", _question(request)))
@@ -206,6 +207,7 @@ def _columns(lists: list[list]) -> Iterable[list]:
 
 @routes.get(TOPIC + "/internalStats")
 async def internal_stats(request: web.Request) -> web.Response:
+    """Answer with a topic's ledgers and cursors."""
     _refuse_unknown_namespace(request)
     figures = await ask_single(request, "", GetStorage)
     return web.json_response(topic_json.internal_stats(topic_of(request), figures))
@@ -213,6 +215,7 @@ async def internal_stats(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/partitioned-internalStats")
 async def partitioned_internal_stats(request: web.Request) -> web.Response:
+    """Answer with the ledgers and cursors of each partition."""
     count, names = _partitions(request), parts_of(request)
     figures = await ask_each(request, names, GetStorage)
     stats = {str(topic): topic_json.internal_stats(topic, one) for topic, one in zip(names, figures, strict=True)}
@@ -232,6 +235,7 @@ async def internal_info(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/backlog")
 async def backlog(request: web.Request) -> web.Response:
+    """Answer with the sizes of what subscriptions have left."""
     _refuse_unknown_namespace(request)
     stats = topic_json.offline_stats(topic_of(request), await ask_single(request, "", GetStored))
     return web.json_response(stats | {"brokerName": request.url.host or ""})
@@ -309,6 +313,7 @@ def _objects(columns: tuple[str, ...], table: np.ndarray) -> list[dict[str, floa
 
 @routes.get("/admin/v2/broker-stats/topics")
 async def broker_topics(request: web.Request) -> web.Response:
+    """Answer with statistics of all topics that are loaded."""
     told: dict[str, Any] = {}
     for measured in filter(None, await measure(request.app[OWNERS], _EVERYTHING, consumers=True, producers=True)):
         topics = [_loaded_topic(row) for row in _objects(TOPIC_COLUMNS, measured.topics)]
@@ -424,6 +429,7 @@ async def mbeans(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/broker-stats/load-report")
 async def load_report(request: web.Request) -> web.Response:
+    """Answer with the load of the broker and its host."""
     owners, topics = list(filter(None, await measure(request.app[OWNERS], 0))), request.app[TOPICS]
     totals = {
         name: sum(measured.total(column) for measured in owners)
@@ -475,6 +481,7 @@ def processes(counters: dict[tuple[str, int], Counters]) -> Iterable[tuple[str, 
 
 @routes.get("/admin/v2/broker-stats/allocator-stats/{allocator}")
 async def allocator_stats(request: web.Request) -> web.Response:
+    """Answer with the memory of an allocator, which a broker without Java does not have."""
     if request.match_info["allocator"] not in ("default", "ml-cache"):
         raise web.HTTPNotAcceptable(text=f"Invalid allocator name : {request.match_info['allocator']}")
     raise web.HTTPNotFound(text="There is no allocator of buffers here; /metrics has the memory of each process")

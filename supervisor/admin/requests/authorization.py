@@ -71,6 +71,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
             f"{_BROKERS}/version",
             "/admin/v2/clusters",
             "/ops/v1/standby",
+            "/openapi.json",
         ),
     ),
     # Features and paths that do not exist here: these routes refuse everybody.
@@ -450,6 +451,7 @@ async def _seen(counters: dict[tuple[str, int], Counters], version: int) -> None
 
 @routes.get("/ops/v1/can-i/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}")
 async def can_i(request: web.Request) -> web.Response:
+    """Answer whether a role may do something with a topic, and why."""
     topic, authorization, asked = topic_of(request), request.app[AUTHORIZATION], request.query
     if not asked.get("role"):
         raise web.HTTPBadRequest(text="role says whose right is asked about")

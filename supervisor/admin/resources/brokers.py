@@ -46,12 +46,14 @@ async def brokers(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/leaderBroker")
 async def leader(request: web.Request) -> web.Response:
+    """Answer with the leading broker, which is the only one."""
     where = request.app[TOPICS].addresses
     return web.json_response({"brokerId": _broker(request), "serviceUrl": where.http or where.http_tls})
 
 
 @routes.get("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces")
 async def owned(request: web.Request) -> web.Response:
+    """Answer with the namespaces that the broker has."""
     if part_of(request, "broker") != _broker(request):
         raise web.HTTPNotFound(text=f"Broker id '{part_of(request, 'broker')}' not found in available brokers.")
     catalogue = catalogue_of(request)
@@ -68,6 +70,7 @@ async def check_quotas(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/internal-configuration")
 async def internal(request: web.Request) -> web.Response:
+    """Answer with the addresses of the stores behind a broker."""
     path = request.app[TOPICS].config.data_dir.resolve()
     return web.json_response({"metadataStoreUrl": f"file:{path}/catalogue.sqlite", "configurationMetadataStoreUrl":
                               f"file:{path}/catalogue.sqlite", "ledgersRootPath": f"{path}/partitions"})
@@ -90,6 +93,7 @@ async def dynamic(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION + "/values")
 async def changed(request: web.Request) -> web.Response:
+    """Answer with the settings that were changed while the broker runs."""
     return web.json_response(catalogue_of(request).policies.of(TEXTS))
 
 
@@ -128,6 +132,7 @@ def _said(name: str, value: Any) -> str:
 
 @routes.post(_CONFIGURATION + "/{name:[^/]+}/{value:[^/]+}")
 async def change(request: web.Request) -> web.Response:
+    """Change a setting while the broker runs."""
     name, text = part_of(request, "name"), part_of(request, "value")
     return await _keep(request, name, text, read_text(name, text))
 
@@ -156,6 +161,7 @@ def keep_text(catalogue: Catalogue, name: str, text: str | None, value: Any) -> 
 
 @routes.delete(_CONFIGURATION + "/{name:[^/]+}")
 async def reset(request: web.Request) -> web.Response:
+    """Give a setting its configured value again."""
     name = part_of(request, "name")
     if name not in DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't delete non-dynamic configuration")
@@ -176,21 +182,25 @@ async def _keep(request: web.Request, name: str, text: str | None, value: Any) -
 
 @routes.get("/admin/v2/bookies/all")
 async def bookies(request: web.Request) -> web.Response:
+    """Answer with the bookies, which this broker does without."""
     return web.json_response({"bookies": []})
 
 
 @routes.get("/admin/v2/bookies/racks-info")
 async def racks(request: web.Request) -> web.Response:
+    """Answer with the racks of bookies, which this broker does without."""
     return web.json_response({})
 
 
 @routes.get("/admin/v2/resourcegroups")
 async def resource_groups(request: web.Request) -> web.Response:
+    """Answer with the resource groups, which do not exist here."""
     return web.json_response([])
 
 
 @routes.get("/admin/v2/resourcegroups/{group}")
 async def resource_group(request: web.Request) -> web.Response:
+    """Answer 404: there are no resource groups."""
     raise web.HTTPNotFound(text="ResourceGroup does not exist")
 
 
@@ -212,6 +222,7 @@ _NONE = {
 def _none(code: int, text: str):
     async def refuse(request: web.Request) -> web.Response:
         raise status(code, text)
+    refuse.__doc__ = f"Answer {code}.\n\n{text}"
     return refuse
 
 

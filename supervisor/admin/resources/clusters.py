@@ -58,17 +58,20 @@ def sees_secrets(request: web.Request) -> bool:
 
 @routes.get("/admin/v2/clusters")
 async def clusters(request: web.Request) -> web.Response:
+    """Answer with the names of all clusters."""
     return web.json_response(sorted(all_of(request)))
 
 
 @routes.get(_CLUSTER)
 async def cluster(request: web.Request) -> web.Response:
+    """Answer with the record of a cluster; credentials are shown to super users."""
     record = all_of(request)[_cluster(request)]
     return web.json_response(cluster_records.shown(record, with_secret=sees_secrets(request)))
 
 
 @routes.put(_CLUSTER)
 async def create(request: web.Request) -> web.Response:
+    """Add a cluster."""
     name, record = part_of(request, "cluster"), await _record(request, part_of(request, "cluster"))
     try:
         names.parse_namespace(f"{name}/x")
@@ -87,6 +90,7 @@ async def create(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER)
 async def update(request: web.Request) -> web.Response:
+    """Replace the record of a cluster."""
     name = _cluster(request)
     _keep(request, CLUSTERS, name, await _record(request, name))
     return web.Response(status=200)
@@ -94,6 +98,7 @@ async def update(request: web.Request) -> web.Response:
 
 @routes.delete(_CLUSTER)
 async def delete(request: web.Request) -> web.Response:
+    """Remove a cluster."""
     name = _cluster(request)
     if name == request.app[TOPICS].cluster_name:
         raise web.HTTPPreconditionFailed(text="Cluster not empty: it is this broker's own")
@@ -126,6 +131,7 @@ async def _record(request: web.Request, name: str) -> dict[str, Any]:
 
 @routes.get(_CLUSTER + "/migrate")
 async def migration(request: web.Request) -> web.Response:
+    """Answer with the cluster to which clients are redirected."""
     said = catalogue_of(request).policies.of(MIGRATION)
     if _cluster(request) != request.app[TOPICS].cluster_name or not said:
         raise web.HTTPNotFound(text="Nothing was said of its migration")
@@ -152,11 +158,13 @@ async def migrate(request: web.Request) -> web.Response:
 
 @routes.get(_CLUSTER + "/peers")
 async def peers(request: web.Request) -> web.Response:
+    """Answer with the peers of a cluster."""
     return web.json_response(catalogue_of(request).policies.of(PEERS).get(_cluster(request), []))
 
 
 @routes.post(_CLUSTER + "/peers")
 async def set_peers(request: web.Request) -> web.Response:
+    """Set the peers of a cluster."""
     peers, name = await body_of(request) or [], _cluster(request)
     if not isinstance(peers, list) or not all(isinstance(one, str) for one in peers):
         raise web.HTTPBadRequest(text="The body is a list of names")
@@ -175,11 +183,13 @@ def _domains(request: web.Request) -> dict[str, Any]:
 
 @routes.get(_CLUSTER + "/failureDomains")
 async def domains(request: web.Request) -> web.Response:
+    """Answer with the failure domains of a cluster."""
     return web.json_response(_domains(request))
 
 
 @routes.get(_CLUSTER + "/failureDomains/{domain}")
 async def domain(request: web.Request) -> web.Response:
+    """Answer with the brokers of a failure domain."""
     domains, name = _domains(request), part_of(request, "domain")
     if name not in domains:
         raise web.HTTPNotFound(text=f"Domain {name} for cluster {_cluster(request)} does not exist")
@@ -188,6 +198,7 @@ async def domain(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER + "/failureDomains/{domain}")
 async def set_domain(request: web.Request) -> web.Response:
+    """Set the brokers of a failure domain."""
     body, domains, name = await body_of(request), _domains(request), part_of(request, "domain")
     if not isinstance(body, dict) or not isinstance(body.get("brokers") or [], list) or \
             not all(isinstance(one, str) for one in body.get("brokers") or []):
@@ -198,6 +209,7 @@ async def set_domain(request: web.Request) -> web.Response:
 
 @routes.delete(_CLUSTER + "/failureDomains/{domain}")
 async def delete_domain(request: web.Request) -> web.Response:
+    """Remove a failure domain."""
     domains, name = _domains(request), part_of(request, "domain")
     if name not in domains:
         raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {_cluster(request)} does not exist")
@@ -210,10 +222,12 @@ async def delete_domain(request: web.Request) -> web.Response:
 @routes.get(_CLUSTER + "/namespaceIsolationPolicies/{policy}")
 @routes.get(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}")
 async def isolation(request: web.Request) -> web.Response:
+    """Answer 404: one broker has nothing to isolate."""
     raise web.HTTPNotFound(text=f"NamespaceIsolationPolicies for cluster {_cluster(request)} does not exist")
 
 
 @routes.post(_CLUSTER + "/namespaceIsolationPolicies/{policy}")
 async def not_here(request: web.Request) -> web.Response:
+    """Refuse an isolation policy: one broker has all namespaces."""
     _cluster(request)
     raise web.HTTPMethodNotAllowed(request.method, [], text="There is one broker, which has all namespaces")

@@ -405,6 +405,7 @@ def _socket(data_dir: Path) -> socket.socket:
 
 @routes.get(TOPIC + "/compaction")
 async def status(request: web.Request) -> web.Response:
+    """Answer with the state of a topic's compaction."""
     _refuse_live(request)
     await ask_single(request, "", Subscriptions)
     [partition_id] = _stored(request, [topic_of(request)])

@@ -365,6 +365,7 @@ def _rights(name: str, value: Any) -> dict[str, list[str]]:
 
 @routes.get("/ops/v1/definitions")
 async def told(request: web.Request) -> web.Response:
+    """Answer with tenants, namespaces, topics, policies and rights, as a file to restore."""
     return web.json_response(exported(catalogue_of(request), with_secrets=sees_secrets(request)))
 
 

@@ -88,6 +88,7 @@ def _environment() -> dict[str, str]:
 
 @routes.get(_SEARCH + PATH)
 async def search_topic(request: web.Request) -> web.StreamResponse:
+    """Search a topic's messages, and answer with those that match as lines of JSON."""
     topic = existing_of(request)
     if not topic.is_persistent:
         raise web.HTTPPreconditionFailed(text="A non-persistent topic stores no messages")
@@ -96,6 +97,7 @@ async def search_topic(request: web.Request) -> web.StreamResponse:
 
 @routes.get(_SEARCH + "/{tenant}/{namespace}")
 async def search_namespace(request: web.Request) -> web.StreamResponse:
+    """Search the messages of a namespace's topics, and answer with those that match as lines of JSON."""
     return await _search(request, namespace_of(request))
 
 

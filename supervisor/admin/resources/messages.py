@@ -77,6 +77,7 @@ def _id(position: Position, partition: int, **more: int) -> dict[str, int]:
 
 @routes.get(TOPIC + "/lastMessageId")
 async def last(request: web.Request) -> web.Response:
+    """Answer with the id of the last message."""
     message = await ask_single(request, "", GetLastMessage)
     return web.json_response(_id((message.ledger, message.entry), single_of(request).partition,
                                  batchIndex=message.batch_index, batchSize=message.batch_size))
@@ -94,6 +95,7 @@ async def at_time(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/getMessageIdByIndex")
 async def by_index(request: web.Request) -> web.Response:
+    """Answer with the id of the message that has an index."""
     index = number_of(request, request.query.get("index", ""), "index")
     refused = "Get message id by index on a partitioned topic is not allowed"
     position = await ask_single(request, refused, partial(FindByIndex, index=index))
@@ -104,6 +106,7 @@ async def by_index(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/subscription/{subscription:[^/]+}/position/{number}")
 async def peek(request: web.Request) -> web.Response:
+    """Answer with a message that a subscription has not acknowledged; the first one has position 1."""
     number = number_of(request, part_of(request, "number"), "The position")
     if not number:
         raise web.HTTPBadRequest(text="The first message has position 1")
@@ -113,6 +116,7 @@ async def peek(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/ledger/{ledger}/entry/{entry}")
 async def entry(request: web.Request) -> web.Response:
+    """Answer with an entry by its position."""
     ledger, entry = (number_of(request, part_of(request, name), f"The {name}") for name in ("ledger", "entry"))
     question = partial(GetEntry, position=(ledger, entry))
     return _answer(request, await ask_single(request, "GetMessageById is not allowed on partitioned-topic", question))
@@ -120,6 +124,7 @@ async def entry(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/examinemessage")
 async def examine(request: web.Request) -> web.Response:
+    """Answer with the message at a distance from the first or the last one."""
     beginning = request.query.get("initialPosition") or "latest"
     if beginning not in ("earliest", "latest"):
         raise web.HTTPBadRequest(text="initialPosition is earliest or latest")

@@ -49,11 +49,13 @@ _BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 
 @routes.get("/admin/v2/tenants")
 async def tenants(request: web.Request) -> web.Response:
+    """Answer with the names of all tenants."""
     return web.json_response(catalogue_of(request).tenants.names())
 
 
 @routes.put(_TENANT)
 async def create_tenant(request: web.Request) -> web.Response:
+    """Create a tenant."""
     tenant, catalogue = part_of(request, "tenant"), catalogue_of(request)
     try:
         names.parse_namespace(f"{tenant}/x")
@@ -69,6 +71,7 @@ async def create_tenant(request: web.Request) -> web.Response:
 
 @routes.post(_TENANT)
 async def update_tenant(request: web.Request) -> web.Response:
+    """Change a tenant's administrators and clusters."""
     info = await _tenant_info(request)
     tenant, catalogue = _tenant(request), catalogue_of(request)
     for scope, in_list in catalogue.policies.everywhere(REPLICATION).items():
@@ -80,6 +83,7 @@ async def update_tenant(request: web.Request) -> web.Response:
 
 @routes.get(_TENANT)
 async def tenant(request: web.Request) -> web.Response:
+    """Answer with a tenant's administrators and clusters."""
     kept = catalogue_of(request).policies.of(_tenant(request))
     return web.json_response({_ROLES: [], _CLUSTERS: [request.app[TOPICS].cluster_name]} | kept)
 
@@ -160,6 +164,7 @@ def _keep_tenant(catalogue: Catalogue, tenant: str, info: dict[str, list[str]]) 
 
 @routes.get("/admin/v2/namespaces/{tenant}")
 async def namespaces(request: web.Request) -> web.Response:
+    """Answer with the names of a tenant's namespaces."""
     return web.json_response(catalogue_of(request).namespaces.of_tenant(_tenant(request)))
 
 
@@ -207,6 +212,7 @@ def _policies_of(body: Any, choice: Choice) -> dict[str, Any]:
 
 @routes.get(_NAMESPACE)
 async def namespace(request: web.Request) -> web.Response:
+    """Answer with all policies of a namespace."""
     name, catalogue, cluster_name = namespace_of(request), catalogue_of(request), request.app[TOPICS].cluster_name
     kept = catalogue.policies.of(name)
     members = {"auth_policies": permissions.member(catalogue, name), "bundles": _BUNDLES,
@@ -265,6 +271,7 @@ def _topics(catalogue: Catalogue, namespace: str) -> list[TopicName]:
 
 @routes.get(_NAMESPACE + "/topics")
 async def topics(request: web.Request) -> web.Response:
+    """Answer with the names of a namespace's topics."""
     mode = request.query.get("mode") or "PERSISTENT"
     if mode not in _MODES:
         raise web.HTTPBadRequest(text=f"mode is one of {', '.join(_MODES)}")
@@ -286,6 +293,7 @@ async def set_migrated(request: web.Request) -> web.Response:
 
 @routes.get(_NAMESPACE + "/bundles")
 async def bundles(request: web.Request) -> web.Response:
+    """Answer with the bundles of a namespace, which is one here."""
     namespace_of(request)
     return web.json_response(_BUNDLES)
 
@@ -307,17 +315,20 @@ async def hash_positions(request: web.Request) -> web.Response:
 
 @routes.get(_NAMESPACE + "/properties")
 async def properties(request: web.Request) -> web.Response:
+    """Answer with a namespace's properties."""
     return web.json_response(catalogue_of(request).properties.of(namespace_of(request)))
 
 
 @routes.put(_NAMESPACE + "/properties")
 async def add_properties(request: web.Request) -> web.Response:
+    """Add properties to a namespace."""
     more, name, catalogue = await properties_of(request), namespace_of(request), catalogue_of(request)
     return _keep_properties(catalogue, name, catalogue.properties.of(name) | more)
 
 
 @routes.delete(_NAMESPACE + "/properties")
 async def clear_properties(request: web.Request) -> web.Response:
+    """Remove a namespace's properties."""
     return _keep_properties(catalogue_of(request), namespace_of(request), {})
 
 
@@ -329,12 +340,14 @@ def _keep_properties(catalogue: Catalogue, name: str, properties: dict[str, str]
 
 @routes.get(_NAMESPACE + "/property/{key:[^/]+}")
 async def one_property(request: web.Request) -> web.Response:
+    """Answer with a property of a namespace, as text."""
     properties = catalogue_of(request).properties.of(namespace_of(request))
     return web.Response(text=properties.get(part_of(request, "key"), ""))
 
 
 @routes.put(_NAMESPACE + "/property/{key:[^/]+}/{value:[^/]+}")
 async def set_property(request: web.Request) -> web.Response:
+    """Set a property of a namespace."""
     name, catalogue = namespace_of(request), catalogue_of(request)
     kept, key = catalogue.properties.of(name), part_of(request, "key")
     return _keep_properties(catalogue, name, kept | {key: part_of(request, "value")})
@@ -361,6 +374,7 @@ def _bundle(request: web.Request) -> None:
 @routes.put(_NAMESPACE + "/unload")
 @routes.put(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unload")
 async def unload(request: web.Request) -> web.Response:
+    """Unload a namespace's topics: their clients connect again."""
     name = namespace_of(request)
     _bundle(request)
     if request.query.get("destinationBroker", "") not in ("", request.app[TOPICS].addresses.broker):
@@ -374,6 +388,7 @@ async def unload(request: web.Request) -> web.Response:
 
 @routes.put(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/split")
 async def split(request: web.Request) -> web.Response:
+    """Refuse to split a bundle: a namespace is one on a single host."""
     namespace_of(request)
     raise web.HTTPPreconditionFailed(text="A namespace is one bundle on a single host")
 
@@ -391,6 +406,7 @@ def _stored(request: web.Request) -> list[TopicName]:
 @routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog")
 @routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription:[^/]+}")
 async def clear_backlog(request: web.Request) -> web.Response:
+    """Acknowledge everything in a namespace, for all subscriptions or for those of a name."""
     stored = _stored(request)
     _bundle(request)
     if "subscription" in request.match_info:
@@ -404,6 +420,7 @@ async def clear_backlog(request: web.Request) -> web.Response:
 @routes.post(_NAMESPACE + "/unsubscribe/{subscription:[^/]+}")
 @routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription:[^/]+}")
 async def unsubscribe(request: web.Request) -> web.Response:
+    """Delete the subscriptions of a name from a namespace's topics."""
     stored = _stored(request)
     _bundle(request)
     name = part_of(request, "subscription")

@@ -121,6 +121,7 @@ async def shown(request: web.Request) -> web.Response:
 @routes.post(_NAMESPACE + "/{role}")
 @routes.post(TOPIC + "/permissions/{role}")
 async def grant(request: web.Request) -> web.Response:
+    """Grant a role actions on a namespace or a topic."""
     scope, actions = _scope(request), _names(await body_of(request), "actions", GRANTED)
     return _keep(catalogue_of(request), scope, PERMISSIONS, part_of(request, "role"), actions)
 
@@ -128,6 +129,7 @@ async def grant(request: web.Request) -> web.Response:
 @routes.delete(_NAMESPACE + "/{role}")
 @routes.delete(TOPIC + "/permissions/{role}")
 async def revoke(request: web.Request) -> web.Response:
+    """Revoke a role's actions on a namespace or a topic."""
     return _keep(catalogue_of(request), _scope(request), PERMISSIONS, part_of(request, "role"), [])
 
 
@@ -167,11 +169,13 @@ def _refuse_missing(request: web.Request, topic: TopicName) -> None:
 
 @routes.post("/admin/v2/namespaces/grantPermissionsOnTopics")
 async def grant_several(request: web.Request) -> web.Response:
+    """Grant roles actions on several topics."""
     return _keep_several(request, await _several(request, with_actions=True))
 
 
 @routes.post("/admin/v2/namespaces/revokePermissionsOnTopics")
 async def revoke_several(request: web.Request) -> web.Response:
+    """Revoke roles' actions on several topics."""
     return _keep_several(request, await _several(request, with_actions=False))
 
 
@@ -187,17 +191,20 @@ def _keep_several(request: web.Request, grants: list[tuple[str, str, list[str]]]
 
 @routes.get(_NAMESPACE + "/subscription")
 async def of_subscriptions(request: web.Request) -> web.Response:
+    """Answer with the roles that may use each subscription of a namespace."""
     return web.json_response(catalogue_of(request).policies.of(namespace_of(request)).get(SUBSCRIPTION_PERMISSIONS, {}))
 
 
 @routes.post(_NAMESPACE + "/subscription/{subscription}")
 async def grant_subscription(request: web.Request) -> web.Response:
+    """Grant roles the use of a subscription."""
     scope, roles = namespace_of(request), _names(await body_of(request), "roles")
     return _keep(catalogue_of(request), scope, SUBSCRIPTION_PERMISSIONS, part_of(request, "subscription"), roles)
 
 
 @routes.delete(_NAMESPACE + "/{subscription}/{role}")
 async def revoke_subscription(request: web.Request) -> web.Response:
+    """Revoke a role's use of a subscription."""
     scope, catalogue, name = namespace_of(request), catalogue_of(request), part_of(request, "subscription")
     roles = catalogue.policies.of(scope).get(SUBSCRIPTION_PERMISSIONS, {}).get(name)
     if roles is None:

@@ -33,6 +33,7 @@ from geminga.supervisor.admin.resources.clusters import choice
 
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
+SETTERS: dict[Any, tuple[Policy, Route]] = {}      # handlers that set a policy
 _QUOTAS = {routes_of.namespace.kind: TABLE[name] for name, routes_of in ROUTES.items()
            if routes_of.namespace is not None and routes_of.namespace.kind}
 
@@ -228,6 +229,10 @@ def _add(policy: Policy, route: Route, prefix: str) -> None:
     async def delete(request: web.Request) -> web.Response:
         return await _keep(request, _scope(request), policy.name, None)
 
+    get.__doc__ = f"Answer with the policy {policy.name}.\n\n{policy.doc}"
+    put.__doc__ = f"Set the policy {policy.name}.\n\n{policy.doc}"
+    delete.__doc__ = f"Remove the policy {policy.name}.\n\n{policy.doc}"
+    SETTERS[put] = policy, route
     path = prefix + route.path
     routes.get(path)(get)
     routes.route(route.method, path)(put)
@@ -257,6 +262,7 @@ def _quota(request: web.Request) -> tuple[Policy, Route]:
 @routes.get(_NAMESPACE + "backlogQuotaMap")
 @routes.get(_TOPIC + "backlogQuotaMap")
 async def get_quotas(request: web.Request) -> web.Response:
+    """Answer with the backlog quotas of a namespace or a topic."""
     found = {kind: _shown(request, policy) for kind, policy in _QUOTAS.items()}
     return web.json_response({kind: quota for kind, quota in found.items() if quota is not None})
 
@@ -264,12 +270,14 @@ async def get_quotas(request: web.Request) -> web.Response:
 @routes.post(_NAMESPACE + "backlogQuota")
 @routes.post(_TOPIC + "backlogQuota")
 async def set_quota(request: web.Request) -> web.Response:
+    """Set a backlog quota of a namespace or a topic."""
     return await _set(request, *_quota(request), await body_of(request))
 
 
 @routes.delete(_NAMESPACE + "backlogQuota")
 @routes.delete(_TOPIC + "backlogQuota")
 async def delete_quota(request: web.Request) -> web.Response:
+    """Remove a backlog quota from a namespace or a topic."""
     return await _keep(request, _scope(request), _quota(request)[0].name, None)
 
 
@@ -284,6 +292,7 @@ def _dispatch_rate_of(request: web.Request) -> str:
 
 @routes.get(_ONE)
 async def get_dispatch_rate(request: web.Request) -> web.Response:
+    """Answer with the dispatch rate of one subscription."""
     found = request.app[TOPICS].catalogue.policies.of(_scope(request)).get(_dispatch_rate_of(request))
     if found is None and request.query.get("applied", "").lower() == "true":
         found = _shown(request, _EACH)
@@ -292,6 +301,7 @@ async def get_dispatch_rate(request: web.Request) -> web.Response:
 
 @routes.post(_ONE)
 async def set_dispatch_rate(request: web.Request) -> web.Response:
+    """Set the dispatch rate of one subscription."""
     scope, sent = _scope(request), await body_of(request)
     route = ROUTES[_EACH.name].topic
     assert route is not None
@@ -302,11 +312,13 @@ async def set_dispatch_rate(request: web.Request) -> web.Response:
 
 @routes.delete(_ONE)
 async def delete_dispatch_rate(request: web.Request) -> web.Response:
+    """Remove the dispatch rate of one subscription."""
     return await _keep(request, _scope(request), _dispatch_rate_of(request), None)
 
 
 @routes.delete(_TOPIC + "policies")
 async def delete_all(request: web.Request) -> web.Response:
+    """Remove all policies of a topic."""
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
     for name in catalogue.policies.of(scope).keys() - {PERMISSIONS}:
         catalogue.policies.set(scope, name, None)
@@ -359,17 +371,20 @@ async def downgrade_check(request: web.Request) -> web.Response:
 
 @routes.get(_NAMESPACE + "resourcegroup")
 async def resource_group(request: web.Request) -> web.Response:
+    """Answer with a namespace's resource group, which it cannot have here."""
     namespace_of(request)
     return web.Response(content_type="application/json")
 
 
 @routes.post(_NAMESPACE + "resourcegroup/{group}")
 async def set_resource_group(request: web.Request) -> web.Response:
+    """Refuse a resource group for a namespace: there are none."""
     namespace_of(request)
     raise web.HTTPPreconditionFailed(text="ResourceGroup does not exist")
 
 
 @routes.delete(_NAMESPACE + "resourcegroup")
 async def delete_resource_group(request: web.Request) -> web.Response:
+    """Remove a namespace's resource group, which it does not have."""
     namespace_of(request)
     return done()

@@ -83,11 +83,13 @@ async def _do(request: web.Request, topic: TopicName, work: Work) -> Any:
 
 @routes.get(_PATH + "/schema")
 async def last_schema(request: web.Request) -> web.Response:
+    """Answer with the newest version of a topic's schema."""
     return _found(request)
 
 
 @routes.get(_PATH + "/schema/{version}")
 async def one_schema(request: web.Request) -> web.Response:
+    """Answer with a version of a topic's schema."""
     text = request.match_info["version"]
     if not text.removeprefix("-").isdecimal() or not text.isascii() or not -1 << 63 <= int(text[:40]) < 1 << 63:
         raise web.HTTPBadRequest(text="A version is a whole number")
@@ -96,6 +98,7 @@ async def one_schema(request: web.Request) -> web.Response:
 
 @routes.get(_PATH + "/schemas")
 async def all_schemas(request: web.Request) -> web.Response:
+    """Answer with all versions of a topic's schema."""
     topic, catalogue = schema_topic_of(request), catalogue_of(request)
     with _counters(request).timed("schema_get"):
         stored = [registry.find(catalogue, topic, version) for version in registry.versions(catalogue, topic)]
@@ -112,6 +115,7 @@ async def metadata(request: web.Request) -> web.Response:
 
 @routes.post(_PATH + "/version")
 async def version_of(request: web.Request) -> web.Response:
+    """Answer with the number of the version that a definition is."""
     topic, definition = schema_topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int | None:
@@ -124,6 +128,7 @@ async def version_of(request: web.Request) -> web.Response:
 
 @routes.post(_PATH + "/compatibility")
 async def compatibility(request: web.Request) -> web.Response:
+    """Answer whether a definition is compatible with a topic's schema."""
     namespace_of(request)
     topic, definition = schema_topic_of(request), await _definition(request)
 

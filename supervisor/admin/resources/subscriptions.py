@@ -65,12 +65,14 @@ _SEGMENTS, _SEGMENTS_MIN, _SEGMENTS_MAX = 200, 20, 400      # of all partitions 
 
 @routes.post(TOPIC + "/terminate")
 async def terminate(request: web.Request) -> web.Response:
+    """Terminate a topic, and answer with its last message id: nothing can be published any more."""
     position = await ask_single(request, "Termination of a partitioned topic is not allowed", Terminate)
     return web.json_response(_last_id(position, topic_of(request)))
 
 
 @routes.post(TOPIC + "/terminate/partitions")
 async def terminate_partitions(request: web.Request) -> web.Response:
+    """Terminate each partition of a topic, and answer with their last message ids."""
     if catalogue_of(request).topics.partition_count(topic_of(request)) == 0:
         raise not_allowed(
             request,
@@ -91,24 +93,28 @@ def _last_id(position: Position, topic: TopicName) -> dict[str, int]:
 
 @routes.put(TOPIC + "/unload")
 async def unload(request: web.Request) -> web.Response:
+    """Unload a topic: its clients connect again."""
     await ask_parts(request, Unload)
     return done()
 
 
 @routes.delete(TOPIC + "/truncate")
 async def truncate(request: web.Request) -> web.Response:
+    """Delete all messages of a topic."""
     await ask_parts(request, Truncate)
     return done()
 
 
 @routes.post(TOPIC + "/trim")
 async def trim(request: web.Request) -> web.Response:
+    """Delete a topic's ledgers that nobody needs."""
     await ask_parts(request, Trim)
     return web.Response(status=200)
 
 
 @routes.get(TOPIC + "/offload")
 async def offloading(request: web.Request) -> web.Response:
+    """Answer that nothing is being offloaded."""
     nowhere = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1, "batchSize": 0}
     await ask_single(request, "", Subscriptions)
     return web.json_response({"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": nowhere})
@@ -116,6 +122,7 @@ async def offloading(request: web.Request) -> web.Response:
 
 @routes.put(TOPIC + "/offload")
 async def offload(request: web.Request) -> web.Response:
+    """Refuse to offload: everything is kept on this host."""
     await ask_single(request, "", Subscriptions)
     raise not_allowed(request, "There is nowhere to offload to: everything is kept on this host")
 
@@ -124,6 +131,7 @@ async def offload(request: web.Request) -> web.Response:
 
 @routes.get(TOPIC + "/subscriptions")
 async def subscriptions(request: web.Request) -> web.Response:
+    """Answer with the names of a topic's subscriptions."""
     return web.json_response(sorted({name for names in await ask_parts(request, Subscriptions) for name in names}))
 
 
@@ -150,17 +158,20 @@ async def create(request: web.Request) -> web.Response:
 
 @routes.delete(_SUBSCRIPTION)
 async def delete(request: web.Request) -> web.Response:
+    """Delete a subscription."""
     await _ask_any(request, partial(Unsubscribe, subscription=_name(request), force=is_set(request, "force")))
     return done()
 
 
 @routes.get(_SUBSCRIPTION + "/properties")
 async def properties(request: web.Request) -> web.Response:
+    """Answer with a subscription's properties."""
     return web.json_response((await _ask_any(request, partial(Properties, subscription=_name(request))))[0])
 
 
 @routes.put(_SUBSCRIPTION + "/properties")
 async def set_properties(request: web.Request) -> web.Response:
+    """Set a subscription's properties."""
     wanted = as_properties(await body_of(request))
     await _ask_any(request, partial(Properties, subscription=_name(request), properties=wanted))
     return done()
@@ -237,12 +248,14 @@ def _integer(value: Any) -> int:
 
 @routes.post(_SUBSCRIPTION + "/skip_all")
 async def skip_all(request: web.Request) -> web.Response:
+    """Acknowledge everything for a subscription."""
     await _ask_any(request, partial(Clear, subscription=_name(request)))
     return done()
 
 
 @routes.post(_SUBSCRIPTION + "/skip/{entries}")
 async def skip(request: web.Request) -> web.Response:
+    """Acknowledge the next messages of a subscription, as many as the path says."""
     entries = number_of(request, part_of(request, "entries"), "The number of messages")
     question = partial(Skip, subscription=_name(request), entries=entries)
     await ask_single(request, "Skip messages on a partitioned topic is not allowed", question)
@@ -251,6 +264,7 @@ async def skip(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/resetcursor/{time_ms}")
 async def reset_to_time(request: web.Request) -> web.Response:
+    """Move a subscription to the first message of a time."""
     time_ms = number_of(request, part_of(request, "time_ms"), "The time")
     await _ask_any(request, partial(Reset, subscription=_name(request), time_ms=time_ms))
     return done()
@@ -258,6 +272,7 @@ async def reset_to_time(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/resetcursor")
 async def reset_to_message(request: web.Request) -> web.Response:
+    """Move a subscription to a message."""
     question = partial(Reset, subscription=_name(request), **position_of(await body_of(request)))
     await ask_single(request, "Reset-cursor at position is not allowed for partitioned-topic", question)
     return done()
@@ -265,12 +280,14 @@ async def reset_to_message(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/expireMessages/{seconds}")
 async def expire(request: web.Request) -> web.Response:
+    """Acknowledge messages of a subscription that are older than so many seconds."""
     await _ask_any(request, partial(Expire, subscription=_name(request), seconds=_seconds(request)))
     return done()
 
 
 @routes.post(_SUBSCRIPTION + "/expireMessages")
 async def expire_to_message(request: web.Request) -> web.Response:
+    """Acknowledge messages of a subscription up to one."""
     question = partial(Expire, subscription=_name(request), **position_of(await body_of(request)))
     if await ask_single(request, "Expire message at position is not supported for partitioned-topic", question) is None:
         raise web.HTTPConflict(
@@ -280,6 +297,7 @@ async def expire_to_message(request: web.Request) -> web.Response:
 
 @routes.post(TOPIC + "/all_subscription/expireMessages/{seconds}")
 async def expire_all(request: web.Request) -> web.Response:
+    """Acknowledge messages of all subscriptions that are older than so many seconds."""
     await ask_parts(request, partial(Expire, seconds=_seconds(request)))
     return done()
 
@@ -290,6 +308,7 @@ def _seconds(request: web.Request) -> int:
 
 @routes.post(_SUBSCRIPTION + "/analyzeBacklog")
 async def analyze(request: web.Request) -> web.Response:
+    """Count what a subscription has left."""
     body = await body_of(request)
     where: PlaceFields = position_of(body) if body is not None else {}
     refused = "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition"

@@ -44,6 +44,7 @@ _SHADOW = "PULSAR.SHADOW_SOURCE"      # property of shadow topics
 
 @routes.put(TOPIC)
 async def create(request: web.Request) -> web.Response:
+    """Create a topic without partitions."""
     topic, topics = topic_of(request), request.app[TOPICS]
     properties = await properties_of(request)
     if not topics.catalogue.namespaces.exists(topic.namespace):
@@ -94,6 +95,7 @@ def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
 
 @routes.delete(TOPIC)
 async def delete(request: web.Request) -> web.Response:
+    """Delete a topic without partitions."""
     topic = topic_of(request)
     if catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPConflict(text=f"{topic} is a partitioned topic, instead of calling delete topic, please call "
@@ -116,6 +118,7 @@ def _refuse_replicated(request: web.Request, topic: TopicName) -> None:
 
 @routes.put(TOPIC + "/partitions")
 async def create_partitioned(request: web.Request) -> web.Response:
+    """Create a topic with partitions."""
     topic, catalogue, body = topic_of(request), catalogue_of(request), await body_of(request)
     count = _count(body)
     properties = as_properties(body.get("properties")) if isinstance(body, dict) else {}
@@ -190,6 +193,7 @@ def _count(value: Any) -> int:
 
 @routes.get(TOPIC + "/partitions")
 async def partitions(request: web.Request) -> web.Response:
+    """Answer with the number of a topic's partitions."""
     topic, topics = topic_of(request), request.app[TOPICS]
     if is_set(request, "checkAllowAutoCreation"):
         count: int | None = topics.directory.partitions(str(topic))
@@ -206,6 +210,7 @@ async def partitions(request: web.Request) -> web.Response:
 
 @routes.delete(TOPIC + "/partitions")
 async def delete_partitioned(request: web.Request) -> web.Response:
+    """Delete a topic with its partitions."""
     topic, catalogue = topic_of(request), catalogue_of(request)
     count = catalogue.topics.partition_count(topic)
     if count is None:
@@ -253,12 +258,14 @@ async def create_missed(request: web.Request) -> web.Response:
 
 @routes.get(_LIST)
 async def topics(request: web.Request) -> web.Response:
+    """Answer with the names of a namespace's topics."""
     complete = catalogue_of(request).topics.complete_names(namespace_of(request))
     return web.json_response(listed(request, complete, (part_of(request, "domain") + ":",)))
 
 
 @routes.get(_LIST + "/partitioned")
 async def partitioned(request: web.Request) -> web.Response:
+    """Answer with the names of a namespace's partitioned topics."""
     complete = catalogue_of(request).topics.partitioned_names(namespace_of(request))
     return web.json_response(listed(request, complete, (part_of(request, "domain") + ":",)))
 
@@ -279,11 +286,13 @@ def listed(request: web.Request, complete: list[str], beginnings: tuple[str, ...
 
 @routes.get(TOPIC + "/properties")
 async def properties(request: web.Request) -> web.Response:
+    """Answer with a topic's properties."""
     return web.json_response(catalogue_of(request).properties.of(str(existing_of(request).base)))
 
 
 @routes.put(TOPIC + "/properties")
 async def add_properties(request: web.Request) -> web.Response:
+    """Add properties to a topic."""
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
     more = await properties_of(request)
     _refuse_shadow(request, more)
@@ -294,6 +303,7 @@ async def add_properties(request: web.Request) -> web.Response:
 
 @routes.delete(TOPIC + "/properties")
 async def delete_property(request: web.Request) -> web.Response:
+    """Remove a property from a topic."""
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
     kept = catalogue.properties.of(scope)
     kept.pop(request.query.get("key", ""), None)
@@ -341,6 +351,7 @@ def _host_of(request: web.Request) -> str:
 
 @routes.get("/lookup/v2/topic" + PATH + "/bundle")
 async def bundle(request: web.Request) -> web.Response:
+    """Answer with the bundle of a topic."""
     if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     return web.Response(text=BUNDLE)

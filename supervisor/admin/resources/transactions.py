@@ -86,6 +86,7 @@ def _text(position: Position) -> str:
 
 @_route("GET", "/coordinators")
 async def coordinators(request: web.Request) -> web.Response:
+    """Answer with the transaction coordinators."""
     where = request.app[TOPICS].addresses
     return web.json_response([{"id": number, "brokerServiceUrl": where.service or where.service_tls}
                               for number in range(request.app[OWNERS].count)])
@@ -93,6 +94,7 @@ async def coordinators(request: web.Request) -> web.Response:
 
 @_route("GET", "/coordinatorStats")
 async def coordinator_stats(request: web.Request) -> web.Response:
+    """Answer with statistics of each transaction coordinator, or of one."""
     number, owners = _coordinator_of(request), request.app[OWNERS]
     if number is not None:
         return web.json_response(_stats(await owners.ask_owner(number, GetCoordinators())))
@@ -120,6 +122,7 @@ async def replicas(request: web.Request) -> web.Response:
 
 @_route("GET", "/transactionMetadata" + _ID)
 async def metadata(request: web.Request) -> web.Response:
+    """Answer with the state of a transaction and what it has touched."""
     found = await _find(request, _transaction_of(request))
     return web.json_response((await _described(request, [found]))[0])
 
@@ -187,6 +190,7 @@ def _acked(inside: InTopic, subscription: str) -> dict[str, Any]:
 
 @_route("POST", "/abortTransaction" + _ID)
 async def abort(request: web.Request) -> web.Response:
+    """Abort a transaction."""
     transaction, owners = _transaction_of(request), request.app[OWNERS]
     if transaction is None or not await owners.ask_owner(
             names.transaction_bits(transaction)[0] % owners.count, AbortTransaction(transaction=transaction)):
@@ -205,6 +209,7 @@ async def _inside(request: web.Request, transaction: int | None) -> InTopic:
 
 @_route("GET", "/transactionInBufferStats" + _TOPIC + _ID)
 async def in_buffer(request: web.Request) -> web.Response:
+    """Answer with what a transaction has published to a topic."""
     transaction, owners = _transaction_of(request), request.app[OWNERS]
     inside, is_aborted = await _inside(request, transaction), False
     if transaction is not None and inside.has_ended:
@@ -215,12 +220,14 @@ async def in_buffer(request: web.Request) -> web.Response:
 
 @_route("GET", "/transactionInPendingAckStats" + _TOPIC + _SUBSCRIPTION + _ID)
 async def in_pending(request: web.Request) -> web.Response:
+    """Answer with what a transaction has acknowledged in a subscription."""
     await _pending_of(request)
     return web.json_response(_acked(await _inside(request, _transaction_of(request)), part_of(request, "subscription")))
 
 
 @_route("GET", "/transactionBufferStats" + _TOPIC)
 async def buffer(request: web.Request) -> web.Response:
+    """Answer with statistics of the transactions of a topic."""
     told = await request.app[OWNERS].ask(GetTopic(_topic_of(request)))
     return web.json_response(
         {"state": "Ready" if told.had_any else "NoSnapshot", "maxReadPosition": _text(told.read_limit),
@@ -231,6 +238,7 @@ async def buffer(request: web.Request) -> web.Response:
 
 @_route("GET", "/pendingAckStats" + _TOPIC + _SUBSCRIPTION)
 async def pending(request: web.Request) -> web.Response:
+    """Answer with statistics of the transactions of a subscription."""
     count, began_ms = await _pending_of(request)
     return web.json_response(
         {"state": "Ready" if count else "None", **await _low_water_marks(request), "ongoingTxnSize": count,
@@ -262,6 +270,7 @@ async def _low_water_marks(request: web.Request) -> dict[str, dict[str, int]]:
 
 @_route("GET", "/positionStatsInPendingAck" + _TOPIC + _SUBSCRIPTION + "/{ledger}/{entry}")
 async def position_in_pending(request: web.Request) -> web.Response:
+    """Answer whether a transaction has acknowledged an entry."""
     ledger, entry = (number_of(request, part_of(request, name), name) for name in ("ledger", "entry"))
     index = number_of(request, request.query["batchIndex"], "batchIndex", 1 << 20) if (
         "batchIndex" in request.query) else -1
@@ -274,6 +283,7 @@ async def position_in_pending(request: web.Request) -> web.Response:
 
 @_route("GET", "/coordinatorInternalStats/{coordinator}")
 async def coordinator_log(request: web.Request) -> web.Response:
+    """Answer with the journal of a transaction coordinator, told as ledgers."""
     number = number_of(request, part_of(request, "coordinator"), "coordinator")
     return web.json_response({"transactionLogStats": await _log(request, _existing(request, number))})
 
@@ -287,6 +297,7 @@ async def buffer_log(request: web.Request) -> web.Response:
 
 @_route("GET", "/pendingAckInternalStats" + _TOPIC + _SUBSCRIPTION)
 async def pending_log(request: web.Request) -> web.Response:
+    """Answer with the journal of a subscription's transactions, told as ledgers."""
     await _pending_of(request)
     owner = owner_of(str(_topic_of(request)), request.app[OWNERS].count)
     return web.json_response({"pendingAckLogStats": await _log(request, owner)})
@@ -310,5 +321,6 @@ async def _log(request: web.Request, owner: int) -> dict[str, Any]:
 
 @routes.route("*", _BASE + "{rest:.*}")      # the last of these routes: the others come first
 async def nothing(request: web.Request) -> web.Response:
+    """Answer 404: this path has nothing about transactions."""
     on = request.app[TOPICS].config.transactions.enabled
     raise web.HTTPNotFound(text="There is nothing under this path") if on else status(503, _OFF)
