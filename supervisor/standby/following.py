@@ -100,7 +100,7 @@ class Follower:
         self.is_complete = Copy(config.data_dir).is_complete
         self.why = "it has not connected yet"
         self.done = self.total = 0
-        self._as_of = time.monotonic()
+        self._as_of = time.monotonic() - _age_of(config.data_dir)
         self.thread = threading.Thread(target=self._run, name="following", daemon=True)
 
     def __repr__(self) -> str:
@@ -131,6 +131,8 @@ class Follower:
                 self._follow()
             except (Malformed, CopyUnusable, NotReachable, CorruptFile, sqlite3.Error, click.UsageError) as error:
                 self.why = str(error)
+            except (KeyError, TypeError, ValueError) as error:
+                self.why = f"what comes from it cannot be understood: {error!r}"
             except OSError as error:
                 self.why = text_of(error) if error.filename else str(error) or type(error).__name__
                 waits = _AGAIN_FULL_SECONDS if is_full(error) or error.errno == errno.EDQUOT else waits
@@ -152,7 +154,11 @@ class Follower:
             if self._stopping.is_set():
                 return
             self._copy = Copy(self._config.data_dir)
-            held = self._copy.held()
+            try:
+                held = self._copy.held()
+            except CorruptFile as error:
+                self._give_up()
+                raise CopyUnusable(f"{error}; the copy is made anew") from None
             self._send(frames.HELLO, version=frames.VERSION, formats=FORMATS, stamp=time.monotonic(),
                        name=self._about.name, url=self._about.url, http=self._about.http, **held)
             decoder, has_asked = Decoder(), False
@@ -179,9 +185,13 @@ class Follower:
         try:
             self._applier.keep()
         except CopyUnusable:
-            data_folder.begin(self._config.data_dir)
-            self.is_complete = False
+            self._give_up()
             raise
+
+    def _give_up(self) -> None:
+        """Mark the copy as unfinished, so that the next connection makes it anew.  Raises OSError."""
+        data_folder.begin(self._config.data_dir)
+        self.is_complete = False
 
     def _take(self, frame: Frame) -> None:
         """Take in a frame.  Raises Malformed, OSError."""
@@ -252,6 +262,12 @@ class Follower:
         except BaseException:
             link.close()
             raise
+
+
+def _age_of(data_dir: Path) -> float:
+    """Return the seconds since records last came to a copy, 0 for none: it may be as far behind when it goes on."""
+    times = [path.stat().st_mtime for path in (data_dir / "journal").glob("*/*.journal")]
+    return max(0.0, time.time() - max(times)) if times else 0.0
 
 
 def _within_tls(context: ssl.SSLContext, link: socket.socket, host: str) -> socket.socket:
