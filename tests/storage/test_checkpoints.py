@@ -55,8 +55,8 @@ def test_segments_are_retired_oldest_first(tmp_path, opened, monkeypatch):
     whole, retired = numbers(folder), []
     real = journal.retire
 
-    def retire(segment):
-        real(segment)
+    def retire(segment, following=0):
+        real(segment, following)
         retired.append(segment.sequence)
         found = numbers(folder)
         assert found == whole[len(whole) - len(found):]
