@@ -1,0 +1,135 @@
+"""Two brokers that replicate to each other: each has all messages once, whatever is killed on either side."""
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from ..harness import Broker, eventually, request, unique_topic
+
+NAMES = "west", "east"
+
+
+class Site:
+    """One of the two brokers, with a client."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        configuration = folder / f"{name}.toml"
+        configuration.write_text(f'cluster_name = "{name}"\n')
+        self.name = name
+        self.broker = Broker(folder / name, "--config", str(configuration), "--workers", "1", "--owners", "2").start()
+        self.client = pulsar.Client(self.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+
+    def ask(self, method: str, path: str, body: object = None) -> str:
+        status, text = request(method, f"{self.broker.http_url}/admin/v2/{path}",
+                               None if body is None else json.dumps(body).encode())
+        assert status in (200, 204), (method, path, status, text)
+        return text
+
+    def know(self, other: "Site") -> None:
+        """Keep a record of the other site, and replicate the namespace to it."""
+        self.ask("PUT", f"clusters/{other.name}", {"brokerServiceUrl": other.broker.service_url,
+                                                   "serviceUrl": other.broker.http_url})
+        self.ask("POST", "tenants/public", {"allowedClusters": [*NAMES]})
+        self.ask("POST", "namespaces/public/default/replication", [*NAMES])
+
+    def publish(self, topic: str, payloads: list[bytes], **options: object) -> None:
+        producer = self.client.create_producer(topic, **{"batching_enabled": False, "block_if_queue_full": True}
+                                               | options)
+        results: list[pulsar.Result] = []
+        for payload in payloads:
+            producer.send_async(payload, lambda result, _: results.append(result))
+        producer.flush()
+        producer.close()
+        assert results == [pulsar.Result.Ok] * len(payloads)
+
+    def consumer(self, topic: str) -> pulsar.Consumer:
+        """Subscribe, so that the topic keeps what is published from now on."""
+        return self.client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
+
+    def waits(self, topic: str) -> int:
+        """Return how many entries of a topic the other site does not have, -1 while an owner is being started."""
+        status, text = request("GET", f"{self.broker.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
+        if status == 503:
+            return -1
+        [told] = [one for one in json.loads(text)["replication"].values() if "replicationBacklogSize" in one]
+        return int(told["replicationBacklog"])
+
+    def close(self) -> None:
+        self.client.close()
+        self.broker.close()
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site]]:
+    made = [Site(tmp_path_factory.mktemp("sites"), name) for name in NAMES]
+    for one, other in itertools.permutations(made):
+        one.know(other)
+    yield made[0], made[1]
+    for site in made:
+        site.close()
+
+
+def payloads_of(consumer: pulsar.Consumer, count: int) -> list[bytes]:
+    """Return so many messages, behind which nothing more comes."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(60_000)
+        found.append(message.data())
+        consumer.acknowledge(message)
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(300)
+    return found
+
+
+def test_messages_go_both_ways_and_not_round(sites):
+    topic = unique_topic("mirrored")
+    consumers = {site: site.consumer(topic) for site in sites}
+    for site in sites:
+        site.publish(topic, [b"%s %d" % (site.name.encode(), number) for number in range(500)], batching_enabled=True)
+    for site in sites:
+        eventually(lambda: site.waits(topic) == 0, 60)      # noqa: B023 - called in this round
+    for site in sites:
+        found = payloads_of(consumers[site], 1_000)
+        for name in NAMES:
+            assert [one for one in found if one.startswith(name.encode())] == [
+                b"%s %d" % (name.encode(), number) for number in range(500)]
+
+
+def test_a_message_of_the_largest_size_goes_over(sites):
+    west, east = sites
+    topic, payload = unique_topic("large"), random.Random(1).randbytes((5 << 20) - 200)
+    consumer = east.consumer(topic)
+    west.publish(topic, [payload, b"small"])
+    assert payloads_of(consumer, 2) == [payload, b"small"]
+
+
+def test_partitions_are_made_at_the_other_site(sites):
+    west, east = sites
+    topic = unique_topic("parts")
+    west.ask("PUT", f"{topic.replace('://', '/')}/partitions", 3)
+    west.publish(topic, [b"%d" % number for number in range(100)])
+    eventually(lambda: topic in json.loads(east.ask("GET", "persistent/public/default/partitioned")), 60)
+    assert json.loads(east.ask("GET", f"{topic.replace('://', '/')}/partitions"))["partitions"] == 3
+    assert sorted(payloads_of(east.consumer(topic), 100), key=int) == [b"%d" % number for number in range(100)]
+
+
+def test_kills_on_both_sides_lose_nothing_and_store_nothing_twice(sites):
+    topic, dice, rounds = unique_topic("killed"), random.Random(7), ["replicator", "owner", "worker"] * 3
+    consumers = {site: site.consumer(topic) for site in sites}
+    for number, victim in enumerate(rounds):
+        for site in sites:
+            site.publish(topic, [b"%s %d" % (site.name.encode(), 700 * number + each) for each in range(700)])
+        site = dice.choice(sites)
+        pid = site.broker.kill(victim)
+        site.broker.wait_replaced(victim, 0, pid, 60)
+    for site in sites:
+        eventually(lambda: site.waits(topic) == 0, 120)      # noqa: B023 - called in this round
+    for site in sites:
+        found = payloads_of(consumers[site], 2 * 700 * len(rounds))
+        for name in NAMES:
+            assert [one for one in found if one.startswith(name.encode())] == [
+                b"%s %d" % (name.encode(), number) for number in range(700 * len(rounds))]
