@@ -148,7 +148,7 @@ def whole_records(raw: memoryview, sequence: int, number: int) -> tuple[list[Sto
 
 
 def record_size(raw: memoryview, sequence: int, number: int) -> int:
-    """Return the bytes of record `number` by its header, with which `raw` begins; 0 if another one is there."""
+    """Return the size in bytes of record `number`, whose header begins `raw`, unchecked; 0 if it does not."""
     if len(raw) < format.HEADER_SIZE:
         return 0
     head = np.frombuffer(raw, format.RECORD_HEADER, 1)[0]
@@ -170,8 +170,7 @@ def heads(folder: Path) -> dict[int, tuple[Path, Any]]:
 
 def last_number(folder: Path) -> int:
     """Return the number of a journal's last record, 0 if that is not known.  Raises OSError, CorruptFile."""
-    found = heads(folder)
-    if not found:
+    if not (found := heads(folder)):
         return 0
     head = found[max(found)][1]
     return max(0, int(head["first_record"]) - 1) if head["is_retired"] else replay(folder).last

@@ -143,8 +143,7 @@ class Standby:
         return "".join(f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value}\n" for name, text, value in (
             ("geminga_standby_lag_seconds", "Time since everything was on the disk of this standby",
              round(follower.lag_seconds, 3)),
-            ("geminga_standby_connected", "1 while this standby follows its broker", int(follower.is_following)),
-            ("geminga_standby_complete", "1 if this standby can be promoted", int(follower.is_complete))))
+            ("geminga_standby_connected", "1 while this standby follows its broker", int(follower.is_following))))
 
     def _application(self) -> web.Application:
         app = web.Application()

@@ -259,12 +259,14 @@ class Collector:
         for name in ALARMS:
             family.add_metric([name], int(name in alarms.raised))
         yield family
-        if alarms.standby is not None and (told := alarms.standby.told()) is not None:
-            yield GaugeMetricFamily("geminga_standby_lag_seconds",
-                                    "Time since everything was on the disk of the known standby",
-                                    told["lag_ms"] / 1000)
-            yield GaugeMetricFamily("geminga_standby_connected", "1 while the known standby is connected",
-                                    int(told["connected"]))
+        told = alarms.standby.told() if alarms.standby is not None else None
+        for name, text, field, unit in (
+                ("lag_seconds", "Time since everything was on the disk of the known standby", "lag_ms", 1000),
+                ("connected", "1 while the known standby is connected", "connected", 1)):
+            family = GaugeMetricFamily(f"geminga_standby_{name}", text, labels=[])
+            if told is not None:
+                family.add_metric([], told[field] / unit)
+            yield family
         memory, jumped = alarms.memory, alarms.clock_jumps()
         for name, text, value in (("used", "Bytes of memory in use that cannot be reclaimed", memory.used),
                                   ("limit", "Bytes of memory that the control group or the host has", memory.limit)):
