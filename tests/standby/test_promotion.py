@@ -44,7 +44,7 @@ def test_a_standby_takes_over_everything_and_its_broker_never_serves_again(run, 
 
     def go_on():
         client = pulsar.Client(broker.service_url, operation_timeout_seconds=3)
-        producer = client.create_producer(topic)
+        producer = client.create_producer(topic, send_timeout_millis=3_000)
         while not stop.is_set():
             try:
                 sent.append((str(producer.send(b"%d" % len(sent))), b"%d" % len(sent)))
