@@ -7,6 +7,7 @@
     night_progress.py   how far a night is, and how long the rest takes; told to the broker
     idle_cores.py   takes cores only while nobody else wants them
     backups.py      a backup, with or without a running broker
+    standbys.py     questions between a broker and its standby: where HTTP is, who has taken over
     moving.py       copies topics between clusters
     table_import.py, import_record.py   the rows of a table to a topic, once each
     redriving.py, redrive_topics.py   dead letters back to their origin

@@ -7,6 +7,7 @@
     sessions.py         cookies of those who signed in to the console
     authorization.py    what each route demands of a role
     origins.py          refuses requests that a web page of another site makes
+    handing_over.py     connections that other processes take over
     audit.py            a line for each change
     audit_reading.py    the newest of these lines, over HTTP
 

@@ -15,6 +15,7 @@
     brokers.py         the broker, and its settings that change while it runs
     configuration.py   the configuration in force, with the source of each value
     compaction.py      compactions on demand, and the jobs that run them
+    standby.py         the standby of this broker: its feed, its lag, its promotion
     definitions.py     everything but messages, exported and imported
 
 Imports: `admin/requests/`, `tasks/`, `host/`, `configuration/`, workers, storage. Start with `topics.py`.
