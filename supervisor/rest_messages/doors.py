@@ -93,7 +93,7 @@ class Links:
         """Hand a request on to the process of its topic."""
         session = self._sessions[index_of(str(topic.base), self.processes)]
         return session.post("http://web/", headers={HEADER: call.as_text(), "Content-Type": "application/json"},
-                            data=request.content if request.can_read_body else None)
+                            data=request.content if request.can_read_body and call.kind != RECEIVE else None)
 
 
 LINKS = web.AppKey("rest_messages", Links)

@@ -12,7 +12,7 @@ from geminga.supervisor.web.inner import Inner, T
 from geminga.supervisor.web.subscribing import Topic
 
 _BITS_MAX = 64 << 20         # messages of all batches that are acknowledged in part and known
-BATCH_MAX = 1 << 17         # messages of a batch that an id may claim
+BATCH_MAX = 1 << 17          # messages of a batch that an id may claim
 _WORD = (1 << 64) - 1
 
 

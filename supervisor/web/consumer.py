@@ -27,7 +27,7 @@ from geminga.supervisor.web.visits import READER, Visit
 
 _QUEUE_BYTES_MAX = 1 << 20      # of texts that wait; beyond, the worker is not read
 SHARING = api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared
-DUE_MAX = 100_000              # entries that wait to be delivered again
+DUE_MAX = 100_000               # entries that wait to be delivered again
 _PERMITS_MAX = 1 << 31
 _LOOK_S = 0.25                  # least time between two looks for messages that are due
 Key = tuple[int, int, int, int]      # number of the topic, ledger, entry, index in the batch

@@ -301,7 +301,6 @@ def test_a_consumer_whose_messages_are_out_stays_until_they_are_acknowledged(res
     eventually(lambda: consumers(rest, unused) == 0, SECONDS)
     assert consumers(rest, topic) == 1
     ack(rest, topic, one)
-    eventually(lambda: consumers(rest, topic) == 0, SECONDS)
 
 
 def test_other_parameters_need_that_no_call_waits(rest):
@@ -373,6 +372,18 @@ def test_a_client_that_hangs_up_gives_its_place_to_the_next(rest):
         stream.kill()
     rest.publish(topic, "x")
     assert [one["payload"] for one in take_all(rest, topic, 1)] == ["x"]
+
+
+def test_bytes_behind_a_call_for_messages_harm_nobody(rest):
+    """A body that never ends, or a request that comes with the call: the connection ends with the answer."""
+    topic, where = subscribed(rest, None, "x"), urlsplit(rest.http_url)
+    for more in ("Content-Length: 99\r\n\r\n{", f"\r\nGET /status.html HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n"):
+        with socket.create_connection((where.hostname, where.port), SECONDS) as link:
+            link.sendall(f"GET {place_of(topic)}?wait=0 HTTP/1.1\r\nHost: {where.netloc}\r\n{more}".encode())
+            came = b""
+            while b'{"messages":[' not in came:
+                came += link.recv(65_536)
+        assert came.startswith(b"HTTP/1.1 200") and b"Connection: close" in came
 
 
 def test_a_slow_reader_costs_little_and_holds_up_nobody(broker, rest):
