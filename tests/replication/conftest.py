@@ -2,7 +2,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pulsar
@@ -17,14 +17,20 @@ _NUMBERS = itertools.count()
 
 
 def replicate(broker: Broker, topic: str, *remotes: str) -> None:
-    """Make a topic that goes to other clusters, which have records."""
+    """Make a topic, and have it go to other clusters, which have records."""
+    _asked("PUT", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}")
+    set_clusters(broker, topic, *remotes)
+
+
+def set_clusters(broker: Broker, topic: str, *remotes: str, partitions: Iterable[int] = ()) -> None:
+    """Have a topic go to other clusters, and open it, or some of its partitions: then they have their cursors."""
     admin, path = f"{broker.http_url}/admin/v2", topic.replace("://", "/")
     own = json.loads(_asked("GET", f"{admin}/clusters"))
     _asked("POST", f"{admin}/tenants/public", {"allowedClusters": own})
-    _asked("PUT", f"{admin}/{path}")
     [local] = json.loads(_asked("GET", f"{admin}/namespaces/public/default/replication"))
     _asked("POST", f"{admin}/{path}/replication", [local, *remotes])
-    _asked("GET", f"{admin}/{path}/stats")      # opens the topic, which has its cursors from then on
+    for opened in [f"{path}-partition-{number}" for number in partitions] or [path]:
+        _asked("GET", f"{admin}/{opened}/stats")
 
 
 def _asked(method: str, url: str, body: object = None) -> str:
@@ -50,9 +56,13 @@ class Replication:
         return name, far
 
     def know(self, name: str, url: str, **record: object) -> None:
-        """Make or change the record of a cluster."""
+        """Make or change the record of a cluster.  url: of its broker, with TLS or without."""
         place = f"{self.broker.http_url}/admin/v2/clusters/{name}"
-        body = json.dumps({"brokerServiceUrl": url, **record})
+        if url.startswith("pulsar+ssl:"):
+            record |= {"brokerServiceUrlTls": url, "brokerClientTlsEnabled": True}
+        else:
+            record["brokerServiceUrl"] = url
+        body = json.dumps(record)
         status, text = request("PUT", place, body.encode())
         if status == 409:
             status, text = request("POST", place, body.encode())

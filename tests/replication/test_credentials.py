@@ -6,8 +6,7 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.catalogue.catalogue import Catalogue
-from geminga.supervisor.replication.records import RECORDS, WrongRecord, place_of
+from geminga.supervisor.replication.records import WrongRecord, place_of
 
 from ..harness import eventually
 from .conftest import arrive, numbered
@@ -18,7 +17,7 @@ T = api.BaseCommand.Type
 
 @pytest.fixture
 def secure(replication, tmp_path):
-    """A cluster that speaks TLS, and keeps records of all fields."""
+    """A cluster that speaks TLS, and what keeps a record of it."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "trusted"))
@@ -26,10 +25,7 @@ def secure(replication, tmp_path):
     replication.fars.append(far)
 
     def keep(name, **fields):
-        catalogue = Catalogue(replication.broker.data_dir / "catalogue.sqlite")
-        catalogue.policies.set(RECORDS, name, {"brokerServiceUrlTls": far.url, "brokerClientTlsEnabled": True} | fields)
-        catalogue.commit()
-        catalogue.close()
+        replication.know(name, far.url, **fields)
 
     return SimpleNamespace(far=far, keep=keep, trusted=str(tmp_path / "trusted"))
 
@@ -37,9 +33,9 @@ def secure(replication, tmp_path):
 def test_tls_and_a_token_of_a_file_which_is_read_again(replication, secure, tmp_path):
     token = tmp_path / "token"
     token.write_text("first\n")
-    topic = replication.topic("secure")
     secure.keep("secure", brokerClientTrustCertsFilePath=secure.trusted, authenticationParameters=f"file:{token}",
                 authenticationPlugin="org.apache.pulsar.client.impl.auth.AuthenticationToken")
+    topic = replication.topic("secure")
     replication.publish(topic, numbered(500))
     arrive(secure.far, topic, numbered(500))
     connect = secure.far.commands(T.CONNECT)[-1].connect
@@ -54,8 +50,8 @@ def test_tls_and_a_token_of_a_file_which_is_read_again(replication, secure, tmp_
 
 
 def test_a_certificate_that_is_not_trusted_is_told_and_nothing_is_sent(replication, secure):
-    topic = replication.topic("strange")
     secure.keep("strange")
+    topic = replication.topic("strange")
     replication.publish(topic, numbered(5))
     eventually(lambda: "its certificate is not to be trusted" in replication.link("strange")["error"], 20)
     assert not secure.far.commands(T.CONNECT)
@@ -64,9 +60,10 @@ def test_a_certificate_that_is_not_trusted_is_told_and_nothing_is_sent(replicati
 
 
 def test_a_file_that_a_record_names_is_awaited(replication, secure, tmp_path):
-    topic, token = replication.topic("late"), tmp_path / "late"
+    token = tmp_path / "late"
     secure.keep("late", brokerClientTrustCertsFilePath=secure.trusted, authenticationPlugin="AuthenticationToken",
                 authenticationParameters=f"file:{token}")
+    topic = replication.topic("late")
     why = f"the cluster's record: authenticationParameters: {token}: No such file or directory"
     eventually(lambda: replication.link("late")["error"] == why, 20)
     token.write_text("here")
@@ -83,8 +80,8 @@ def test_credentials_that_are_refused_are_told(replication):
         return command.type == T.CONNECT
 
     far.on_command = refuse
-    replication.topic(name)
     replication.know(name, far.url)
+    replication.topic(name)
     error = eventually(lambda: "Auth" in (error := replication.link(name)["error"]) and error, 20)
     assert error.endswith("AuthenticationError: no token")
 

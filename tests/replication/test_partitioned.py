@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ..harness import eventually, partitioned_topic, partitions_url, request
-from .conftest import arrive, make_cursor, numbered
+from .conftest import arrive, numbered, set_clusters
 
 
 class Administration:
@@ -67,8 +67,7 @@ def far_and_administration(replication):
 
 def parted(replication, name, count):
     topic = partitioned_topic(replication.broker.http_url, count)
-    for number in range(count):
-        make_cursor(replication.broker, f"{topic}-partition-{number}", name)
+    set_clusters(replication.broker, topic, name, partitions=range(count))
     return topic
 
 
@@ -84,7 +83,7 @@ def test_a_partitioned_topic_is_made_and_enlarged_there(replication, far_and_adm
     assert administration.requests[-1] == ("PUT", "createLocalTopicOnly=true", 3)
     assert len(administration.requests) == 2      # the first one failed
     assert request("POST", partitions_url(replication.broker.http_url, topic), b"4")[0] == 204
-    make_cursor(replication.broker, f"{topic}-partition-3", name)
+    set_clusters(replication.broker, topic, name, partitions=[3])
     replication.publish(f"{topic}-partition-3", numbered(5))
     arrive(far, f"{topic}-partition-3", numbered(5))
     assert administration.requests[-1] == ("POST", "updateLocalTopicOnly=true&force=false", 4)
@@ -95,7 +94,7 @@ def test_a_topic_that_is_there_already_is_fine(replication, far_and_administrati
     replication.know(name, far.url, serviceUrl=administration.url)
     topic = partitioned_topic(replication.broker.http_url, 2)
     far.partitions[topic] = 5
-    make_cursor(replication.broker, f"{topic}-partition-1", name)
+    set_clusters(replication.broker, topic, name, partitions=[1])
     replication.publish(f"{topic}-partition-1", numbered(5))
     arrive(far, f"{topic}-partition-1", numbered(5))
     assert administration.requests == []
@@ -106,7 +105,7 @@ def test_without_its_http_address_partitions_go_where_they_exist_and_the_reason_
     name, far, _ = far_and_administration
     replication.know(name, far.url)
     topic = partitioned_topic(replication.broker.http_url, 2)
-    make_cursor(replication.broker, f"{topic}-partition-1", name)
+    set_clusters(replication.broker, topic, name, partitions=[1])
     replication.publish(f"{topic}-partition-1", numbered(5))
     lane = eventually(lambda: (lane := replication.lane(f"{topic}-partition-1", name)).get("error") and lane, 20)
     assert "has no serviceUrl" in lane["error"]

@@ -16,7 +16,7 @@ import pytest
 from pulsar.schema import AvroSchema, Record, String
 
 from ..harness import eventually, messages_of, partitioned_topic, request, unique_topic
-from .conftest import make_cursor, numbered
+from .conftest import numbered, replicate, set_clusters
 
 PROGRAM = os.environ.get("GEMINGA_TEST_PULSAR")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="GEMINGA_TEST_PULSAR names no program that runs Pulsar")
@@ -75,8 +75,8 @@ def read(reader, topic, count, **reading):
 
 def test_messages_arrive_once_and_in_order_over_kills_of_the_replicator(replication, real, reader):
     topic = unique_topic("real")
-    make_cursor(replication.broker, topic, NAME)
     replication.know(NAME, real.url, serviceUrl=real.http_url)
+    replicate(replication.broker, topic, NAME)
     for part in range(4):
         replication.publish(topic, numbered(2_000, 2_000 * part))
         eventually(lambda: replication.lane(topic, NAME).get("messagesSent", 0) > 100, 60)
@@ -93,8 +93,7 @@ def test_messages_arrive_once_and_in_order_over_kills_of_the_replicator(replicat
 def test_schemas_and_partitions_arrive(replication, real, reader):
     topic = partitioned_topic(replication.broker.http_url, 2)
     replication.know(NAME, real.url, serviceUrl=real.http_url)
-    for number in range(2):
-        make_cursor(replication.broker, f"{topic}-partition-{number}", NAME)
+    set_clusters(replication.broker, topic, NAME, partitions=range(2))
     producer = replication.client.create_producer(topic, schema=AvroSchema(Order))
     for number in range(200):
         producer.send(Order(name=f"{number}"), partition_key=f"{number}")
@@ -106,8 +105,8 @@ def test_schemas_and_partitions_arrive(replication, real, reader):
 
 def test_a_topic_that_is_terminated_there_stops_with_the_reason(replication, real):
     topic = unique_topic("ended")
-    make_cursor(replication.broker, topic, NAME)
     replication.know(NAME, real.url, serviceUrl=real.http_url)
+    replicate(replication.broker, topic, NAME)
     eventually(lambda: replication.lane(topic, NAME).get("connected"), 60)
     assert request("POST", f"{real.http_url}/admin/v2/{topic.replace('://', '/')}/terminate", b"")[0] == 200
     replication.publish(topic, numbered(3))

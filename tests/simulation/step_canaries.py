@@ -49,9 +49,9 @@ NOTICED = {
     "an_answer_comes_before_its_sync": Step(Durability._sync_when_due, "owner.journal.sync()"),
     "the_end_of_a_segment_is_not_synced": Step(Journal._roll, "self.sync()"),
     "a_checkpoint_puts_nothing_on_disk": Step(Journal._write_and_retire, "write_checkpoint("),
-    "a_checkpoint_retires_nothing": Step(Journal._write_and_retire, "retire(segment)"),
+    "a_checkpoint_retires_nothing": Step(Journal._write_and_retire, "retire(segment"),
     "a_stop_puts_nothing_on_disk": Step(Journal.close, "write_checkpoint("),
-    "a_stop_retires_nothing": Step(Journal.close, "retire(segment)"),
+    "a_stop_retires_nothing": Step(Journal.close, "retire(segment"),
     "a_stop_does_not_sync_what_it_retires": Step(Journal.close, "os.fdatasync("),
     "the_name_of_a_new_segment_is_not_synced": Step(journal_segments.make_segment, "sync(path.parent"),
     "ledgers_are_not_synced": Step(checkpoints.write_checkpoint, "sync(path, os.fdatasync)"),
@@ -116,8 +116,8 @@ UNNOTICED = {
     Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
     Step(delayed_scheduler._write, "write_anew("):
         "A start rebuilds an index that was not saved, which takes time; test_delays_files.py fails without it.",
-    Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
-    Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
+    Step(recovery.replay, "StateFile("): "The simulation deletes no topic.",
+    Step(recovery.replay, "sync(folder"): "The simulation deletes no topic.",
     Step(files.write_anew, "fresh.unlink("): _SPACE,
     Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
     Step(recovery.recover, "journal_reader.rescue("):
@@ -153,6 +153,7 @@ OUT_OF_REACH = {
 }
 FOLDERS_OUT_OF_REACH = {
     "jobs": "Jobs are processes of their own; an owner takes over only what is complete.",
+    "standby": "A copy is written by processes of a standby, which tests/standby kills at any moment.",
     "tables": "Exports are of the nightly job; tests/storage/tables kills them at each call."}
 
 
