@@ -91,6 +91,16 @@ def payloads_of(consumer: pulsar.Consumer, count: int) -> list[bytes]:
     return list(found.values())
 
 
+def by_name(payloads: list[bytes]) -> dict[str, list[int]]:
+    """Return the numbers of each site's messages, in the order of their coming."""
+    return {name: [int(one.split()[1]) for one in payloads if one.startswith(name.encode())] for name in NAMES}
+
+
+def everything(count: int) -> dict[str, list[int]]:
+    """Return what `by_name` does when so many messages of each site are there, in order."""
+    return {name: list(range(count)) for name in NAMES}
+
+
 def test_messages_go_both_ways_and_not_round(sites):
     topic = unique_topic("mirrored")
     consumers = {site: site.consumer(topic) for site in sites}
@@ -98,11 +108,7 @@ def test_messages_go_both_ways_and_not_round(sites):
         site.publish(topic, [b"%s %d" % (site.name.encode(), number) for number in range(500)], batching_enabled=True)
     for site in sites:
         eventually(lambda: site.waits(topic) == 0, 60)      # noqa: B023 - called in this round
-    for site in sites:
-        found = payloads_of(consumers[site], 1_000)
-        for name in NAMES:
-            assert [one for one in found if one.startswith(name.encode())] == [
-                b"%s %d" % (name.encode(), number) for number in range(500)]
+    assert [by_name(payloads_of(consumers[site], 1_000)) for site in sites] == [everything(500)] * 2
 
 
 def test_a_message_of_the_largest_size_goes_over(sites):
@@ -134,8 +140,5 @@ def test_kills_on_both_sides_lose_nothing_and_store_nothing_twice(sites):
         site.broker.wait_replaced(victim, 0, pid, 60)
     for site in sites:
         eventually(lambda: site.waits(topic) == 0, 120)      # noqa: B023 - called in this round
-    for site in sites:
-        found = payloads_of(consumers[site], 2 * 700 * len(rounds))
-        for name in NAMES:
-            assert [one for one in found if one.startswith(name.encode())] == [
-                b"%s %d" % (name.encode(), number) for number in range(700 * len(rounds))]
+    count = 700 * len(rounds)
+    assert [by_name(payloads_of(consumers[site], 2 * count)) for site in sites] == [everything(count)] * 2

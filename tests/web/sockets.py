@@ -9,6 +9,7 @@
 """
 import asyncio
 import base64
+import contextlib
 import json
 import ssl
 import threading
@@ -36,6 +37,9 @@ class Socket:
 
     def __init__(self, sockets: "Sockets", link: aiohttp.ClientWebSocketResponse) -> None:
         self._sockets, self.link = sockets, link
+        connection = link._response.connection      # no public way
+        assert connection is not None
+        self.transport = connection.transport
 
     def __repr__(self) -> str:
         return f"<Socket closed={self.link.closed}>"
@@ -126,10 +130,18 @@ class Sockets:
         for socket in self._opened:
             self.run(socket.link.close())
         self.run(self._session.close())
-        self.run(asyncio.sleep(0))      # transports end in the next round of the loop
+        self.run(self._abort())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _abort(self) -> None:
+        """End the transports in the next round of the loop: those with TLS would wait for the other side."""
+        for socket in self._opened:
+            if socket.transport is not None:
+                with contextlib.suppress(AttributeError):      # of Python 3.11, for one with TLS that has ended
+                    socket.transport.abort()
+        await asyncio.sleep(0)
 
     async def _make_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(headers=self._headers,
