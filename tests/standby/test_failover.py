@@ -1,21 +1,34 @@
 """Clients that know both hosts go to the promoted standby by themselves; a standby shows its credentials."""
+import json
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pulsar
 import pytest
 
-from ..harness import eventually, guarded_broker
+from ..clients.java import JavaTools, fetch_jars
+from ..harness import eventually, guarded_broker, unique_topic
 from .pair import Broker, Standby
 
 pytestmark = pytest.mark.slow
+SOURCES = Path(__file__).parents[1] / "clients/java_sources/failover"
 
 
-def test_a_client_with_both_hosts_goes_on_at_the_promoted_standby(run):
+def both(first: str, second: str) -> str:
+    return f"{first},{second.removeprefix('pulsar://')}"
+
+
+def automatic(first: str, second: str) -> pulsar.AutoClusterFailover:
+    return pulsar.AutoClusterFailover(pulsar.ServiceInfo(first), [pulsar.ServiceInfo(second)], check_interval_ms=300)
+
+
+@pytest.mark.parametrize("service", [both, automatic])
+def test_a_client_that_knows_both_hosts_goes_on_at_the_promoted_standby(run, service):
     """The producer and the consumer that were open keep working, and each message comes in its order."""
     broker = run("first")
     standby = run("second", broker.service_url)
-    both = f"{broker.service_url},{standby.service_url.removeprefix('pulsar://')}"
-    client = pulsar.Client(both, operation_timeout_seconds=30)
+    client = pulsar.Client(service(broker.service_url, standby.service_url), operation_timeout_seconds=30)
     try:
         consumer = client.subscribe("failover", "s")
         producer = client.create_producer("failover", send_timeout_millis=60_000)
@@ -45,6 +58,54 @@ def test_a_client_with_both_hosts_goes_on_at_the_promoted_standby(run):
         assert list(dict.fromkeys(received)) == list(range(200))      # a redelivery follows what it repeats
     finally:
         client.close()
+
+
+@pytest.fixture
+def controller():
+    """An HTTP server that tells clients which broker to use, and a list with its address."""
+    told = [""]
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"serviceUrl": told[0]}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/", told
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("how", ["auto", "controlled"])
+def test_the_java_client_goes_to_the_promoted_standby_by_itself(run, tmp_path, controller, how):
+    """By AutoClusterFailover, which looks whether a port can be connected to, and by ControlledClusterFailover."""
+    broker = run("first")
+    standby = run("second", broker.service_url)
+    controller_url, told = controller
+    told[0] = broker.service_url
+    tools = JavaTools(fetch_jars(), tmp_path, broker.service_url, broker.http_url)
+    program = tools.start(tmp_path, SOURCES, "Failover", unique_topic("java"), how,
+                          standby.service_url if how == "auto" else controller_url)
+    with program:
+        def exchange(line: str) -> str:
+            program.stdin.write(line)
+            program.stdin.flush()
+            return program.stdout.readline().strip()
+
+        assert exchange("") == "open"
+        assert exchange("0 50\n") == " ".join(map(str, range(50)))
+        standby.wait_complete()
+        assert standby.promote().returncode == 0
+        told[0] = standby.service_url
+        came = [int(number) for number in exchange("50 100\n").split()]
+        program.stdin.close()
+    assert [number for number in dict.fromkeys(came) if number >= 50] == list(range(50, 100))
 
 
 def test_a_standby_needs_the_rights_of_a_super_user(tmp_path):
