@@ -11,6 +11,7 @@ import time
 from http import HTTPStatus
 from typing import Any, NamedTuple, NoReturn
 
+from geminga.proto.names import NO_CLUSTER
 from geminga.storage.schemas.registry import Definition
 from geminga.supervisor.messages.entries import About, Outgoing
 from geminga.supervisor.messages.outgoing import Wrong
@@ -98,7 +99,7 @@ def _message(fields: Any, at: str, now_ms: int) -> Asked:
     key, clusters = fields.get("key"), fields.get("replicationClusters")
     if not isinstance(clusters, list | None) or not all(isinstance(one, str) for one in clusters or ()):
         _refuse(f"{at}.replicationClusters is a list of texts")
-    if not isinstance(fields.get("disableReplication"), bool | None):
+    if not isinstance(is_local := fields.get("disableReplication"), bool | None):
         _refuse(f"{at}.disableReplication is true or false")
     properties = fields.get("properties") or {}
     if not isinstance(properties, dict):
@@ -108,7 +109,8 @@ def _message(fields: Any, at: str, now_ms: int) -> Asked:
     deliver_at, after_ms = _number(fields, "deliverAt", at), _number(fields, "deliverAfterMs", at)
     if not deliver_at and after_ms:
         deliver_at = min(now_ms + after_ms, _TIME_MAX)
-    about = About(None, False, None, pairs, _number(fields, "eventTime", at), deliver_at)
+    goes_to = [NO_CLUSTER] if is_local else [_text(one, at, "replicationClusters") for one in clusters or ()]
+    about = About(None, False, None, pairs, _number(fields, "eventTime", at), deliver_at, replicate_to=tuple(goes_to))
     sequence_id = None if fields.get("sequenceId") is None else _number(fields, "sequenceId", at, _NUMBER_MAX - 1)
     return Asked(payload, None if key is None else _text(key, at, "key"), _PLAIN if about == _PLAIN else about,
                  sequence_id)

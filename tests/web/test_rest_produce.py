@@ -6,6 +6,7 @@ import struct
 import subprocess
 import threading
 import time
+import urllib.request
 from urllib.parse import urlsplit
 
 import pulsar
@@ -156,6 +157,18 @@ def test_a_message_has_all_that_was_said(rest):
     assert (second["payload"], second["key"]) == ("5", "6") and "eventTime" not in third
     assert third["deliverAt"].startswith("2023-11-14T22:13:20")
     assert fourth["deliverAt"] > time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(before / 1000))
+
+
+def test_a_message_says_to_which_clusters_it_goes(rest):
+    topic = rest.topic()
+    assert rest.ask("PUT", f"/admin/v2/{path_of(topic)}/subscription/s")[0] == 204
+    status, _ = rest.produce(topic, [{"payload": "a", "replicationClusters": ["far", "near"]},
+                                     {"payload": "b", "disableReplication": True},
+                                     {"payload": "c", "replicationClusters": [], "disableReplication": False}])
+    assert status == 200
+    base = f"{rest.http_url}/admin/v2/{path_of(topic)}/subscription/s/position"
+    told = [urllib.request.urlopen(f"{base}/{entry}").headers.get_all("X-Pulsar-replicated-to") for entry in (1, 2, 3)]
+    assert told == [["far", "near"], ["__local__"], None]
 
 
 def test_order_within_a_call_is_kept(rest, sockets):
