@@ -8,6 +8,7 @@ import pytest
 
 from ..harness import COMMAND
 from ..proto.client_frames import T
+from ..standby.pair import Standby
 from ..workers.peer import Peer
 from .test_grammar import NOTHING_TO_PRINT, ours
 
@@ -89,7 +90,13 @@ def printed(own, client, tmp_path_factory):
                            capture_output=True, text=True).stdout.strip()
     shown["admin tokens validate"] = run("admin tokens validate -sk", place / "key", token)
     consumer.close()
-    shown["drain"] = run("drain", "--data-dir", folder)
+    standby = Standby(place / "second", own.service_url)
+    try:
+        standby.start().wait_complete()
+        shown["drain"] = run("drain", "--data-dir", folder)
+        shown["promote"] = run("promote", "--data-dir", standby.data_dir)
+    finally:
+        standby.close()
     return shown
 
 
@@ -119,4 +126,5 @@ def test_answers_have_what_was_done(printed):
     assert printed["restore"]["verified"]["entries"] > 0
     assert printed["debug bundle"]["archive"].endswith("/bundle.tar.gz")
     assert printed["context remove"]["name"] == "here" and printed["drain"] == {"outstanding": 0}
+    assert printed["promote"]["stopped"] is False and printed["promote"]["behind_ms"] >= 0
     assert printed["admin tokens show"] == {"header": {"alg": "HS256"}, "claims": {"sub": "joe"}}
