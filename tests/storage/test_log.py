@@ -103,8 +103,8 @@ def test_long_running_processes_print_nothing_past_the_log():
                 ("storage", "jobs"),
                 ("storage", "tables"),
                 ("storage", "log.py"),
-            ):
-                continue      # commands print to the terminal
+            ) or path.name == "applying.py":
+                continue      # commands print to the terminal, and a standby logs what its process that applies prints
             assert "sys.stderr)" not in path.read_text() and "print_exc" not in path.read_text(), path
     assert looked_at == set(LAYERS)
 
