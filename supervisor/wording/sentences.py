@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from geminga.proto.names import remote_of
 from geminga.supervisor.configuration.units import instant
 from geminga.supervisor.pulsar_client.rest import plain
 from geminga.supervisor.wording.human import ago, count, length, short
 
+_CURSOR = "pulsar.repl."      # replication cursors; proto/names.py has it too, and loads protobuf, which takes long
 _SHOWN_MAX = 10              # consumers and ids that are listed
 _SUMMED = ("messages", "held_back")
 Standstill = dict[str, Any]
@@ -310,7 +310,7 @@ def _next_step(cause: Cause, whole: Standstill, topic: str) -> str:
     if kind in ("no replicator", "no answer of the cluster"):
         return f"See its addresses: geminga admin clusters get {shlex.quote(cause['cluster'])}; give up what it does " \
                f"not have: geminga admin topics clear-backlog {words} -s {shlex.quote(whole['subscription'])}"
-    if kind == "dispatch rate" and remote_of(whole["subscription"]) is not None:
+    if kind == "dispatch rate" and whole["subscription"].startswith(_CURSOR):
         return f"See the rate: geminga admin topicPolicies get-replicator-dispatch-rate {words}"
     if kind == "dispatch rate":
         return f"See the rate: geminga admin topicPolicies get-dispatch-rate {words}"

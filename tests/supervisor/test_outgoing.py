@@ -220,7 +220,8 @@ TEXTS = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_si
 ABOUTS = strategies.builds(
     About, strategies.none() | TEXTS, strategies.just(False), strategies.none() | strategies.binary(max_size=3),
     strategies.dictionaries(TEXTS, TEXTS, max_size=2).map(lambda pairs: tuple(pairs.items())),
-    strategies.integers(0, (1 << 63) - 1), strategies.integers(0, (1 << 63) - 1), strategies.just(False))
+    strategies.integers(0, (1 << 63) - 1), strategies.integers(0, (1 << 63) - 1), strategies.just(False),
+    strategies.just(()))      # the copy goes to the clusters of its own topic
 
 
 @given(strategies.lists(strategies.builds(Outgoing, strategies.binary(max_size=9), ABOUTS), min_size=1, max_size=4))
