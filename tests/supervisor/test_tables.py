@@ -82,16 +82,17 @@ def test_clients_are_listed_and_closed(own, run, client):
 def test_a_connection_with_nothing_open_is_listed_and_closed(own, run):
     """A connection before its handshake has no library; commands on the broker's host come by a socket of their own."""
     port = int(own.service_url.rpartition(":")[2])
-    silent, idle = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
-    idle.sendall(frame(api.BaseCommand(
-        type=api.BaseCommand.CONNECT, connect=api.CommandConnect(client_version="idle 1", protocol_version=21))))
-    assert idle.recv(1_000)
-
     def row_of(connection):
         address = "{}:{}".format(*connection.getsockname())
         return next((row for row in json.loads(run("clients", "-o", "json")[1]) if row["address"] == address), None)
 
-    told, before = row_of(idle), eventually(lambda: row_of(silent), 30)      # another worker may have to accept it yet
+    silent = socket.create_connection(("127.0.0.1", port))
+    before = eventually(lambda: row_of(silent), 30)
+    idle = socket.create_connection(("127.0.0.1", port))
+    idle.sendall(frame(api.BaseCommand(
+        type=api.BaseCommand.CONNECT, connect=api.CommandConnect(client_version="idle 1", protocol_version=21))))
+    assert idle.recv(1_000)
+    told = row_of(idle)
     assert (told["library"], told["protocol"], told["listener"]) == ("idle 1", 21, "pulsar")
     assert (told["producers"], told["consumers"], told["topics"]) == (0, 0, 0)
     assert (before["library"], before["protocol"]) == (None, None)
