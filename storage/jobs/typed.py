@@ -79,7 +79,7 @@ class Values:
 
 
 def said(error: Exception) -> str:
-    """Return the type and the text of an error, as far as it is reported."""
+    """Return the type of an error and its text, of which a report shows the first SHOWN_MAX characters."""
     return f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}"
 
 

@@ -122,7 +122,7 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class StandbyOptions:
-    """This broker as the standby of another one, and its own standby."""
+    """Options of both sides: the broker that this one follows as a standby, and a standby that follows this one."""
 
     of: str = ""                                  # address of the other broker, pulsar:// or pulsar+ssl://; empty: none
     auth_params: Secret = _NO_SECRET              # credentials for the other one, as --auth-params has them

@@ -92,7 +92,10 @@ class Replicator:
                                                          for remote in self.remotes.values()))
 
     def report(self, partitions: Collection[str] | None) -> dict[str, Any]:
-        """Return the state of all links, and of the lanes of some partitions; None: of all."""
+        """Return the state of the connections to all clusters, and of the lanes of these partitions.
+
+        partitions: complete names; None stands for all partitions.
+        """
         wanted = None if partitions is None else set(partitions)
         return {"remotes": {name: remote.state_now() for name, remote in self.remotes.items()},
                 "lanes": [[partition, name, lane.state_now()] for name, remote in self.remotes.items()
@@ -101,16 +104,6 @@ class Replicator:
     async def stop(self) -> None:
         """End all lanes; what was sent may still be acknowledged."""
         await asyncio.gather(*(remote.stop(_GOODBYE_S) for remote in self.remotes.values()))
-
-
-class _NoOwners:
-    """Takes the supervisor's news of owners, with whom this process has nothing to do."""
-
-    def owner_up(self, index: int, serial: int) -> None:
-        pass
-
-    def owner_gone(self, index: int) -> None:
-        pass
 
 
 def run(config: Config, control: Control, counters: Counters) -> None:
@@ -125,7 +118,7 @@ async def _serve(config: Config, control: Control, counters: Counters) -> None:
     async def drain() -> None:
         """Workers deliver nothing more, and receipts that come are still acknowledged."""
 
-    stopping = follow(control, _NoOwners(), lambda text: log.begin(unpacked(text)), drain)
+    stopping = follow(control, None, lambda text: log.begin(unpacked(text)), drain)
     await reports.open()
     counters.set("serving_pid", os.getpid())
     control.send(ready={})

@@ -159,16 +159,6 @@ class Web:
             await asyncio.sleep(0.02)
 
 
-class _NoOwners:
-    """Takes the supervisor's news of owners, with whom this process has nothing to do."""
-
-    def owner_up(self, index: int, serial: int) -> None:
-        pass
-
-    def owner_gone(self, index: int) -> None:
-        pass
-
-
 def _session(visit: Visit, links: Links, connection: Connection) -> Session:
     """Return the session for a visit.  Raises WrongParameter."""
     given = dict(visit.parameters)
@@ -200,7 +190,7 @@ async def _serve(config: Config, visits: Visits, control: Control, authenticator
     async def drain() -> None:
         """Workers refuse what is published, and deliver nothing more."""
 
-    stopping = follow(control, _NoOwners(), web.configure, drain)
+    stopping = follow(control, None, web.configure, drain)
     web.read()
     await beside.start()
     counters.set("serving_pid", os.getpid())

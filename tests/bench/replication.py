@@ -27,6 +27,7 @@ import psutil
 import pulsar
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import varints
 from geminga.proto.deliveries import RECEIPT_ROW, receipts
 from geminga.proto.frames import frame
 from geminga.supervisor.replication.frames import whole_frames
@@ -89,7 +90,7 @@ def _receipts(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bytes:
     at = 0
     while at < len(starts):
         frame = data[starts[at]:ends[at]].tobytes()
-        producer, _ = _varint(frame, 13 if frame[11] < 128 else 14)
+        producer, _ = varints.decode(frame, 13 if frame[11] < 128 else 14)
         place = frame.index(MARK) + len(MARK)
         text = frame[place + 1:place + 1 + frame[place]]
         digits = len(text) - text.index(b":") - 1
@@ -102,17 +103,6 @@ def _receipts(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bytes:
         rows["highest_sequence_id"][at:stop] = values
         at = stop
     return b"".join(block for _, block in receipts(rows))
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
 
 
 def _answer(link: socket.socket, command: api.BaseCommand, port: int) -> None:

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from hypothesis.stateful import RuleBasedStateMachine
 
 from .disk import Disk
 from .rig import Rig
@@ -64,3 +65,18 @@ class Lives:
         old.close()
         self.rig = Rig(target, now_ms=old.now_ms, **self.options)
         shutil.rmtree(old.data_dir)
+
+
+class LivesMachine(RuleBasedStateMachine):
+    """A state machine of Hypothesis over the processes of an owner."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.lives = Lives(**options)
+
+    @property
+    def rig(self):
+        return self.lives.rig
+
+    def teardown(self):
+        self.lives.close()

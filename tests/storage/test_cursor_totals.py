@@ -6,14 +6,14 @@ Counts of redeliveries and deaths are exact after a power cut too.
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
 
-from .lives import Lives
+from .lives import Lives, LivesMachine
 
 OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_over_entries": 9}
 KINDS = {"shared": SubType.Shared, "exclusive": SubType.Exclusive, "keys": SubType.Key_Shared}
@@ -21,17 +21,9 @@ ENDS = ["stop", "kill", "power cut", "power cut, lengths lost"]
 MANY = 1 << 20
 
 
-class TotalsMachine(RuleBasedStateMachine):
+class TotalsMachine(LivesMachine):
     def __init__(self):
-        super().__init__()
-        self.lives = Lives(**OPTIONS)
-
-    @property
-    def rig(self):
-        return self.lives.rig
-
-    def teardown(self):
-        self.lives.close()
+        super().__init__(**OPTIONS)
 
     @initialize()
     def begin(self):

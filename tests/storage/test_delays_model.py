@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from geminga.proto import envelope
 from geminga.storage.topics.subscription import SubType
 from geminga.storage.upkeep import delayed_scheduler
 
-from .lives import AtOnce, Lives
+from .lives import AtOnce, LivesMachine
 from .rig import Handle
 from .test_limits import set_policy
 
@@ -63,19 +63,11 @@ class Model:
         return 3 if self.kind == SubType.Shared else 1
 
 
-class DelaysMachine(RuleBasedStateMachine):
+class DelaysMachine(LivesMachine):
     def __init__(self):
-        super().__init__()
-        self.lives = Lives(**OPTIONS)
+        super().__init__(**OPTIONS)
         self.lives.patch.setattr(delayed_scheduler, "ThreadPoolExecutor", AtOnce)
         self.connections = 10
-
-    def teardown(self):
-        self.lives.close()
-
-    @property
-    def rig(self):
-        return self.lives.rig
 
     @initialize(is_strict=st.sampled_from([True, True, False]))
     def begin(self, is_strict):

@@ -10,14 +10,14 @@ import itertools
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from geminga.proto import names
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.topics import publish_plan
 
 from .files import read_mapped
-from .lives import Lives
+from .lives import LivesMachine
 from .rig import payload_of
 
 TOPICS, SUBSCRIPTIONS = ("a", "b"), ("one", "two")
@@ -31,7 +31,7 @@ class Died(BaseException):
     """The process was killed at this call."""
 
 
-class OwnerMachine(RuleBasedStateMachine):
+class OwnerMachine(LivesMachine):
     """A random history of an owner's passes, kills and power cuts, compared with a model.
 
     Invariant: `acked` and `unsure` hold positions of entries in `log`.
@@ -41,8 +41,7 @@ class OwnerMachine(RuleBasedStateMachine):
     """
 
     def __init__(self):
-        super().__init__()
-        self.lives = Lives(**OPTIONS)
+        super().__init__(**OPTIONS)
         self.numbers = itertools.count()
         self.log = {topic: [] for topic in TOPICS}                      # positions that are there, in order
         self.ever = {topic: {} for topic in TOPICS}                     # position -> payload, of all that was ever seen
@@ -51,13 +50,6 @@ class OwnerMachine(RuleBasedStateMachine):
         self.loose = {cursor: set() for cursor in CURSORS}
         # payloads that may be there although no receipt came
         self.attempted = {topic: set() for topic in TOPICS}
-
-    @property
-    def rig(self):
-        return self.lives.rig
-
-    def teardown(self):
-        self.lives.close()
 
     @initialize()
     def begin(self):

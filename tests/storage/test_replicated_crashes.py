@@ -10,40 +10,32 @@ from itertools import count
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from geminga.proto import names
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.topics import markers, publish_plan
 
-from .lives import Lives
+from .lives import LivesMachine
 from .test_owner_crashes import OPTIONS, Died
 from .test_replicated import Message, marker, replicator, section
 
 HOW = ["stop", "kill", "power cut", "power cut, lengths lost"]
 
 
-class SourceMachine(RuleBasedStateMachine):
+class SourceMachine(LivesMachine):
     """A source's log, of which `answered` messages have receipts, and the owner that it replicates to.
 
     Invariant: the target has a beginning of the log that is at least `answered` long.
     """
 
     def __init__(self):
-        super().__init__()
-        self.lives = Lives(**OPTIONS)
+        super().__init__(**OPTIONS)
         self.log = []                  # (Message, whether it is a marker)
         self.position = (1, -1)
         self.answered = self.next = self.sent = 0      # messages of the log; sent: ever, and perhaps stored
         self.connections = count(1)
-
-    @property
-    def rig(self):
-        return self.lives.rig
-
-    def teardown(self):
-        self.lives.close()
 
     @initialize()
     def begin(self):

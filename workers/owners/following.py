@@ -17,10 +17,10 @@ class Follower(Protocol):
         """Drop the link to the owner with this index: its process has ended."""
 
 
-def follow(control: Control, follower: Follower, configure: Callable[[str], None],
+def follow(control: Control, follower: Follower | None, configure: Callable[[str], None],
            drain: Callable[[], Coroutine[Any, Any, None]],
            hang_up: Callable[[str], None] = lambda _: None) -> asyncio.Event:
-    """Pass the supervisor's news of owners on to the follower.
+    """Pass the supervisor's news of owners on to the follower, None for a process that has no links to owners.
 
     Returns an event that is set when the supervisor says stop or ends.  configure: applies new options, packed; raises
     Unusable.  drain: returns after everything published has been answered.  hang_up: closes the connection from an
@@ -40,12 +40,13 @@ def follow(control: Control, follower: Follower, configure: Callable[[str], None
                 index, serial = message["owner"]
                 # The supervisor names an owner twice to a process that starts at the same time.  The owner ignores a
                 # second socket of the same identity while it still has the first: nothing on it would be answered.
-                if serials.get(index) != serial:
+                if follower is not None and serials.get(index) != serial:
                     serials[index] = serial
                     follower.owner_up(index, serial)
             elif "owner_gone" in message:
                 serials.pop(message["owner_gone"], None)
-                follower.owner_gone(message["owner_gone"])
+                if follower is not None:
+                    follower.owner_gone(message["owner_gone"])
             elif "options" in message:
                 try:
                     configure(message["options"])

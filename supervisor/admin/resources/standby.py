@@ -32,7 +32,7 @@ _LINE_MAX = 64 << 10
 
 
 class Standby:
-    """The one standby of this broker, and the process that feeds it."""
+    """The standby that follows this broker, at most one, and the process that sends it records."""
 
     def __init__(self, data_dir: Path, owners: Owners):
         self._data_dir, self._owners = data_dir, owners
