@@ -1,6 +1,7 @@
 """A small client of Pulsar's binary protocol and of its REST, for the health check, commands and tasks.
 
     client.py        the binary protocol: connect, publish, read
+    requests.py      requests of one connection, many under way
     entries.py       an entry as it is stored, with its position
     producers.py     producers with many entries under way
     consumers.py     consumers of several topics on one connection, acknowledgements

@@ -9,7 +9,6 @@ as the worker does not read from a connection while one of its producers is thro
 slowly.
 """
 import asyncio
-import itertools
 import resource
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,25 +16,14 @@ from typing import Any, Protocol, cast
 from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.host import unix_sockets
-from geminga.supervisor.pulsar_client.client import ClientError, NoBroker
+from geminga.supervisor.pulsar_client.client import NoBroker
+from geminga.supervisor.pulsar_client.requests import Requests
 from geminga.workers.identity.authentication import Identity
 
 T = api.BaseCommand.Type
-_ANSWER_S = 30.0             # that a worker has for an answer
 _OWN_PART = 4                # of the descriptors of a process, own connections take 1 / _OWN_PART at most
 _USERS_MAX = 64              # sessions that share a connection
 _VERSION = "Geminga WebSocket"
-# Type of an answer: (its field of BaseCommand, field of an error's code in there, field of its text).
-_ANSWERS: dict[int, tuple[str, str, str]] = {
-    T.SUCCESS: ("success", "", ""),
-    T.PRODUCER_SUCCESS: ("producer_success", "", ""),
-    T.ERROR: ("error", "error", "message"),
-    T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
-    T.WATCH_TOPIC_LIST_SUCCESS: ("watchTopicListSuccess", "", ""),
-    T.ACK_RESPONSE: ("ackResponse", "error", "message"),
-    T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
-    T.GET_OR_CREATE_SCHEMA_RESPONSE: ("getOrCreateSchemaResponse", "error_code", "error_message"),
-}
 # Type of a command that answers no request: (whose it is, its field of BaseCommand, field of the number in there).
 _TOLD = {
     T.CLOSE_PRODUCER: ("producers", "close_producer", "producer_id"),
@@ -63,7 +51,7 @@ class Taker(Protocol):
 class Inner(asyncio.Protocol):
     """One connection to a worker; `connect` returns it after the handshake."""
 
-    __slots__ = ("_asked", "_connected", "_ids", "_own", "_rest", "_takers", "_touched", "_transport", "consumers",
+    __slots__ = ("_own", "_requests", "_rest", "_takers", "_touched", "_transport", "consumers",
                  "is_open", "is_paused", "is_writable", "message_size_max", "producers", "watchers")
 
     def __init__(self, own: "set[Inner] | None") -> None:
@@ -77,15 +65,13 @@ class Inner(asyncio.Protocol):
         self.watchers: dict[int, Taker] = {}
         self._transport: asyncio.Transport             # set by connection_made
         self._rest = bytearray()                       # received bytes that are no whole frame yet
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._connected: asyncio.Future[Any] | None = asyncio.get_running_loop().create_future()
-        self._ids = itertools.count(1)
+        self._requests = Requests(self.send, NoBroker, lambda _, text: text)
         self.is_open = self.is_writable = True
         self.is_paused = False
         self.message_size_max = 0
 
     def __repr__(self) -> str:
-        return f"<Inner open={self.is_open} asked={len(self._asked)}>"
+        return f"<Inner open={self.is_open} {self._requests!r}>"
 
     # -- called by the event loop
 
@@ -126,12 +112,8 @@ class Inner(asyncio.Protocol):
                 taker.not_sent(command.send_error)
         elif kind == T.PING:
             self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
-        elif kind == T.CONNECTED or (kind == T.ERROR and self._connected is not None):
-            waiting, self._connected = self._connected, None
-            if waiting is not None and not waiting.done():
-                waiting.set_result(command)
-        elif kind in _ANSWERS:
-            self._answered(command, *_ANSWERS[kind])
+        elif self._requests.take(command):
+            return
         elif kind in _TOLD:
             owners, field, number = _TOLD[kind]
             if taker := self._for(getattr(self, owners), getattr(getattr(command, field), number)):
@@ -143,16 +125,6 @@ class Inner(asyncio.Protocol):
         if taker is not None:
             self._touched.add(taker)
         return taker
-
-    def _answered(self, command: api.BaseCommand, name: str, code: str, text: str) -> None:
-        answer = getattr(command, name)
-        waiting = self._asked.pop(answer.request_id, None)
-        if waiting is None or waiting.done():
-            return
-        if code and answer.HasField(code):
-            waiting.set_exception(ClientError(getattr(answer, text), getattr(answer, code)))
-        else:
-            waiting.set_result(answer)
 
     def pause_writing(self) -> None:
         self._can_write(is_writable=False)
@@ -169,11 +141,7 @@ class Inner(asyncio.Protocol):
         self.is_open = False
         if self._own is not None:
             self._own.discard(self)
-        for waiting in (*self._asked.values(), *([self._connected] if self._connected is not None else [])):
-            if not waiting.done():
-                waiting.set_exception(NoBroker("the worker closed the connection"))
-                waiting.exception()      # else asyncio logs that nobody waits any more
-        self._asked.clear()
+        self._requests.end("the worker closed the connection")
         for taker in list(self._takers):
             taker.lost("the worker closed the connection")
 
@@ -255,35 +223,20 @@ class Inner(asyncio.Protocol):
 
     def next_id(self) -> int:
         """Return a new number for a request, a producer, a consumer or a watcher."""
-        return next(self._ids)
+        return self._requests.next_id()
 
     async def ask(self, command: api.BaseCommand, request_id: int) -> Any:
         """Send a request, and return the message inside its answer.  Raises ClientError."""
         if not self.is_open:
             raise NoBroker("the worker closed the connection")
-        waiting = self._asked[request_id] = asyncio.get_running_loop().create_future()
-        self.send(command)
-        try:
-            async with asyncio.timeout(_ANSWER_S):
-                return await waiting
-        except TimeoutError:
-            raise NoBroker(f"no answer of the worker within {_ANSWER_S:g} s") from None
-        finally:
-            self._asked.pop(request_id, None)
+        return await self._requests.ask(command, request_id)
 
     async def greet(self, identity: Identity) -> None:
         """Send CONNECT for this identity, and wait for CONNECTED.  Raises ClientError."""
         request = api.CommandConnect(
             client_version=_VERSION, protocol_version=21, auth_data=identity.proxy.encode(),
             original_principal=identity.role, original_auth_method=identity.method)
-        waiting = self._connected
-        assert waiting is not None
-        self.send(api.BaseCommand(type=T.CONNECT, connect=request))
-        async with asyncio.timeout(_ANSWER_S):
-            answer = await waiting
-        if answer.type == T.ERROR:
-            raise ClientError(answer.error.message, answer.error.error)
-        self.message_size_max = answer.connected.max_message_size or 5 << 20
+        self.message_size_max = (await self._requests.greet(request)).max_message_size or 5 << 20
 
 
 async def connect(clients: Path, identity: Identity, own: set[Inner] | None) -> Inner:
@@ -294,9 +247,6 @@ async def connect(clients: Path, identity: Identity, own: set[Inner] | None) -> 
     _, inner = await unix_sockets.open_connection(f"{unix_sockets.UNIX}{clients}", lambda: Inner(own))
     try:
         await inner.greet(identity)
-    except TimeoutError:
-        inner.close()
-        raise NoBroker(f"no answer of the worker within {_ANSWER_S:g} s") from None
     except BaseException:
         inner.close()
         raise
