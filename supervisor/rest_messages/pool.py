@@ -12,10 +12,26 @@ from geminga.workers.identity.authentication import Identity
 Key = tuple[str, ...]
 
 
-class Ending(Protocol):
-    """What stands where a WebSocket's connection does."""
+class Ending:
+    """Stands where a WebSocket's connection does for a session that calls share: the session only ends by it."""
 
-    def close(self, code: int = 0, reason: str = "") -> None: ...
+    def __init__(self, ended: Callable[[int, str], None]) -> None:
+        """ended: is told the code and the reason when the session ends by itself."""
+        self.is_closed, self._ended = False, ended
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the session may pass something on."""
+        return True
+
+    def send(self, texts: list[bytes]) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._ended(code, reason)
 
 
 class Shared(Protocol):

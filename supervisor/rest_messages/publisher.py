@@ -3,7 +3,6 @@
 A named producer keeps its name until no call has come for a while, and nobody else can take the name.
 """
 import asyncio
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.rest_messages.bodies import in_background
 from geminga.supervisor.rest_messages.calls import Call
 from geminga.supervisor.rest_messages.encoding import BYTES, Encoder
+from geminga.supervisor.rest_messages.pool import Ending
 from geminga.supervisor.rest_messages.producing import Message
 from geminga.supervisor.web.inner import Inner, Links, T
 from geminga.supervisor.web.parameters import Producing
@@ -69,25 +69,6 @@ async def _encoder(definition: Definition) -> Encoder:
     return made
 
 
-class _NoSocket:
-    """Stands where a WebSocket's connection does: a publisher's answers are taken from it."""
-
-    is_writable = True
-
-    def __init__(self, failed: Callable[[str], None]) -> None:
-        """failed: is told why the session ends by itself."""
-        self.is_closed, self._failed = False, failed
-
-    def send(self, texts: list[bytes]) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-    def close(self, code: int = 0, reason: str = "") -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._failed(reason)
-
-
 class Publisher(Producer):
     """A producer that calls share."""
 
@@ -96,7 +77,7 @@ class Publisher(Producer):
     def __init__(self, call: Call, name: str, schema: Definition | int, links: Links) -> None:
         visit = Visit(PRODUCER, (call.topic,), "", "", (), "", call.identity, "", b"")
         parameters = Producing(name, None, _SEND_TIMEOUT_MS, 1, 0, 0, True, key_hashing.java, ())
-        self.ending = _NoSocket(self.failed)
+        self.ending = Ending(lambda _, reason: self.failed(reason))
         super().__init__(visit, links, self.ending, parameters)
         self._known = schema                                       # of the first call
         self._schemas: dict[object, Schema] = {}

@@ -15,6 +15,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.messages.values import Values
 from geminga.supervisor.pulsar_client.client import ClientError
 from geminga.supervisor.rest_messages.calls import Call
+from geminga.supervisor.rest_messages.pool import Ending
 from geminga.supervisor.web.consumer import DUE_MAX, SHARING, Consumer, Key
 from geminga.supervisor.web.delivered import Delivered
 from geminga.supervisor.web.frames import FAILED, REFUSED
@@ -42,13 +43,12 @@ class Stream(NamedTuple):
     sent: deque[Key]                                 # the last ones, as many as may be unacknowledged
 
 
-class _Calls:
-    """Stands where a WebSocket's connection does: calls take messages one after the other."""
+class _Calls(Ending):
+    """The calls that wait, which take messages one after the other."""
 
     def __init__(self, ended: Callable[[int, str], None]) -> None:
-        """ended: is told the code and the reason when the session ends by itself."""
+        super().__init__(ended)
         self.waits: deque[Wait] = deque()
-        self.is_closed, self._ended = False, ended
 
     @property
     def is_writable(self) -> bool:
@@ -56,15 +56,6 @@ class _Calls:
         while self.waits and self.waits[0].future.done():
             self.waits.popleft()
         return bool(self.waits)
-
-    def send(self, texts: list[bytes]) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-    def close(self, code: int = 0, reason: str = "") -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._ended(code, reason)
 
 
 class Receiver(Consumer):
