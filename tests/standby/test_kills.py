@@ -8,18 +8,45 @@ import psutil
 import pulsar
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..crash.traffic import PAUSE_SECONDS, Publisher, Subscriber
 from ..harness import eventually, partitioned_topic, request
 from .pair import is_listening
 
 pytestmark = pytest.mark.slow
-SUBSCRIPTION = "s"
+SUBSCRIPTION = "sub"
+
+
+class _Timed:
+    """A client that remembers when each of its messages was answered (a number -> time.monotonic())."""
+
+    def begin(self):
+        self.answered = {}
+        super().begin()
+
+    def step(self):
+        known = len(self.receipted)
+        super().step()
+        self.answered.update(dict.fromkeys(self.receipted[known:], time.monotonic()))
+
+    def before(self, moment):
+        return {number for number, at in self.answered.items() if at < moment}
+
+
+class TimedPublisher(_Timed, Publisher):
+    pass
+
+
+class TimedSubscriber(_Timed, Subscriber):
+    pass
 
 
 class Load:
-    """A producer that numbers what it sends, with the time of each receipt, and a consumer that acknowledges."""
+    """A producer that numbers what it sends and a consumer that acknowledges, which both reconnect."""
 
     def __init__(self, url, topic):
-        self.topic, self.answered, self.acknowledged, self._stop = topic, {}, {}, threading.Event()
+        self.topic, self.answered, self.acknowledged, self._stop = topic, [], set(), threading.Event()
         self._client = pulsar.Client(url, operation_timeout_seconds=5)
         self._producer = self._client.create_producer(topic, send_timeout_millis=5_000)
         self._consumer = self._client.subscribe(topic, SUBSCRIPTION, pulsar.ConsumerType.Shared)
@@ -28,20 +55,18 @@ class Load:
             thread.start()
 
     def _publish(self):
-        number = 0
         while not self._stop.is_set():
             try:
-                self._producer.send(b"%d" % number)
+                self._producer.send(b"%d" % len(self.answered))
             except pulsar.PulsarException:
                 continue
-            self.answered[number] = time.monotonic()
-            number += 1
+            self.answered.append(len(self.answered))
 
     def _consume(self):
         while not self._stop.is_set():
             try:
                 message = self._consumer.receive(200)
-                self.acknowledged[int(message.data())] = time.monotonic()
+                self.acknowledged.add(int(message.data()))
                 self._consumer.acknowledge(message)
             except pulsar.PulsarException:
                 continue
@@ -83,20 +108,20 @@ def test_a_lost_broker_costs_what_was_answered_within_the_lag(run):
     broker = run("first")
     standby = run("second", broker.service_url)
     keep_everything(broker)
-    load = Load(broker.service_url, "persistent://public/default/counted")
-    standby.wait_complete()
-    eventually(lambda: len(load.acknowledged) > 500, 60)
-    broker.kill_supervisor()
-    state, asked = standby.state(), time.monotonic()
-    as_of = asked - state["lag_ms"] / 1_000 - 0.1      # the answer's way here
-    load.stop()
+    topic = "persistent://public/default/counted"
+    with TimedPublisher(broker.service_url, topic, pause=PAUSE_SECONDS) as publisher, \
+            TimedSubscriber(broker.service_url, topic, lambda _: True, kind=api.CommandSubscribe.Shared) as subscriber:
+        standby.wait_complete()
+        subscriber.wait_for_more(500)
+        broker.kill_supervisor()
+        asked, state = time.monotonic(), standby.state()
+    as_of = asked - state["lag_ms"] / 1_000
     assert standby.promote().returncode == 0
-    found, left = held(standby.service_url, load.topic)
-    safe = [number for number, at in load.answered.items() if at < as_of]
-    assert found == list(range(len(found))) and len(found) >= len(safe)
-    done = {number for number, at in load.acknowledged.items() if at < as_of - 0.1}      # they wait up to 50 ms
+    found, left = held(standby.service_url, topic)
+    assert found == list(range(len(found))) and publisher.before(as_of) <= set(found)
+    done = subscriber.before(as_of)
     assert done and not done & set(left), "acknowledged before the lag, and there again"
-    assert set(found) - set(left) <= set(load.acknowledged), "skipped without an acknowledgement"
+    assert set(found) - set(left) <= subscriber.asked, "skipped without an acknowledgement"
 
 
 def test_a_standby_and_its_feed_may_be_killed_at_any_moment(run, tmp_path):
