@@ -44,8 +44,6 @@ _KEYED = pa.schema([("key", pa.string()), ("place", pa.int64()), ("time", pa.int
 _DAMAGE_MAX = 100                    # lines of damage of a stretch
 _SAMPLE = 20_000                     # keys that tell whether many of them repeat
 _REPEATED = 0.7                      # distinct ones among them, up to which finding the newest at once moves less
-# A factor for each position in a key, odd and without pattern; positions beyond use them again.
-_FACTORS = np.random.default_rng(1).integers(0, 1 << 63, 256, np.uint64) << np.uint64(1) | np.uint64(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def blocks(keyed: pa.Table, buckets: int) -> Iterator[tuple[int, bytes]]:
         return
     if pc.count_distinct(keyed["key"][:_SAMPLE]).as_py() <= _REPEATED * min(_SAMPLE, keyed.num_rows):
         keyed = newest_of(keyed)
-    numbers = _buckets_of(keyed["key"].combine_chunks(), buckets)
+    numbers = key_hashes.buckets(keyed["key"], buckets)
     order = np.argsort(numbers, kind="stable")
     numbers, keyed = numbers[order], keyed.take(pa.array(order))
     starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
@@ -164,21 +162,6 @@ def blocks(keyed: pa.Table, buckets: int) -> Iterator[tuple[int, bytes]]:
         with pa.ipc.new_stream(out, keyed.schema) as stream:
             stream.write_table(keyed[start:end])
         yield int(numbers[start]), out.getvalue().to_pybytes()
-
-
-def _buckets_of(keys: pa.StringArray, buckets: int) -> NDArray[np.int16]:
-    """Return the bucket (n,) of each key, by a hash of its bytes."""
-    _, offsets, data = keys.buffers()
-    ends = np.frombuffer(offsets, np.int32)[keys.offset:keys.offset + len(keys) + 1].astype(np.int64)
-    if buckets == 1 or ends[0] == ends[-1]:
-        return np.zeros(len(keys), np.int16)
-    text = np.frombuffer(data, np.uint8)[ends[0]:ends[-1]]
-    ends -= ends[0]
-    at = np.arange(len(text)) - np.repeat(ends[:-1], np.diff(ends))
-    sums = np.zeros(len(text) + 1, np.uint64)
-    np.cumsum(_FACTORS[at & 255] * text, out=sums[1:])      # wraps around, as differences do
-    hashes = (sums[ends[1:]] - sums[ends[:-1]]) >> np.uint64(32)
-    return (hashes % np.uint64(buckets)).astype(np.int16)
 
 
 def newest(some: Iterable[bytes], seed: bytes) -> Rows:

@@ -1,7 +1,9 @@
 """Second pass of a compaction: write a view's part of one ledger."""
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from geminga.proto.frames import CHECKSUM_END, with_checksum
@@ -26,6 +28,8 @@ from geminga.storage.jobs.compaction import (
 )
 from geminga.storage.jobs.views.part_writer import KeysWriter, PartWriter
 from geminga.storage.ledgers.compacted_ledgers import IS_MASKED, Part
+
+_STRETCHES_MAX = 64          # of a file, that are cheaper to copy one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,21 @@ def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64]
     starts = np.flatnonzero(~is_run)
     stops = np.append(starts[1:], len(begins))
     pieces: list[bytes | memoryview] = []
-    for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
-        if whole:
-            pieces.append(data[begins[first]:ends[stop - 1]])
-        else:
-            pieces += fresh.get(first, ())
+    changed = np.flatnonzero(~is_whole[starts])
+    for first, end in zip([0, *(changed + 1).tolist()], [*changed.tolist(), len(starts)], strict=True):
+        pieces += _copied(data, begins[starts[first:end]], ends[stops[first:end] - 1])
+        if end < len(starts):
+            pieces += fresh.get(int(starts[end]), ())
     return pieces
+
+
+def _copied(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of stretches of a file, in order; many stretches in one copy of them."""
+    if len(begins) > _STRETCHES_MAX and (begins[1:] >= ends[:-1]).all():
+        borders = np.column_stack((begins, ends)).ravel()       # of stretches and of what lies between them
+        all_of_them = pa.Array.from_buffers(pa.large_binary(), len(borders) - 1,
+                                            [None, pa.py_buffer(borders), pa.py_buffer(data)])
+        yield memoryview(all_of_them.take(pa.array(np.arange(0, len(borders), 2))).buffers()[2])
+    else:
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            yield data[begin:end]

@@ -9,6 +9,7 @@ A key without any collision would have to be read from its entry.  Batches would
 import functools
 import hashlib
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ _LONG = 256                      # bytes; longer keys are hashed by BLAKE2b firs
 _TOGETHER = 1 << 16              # keys hashed at a time
 _HALVES = 2 * (_LONG // 8) + 1   # factors of a sum: for the halves of a key's words, and for its length
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+_NO_SEED = b""                   # of buckets, which need not be secret
 _HIGH, _LOW = np.uint64(32), np.uint64((1 << 32) - 1)
 
 
@@ -32,18 +34,36 @@ def new_seed() -> bytes:
 
 def hashes(keys: pa.ChunkedArray | pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
     """Return the hashes of keys, which are not null: a word (n,) that is never 0, and 64 more bits (n,)."""
-    chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
     words, more = np.empty(len(keys), np.uint32), np.empty(len(keys), np.uint64)
     at = 0
-    for chunk in chunks:
-        for first in range(0, len(chunk), _TOGETHER):
-            some = chunk[first:first + _TOGETHER]
-            words[at:at + len(some)], more[at:at + len(some)] = _hashes(some, seed)
-            at += len(some)
+    for some in _pieces(keys if isinstance(keys, pa.ChunkedArray) else pa.chunked_array([keys])):
+        first, second, third = (total >> _HIGH for total in _sums(some, seed, 3))
+        words[at:at + len(some)] = np.maximum(first, np.uint64(1))
+        more[at:at + len(some)] = second << _HIGH | third
+        at += len(some)
     return words, more
 
 
-def _hashes(keys: pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+def buckets(keys: pa.ChunkedArray, count: int) -> NDArray[np.int16]:
+    """Return the bucket (n,), below `count`, of each key.  Keys, which are not null, are spread evenly."""
+    numbers = np.zeros(len(keys), np.int16)
+    if count > 1:
+        at = 0
+        for some in _pieces(keys):
+            [total] = _sums(some, _NO_SEED, 1)
+            numbers[at:at + len(some)] = (total >> _HIGH) % np.uint64(count)
+            at += len(some)
+    return numbers
+
+
+def _pieces(keys: pa.ChunkedArray) -> Iterator[pa.StringArray]:
+    for chunk in keys.chunks:
+        for first in range(0, len(chunk), _TOGETHER):
+            yield chunk[first:first + _TOGETHER]
+
+
+def _sums(keys: pa.StringArray, seed: bytes, count: int) -> list[NDArray[np.uint64]]:
+    """Return the first sums (n,) of the keys, of which only the high halves are hashes."""
     _, offsets, text = keys.buffers()
     ends = np.frombuffer(offsets, np.int32)[keys.offset:keys.offset + len(keys) + 1].astype(np.int64)
     begins, sizes = ends[:-1] - ends[0], np.diff(ends)
@@ -55,7 +75,7 @@ def _hashes(keys: pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDAr
         begins[at], sizes[at] = length, len(pieces[-1])
         length += len(pieces[-1])
     data = np.frombuffer(b"".join((*pieces, bytes(8))), np.uint8)
-    loaded, factors = words_at_each_byte(data), _factors(seed)
+    loaded, factors = words_at_each_byte(data), _factors(seed)[:count]
     sums = [lengths * factor for factor in factors[:, -1]]
     for number in range(-(-int(sizes.max(initial=0)) // 8)):
         chosen: slice | NDArray[np.intp] = slice(None)
@@ -65,8 +85,7 @@ def _hashes(keys: pa.StringArray, seed: bytes) -> tuple[NDArray[np.uint32], NDAr
         low, high = word & _LOW, word >> _HIGH
         for total, factor in zip(sums, factors, strict=True):
             total[chosen] += low * factor[2 * number] + high * factor[2 * number + 1]
-    first, second, third = (total >> _HIGH for total in sums)
-    return np.maximum(first, np.uint64(1)).astype(np.uint32), second << _HIGH | third
+    return sums
 
 
 @functools.lru_cache(maxsize=16)

@@ -3,10 +3,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.frames import CHECKSUM_END
+from geminga.proto import checksums
 from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK, KEPT_CHECKSUM
 from geminga.storage import format
@@ -72,17 +71,17 @@ class PartWriter:
             self._write()
 
     def _write(self) -> None:
-        data = memoryview(b"".join(self._pieces))
+        buffer = bytearray().join((*self._pieces, bytes(checksums.BEHIND)))
         for rows in self._rows:
             checked = rows[rows["flags"] & KEPT_CHECKSUM != 0]
             begins = checked["offset"].astype(np.int64) - self._written
-            ends = (begins + checked["size"]).tolist()
-            bodies = zip((begins + CHECKSUM_END).tolist(), ends, checked["crc32c"].tolist(), strict=True)
-            for begin, end, claimed in bodies:
-                if crc32c(data[begin:end]) != claimed:
-                    expected = f"an entry with checksum {claimed:08x}"
-                    raise CorruptFile(self._path, self._written + begin, expected, "another")
+            wrong = checksums.wrong_entries(np.frombuffer(buffer, np.uint8), begins, begins + checked["size"],
+                                            checked["crc32c"])
+            if len(wrong):
+                expected = f"an entry with checksum {checked['crc32c'][wrong[0]]:08x}"
+                raise CorruptFile(self._path, int(checked["offset"][wrong[0]]), expected, "another")
             _write_all(self._fds[1], rows)
+        data = memoryview(buffer)[:-checksums.BEHIND]
         _write_all(self._fds[0], data)
         # Many bytes that reach the disk at once would delay the journal's syncs: at most two writes are under way.
         write_back(self._fds[0], self._flushed, self._written, self._path, waits=True)
