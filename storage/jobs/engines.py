@@ -38,6 +38,7 @@ _MERGE_MIN = 2_000_000           # keys read until they are merged into the newe
 _PARTS_PER_CORE = 4              # parts into which Spark divides keys, and ledgers ...
 _PART_MESSAGES = 2_000_000       # ... or more, so that no part has many more messages
 _LOOK_S = 0.25                   # between two looks at Spark's progress, and at the clock
+_EXECUTORS_S = 120               # for which a cluster's first executor is waited for
 _JAVA_MIN = 17
 
 Tell = Callable[[str, int, int], None]      # stage, messages done, messages of all
@@ -203,10 +204,18 @@ class Spark:
                  settings: Mapping[str, str] | None = None):
         """Start Spark, or use an existing SparkContext.
 
+        Executors of a cluster have started when this returns, so no compaction's time has their start in it.
+
         scratch: a folder for data that does not fit into memory. settings: more of Spark's properties.  Raises NoSpark.
         """
         self._scratch, self._is_ours = scratch, context is None
         self.context = _start(scratch, master, memory, settings or {}) if context is None else context
+        if self._is_ours and not master.startswith("local"):
+            try:
+                _wait_for_executors(self.context, memory)
+            except NoSpark:
+                self.close()
+                raise
         self.name = f"Spark {self.context.version}, {self.context.master}"
 
     def __repr__(self) -> str:
@@ -424,6 +433,26 @@ def _start(scratch: Path, master: str, memory: str, more: Mapping[str, str]) -> 
         return SparkContext(conf=configuration)
     except (PySparkException, Py4JError, RuntimeError, OSError) as error:
         raise NoSpark(f"Spark does not start: {_reason(error)}") from error
+
+
+def _wait_for_executors(context: Any, memory: str) -> None:
+    """Return when executors of a cluster have run Python.  Raises NoSpark if none has come for a long time.
+
+    A first task waits for one executor.  Further tasks go to all that have come until its end.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    ends = time.monotonic() + _EXECUTORS_S
+    try:
+        with _watched(context, lambda: None, ends):
+            for count in (1, None):
+                tasks = count or context.defaultParallelism
+                context.parallelize(range(tasks), tasks).map(spark_tasks.begun).collect()
+    except (PySparkException, Py4JError) as error:
+        why = f"no executor with {memory} of memory has started within {_EXECUTORS_S} s" \
+            if time.monotonic() >= ends else _reason(error)
+        raise NoSpark(f"{context.master}: {why}") from error
 
 
 # The JVM only moves blocks: compilers and collectors for long computations would take the cores that Python needs.

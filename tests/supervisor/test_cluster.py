@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +38,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
     except NoSpark as error:
         pytest.skip(str(error))
     with contextlib.ExitStack() as processes:
-        log = tmp_path / "master.log"
-        processes.enter_context(started(log, "master.Master", "--port", "0"))
-        master = eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()), LONG)[1]
+        master = processes.enter_context(master_alone(tmp_path / "master.log"))
         folders = [tmp_path / f"worker-{number}" for number in range(2)]
         for folder in folders:
             log = folder.with_suffix(".log")
@@ -47,6 +46,22 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
                                             str(folder), master))
             eventually(lambda log=log: "Successfully registered with master" in log.read_text(), LONG)
         yield master, folders
+
+
+@contextlib.contextmanager
+def master_alone(log: Path) -> Iterator[str]:
+    with started(log, "master.Master", "--port", "0"):
+        yield eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()), LONG)[1]
+
+
+def test_a_cluster_without_workers_is_not_waited_for_without_end(tmp_path):
+    program = "import sys; from pathlib import Path; from geminga.storage.jobs import engines\n" \
+              "engines._EXECUTORS_S = 2; engines.Spark(Path(sys.argv[1]), sys.argv[2])"
+    with master_alone(tmp_path / "master.log") as master:
+        done = subprocess.run([sys.executable, "-c", program, tmp_path / "scratch", master], capture_output=True,
+                              text=True, timeout=LONG)
+    assert f"NoSpark: {master}: no executor with 640m of memory has started within 2 s" in done.stderr, done.stderr
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_a_cluster_of_two_workers_compacts_and_exports(broker, client: pulsar.Client, cluster, tmp_path):

@@ -25,6 +25,11 @@ _Slots: TypeAlias = tuple[int, bytes]      # (number of a ledger, SLOTs in it)
 Row: TypeAlias = tuple[int, Written]      # (number of the job, result for one ledger)
 
 
+def begun(task: int) -> int:
+    """Return the task's number: with this function a Python worker has loaded all that compactions need."""
+    return task
+
+
 def bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
     """Group small stretches into bundles, of which each is one Spark task."""
     bundles: list[list[tuple[int, Stretch]]] = []
