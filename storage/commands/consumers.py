@@ -1,4 +1,5 @@
 """Consumers: how they attach to subscriptions and leave them, and their requests other than for messages."""
+import itertools
 from datetime import UTC, datetime
 from typing import Any
 
@@ -234,9 +235,10 @@ def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, re
     policies, kind = topic.policies, SubType.Name(request.subType)
     if kind not in policies.subscription_types:
         raise Refusal(api.NotAllowedError, f"Topic[{{{topic.name}}}] doesn't support {kind} sub type!")
-    consumers = [consumer for one in topic.attached if one.remote is None for consumer in one.consumers]
-    if policies.max_consumers and len(consumers) >= policies.max_consumers:
+    subscriptions = [one for one in topic.attached if one.remote is None]
+    if policies.max_consumers and sum(len(one.consumers) for one in subscriptions) >= policies.max_consumers:
         raise Refusal(api.ConsumerBusy, "Topic reached max consumers limit")
+    consumers = itertools.chain.from_iterable(one.consumers for one in subscriptions)      # only looked at if limited
     if reaches_address_limit(owner, session, topic, owner.options.max_same_address_consumers_per_topic, consumers):
         raise Refusal(api.ConsumerBusy, "Topic reached max same address consumers limit")
     subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
