@@ -54,6 +54,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
             text = text_of(error) if isinstance(error, OSError) else str(error)
         if text != said:
             log.error(f"owner {index} cannot begin, and tries again: {text}", code="G102")
+            control.send(failed=True)
             said = text
         counters.set("is_waiting", 1)
         if not control.has_kept:

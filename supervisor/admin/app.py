@@ -268,13 +268,12 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
     await runner.setup()
     handler = runner.server
     assert handler is not None      # setup() has made it
-    servers = await listeners.serve(lambda _: _accepted(handler), app[TOPICS].addresses.ports, "http",
-                                    inside=lambda: _accepted(handler))
+    await listeners.serve(lambda _: _accepted(handler), app[TOPICS].addresses.ports, "http",
+                          lambda: _accepted(handler))
     os.nice(_NICENESS)
     control.send(ready={})
     await stopping.wait()
-    for server in servers:
-        server.close()
+    listeners.close()
     await runner.cleanup()
 
 

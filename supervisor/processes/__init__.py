@@ -2,6 +2,7 @@
 
     serve.py            the supervisor: sockets, children, signals, the end
     listening.py        listening sockets, and the folder of sockets between processes
+    client_ports.py     when clients are accepted, and when workers run
     children.py         fork, watch, restart
     heartbeat.py        whether a child answers, and when it is given up
     reload.py           a changed configuration in a running broker

@@ -61,6 +61,7 @@ class Child:
     leaves_for: str = ""                              # why it was told to end
     is_asked: bool = False                            # new options were sent, and not confirmed yet
     is_drained: bool = False
+    has_failed: bool = False                          # its last start, which an owner tries again by itself
     core: int | None = None                           # core to which the process is pinned
 
     def become(self, state: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from geminga.supervisor.configuration.config import Config
@@ -19,48 +20,74 @@ class CannotServe(Exception):
     """A failure that keeps the broker from starting; the text is one line for the log."""
 
 
-def open_listener(bind: str, port: int, key: str, *, is_shared: bool = False, is_first: bool = True) -> socket.socket:
-    """Open a listening socket.  Raises CannotServe, which names the configuration key of the port.
+def open_listener(bind: str, port: int, key: str) -> socket.socket:
+    """Open a listening socket.  Raises CannotServe, which names the configuration key of the port."""
+    with _named(bind, port, key):
+        listener = _bind(bind, port)
+        listener.listen(1024)
+    return listener
+
+
+def bind_shared(bind: str, port: int, key: str, count: int) -> list[socket.socket]:
+    """Bind so many sockets to one port, without listening.  Raises CannotServe, which names the configuration key.
+
+    No other broker can bind the port from then on, although nobody listens yet.
+    """
+    bound: list[socket.socket] = []
+    with _named(bind, port, key):
+        for _ in range(count):
+            bound.append(_bind(bind, port, is_shared=True, is_first=not bound))
+            port = bound[0].getsockname()[1]
+            # With this option on both, another broker could bind the port as long as nobody listens.  The worker that
+            # listens sets it again: ended connections would keep the port from the next start for a minute otherwise.
+            bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return bound
+
+
+def _bind(bind: str, port: int, *, is_shared: bool = False, is_first: bool = False) -> socket.socket:
+    """Return a bound socket.  Raises OSError.
 
     The first of several sockets on a port binds it once without SO_REUSEPORT.  Otherwise another broker of the same
     user could share the port unnoticed, and take some of the connections.
     """
+    family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM,
+                                                            flags=socket.AI_PASSIVE)[0]
+    if is_first:
+        with socket.socket(family, kind, protocol) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+            # The kernel takes a port that it has chosen away from a socket that stops listening.
+            address = alone.getsockname()
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(address)
+    return bound
+
+
+@contextlib.contextmanager
+def _named(bind: str, port: int, key: str) -> Iterator[None]:
+    """Turn an OSError of a port into CannotServe, which names the configuration key."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM,
-                                                                flags=socket.AI_PASSIVE)[0]
-        if is_shared and is_first:
-            with socket.socket(family, kind, protocol) as alone:
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind(address)
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        yield
     except OSError as error:
         raise CannotServe(f"{key}: cannot listen on {bind}:{port}: {error.strerror or error}{_remedy(error, key, port)}"
                           ) from None
-    return listener
 
 
 def open_listeners(config: Config) -> tuple[dict[str, list[socket.socket]], dict[str, socket.socket]]:
-    """Open a listening socket for each worker, and those of HTTP.  Raises CannotServe.
+    """Bind a socket for each worker to the ports "network" and "tls", and open those of HTTP.  Raises CannotServe.
 
-    The supervisor keeps the sockets open: connections queue in them while a process restarts.
+    The supervisor keeps the sockets: connections queue in them while a process restarts.
     """
     tls, has_tls = config.tls, bool(config.tls.certificate)
-    of_workers: dict[str, list[socket.socket]] = {"network": [], "tls": []}
-    for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
-        for _ in range(config.workers if port >= 0 else 0):
-            listener = open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
-                                     is_first=not of_workers[name])
-            port = listener.getsockname()[1]
-            of_workers[name].append(listener)
+    of_clients = {name: bind_shared(config.worker.bind, port, f"{name}.port", config.workers if port >= 0 else 0)
+                  for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1))}
     of_http = {scheme: open_listener(config.http_bind, port, key)
                for scheme, key, port in (("http", "http_port", config.http_port),
                                          ("https", "tls.http_port", tls.http_port if has_tls else -1)) if port >= 0}
-    return of_workers, of_http
+    return of_clients, of_http
 
 
 def reached_from_others(bind: str) -> str:
@@ -112,7 +139,7 @@ def _holder(port: int) -> str:
         with contextlib.suppress(psutil.Error):
             holders[pid] = psutil.Process(pid).name()
     if not holders:
-        return "a process of another user, which root can see with: ss -ltnp"
+        return "a process of another user, which root can see with: ss -ltnp, or by one that does not listen yet"
     pid, name = next(iter(holders.items()))
     others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
     return f"process {pid} ({name}){others}"

@@ -1,9 +1,11 @@
 """The supervisor: it opens sockets, forks the other processes, watches them, and stops them.
 
-    bind -> catalogue -> fork owners (each recovers its partitions) and admin -> when owners are ready: workers -> watch
+    bind -> catalogue -> fork owners (each recovers its partitions) and admin -> when owners are ready: workers, which
+    listen -> watch
 
 Every pass of `run` starts children that have ended again.  Workers start when all owners have recovered for the first
-time, so no client misses partitions; until then the admin process answers that the broker is loading.
+time, so no client misses partitions; until then the admin process answers that the broker is loading.  If all owners
+fail to start later, workers end until one serves again.
 """
 import contextlib
 import fcntl
@@ -47,6 +49,7 @@ from geminga.supervisor.processes.children import (
     spread,
     start,
 )
+from geminga.supervisor.processes.client_ports import ClientPorts
 from geminga.supervisor.processes.control_socket import ControlSocket
 from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
@@ -75,7 +78,7 @@ class Supervisor:
         """
         self.config = config
         self.began = time.monotonic()
-        self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # one socket for each worker
+        self._ports = ClientPorts({"network": [], "tls": []})
         self.http_listeners: dict[str, socket.socket] = {}
         self.children: list[Child] = []
         self._serial = 0
@@ -120,7 +123,8 @@ class Supervisor:
         except data_folder.CannotUse as error:
             raise listening.CannotServe(f"data_dir: {error}") from None
         listening.raise_file_limit()
-        self.listeners, self.http_listeners = listening.open_listeners(config)
+        of_clients, self.http_listeners = listening.open_listeners(config)
+        self._ports = ClientPorts(of_clients)
         self.announce(config)
         self.run_dir = listening.make_run_dir(config.data_dir)
         calls = map(calls_path, range(config.http.web_processes))      # listened to by a web process each
@@ -151,7 +155,7 @@ class Supervisor:
 
     def announce(self, config: Config) -> None:
         """Derive two kinds of addresses from the configuration: those sent to clients, and those printed at start."""
-        port, tls_port = (sockets[0].getsockname()[1] if sockets else -1 for sockets in self.listeners.values())
+        port, tls_port = self._ports.number("network"), self._ports.number("tls")
         http, https = self._http_url("http"), self._http_url("https")
         self.addresses = addresses(config.worker, port, tls_port, http, https)
         host = config.worker.advertised_address or config.worker.bind
@@ -184,8 +188,8 @@ class Supervisor:
 
     def _be_worker(self, child: Child, control: Control) -> None:
         self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
-        plain, tls = (sockets[child.index] if sockets else None for sockets in self.listeners.values())
-        listeners = Listeners(plain, tls, self.certificates, self._inside[unix_sockets.CLIENTS])
+        listeners = Listeners(*self._ports.of_worker(child.index), self.certificates,
+                              self._inside[unix_sockets.CLIENTS])
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            listeners, self.addresses, control, self.counters["worker", child.index],
                            self._admissions[child.index], self.config.storage, self.authenticator,
@@ -235,6 +239,7 @@ class Supervisor:
             self._reap()
             self._reload.go_on()
             self._drain.go_on()
+            self._ports.follow(self.children, is_ending=self.is_stopping or self.is_draining)
             self._check_heartbeats()
             self.tell_status()
             if self.is_stopping and self._stop_step():
@@ -279,15 +284,18 @@ class Supervisor:
     def _start_missing(self) -> None:
         if self.is_stopping:
             return
-        owners_are_ready = self.is_ready or all(child.state == READY for child in self._of("owner"))
-        for child in self.children:
-            may_start = child.role != "worker" or owners_are_ready
-            if child.state == GONE and may_start and time.monotonic() >= child.started:
+        for child in self._missing():
+            if time.monotonic() >= child.started:
                 self._serial += 1
                 others = [other.control for other in self.children if other.process is not None]
                 start(child, self._serial, [*others, *self._visits.unused_by(child.role), *self._control_socket.held,
                                             self._selector, self._wake_read, self._wake_write, self._lock, self.notify])
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
+
+    def _missing(self) -> list[Child]:
+        """Return the children that have to be started, now or after a pause."""
+        return [child for child in self.children
+                if child.state == GONE and (child.role != "worker" or self._ports.can_serve)]
 
     def _select_timeout(self) -> float:
         """Return the seconds until the supervisor's next timed step: a check, a restart, or part of a drain or stop."""
@@ -295,7 +303,7 @@ class Supervisor:
             return 0.05
         if self.is_draining:
             return DRAIN_LOOK_SECONDS
-        waiting = [child.started for child in self.children if child.state == GONE]
+        waiting = [child.started for child in self._missing()]
         return max(0.0, min([self._last_check + LOOK_SECONDS, *waiting]) - time.monotonic())
 
     def _receive(self, child: Child) -> None:
@@ -313,8 +321,11 @@ class Supervisor:
             elif "recovering" in message:
                 child.progress = "{1} of {2} {0}".format(*message["recovering"])
                 self.notify.extend()
+            elif "failed" in message:
+                child.has_failed = True
             elif "ready" in message and child.state == STARTING:
                 child.become(READY)
+                child.has_failed = False
                 if recovered := message["ready"].get("recovered"):
                     log.info(f"{child.name} has put {recovered} entries of its journal in place")
                 self._introduce(child)
@@ -406,7 +417,7 @@ class Supervisor:
 
     def _ended(self, child: Child, status: int) -> None:
         lived = time.monotonic() - child.started
-        child.is_asked = False
+        child.is_asked, child.has_failed = False, child.state == STARTING
         if child.leaves_for and not self.is_stopping:
             log.info(f"{child.name} (pid {child.pid}) {child.leaves_for}")
         elif not self.is_stopping:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import psutil
 import pulsar
 import pytest
 
@@ -15,13 +16,15 @@ from .test_serve import run
 
 pytestmark = pytest.mark.slow
 
-# Serves as the command does, but owners recover nothing until a file is there.
+# Serves as the command does, but owners recover nothing until a file is there, and fail while another one is.
 SLOW = """
 import pathlib, sys, time
 from geminga.storage.owner import process
 from geminga.supervisor.main import main
 
 def slowly(*given, recover=process.recover_owner, **more):
+    if pathlib.Path(sys.argv[1] + ".fail").exists():
+        raise process.NotDurable("the disk is broken")
     while not pathlib.Path(sys.argv[1]).exists():
         given[3]("ledgers", 3, 40)
         time.sleep(0.05)
@@ -32,15 +35,35 @@ sys.exit(main(["serve", *sys.argv[2:]]))
 """
 
 
+class Slow:
+    """A broker with one worker and two owners, which recover until `go` is there and fail while `go.fail` is."""
+
+    def __init__(self, folder, process, http, port):
+        self.go, self.process, self.http, self.port = folder / "go", process, http, port
+
+    def child(self, name):
+        """Return a child by its name, None while there is none."""
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == name:
+                    return child
+        return None
+
+    def is_accepting(self):
+        """Whether a client's connection is accepted, as a client with cluster failover looks."""
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
+
+
 @pytest.fixture
 def slow(tmp_path):
-    """(HTTP address, a function that lets the recovery end) of a broker that recovers until then."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = [sys.executable, "-c", SLOW, tmp_path / "go", "--data-dir", tmp_path / "data", "--port", "0",
-             "--http-port", str(port), "--workers", "1", "--owners", "2"]
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        http, port = free.getsockname()[1], other.getsockname()[1]
+    words = [sys.executable, "-c", SLOW, tmp_path / "go", "--data-dir", tmp_path / "data", "--port", str(port),
+             "--http-port", str(http), "--workers", "1", "--owners", "2"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        yield f"http://127.0.0.1:{port}", (tmp_path / "go").touch
+        yield Slow(tmp_path, process, f"http://127.0.0.1:{http}", port)
         process.terminate()
         process.communicate(timeout=30)
 
@@ -53,7 +76,7 @@ def _asked(url):
 
 def test_a_broker_that_loads_says_how_far_it_is_and_refuses_the_rest(slow):
     """Nobody meets a broker with partitions missing; as soon as they are there, everything is answered."""
-    http, let_go = slow
+    http = slow.http
     eventually(lambda: "3 of 40" in _asked(f"{http}/ready")[1], 30)
     status, printed, complaints = run("status", "--admin-url", http)
     assert (status, complaints) == (1, []) and ", loading" in printed.splitlines()[0]
@@ -64,11 +87,41 @@ def test_a_broker_that_loads_says_how_far_it_is_and_refuses_the_rest(slow):
     assert status == 1 and "loading" in complaints[0] and len(complaints) == 1
     status, text = request("GET", f"{http}/admin/v2/tenants")
     assert status == 503 and "the broker is loading" in text and "try again" in text
-    let_go()
+    slow.go.touch()
     eventually(lambda: _asked(f"{http}/ready") == (200, "ok"), 30)
     assert run("status", "--ready", "--admin-url", http)[:2] == (0, "ok\n")
     assert request("GET", f"{http}/admin/v2/tenants")[0] == 200
     assert json.loads(run("status", "--json", "--admin-url", http)[1])["loading"] == []
+
+
+def test_clients_are_accepted_while_the_host_can_serve_and_refused_otherwise(slow):
+    """Refused before owners have recovered, when all fail to start again, and from the first moment of a stop.  A
+    process that restarts closes nothing.
+    """
+    eventually(lambda: "3 of 40" in _asked(f"{slow.http}/ready")[1], 30)
+    assert not slow.is_accepting()
+    slow.go.touch()
+    eventually(slow.is_accepting, 30)
+    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"), 30)
+    for name in ("geminga-w0", "geminga-o0"):
+        old = slow.child(name)
+        old.suspend()
+        assert slow.is_accepting()
+        old.kill()
+        eventually(lambda name=name, old=old: not slow.is_accepting() or slow.child(name) not in (None, old), 30)
+        assert slow.is_accepting()
+    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"), 30)
+    failing = slow.go.with_name("go.fail")
+    failing.touch()
+    for name in ("geminga-o0", "geminga-o1"):
+        slow.child(name).kill()
+    eventually(lambda: not slow.is_accepting(), 30)
+    failing.unlink()
+    eventually(slow.is_accepting, 30)
+    eventually(lambda: _asked(f"{slow.http}/ready") == (200, "ok"), 30)
+    slow.child("geminga-web").suspend()      # workers and owners end after it
+    slow.process.terminate()
+    eventually(lambda: not slow.is_accepting() and slow.child("geminga-w0") and slow.child("geminga-o0"), 30)
 
 
 def test_the_status_has_rates_of_the_last_seconds(broker):

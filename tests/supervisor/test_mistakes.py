@@ -219,7 +219,8 @@ def test_a_port_in_use_by_a_process_that_cannot_be_seen_says_so(place, as_nobody
     with socket.create_server(("127.0.0.1", 0)) as taken:
         answer = run("serve", "--data-dir", place / "data", "--port", taken.getsockname()[1], "--http-port", 0,
                      user=NOBODY)
-    refused(answer, 1, r"in use by a process of another user, which root can see with: ss -ltnp; stop that process")
+    refused(answer, 1, r"in use by a process of another user, which root can see with: ss -ltnp, or by one that does "
+                       r"not listen yet; stop that process")
 
 
 @pytest.mark.parametrize(("address", "key"), [("192.0.2.1", "network.bind"), ("no-such-host.invalid", "network.bind")])

@@ -53,10 +53,17 @@ class Played:
     def serve(self):
         """Start all children and have them ready."""
         for ready in (self.children[:2], self.children):
-            self.supervisor._start_missing()
+            self.go_on()
             for child in ready:
                 child.state = READY
+        self.go_on()
         return self
+
+    def go_on(self):
+        """Have the supervisor follow its owners, and start the children that are missing."""
+        supervisor = self.supervisor
+        supervisor._ports.follow(self.children, is_ending=supervisor.is_stopping or supervisor.is_draining)
+        supervisor._start_missing()
 
     def end(self, child):
         self.far_ends.pop(child.name).close()
@@ -65,6 +72,11 @@ class Played:
     def told(self, child):
         """Messages that the child has been sent and has not read yet."""
         return self.far_ends[child.name].receive()
+
+    def said(self, child, **message):
+        """Have a child say something to the supervisor."""
+        self.far_ends[child.name].send(**message)
+        self.supervisor._receive(child)
 
     def pass_second(self):
         """Let a second pass, then check the children."""
@@ -88,23 +100,60 @@ def played(monkeypatch):
 def test_workers_start_when_all_owners_have_recovered(played):
     """A client of an earlier worker would miss partitions."""
     first, second, worker, admin = played.children
-    played.supervisor._start_missing()
+    played.go_on()
     first.become(READY)
-    played.supervisor._start_missing()
+    played.go_on()
     assert (second.state, worker.state, admin.state) == (STARTING, GONE, STARTING)
+    assert played.supervisor._select_timeout() > 0      # it does not look for that again and again
     second.become(READY)
-    played.supervisor._start_missing()
+    played.go_on()
     assert (worker.state, admin.state) == (STARTING, STARTING)
+
+
+def test_workers_end_when_all_owners_fail_to_start_again_until_one_serves(played):
+    """A host without owners that can serve must not accept clients, which would wait instead of failing over."""
+    ports = played.serve().supervisor._ports
+    for owner in (played.first_owner, played.second_owner):
+        played.end(owner)
+        played.now += 1
+        played.go_on()
+        assert (ports.is_open, owner.state) == (True, STARTING)      # the end of a process is no failed start
+    played.end(played.first_owner)
+    played.go_on()
+    assert ports.is_open
+    played.told(played.worker)
+    played.end(played.second_owner)
+    played.go_on()
+    assert not ports.is_open
+    assert played.told(played.worker) == [{"owner_gone": 1}, {"refuse": True}, {"stop": True}]
+    played.end(played.worker)
+    played.now += 1
+    played.go_on()
+    assert (played.worker.state, played.first_owner.state) == (GONE, STARTING)
+    played.said(played.first_owner, ready={})
+    played.go_on()
+    assert (ports.is_open, played.worker.state) == (True, STARTING)
+
+
+def test_a_worker_that_starts_while_a_broker_drains_listens_on_no_port(played, monkeypatch):
+    ports = played.serve().supervisor._ports
+    monkeypatch.setattr(type(played.supervisor), "is_draining", True)
+    played.go_on()
+    assert played.told(played.worker)[-1] == {"refuse": True}
+    played.end(played.worker)
+    played.now += 1
+    played.go_on()
+    assert (played.worker.state, ports.of_worker(0)) == (STARTING, (None, None))
 
 
 def test_a_child_that_ends_at_once_is_started_again_later(played):
     """The pause keeps a child that cannot live from taking a whole core."""
     child = played.serve().worker
     played.end(child)
-    played.supervisor._start_missing()
+    played.go_on()
     assert (child.state, played.supervisor._select_timeout()) == (GONE, RESTART_MIN_SECONDS)
     played.now += RESTART_MIN_SECONDS
-    played.supervisor._start_missing()
+    played.go_on()
     assert child.state == STARTING
 
 
@@ -112,7 +161,7 @@ def test_a_child_that_has_lived_is_started_again_at_once(played):
     child = played.serve().worker
     played.now += RESTART_MIN_SECONDS
     played.end(child)
-    played.supervisor._start_missing()
+    played.go_on()
     assert child.state == STARTING
 
 

@@ -19,12 +19,13 @@ class Follower(Protocol):
 
 def follow(control: Control, follower: Follower | None, configure: Callable[[str], None],
            drain: Callable[[], Coroutine[Any, Any, None]],
-           hang_up: Callable[[str], None] = lambda _: None) -> asyncio.Event:
+           hang_up: Callable[[str], None] = lambda _: None,
+           refuse: Callable[[], None] = lambda: None) -> asyncio.Event:
     """Pass the supervisor's news of owners on to the follower, None for a process that has no links to owners.
 
     Returns an event that is set when the supervisor says stop or ends.  configure: applies new options, packed; raises
     Unusable.  drain: returns after everything published has been answered.  hang_up: closes the connection from an
-    address.
+    address.  refuse: refuses new connections from the network.
     """
     stopping = asyncio.Event()
     draining: list[asyncio.Task[None]] = []      # asyncio keeps no reference to a task
@@ -55,6 +56,8 @@ def follow(control: Control, follower: Follower | None, configure: Callable[[str
                     control.send(configured=str(error))
             elif "close" in message:
                 hang_up(message["close"])
+            elif "refuse" in message:
+                refuse()
             elif "drain" in message:
                 draining.append(asyncio.create_task(drain_and_report()))
             elif "stop" in message:

@@ -1,12 +1,13 @@
 """Sockets that a process accepts clients from.
 
-The supervisor makes them, so that connections wait in them while the process is being started again.
+The supervisor binds them, so that connections wait in them while the process is being started again.
 """
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.ports.gate import ClientAddress, Gate, Make
@@ -20,18 +21,30 @@ class Server(Protocol):
 
 
 _SECURE = {"pulsar": "pulsar+ssl", "http": "https"}
+_BACKLOG = 1_024          # connections that are not accepted yet; the kernel makes it net.core.somaxconn at most
 
 
-class Listeners(NamedTuple):
-    """The listening sockets of one process; None where the broker does not listen."""
+class Listeners:
+    """The sockets of one process that the supervisor has bound, and their servers."""
 
-    plain: socket.socket | None
-    tls: socket.socket | None
-    certificates: Tls | None = None            # of `tls`
-    inside: socket.socket | None = None        # Unix socket, for processes of the broker and commands on its host
+    def __init__(self, plain: socket.socket | None, tls: socket.socket | None, certificates: Tls | None,
+                 inside: socket.socket):
+        """Begin without listening.
 
-    async def serve(self, make: Make, ports: Mapping[str, int], scheme: str, *, has_proxies: bool = False,
-                    inside: Callable[[], asyncio.BaseProtocol] | None = None) -> list[Server]:
+        plain, tls: None where the broker does not listen.  certificates: of `tls`.  inside: Unix socket, for processes
+        of the broker and commands on its host.
+        """
+        self.certificates = certificates
+        self._plain, self._tls, self._inside = plain, tls, inside
+        self._servers: list[Server] = []
+        self._inside_server: Server | None = None
+        self._is_refusing = False
+
+    def __repr__(self) -> str:
+        return f"<Listeners {len(self._servers)} servers, is_refusing={self._is_refusing}>"
+
+    async def serve(self, make: Make, ports: Mapping[str, int], scheme: str,
+                    inside: Callable[[], asyncio.BaseProtocol], *, has_proxies: bool = False) -> None:
         """Accept connections from now on.
 
         make, inside: functions that make a connection's protocol object.  ports: scheme -> port of the broker.
@@ -39,27 +52,47 @@ class Listeners(NamedTuple):
         announce their addresses.
         """
         loop = asyncio.get_running_loop()
-        servers: list[Server] = []
-        if self.plain is not None and scheme == "pulsar" and not has_proxies:
+        for listener in filter(None, (self._plain, self._tls)):
+            # Connections inherit it; a later start needs that.  The supervisor has cleared it (listening.py).
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.listen(_BACKLOG)
+        if self._plain is not None and scheme == "pulsar" and not has_proxies:
             # The one listener with many short connections; the stream itself tells other protocols (stream.py).
-            servers.append(await loop.create_server(partial(make, None), sock=self.plain))
-        elif self.plain is not None:
-            servers.append(Gate(self.plain, scheme, ports, make, has_proxies=has_proxies))
-        if self.tls is not None:
+            self._servers.append(await loop.create_server(partial(make, None), sock=self._plain, backlog=_BACKLOG))
+        elif self._plain is not None:
+            self._servers.append(Gate(self._plain, scheme, ports, make, has_proxies=has_proxies))
+        if self._tls is not None:
             assert self.certificates is not None
             first = make if scheme == "pulsar" else partial(_looked_at, make, ports)
             accepted = partial(_accepted, self.certificates, first)
-            servers.append(Gate(self.tls, _SECURE[scheme], ports, accepted, self.certificates, has_proxies=has_proxies))
-        if self.inside is not None:
-            assert inside is not None
-            # The path by which the socket was bound is no longer valid (unix_sockets.listen).  The clean-up, a default
-            # with Python 3.13, would meet another file under that path.
-            listener = {"sock": self.inside, "cleanup_socket": False}
-            servers.append(await loop.create_unix_server(inside, **listener))  # type: ignore[arg-type]
-        for server in servers:
+            self._servers.append(
+                Gate(self._tls, _SECURE[scheme], ports, accepted, self.certificates, has_proxies=has_proxies))
+        # The path by which the socket was bound is no longer valid (unix_sockets.listen).  The clean-up, a default
+        # with Python 3.13, would meet another file under that path.
+        options = {"sock": self._inside, "cleanup_socket": False}
+        self._inside_server = await loop.create_unix_server(inside, **options)  # type: ignore[arg-type]
+        for server in self._servers:
             if isinstance(server, Gate):
                 server.start()
-        return servers
+        if self._is_refusing:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Refuse connections from the network from now on, also in other processes that have the sockets.
+
+        The supervisor has done so already.  A process that has begun to listen meanwhile has undone that.
+        """
+        self._is_refusing = True
+        for listener in filter(None, (self._plain, self._tls)):
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+        for server in self._servers:
+            server.close()
+
+    def close(self) -> None:
+        """Accept no connections any more; those that wait are left to the next process."""
+        for server in (*self._servers, *filter(None, [self._inside_server])):
+            server.close()
 
 
 def _looked_at(make: Make, ports: Mapping[str, int], client: ClientAddress | None) -> asyncio.BaseProtocol:

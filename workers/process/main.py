@@ -65,14 +65,12 @@ async def _serve(make: Callable[[], Worker], listeners: Listeners, control: Cont
         worker.configure(config)
         log.begin(config.log)
 
-    stopping = follow(control, worker, configure, worker.drain, worker.hang_up)
-    servers = await listeners.serve(
+    stopping = follow(control, worker, configure, worker.drain, worker.hang_up, listeners.refuse)
+    await listeners.serve(
         lambda announced: Client(worker, HANDLERS, announced=announced).stream, worker.directory.addresses.ports,
-        "pulsar", has_proxies=worker.options.proxy_protocol,
-        inside=lambda: Client(worker, HANDLERS, is_inside=True).stream)
+        "pulsar", lambda: Client(worker, HANDLERS, is_inside=True).stream, has_proxies=worker.options.proxy_protocol)
     worker.counters.set("serving_pid", os.getpid())
     control.send(ready={})
     await stopping.wait()
-    for server in servers:
-        server.close()
+    listeners.close()
     await worker.stop()
