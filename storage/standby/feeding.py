@@ -17,7 +17,7 @@ from geminga.storage.standby import frames, sources
 from geminga.storage.standby.journal_tail import Block, JournalTail, Overtaken, Place, beginning
 from geminga.storage.standby.sources import CataloguePages, Extras, Pieces
 
-FORMATS = [format.FOLDER_VERSION, layout.VERSION]
+FORMATS = [format.FOLDER_VERSION, layout.VERSION]      # of the data folder, and of the catalogue
 _ROUND_BYTES = 8 << 20           # of each tail, in one round
 _BASE_BYTES = 4 << 20            # of a base, between two rounds
 _POSITION = "sequence", "at", "first", "number", "last"

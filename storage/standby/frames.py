@@ -7,8 +7,9 @@
         HELLO      {version, formats, stamp, name, http, url, identity, places, views, amended}: what the standby has
         ACK        {mark, stamp}: everything before the mark is on the standby's disk.  stamp: the standby's clock
         TAKE_OVER  {}: the standby is promoted, and this broker has to stop
+    in both directions
+        REFUSED    {reason}: the last frame: why the feed does not begin, or ends
     broker -> standby
-        REFUSED    {reason}: there will be no feed
         WELCOME    {identity, owners, resumes, why, took_over, places}: resumes: the feed continues at the standby's
                    places, else a base follows, and why.  took_over, places: the history that this broker was promoted
                    to continue, and up to where

@@ -62,6 +62,13 @@ class Feeding:
 
         Raises Refused, Overtaken, Malformed, CorruptFile, OSError, sqlite3.Error.
         """
+        try:
+            self._run()
+        except ConnectionError:
+            self._hear_reason()
+            raise
+
+    def _run(self) -> None:
         self._link.sendall(SWITCHED)
         self._welcome(self._hello())
         while True:
@@ -83,6 +90,14 @@ class Feeding:
         for piece in pieces:
             self._link.sendall(piece)
 
+    def _hear_reason(self) -> None:
+        """Raise Refused if the standby has said why it has ended the connection, in bytes that were not read yet."""
+        self._link.setblocking(False)
+        with contextlib.suppress(OSError, Malformed):
+            for frame in self._decoder.receive(self._received()):
+                if frame.kind == frames.REFUSED:
+                    self._take(frame)
+
     def _hello(self) -> dict[str, Any]:
         """Return the fields of the standby's first frame.  Raises Refused, Malformed, OSError."""
         until = time.monotonic() + _HELLO_SECONDS
@@ -100,8 +115,8 @@ class Feeding:
 
     def _welcome(self, hello: dict[str, Any]) -> None:
         if (hello["version"], hello["formats"]) != (frames.VERSION, FORMATS):
-            raise Refused(f"it has formats {[hello['version'], *hello['formats']]}, and this broker "
-                          f"{[frames.VERSION, *FORMATS]}: upgrade the older one")
+            raise Refused(f"the standby has {_formats(hello['version'], hello['formats'])}, and the broker "
+                          f"{_formats(frames.VERSION, FORMATS)}: upgrade the older one")
         self._feed.heard = float(hello["stamp"])
         self._peer = Peer(str(hello["name"]), self._reached(hello["url"]), self._reached(hello["http"]),
                           time.time_ns() // 1_000_000)
@@ -149,6 +164,8 @@ class Feeding:
         elif frame.kind == frames.TAKE_OVER and not self._feed.is_copying:
             self._is_taken_over = True
             print(json.dumps({"take_over": asdict(self._peer)}), flush=True)
+        elif frame.kind == frames.REFUSED:
+            raise Refused(f"the standby cannot go on: {frame.fields['reason']}")
         else:
             raise Malformed(f"a standby sends no frame of kind {frame.kind}")
 
@@ -166,6 +183,12 @@ class Feeding:
             while self._marks:
                 for frame in self._decoder.receive(self._received()):
                     self._take(frame)
+
+
+def _formats(feed: Any, formats: Any) -> str:
+    """Return the versions that both sides have to share as text."""
+    names = ("feed", "data folder", "catalogue")
+    return "formats " + ", ".join(f"{name} {version}" for name, version in zip(names, (feed, *formats), strict=False))
 
 
 def main() -> int:

@@ -26,7 +26,8 @@ from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.pulsar_client.rest import NotReachable
 from geminga.supervisor.tasks import standbys
 
-_AGAIN_SECONDS, _AGAIN_FULL_SECONDS = 1.0, 30.0      # a base that does not fit on the disk would not fit at once again
+_AGAIN_SECONDS = 1.0
+_AGAIN_LATER_SECONDS = 30.0      # where the disk is full, or the broker has other formats: both last
 _SILENT_SECONDS = 10.0           # a feed sends marks all the time
 _RECEIVE_BYTES = 1 << 20
 _HEAD_MAX = 64 << 10             # bytes of the answer to the request for a feed
@@ -44,6 +45,10 @@ class About:
 
 class CopyUnusable(Exception):
     """Exception for a copy that has to be made anew."""
+
+
+class FeedRefused(Exception):
+    """Exception for a broker that begins no feed for this standby."""
 
 
 class Applier:
@@ -67,7 +72,7 @@ class Applier:
                 raise CopyUnusable("records do not fit the copy, which is made anew")
             log.error(f"records cannot be applied here: the process ended with status {status}; starting it again",
                       code="G551")
-            self._process = None
+            self._end(self._process)
         if self._process is None and time.monotonic() - self._started > _APPLIER_SECONDS:
             self._started = time.monotonic()
             self._process = subprocess.Popen(
@@ -78,8 +83,12 @@ class Applier:
         """Kill the process; what it was applying is applied again."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._process, self._started = None, float("-inf")
+            self._end(self._process)
+            self._started = float("-inf")
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.communicate()      # closes its input too
+        self._process = None
 
 
 class Follower:
@@ -131,11 +140,13 @@ class Follower:
                 self._follow()
             except (Malformed, CopyUnusable, NotReachable, CorruptFile, sqlite3.Error, click.UsageError) as error:
                 self.why = str(error)
+            except FeedRefused as error:
+                self.why, waits = str(error), _AGAIN_LATER_SECONDS
             except (KeyError, TypeError, ValueError) as error:
                 self.why = f"what comes from it cannot be understood: {error!r}"
             except OSError as error:
-                self.why = text_of(error) if error.filename else str(error) or type(error).__name__
-                waits = _AGAIN_FULL_SECONDS if is_full(error) or error.errno == errno.EDQUOT else waits
+                self.why = _text_of(error)
+                waits = _AGAIN_LATER_SECONDS if is_full(error) or error.errno == errno.EDQUOT else waits
             finally:
                 self.is_following = False
                 self._applier.stop()
@@ -149,7 +160,10 @@ class Follower:
     # -- one connection
 
     def _follow(self) -> None:
-        """Follow the broker over one connection, until that ends.  Raises OSError, NotReachable, Malformed."""
+        """Follow the broker over one connection, until that ends, and tell it why this side ends it.
+
+        Raises OSError, NotReachable, Malformed, FeedRefused, CopyUnusable, CorruptFile.
+        """
         with self._connected() as self._link:
             if self._stopping.is_set():
                 return
@@ -161,24 +175,36 @@ class Follower:
                 raise CopyUnusable(f"{error}; the copy is made anew") from None
             self._send(frames.HELLO, version=frames.VERSION, formats=FORMATS, stamp=time.monotonic(),
                        name=self._about.name, url=self._about.url, http=self._about.http, **held)
-            decoder, has_asked = Decoder(), False
-            while not self.has_ended:
-                if not (data := self._link.recv(_RECEIVE_BYTES)):
-                    raise ConnectionError("the broker has ended the connection")
-                mark, heard = 0, 0.0
-                for frame in decoder.receive(data):
-                    if frame.kind == frames.MARK:
-                        mark, heard = int(frame.fields["mark"]), float(frame.fields["heard"])
-                    self._take(frame)
-                if mark:
-                    self._copy.sync()
-                    self._as_of = max(self._as_of, heard) if self.is_complete else self._as_of
-                    self._send(frames.ACK, mark=mark, stamp=time.monotonic())
-                if self.is_complete:
-                    self._apply()
-                if self._takes_over and not has_asked and self.is_complete:
-                    has_asked = True
-                    self._send(frames.TAKE_OVER)
+            try:
+                self._receive()
+            except (ConnectionError, TimeoutError, FeedRefused):
+                raise
+            except (Malformed, CopyUnusable, CorruptFile, OSError) as error:
+                with contextlib.suppress(OSError):
+                    self._send(frames.REFUSED, reason=_text_of(error))
+                raise
+
+    def _receive(self) -> None:
+        """Take in what the feed sends, until the broker has ended for a promotion.  Raises what `_follow` raises."""
+        assert self._copy is not None and self._link is not None
+        decoder, has_asked = Decoder(), False
+        while not self.has_ended:
+            if not (data := self._link.recv(_RECEIVE_BYTES)):
+                raise ConnectionError("the broker has ended the connection")
+            mark, heard = 0, 0.0
+            for frame in decoder.receive(data):
+                if frame.kind == frames.MARK:
+                    mark, heard = int(frame.fields["mark"]), float(frame.fields["heard"])
+                self._take(frame)
+            if mark:
+                self._copy.sync()
+                self._as_of = max(self._as_of, heard) if self.is_complete else self._as_of
+                self._send(frames.ACK, mark=mark, stamp=time.monotonic())
+            if self.is_complete:
+                self._apply()
+            if self._takes_over and not has_asked and self.is_complete:
+                has_asked = True
+                self._send(frames.TAKE_OVER)
 
     def _apply(self) -> None:
         """Keep records being applied.  Raises CopyUnusable, after marking the copy as unfinished; OSError."""
@@ -194,11 +220,12 @@ class Follower:
         self.is_complete = False
 
     def _take(self, frame: Frame) -> None:
-        """Take in a frame.  Raises Malformed, OSError."""
+        """Take in a frame.  Raises Malformed, FeedRefused, OSError."""
         assert self._copy is not None
         fields = frame.fields
         if frame.kind == frames.REFUSED:
-            raise Malformed(f"the broker refuses: {fields.get('reason')}")
+            reason = str(fields.get("reason"))
+            raise ConnectionError(reason) if self.is_following else FeedRefused(f"the broker refuses: {reason}")
         if frame.kind == frames.WELCOME:
             self._begin(fields)
         elif frame.kind == frames.END:
@@ -262,6 +289,10 @@ class Follower:
         except BaseException:
             link.close()
             raise
+
+
+def _text_of(error: Exception) -> str:
+    return text_of(error) if isinstance(error, OSError) and error.filename else str(error) or type(error).__name__
 
 
 def _age_of(data_dir: Path) -> float:

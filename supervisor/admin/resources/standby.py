@@ -39,6 +39,7 @@ class Standby:
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._said: dict[str, Any] = {}
+        self._why = ""                     # why the last feed has ended
         self._said_at = self._began = time.monotonic()      # when the feed last said how far it is
         self.known = standing.read(data_dir).attached
         self.is_taken_over = self._is_beginning = False
@@ -105,9 +106,12 @@ class Standby:
                 if "take_over" in said:
                     await self._taken_over(Peer(**said["take_over"]), process, control)
                 elif "ended" in said:
-                    log.warning(f"the feed of standby {self.known.name or '(unknown)'} ended: {said['ended']}",
-                                code="G551")
+                    if said["ended"] != self._why:      # a standby tries again and again
+                        log.warning(f"the feed of standby {self.known.name or '(unknown)'} ended: {said['ended']}",
+                                    code="G551")
+                    self._why = said["ended"]
                 else:
+                    self._why = ""
                     self._said, self._said_at = said, time.monotonic()
                     if said["http"] != self.known.http:
                         self.known = standing.read(self._data_dir).attached
