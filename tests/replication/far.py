@@ -230,6 +230,16 @@ class FarCluster:
         self._seen[topic].add(stored.position)
         self.entries[topic].append(stored)
 
+    def forget(self, topic: str) -> None:
+        """Delete a topic with all that it had, and close its producers."""
+        with self.lock:
+            self.entries.pop(topic, None)
+            self._seen.pop(topic, None)
+            for visitor in self.visitors:
+                for producer_id in [number for number, name in visitor.producers.items() if name == topic]:
+                    del visitor.producers[producer_id]
+                    visitor.tell(T.CLOSE_PRODUCER, producer_id=producer_id, request_id=0)
+
     def receipt(self, visitor: Visitor, stored: Stored) -> None:
         ledger, entry = stored.position if self.is_new else (stored.send.sequence_id, (1 << 64) - 1)
         visitor.tell(T.SEND_RECEIPT, producer_id=stored.send.producer_id, sequence_id=ledger,

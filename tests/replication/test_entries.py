@@ -123,9 +123,12 @@ def test_original_fields_stay_and_the_source_is_added():
 
 
 @pytest.mark.parametrize("count", [1, 50])
-@pytest.mark.parametrize("field", [{"replicated_from": "third"}, {"replicate_to": ["third"]},
-                                   {"replicate_to": ["__local__"]}, {"marker_type": 13}])
+@pytest.mark.parametrize("field", [*({"replicated_from": name} for name in ("third", "far", "here")),
+                                   {"replicate_to": ["third"]}, {"replicate_to": ["__local__"]}, {"marker_type": 13}])
 def test_what_is_not_for_the_remote_is_left_out(field, count):
+    """A message that has come from any cluster goes no further, so three clusters in a ring send nothing round; also
+    one from a site that has the name of this one.
+    """
     entry = entry_of(num_messages_in_batch=2, **field)
     results, out = rewrite_all(rewriter(), [message(entry, 1, number) for number in range(count)])
     assert not out

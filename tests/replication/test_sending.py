@@ -185,6 +185,25 @@ def test_a_terminated_topic_there_is_told_once_and_asked_once_a_minute(replicati
     assert replication.backlog(topic, name) == 3
 
 
+def test_a_topic_that_is_deleted_there_meanwhile_gets_the_rest_when_it_is_back(replication):
+    """What it had confirmed is gone with it; nothing else is lost, and the reason is told once."""
+    name, far = replication.far()
+    topic = replication.topic(name)
+    replication.publish(topic, numbered(20))
+    arrive(far, topic, numbered(20))
+    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    far.on_producer = lambda *_: (api.TopicNotFound, "the topic was deleted")
+    far.forget(topic)
+    replication.publish(topic, numbered(30, 20))
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("state") == "waiting" and lane, 20)
+    assert "TopicNotFound: the topic was deleted" in lane["error"] or "unloaded or deleted there" in lane["error"]
+    assert replication.backlog(topic, name) == 30
+    far.on_producer = lambda *_: None
+    arrive(far, topic, numbered(30, 20))
+    eventually(lambda: replication.backlog(topic, name) == 0, 10)
+    assert sum("[G542]" in line and topic in line for line in replication.broker.log().splitlines()) <= 1
+
+
 @pytest.mark.parametrize("lie", ["position", "producer", "garbage", "size", "many"])
 def test_a_remote_that_lies_is_left_with_the_reason_and_nothing_is_acknowledged(replication, lie):
     name, far = replication.far()

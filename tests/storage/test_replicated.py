@@ -138,6 +138,18 @@ def test_what_is_sent_again_is_not_stored_again_with_or_without_deduplication(ri
     assert kept(rig) == [f"7:{entry}" for entry in range(count + 2)]
 
 
+@few_and_many
+def test_the_clock_of_the_source_does_not_matter(rig, count):
+    """Messages keep their publish times, which may go back, and are in the order in which they came."""
+    times = [1, 1 << 52, rig.now_ms, 1 << 40] * count
+    sent = [at(entry, publish_time=time)[0] for entry, time in enumerate(times)]
+    producer = replicator(rig)
+    first = send(rig, producer, *sent)
+    assert ids(first) == [(7, entry) for entry in range(len(times))]
+    assert send(rig, producer, *sent).positions == [DUPLICATE] * len(times)
+    assert kept(rig) == [message.payload.decode() for message in sent]
+
+
 def test_positions_are_ordered_by_the_ledger_first(rig):
     producer = replicator(rig)
     send(rig, producer, *at(1_000_000, ledger=7), *at(0, ledger=8))

@@ -598,6 +598,18 @@ def test_an_operator_is_told_of_the_clusters_that_are_behind(rigs):
     assert late(30)["total"] == 1
 
 
+@pytest.mark.parametrize("publish_time", [1, 1 << 52])
+def test_lateness_counts_from_this_broker_s_clock(rigs, publish_time):
+    """The clock of a client, or of the cluster from which a message came, may be years apart."""
+    rig = replicated(rigs)
+    rig.run(rig.sends((rig.producer("t"), b"a", {"publish_time": publish_time})))
+    rig.run(after_ms=60 * SECOND)
+    assert rig.shown("stats", TOPIC, **ASKED)["replication"]["far"]["replicationDelayInSeconds"] == 60
+    while (told := rig.run(rig.tell("list-unreplicated", before_ms=rig.now_ms, most=5)).answered[0]["answer"])["stale"]:
+        pass
+    assert [row["since_ms"] for row in told["rows"]] == [rig.now_ms - 60 * SECOND]
+
+
 def test_why_tells_what_is_in_the_way(rigs):
     rig = replicated(rigs)
     producer = rig.producer("t")
