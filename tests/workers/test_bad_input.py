@@ -258,13 +258,30 @@ def test_a_connection_that_ended_says_so_to_whoever_goes_on(peer):
         peer.hear()
 
 
+def unreadable(broker):
+    """Return the counts above 0 of messages that clients could not read, as lines of the metrics."""
+    return [line for line in request("GET", f"{broker.http_url}/metrics")[1].splitlines()
+            if line.startswith("geminga_acks_of_damaged") and not line.endswith(" 0.0")]
+
+
+def test_a_message_that_a_client_could_not_decrypt_is_acknowledged_and_no_damage(broker, peer):
+    """A client without the right key raises no alarm: it has checked the checksum before."""
+    topic, before = unique_topic(), unreadable(broker)
+    peer.open_producer(topic)
+    peer.subscribe(topic)
+    body = entry_of(message_metadata(sequence_id=1), b"x")
+    peer.say(send(body, sequence_id=1) + command(T.FLOW, consumer_id=1, messagePermits=1))
+    message = next(heard for heard in (peer.hear(), peer.hear()) if heard.type == T.MESSAGE).message
+    answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id],
+                      request_id=9, validation_error=api.CommandAck.DecryptionError)
+    assert answer.type == T.ACK_RESPONSE
+    assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
+    assert unreadable(broker) == before
+
+
 def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(broker, peer):
     """The client has discarded the message: it is acknowledged as asked, for delivering it again would not help."""
-    def counted():
-        return [line for line in request("GET", f"{broker.http_url}/metrics")[1].splitlines()
-                if line.startswith("geminga_acks_of_damaged") and not line.endswith(" 0.0")]
-
-    topic, before = unique_topic(), counted()
+    topic, before = unique_topic(), unreadable(broker)
     peer.open_producer(topic)
     peer.subscribe(topic)
     body = entry_of(message_metadata(sequence_id=1), b"x")
@@ -274,13 +291,13 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
                       request_id=9, validation_error=api.CommandAck.ChecksumMismatch)
     assert answer.type == T.ACK_RESPONSE
     assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
-    assert counted() != before
-    before = counted()
+    assert unreadable(broker) != before
+    before = unreadable(broker)
     invented = [api.MessageIdData(ledgerId=message.message_id.ledgerId, entryId=number) for number in range(1_000)]
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=invented, request_id=11,
                       validation_error=api.CommandAck.ChecksumMismatch)
     # a client cannot have read entries that it was not given, or has acknowledged
-    assert answer.type == T.ACK_RESPONSE and counted() == before
+    assert answer.type == T.ACK_RESPONSE and unreadable(broker) == before
     assert (
         f"could not read message {message.message_id.ledgerId}:{message.message_id.entryId} (ChecksumMismatch)"
         in broker.log()
