@@ -118,6 +118,32 @@ def test_a_cluster_that_is_made_again_has_nothing_of_the_one_that_was_deleted(al
     assert found[5:] == [(200, []), (200, {})]
 
 
+def test_peers_are_part_of_a_cluster_as_pulsar_admin_sends_and_reads_it(alone):
+    far, near, data = "/admin/v2/clusters/far", "/admin/v2/clusters/near", {"serviceUrl": "http://far:8080"}
+    found = alone.ask(("PUT", near, data), ("PUT", far, data | {"peerClusterNames": ["near"]}), ("GET", f"{far}/peers"),
+                      ("GET", far), ("POST", far, data), ("GET", f"{far}/peers"), ("GET", far))
+    assert [status for status, _ in found] == [200] * 7
+    assert found[2][1] == found[3][1]["peerClusterNames"] == ["near"]
+    assert found[5][1] == [] and "peerClusterNames" not in found[6][1]
+
+
+def test_a_cluster_with_peers_that_cannot_be_is_refused_as_a_whole(alone):
+    far, data = "/admin/v2/clusters/far", {"serviceUrl": "http://far:8080"}
+    found = alone.ask(*(("PUT", far, data | {"peerClusterNames": peers}) for peers in (["far"], ["lost"], "standalone")),
+                      ("GET", far))
+    assert [status for status, _ in found] == [412, 412, 400, 404]
+
+
+def test_failure_domains_need_their_cluster_and_share_no_broker(alone):
+    own, lost, brokers = "/admin/v2/clusters/standalone/failureDomains", "/admin/v2/clusters/lost/failureDomains", {
+        "brokers": ["b"]}
+    found = alone.ask(("POST", f"{lost}/d", brokers), ("GET", f"{lost}/d"), ("DELETE", f"{lost}/d"),
+                      ("POST", f"{own}/d", brokers), ("POST", f"{own}/e", brokers), ("POST", f"{own}/d", brokers))
+    assert [status for status, _ in found] == [412, 412, 412, 204, 409, 204]
+    assert found[0][1]["reason"] == "Cluster lost does not exist."
+    assert found[4][1]["reason"] == "[b] already exists in d"
+
+
 def test_partitions_that_are_added_count_as_topics_of_their_namespace(alone):
     path = f"{TOPICS}/parted/partitions"
     found = alone.ask(("POST", f"{NAMESPACES}/default/maxTopicsPerNamespace", 4), ("PUT", path, 3), ("POST", path, 5),

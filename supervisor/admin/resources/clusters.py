@@ -18,6 +18,7 @@ from geminga.workers.identity.authentication import LOCAL
 
 routes = web.RouteTableDef()
 _CLUSTER = "/admin/v2/clusters/{cluster}"
+_PEERS = "peerClusterNames"        # field of a cluster's data, which the catalogue keeps in a scope of its own
 DOMAINS = "/clusters/domains"      # a scope of policies in the catalogue; names of namespaces never begin with /
 
 
@@ -43,8 +44,18 @@ def _cluster(request: web.Request) -> str:
     return name
 
 
-def _keep(request: web.Request, scope: str, name: str, value: Any) -> None:
-    catalogue_of(request).policies.set(scope, name, value)
+def _present(request: web.Request) -> str:
+    """Return the cluster that the path names, where Pulsar has a status of its own.  Raises 412 if it does not exist."""
+    name = part_of(request, "cluster")
+    if name not in all_of(request):
+        raise web.HTTPPreconditionFailed(text=f"Cluster {name} does not exist.")
+    return name
+
+
+def _keep(request: web.Request, name: str, values: dict[str, Any]) -> None:
+    """Keep {scope: value} of a cluster, or of a policy about clusters, in one commit; None removes."""
+    for scope, value in values.items():
+        catalogue_of(request).policies.set(scope, name, value)
     catalogue_of(request).commit()
 
 
@@ -64,15 +75,18 @@ async def clusters(request: web.Request) -> web.Response:
 
 @routes.get(_CLUSTER)
 async def cluster(request: web.Request) -> web.Response:
-    """Answer with the record of a cluster; credentials are shown to super users."""
-    record = all_of(request)[_cluster(request)]
-    return web.json_response(cluster_records.shown(record, with_secret=sees_secrets(request)))
+    """Answer with the record of a cluster and its peers; credentials are shown to super users."""
+    name = _cluster(request)
+    record = cluster_records.shown(all_of(request)[name], with_secret=sees_secrets(request))
+    peers = catalogue_of(request).policies.of(PEERS).get(name)
+    return web.json_response(record | ({_PEERS: peers} if peers else {}))
 
 
 @routes.put(_CLUSTER)
 async def create(request: web.Request) -> web.Response:
     """Add a cluster."""
-    name, record = part_of(request, "cluster"), await _record(request, part_of(request, "cluster"))
+    name = part_of(request, "cluster")
+    record, peers = await _record(request, name), await _peers(request, name)
     try:
         names.parse_namespace(f"{name}/x")
     except Refusal:
@@ -82,7 +96,7 @@ async def create(request: web.Request) -> web.Response:
                                     "configuration; clusters that replicate need different ones")
     if name in all_of(request):
         raise web.HTTPConflict(text="Cluster already exists")
-    _keep(request, CLUSTERS, name, record)
+    _keep(request, name, {CLUSTERS: record, PEERS: peers})
     if use_of(catalogue_of(request), name):      # a list from before this broker's own name was changed
         await request.app[OWNERS].tell_all(ApplyOptions())
     return web.Response(status=200)
@@ -90,9 +104,9 @@ async def create(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER)
 async def update(request: web.Request) -> web.Response:
-    """Replace the record of a cluster."""
+    """Replace the record of a cluster, and its peers."""
     name = _cluster(request)
-    _keep(request, CLUSTERS, name, await _record(request, name))
+    _keep(request, name, {CLUSTERS: await _record(request, name), PEERS: await _peers(request, name)})
     return web.Response(status=200)
 
 
@@ -104,8 +118,7 @@ async def delete(request: web.Request) -> web.Response:
         raise web.HTTPPreconditionFailed(text="Cluster not empty: it is this broker's own")
     if place := use_of(catalogue_of(request), name):
         raise web.HTTPPreconditionFailed(text=f"Cluster not empty: {place} names it")
-    for scope in (CLUSTERS, PEERS, DOMAINS):
-        _keep(request, scope, name, None)
+    _keep(request, name, dict.fromkeys((CLUSTERS, PEERS, DOMAINS)))
     return done()
 
 
@@ -149,7 +162,7 @@ async def migrate(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: "
                                       "the address to which clients are sent")
     catalogue_of(request).policies.set(MIGRATION, "to", to)
-    _keep(request, MIGRATION, MIGRATED, request.query.get("migrated", "").lower() == "true")
+    _keep(request, MIGRATED, {MIGRATION: request.query.get("migrated", "").lower() == "true"})
     await request.app[OWNERS].tell_all(ApplyOptions())
     return web.Response(status=200)
 
@@ -165,56 +178,73 @@ async def peers(request: web.Request) -> web.Response:
 @routes.post(_CLUSTER + "/peers")
 async def set_peers(request: web.Request) -> web.Response:
     """Set the peers of a cluster."""
-    peers, name = await body_of(request) or [], _cluster(request)
-    if not isinstance(peers, list) or not all(isinstance(one, str) for one in peers):
-        raise web.HTTPBadRequest(text="The body is a list of names")
-    for one in peers:
+    name = _cluster(request)
+    _keep(request, name, {PEERS: _checked_peers(request, name, await body_of(request))})
+    return done()
+
+
+async def _peers(request: web.Request, name: str) -> list[str] | None:
+    """Return the peers in a cluster's data, None for none.  Raises 400, 412."""
+    sent = await body_of(request)
+    return _checked_peers(request, name, sent.get(_PEERS) if isinstance(sent, dict) else None)
+
+
+def _checked_peers(request: web.Request, name: str, peers: Any) -> list[str] | None:
+    """Return the names of a cluster's peers as they were sent, None for none.  Raises 400, 412."""
+    if peers is not None and (not isinstance(peers, list) or not all(isinstance(one, str) for one in peers)):
+        raise web.HTTPBadRequest(text="The peers of a cluster are a list of names")
+    for one in peers or []:
         if one == name:
             raise web.HTTPPreconditionFailed(text=f"{name} itself can't be part of peer-list")
         if one not in all_of(request):
             raise web.HTTPPreconditionFailed(text=f"Peer cluster {one} does not exist")
-    _keep(request, PEERS, name, peers or None)
-    return done()
+    return peers or None
 
 
-def _domains(request: web.Request) -> dict[str, Any]:
-    return catalogue_of(request).policies.of(DOMAINS).get(_cluster(request), {})
+def _domains(request: web.Request, cluster: str) -> dict[str, Any]:
+    return catalogue_of(request).policies.of(DOMAINS).get(cluster, {})
 
 
 @routes.get(_CLUSTER + "/failureDomains")
 async def domains(request: web.Request) -> web.Response:
     """Answer with the failure domains of a cluster."""
-    return web.json_response(_domains(request))
+    return web.json_response(_domains(request, _cluster(request)))
 
 
 @routes.get(_CLUSTER + "/failureDomains/{domain}")
 async def domain(request: web.Request) -> web.Response:
     """Answer with the brokers of a failure domain."""
-    domains, name = _domains(request), part_of(request, "domain")
+    cluster, name = _present(request), part_of(request, "domain")
+    domains = _domains(request, cluster)
     if name not in domains:
-        raise web.HTTPNotFound(text=f"Domain {name} for cluster {_cluster(request)} does not exist")
+        raise web.HTTPNotFound(text=f"Domain {name} for cluster {cluster} does not exist")
     return web.json_response(domains[name])
 
 
 @routes.post(_CLUSTER + "/failureDomains/{domain}")
 async def set_domain(request: web.Request) -> web.Response:
     """Set the brokers of a failure domain."""
-    body, domains, name = await body_of(request), _domains(request), part_of(request, "domain")
+    body, cluster, name = await body_of(request), _present(request), part_of(request, "domain")
     if not isinstance(body, dict) or not isinstance(body.get("brokers") or [], list) or \
             not all(isinstance(one, str) for one in body.get("brokers") or []):
         raise web.HTTPBadRequest(text="The body is an object: brokers is a list of names")
-    _keep(request, DOMAINS, _cluster(request), domains | {name: {"brokers": body.get("brokers") or []}})
+    domains, brokers = _domains(request, cluster), body.get("brokers") or []
+    for other, known in domains.items():
+        if other != name and (twice := [one for one in known["brokers"] if one in brokers]):
+            raise web.HTTPConflict(text=f"[{', '.join(twice)}] already exists in {other}")
+    _keep(request, cluster, {DOMAINS: domains | {name: {"brokers": brokers}}})
     return done()
 
 
 @routes.delete(_CLUSTER + "/failureDomains/{domain}")
 async def delete_domain(request: web.Request) -> web.Response:
     """Remove a failure domain."""
-    domains, name = _domains(request), part_of(request, "domain")
+    cluster, name = _present(request), part_of(request, "domain")
+    domains = _domains(request, cluster)
     if name not in domains:
-        raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {_cluster(request)} does not exist")
+        raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {cluster} does not exist")
     del domains[name]
-    _keep(request, DOMAINS, _cluster(request), domains or None)
+    _keep(request, cluster, {DOMAINS: domains or None})
     return web.Response(status=200)
 
 
@@ -223,11 +253,11 @@ async def delete_domain(request: web.Request) -> web.Response:
 @routes.get(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}")
 async def isolation(request: web.Request) -> web.Response:
     """Answer 404: one broker has nothing to isolate."""
-    raise web.HTTPNotFound(text=f"NamespaceIsolationPolicies for cluster {_cluster(request)} does not exist")
+    raise web.HTTPNotFound(text=f"NamespaceIsolationPolicies for cluster {_present(request)} does not exist")
 
 
 @routes.post(_CLUSTER + "/namespaceIsolationPolicies/{policy}")
 async def not_here(request: web.Request) -> web.Response:
     """Refuse an isolation policy: one broker has all namespaces."""
-    _cluster(request)
+    _present(request)
     raise web.HTTPMethodNotAllowed(request.method, [], text="There is one broker, which has all namespaces")
