@@ -65,7 +65,8 @@ class Reload:
     def __init__(self, supervisor: Supervision, load: Callable[[], tuple[Config, list[str]]]):
         self._supervisor, self._load = supervisor, load
         self._is_due = False
-        self._callers: list[Control] = []              # connections that are told how the reload ended
+        self._waiting: list[Control] = []              # connections that ask for the next reload
+        self._callers: list[Control] = []              # connections that are told how this reload ended
         # groups of roles that have not got the new options yet; None: no reload is under way
         self._roles: list[tuple[str, ...]] | None = None
         self._changes: list[Change] = []
@@ -86,7 +87,7 @@ class Reload:
         if is_asked is not True:
             raise ValueError(is_asked)
         self._is_due = True
-        self._callers.append(caller)
+        self._waiting.append(caller)
 
     def answered(self, child: Child, refused: str) -> None:
         """Record a child's answer to new options.
@@ -123,6 +124,8 @@ class Reload:
 
     def _begin(self) -> None:
         supervisor, self._changes = self._supervisor, []
+        # Whoever asks from now on may have changed the configuration again, so another reload has to read it.
+        self._callers, self._waiting = self._waiting, []
         supervisor.notify.reloading()
         try:
             loaded, notes = self._load()

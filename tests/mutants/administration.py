@@ -141,6 +141,8 @@ BUGS = [
         ("any(child.is_asked or child.state != READY for child in supervisor.children)",
          "any(child.is_asked for child in supervisor.children)", ""),
         ("if self._is_due and self._roles is None:", "if self._is_due:", ""),
+        ("self._waiting.append(caller)", "self._callers.append(caller)",
+         "a caller is answered by a reload that has not read the caller's file"),
         ("supervisor.is_stopping or not supervisor.is_ready or supervisor.is_draining",
          "supervisor.is_stopping or not supervisor.is_ready", ""),
         ("if bool(old.tls.certificate) != bool(new.tls.certificate):",

@@ -181,7 +181,8 @@ def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done(
     driven.supervisor.children[0].state = "starting"
     driven.reload.go_on()
     assert driven.done[-1] == "announced"
-    driven.reload.requested()
+    later = []
+    driven.reload.asked(SimpleNamespace(send=lambda **said: later.append(said)), True)
     driven.reload.go_on()
     assert driven.done[-1] == "announced"
     driven.supervisor.children[0].state = READY
@@ -189,11 +190,12 @@ def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done(
     driven.answer("owner")
     driven.answer("worker", "admin")
     assert driven.done.count("reloading") == 1 and driven.done[-1] == "ready"
+    assert (len(driven.answers), later) == (1, [])      # which has not read what the later caller has changed
     driven.reload.go_on()
     assert driven.done.count("reloading") == 2
     driven.answer("owner")
     driven.answer("worker", "admin")
-    assert driven.done.count("ready") == 2 and len(driven.answers) == 1      # the first caller was answered before
+    assert driven.done.count("ready") == 2 and (len(driven.answers), len(later)) == (1, 1)
 
 
 def test_a_child_that_cannot_follow_makes_room_for_one_that_can(monkeypatch):
