@@ -26,7 +26,7 @@ from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.pulsar_client.rest import NotReachable
 from geminga.supervisor.tasks import standbys
 
-_AGAIN_SECONDS = 1.0
+_AGAIN_MIN_SECONDS, _AGAIN_SECONDS = 0.1, 1.0      # after a connection that lasted, and at most
 _AGAIN_LATER_SECONDS = 30.0      # where the disk is full, or the broker has other formats: both last
 _SILENT_SECONDS = 10.0           # a feed sends marks all the time
 _RECEIVE_BYTES = 1 << 20
@@ -104,6 +104,7 @@ class Follower:
         self._takes_over = False             # as the other thread says
         self._copy: Copy | None = None
         self._identity = ""
+        self._http = ""                      # address of the broker's HTTP, as its binary port has told
         self.is_following = False            # a feed is coming
         self.has_ended = False               # the broker has stopped for this standby, which has everything
         self.is_complete = Copy(config.data_dir).is_complete
@@ -133,20 +134,20 @@ class Follower:
         self.thread.join()
 
     def _run(self) -> None:
-        said = ""
+        said, again_s = "", _AGAIN_MIN_SECONDS
         while not self._stopping.is_set() and not self.has_ended:
-            waits = _AGAIN_SECONDS
+            began, is_lasting = time.monotonic(), False
             try:
                 self._follow()
             except (Malformed, CopyUnusable, NotReachable, CorruptFile, sqlite3.Error, click.UsageError) as error:
                 self.why = str(error)
             except FeedRefused as error:
-                self.why, waits = str(error), _AGAIN_LATER_SECONDS
+                self.why, is_lasting = str(error), True
             except (KeyError, TypeError, ValueError) as error:
                 self.why = f"what comes from it cannot be understood: {error!r}"
             except OSError as error:
                 self.why = _text_of(error)
-                waits = _AGAIN_LATER_SECONDS if is_full(error) or error.errno == errno.EDQUOT else waits
+                is_lasting = is_full(error) or error.errno == errno.EDQUOT
             finally:
                 self.is_following = False
                 self._applier.stop()
@@ -155,7 +156,9 @@ class Follower:
             if self.why != said and not self._stopping.is_set() and not self.has_ended:
                 said = self.why
                 log.warning(f"{self._config.standby.of} is not followed: {said}", code="G551")
-            self._stopping.wait(waits)
+            has_lasted = time.monotonic() - began > _AGAIN_SECONDS
+            again_s = _AGAIN_MIN_SECONDS if has_lasted else min(2 * again_s, _AGAIN_SECONDS)
+            self._stopping.wait(_AGAIN_LATER_SECONDS if is_lasting else again_s)
 
     # -- one connection
 
@@ -225,7 +228,9 @@ class Follower:
         fields = frame.fields
         if frame.kind == frames.REFUSED:
             reason = str(fields.get("reason"))
-            raise ConnectionError(reason) if self.is_following else FeedRefused(f"the broker refuses: {reason}")
+            if not self.is_following:
+                raise FeedRefused(f"the broker refuses: {reason}")
+            raise Malformed(f"the broker ends the feed: {reason}")
         if frame.kind == frames.WELCOME:
             self._begin(fields)
         elif frame.kind == frames.END:
@@ -274,7 +279,12 @@ class Follower:
 
     def _connected(self) -> socket.socket:
         """Return a connection on which a feed comes.  Raises OSError, NotReachable."""
-        http = standbys.http_of(self._config.standby.of)
+        try:
+            self._http = standbys.http_of(self._config.standby.of)
+        except ConnectionRefusedError:      # while a broker cannot serve clients, it may still feed
+            if not self._http:
+                raise
+        http = self._http
         parts = urlsplit(http)
         assert parts.hostname is not None and parts.port is not None, http
         link = socket.create_connection((parts.hostname, parts.port), _SILENT_SECONDS)

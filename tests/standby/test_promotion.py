@@ -5,7 +5,7 @@ import threading
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import eventually, request, unique_topic
 from .pair import GEMINGA, Standby, is_listening, ready_status
 
 pytestmark = pytest.mark.slow
@@ -100,25 +100,19 @@ def test_a_broker_that_was_down_at_the_promotion_asks_its_standby(run):
     assert standby.start().service_url and ready_status(standby.http_url) == 200      # with the same command
 
 
-@pytest.mark.parametrize("is_served", [True, False])
-def test_a_standby_never_overwrites_other_data(tmp_path, run, is_served):
-    broker = run("first")
-    other = Broker(tmp_path / "other").start()
+def test_a_standby_never_overwrites_other_data_and_a_copy_is_served_by_nobody_before_its_promotion(run):
+    """A folder of another broker is refused while it is served, and when it is not."""
+    broker, other = run("first"), run("other")
     publish(other.service_url, "precious", [b"1"])
-    if not is_served:
-        other.stop()
-    refused = subprocess.run([GEMINGA, "serve", "--data-dir", str(other.data_dir), "--standby-of", broker.service_url],
-                             capture_output=True, text=True, timeout=30)
-    assert refused.returncode == 1 and ("in use" if is_served else "no standby's copy") in refused.stderr
-    if is_served:
-        other.stop()
+    for text in ("in use", "no standby's copy"):
+        refused = subprocess.run(
+            [GEMINGA, "serve", "--data-dir", str(other.data_dir), "--standby-of", broker.service_url],
+            capture_output=True, text=True, timeout=30)
+        assert refused.returncode == 1 and text in refused.stderr
+        if other.is_there:
+            other.stop()
     other.start()
     assert read(other.service_url, "precious", 1)[0][1] == b"1"
-    other.stop()
-
-
-def test_a_copy_is_served_by_nobody_before_its_promotion(run):
-    broker = run("first")
     standby = run("second", broker.service_url)
     standby.wait_complete()
     standby.stop()

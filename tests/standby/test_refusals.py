@@ -1,4 +1,4 @@
-"""A standby whose disk is full, or that has other formats than its broker: both sides say why, and nothing is lost.
+"""A standby whose disk is full, that has other formats, or whose broker refuses clients: it goes on when it can.
 
 A real feed of a folder without a broker, and a real follower in this process.
 """
@@ -69,7 +69,8 @@ class Pair:
         self.journal.sync()
 
     def close(self):
-        self.follower.stop()
+        if self.follower.thread.is_alive():
+            self.follower.stop()
         self.journal.close()
         for feed in self.feeds:
             feed.kill()
@@ -126,3 +127,31 @@ def test_a_standby_with_other_formats_is_refused_with_those_of_both(pair, monkey
     assert set(pair.told) == {refused}
     assert capfd.readouterr().err.count(f"is not followed: the broker refuses: {refused}") == 1
     assert not list(pair.second.iterdir()) and standing.read(pair.first) == standing.Standing()
+
+
+def test_a_broker_that_refuses_clients_is_reached_by_the_address_that_it_told_before(pair, monkeypatch):
+    """A standby that is promoted then can still have it stopped."""
+    del pair.follower._connected
+    with socket.create_server(("127.0.0.1", 0)) as http:
+        told = [f"http://127.0.0.1:{http.getsockname()[1]}"]
+
+        def http_of(_):
+            if not told:
+                raise ConnectionRefusedError
+            return told.pop()
+
+        monkeypatch.setattr(following.standbys, "http_of", http_of)
+        for _ in range(2):
+            accepting = threading.Thread(target=lambda: answer(http.accept()[0]))
+            accepting.start()
+            pair.follower._connected().close()
+            accepting.join()
+        pair.follower._http = ""
+        with pytest.raises(ConnectionRefusedError):
+            pair.follower._connected()
+
+
+def answer(link):
+    with link:
+        link.recv(1 << 16)
+        link.sendall(SWITCHED)
