@@ -41,6 +41,11 @@ def bind_shared(bind: str, port: int, key: str, count: int) -> list[socket.socke
             # With this option on both, another broker could bind the port as long as nobody listens.  The worker that
             # listens sets it again: ended connections would keep the port from the next start for a minute otherwise.
             bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    for first in bound[:1]:
+        # A kernel may remember for the port that all its sockets had the option, until one is bound without it.
+        with contextlib.suppress(OSError), socket.socket(first.family, first.type, first.proto) as without:
+            without.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            without.bind(first.getsockname())
     return bound
 
 

@@ -100,6 +100,7 @@ class Follower:
         self._credentials = standbys.credentials_of(config.standby)
         self._link: socket.socket | None = None
         self._stopping = threading.Event()
+        self._hurried = threading.Event()    # the next connection is not waited for
         self._applier = Applier(config.data_dir)
         self._takes_over = False             # as the other thread says
         self._copy: Copy | None = None
@@ -124,10 +125,12 @@ class Follower:
     def take_over(self) -> None:
         """Have the broker stopped, at the next frame that comes from it."""
         self._takes_over = True
+        self._hurried.set()
 
     def stop(self) -> None:
         """Stop following, and applying.  The copy stays as it is."""
         self._stopping.set()
+        self._hurried.set()
         with contextlib.suppress(OSError):
             if self._link is not None:
                 self._link.shutdown(socket.SHUT_RDWR)
@@ -158,7 +161,8 @@ class Follower:
                 log.warning(f"{self._config.standby.of} is not followed: {said}", code="G551")
             has_lasted = time.monotonic() - began > _AGAIN_SECONDS
             again_s = _AGAIN_MIN_SECONDS if has_lasted else min(2 * again_s, _AGAIN_SECONDS)
-            self._stopping.wait(_AGAIN_LATER_SECONDS if is_lasting else again_s)
+            if self._hurried.wait(_AGAIN_LATER_SECONDS if is_lasting else again_s):
+                self._hurried.clear()
 
     # -- one connection
 

@@ -129,6 +129,16 @@ def test_a_standby_with_other_formats_is_refused_with_those_of_both(pair, monkey
     assert not list(pair.second.iterdir()) and standing.read(pair.first) == standing.Standing()
 
 
+def test_a_promotion_tries_at_once_to_reach_the_broker(pair, monkeypatch):
+    """Otherwise it would go on without a broker that can be reached, and both would serve."""
+    monkeypatch.setattr(following, "_AGAIN_LATER_SECONDS", 3_600)
+    monkeypatch.setattr(following, "FORMATS", [0, 0])
+    pair.follower.thread.start()
+    eventually(lambda: pair.told, 60)
+    pair.follower.take_over()
+    eventually(lambda: len(pair.told) > 1, 60)
+
+
 def test_a_broker_that_refuses_clients_is_reached_by_the_address_that_it_told_before(pair, monkeypatch):
     """A standby that is promoted then can still have it stopped."""
     del pair.follower._connected
