@@ -1,4 +1,5 @@
 """Clients that know both hosts go to the promoted standby by themselves; a standby shows its credentials."""
+import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,41 +24,54 @@ def automatic(first: str, second: str) -> pulsar.AutoClusterFailover:
     return pulsar.AutoClusterFailover(pulsar.ServiceInfo(first), [pulsar.ServiceInfo(second)], check_interval_ms=300)
 
 
-@pytest.mark.parametrize("service", [both, automatic])
-def test_a_client_that_knows_both_hosts_goes_on_at_the_promoted_standby(run, service):
-    """The producer and the consumer that were open keep working, and each message comes in its order."""
+class User:
+    """A client with a producer and a consumer of a topic of its own."""
+
+    def __init__(self, service, topic):
+        self._client = pulsar.Client(service, operation_timeout_seconds=30)
+        self._consumer = self._client.subscribe(topic, "s")
+        self._producer = self._client.create_producer(topic, send_timeout_millis=60_000)
+        self.received, self._stop = [], threading.Event()
+        self._consuming = threading.Thread(target=self._consume)
+        self._consuming.start()
+
+    def _consume(self):
+        while not self._stop.is_set():
+            try:
+                message = self._consumer.receive(200)
+            except pulsar.Timeout:
+                continue
+            self.received.append(int(message.data()))
+            self._consumer.acknowledge(message)
+
+    def publish(self, numbers):
+        for number in numbers:
+            self._producer.send(b"%d" % number)
+
+    def close(self):
+        self._stop.set()
+        self._consuming.join()
+        self._client.close()
+
+
+def test_clients_that_know_both_hosts_go_on_at_the_promoted_standby(run):
+    """Producers and consumers that were open keep working, and each message comes in its order."""
     broker = run("first")
     standby = run("second", broker.service_url)
-    client = pulsar.Client(service(broker.service_url, standby.service_url), operation_timeout_seconds=30)
-    try:
-        consumer = client.subscribe("failover", "s")
-        producer = client.create_producer("failover", send_timeout_millis=60_000)
+    with contextlib.ExitStack() as opened:
+        users = [opened.enter_context(contextlib.closing(User(service(broker.service_url, standby.service_url), topic)))
+                 for service, topic in ((both, "with-both"), (automatic, "automatic"))]
         standby.wait_complete()
-        received, stop = [], threading.Event()
-
-        def consume():
-            while not stop.is_set():
-                try:
-                    message = consumer.receive(200)
-                except pulsar.Timeout:
-                    continue
-                received.append(int(message.data()))
-                consumer.acknowledge(message)
-
-        consuming = threading.Thread(target=consume)
-        consuming.start()
-        for number in range(100):
-            producer.send(b"%d" % number)
+        for user in users:
+            user.publish(range(100))
         standby.wait_complete()
         assert standby.promote().returncode == 0
-        for number in range(100, 200):
-            producer.send(b"%d" % number)
-        eventually(lambda: received and received[-1] == 199, 60)
-        stop.set()
-        consuming.join()
-        assert list(dict.fromkeys(received)) == list(range(200))      # a redelivery follows what it repeats
-    finally:
-        client.close()
+        for user in users:
+            user.publish(range(100, 200))
+        for user in users:
+            eventually(lambda user=user: user.received and user.received[-1] == 199, 60)
+    for user in users:
+        assert list(dict.fromkeys(user.received)) == list(range(200))      # a redelivery follows what it repeats
 
 
 @pytest.fixture
