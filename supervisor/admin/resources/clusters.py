@@ -45,7 +45,7 @@ def _cluster(request: web.Request) -> str:
 
 
 def _present(request: web.Request) -> str:
-    """Return the cluster that the path names, where Pulsar has a status of its own.  Raises 412 if it does not exist."""
+    """Return the cluster that the path names.  Raises 412, which Pulsar has on these paths, if it does not exist."""
     name = part_of(request, "cluster")
     if name not in all_of(request):
         raise web.HTTPPreconditionFailed(text=f"Cluster {name} does not exist.")
@@ -86,7 +86,7 @@ async def cluster(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """Add a cluster."""
     name = part_of(request, "cluster")
-    record, peers = await _record(request, name), await _peers(request, name)
+    record, peers = await _record(request, name), await _peers(request)
     try:
         names.parse_namespace(f"{name}/x")
     except Refusal:
@@ -106,7 +106,7 @@ async def create(request: web.Request) -> web.Response:
 async def update(request: web.Request) -> web.Response:
     """Replace the record of a cluster, and its peers."""
     name = _cluster(request)
-    _keep(request, name, {CLUSTERS: await _record(request, name), PEERS: await _peers(request, name)})
+    _keep(request, name, {CLUSTERS: await _record(request, name), PEERS: await _peers(request)})
     return web.Response(status=200)
 
 
@@ -178,27 +178,30 @@ async def peers(request: web.Request) -> web.Response:
 @routes.post(_CLUSTER + "/peers")
 async def set_peers(request: web.Request) -> web.Response:
     """Set the peers of a cluster."""
-    name = _cluster(request)
-    _keep(request, name, {PEERS: _checked_peers(request, name, await body_of(request))})
-    return done()
-
-
-async def _peers(request: web.Request, name: str) -> list[str] | None:
-    """Return the peers in a cluster's data, None for none.  Raises 400, 412."""
-    sent = await body_of(request)
-    return _checked_peers(request, name, sent.get(_PEERS) if isinstance(sent, dict) else None)
-
-
-def _checked_peers(request: web.Request, name: str, peers: Any) -> list[str] | None:
-    """Return the names of a cluster's peers as they were sent, None for none.  Raises 400, 412."""
-    if peers is not None and (not isinstance(peers, list) or not all(isinstance(one, str) for one in peers)):
-        raise web.HTTPBadRequest(text="The peers of a cluster are a list of names")
-    for one in peers or []:
+    name, peers = _cluster(request), _names(await body_of(request))
+    for one in peers or ():
         if one == name:
             raise web.HTTPPreconditionFailed(text=f"{name} itself can't be part of peer-list")
         if one not in all_of(request):
             raise web.HTTPPreconditionFailed(text=f"Peer cluster {one} does not exist")
-    return peers or None
+    _keep(request, name, {PEERS: peers})
+    return done()
+
+
+async def _peers(request: web.Request) -> list[str] | None:
+    """Return the peers in a cluster's data, which may be added later, None for none.  Raises 400."""
+    sent = await body_of(request)
+    return _names(sent.get(_PEERS) if isinstance(sent, dict) else None)
+
+
+def _names(peers: Any) -> list[str] | None:
+    """Return the names in a list of peers, None for none.  Raises 400.
+
+    pulsarctl sends an empty name where none is given.
+    """
+    if peers is not None and (not isinstance(peers, list) or not all(isinstance(one, str) for one in peers)):
+        raise web.HTTPBadRequest(text="The peers of a cluster are a list of names")
+    return [one for one in peers or () if one] or None
 
 
 def _domains(request: web.Request, cluster: str) -> dict[str, Any]:
