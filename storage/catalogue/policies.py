@@ -33,6 +33,7 @@ MIGRATION = "/migration"                # scope of the migration of this cluster
 MIGRATED = "migrated"                   # in that scope, and of a namespace: it takes part in the migration
 DISPATCH_RATE_OF = "dispatchRate/"      # with a subscription's name behind it: a topic's policy for that subscription
 BYTES_QUOTA, AGE_QUOTA = "backlogQuota/destination_storage", "backlogQuota/message_age"
+CLASHING = "retention", BYTES_QUOTA, AGE_QUOTA      # policies that may contradict each other
 DispatchRate = tuple[int, int, int, bool]      # messages, bytes, period in s, whether relative to the publish rate
 
 
@@ -251,7 +252,7 @@ def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, coun
 
 
 def clash(stored: dict[str, Any]) -> bool:
-    """Whether policies {name: value} of one scope contradict each other: a backlog quota must be below retention."""
+    """Whether policies {name: value} in force together are contradictory: a backlog quota must be below retention."""
     retention = stored.get("retention", {"retentionSizeInMB": 0, "retentionTimeInMinutes": 0})
     bounds = ((BYTES_QUOTA, "limitSize", retention["retentionSizeInMB"] * MIB),
               (AGE_QUOTA, "limitTime", retention["retentionTimeInMinutes"] * 60))

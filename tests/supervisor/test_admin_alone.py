@@ -139,6 +139,21 @@ def test_failure_domains_need_their_cluster_and_share_no_broker(alone):
     assert found[4][1]["reason"] == "[b] already exists in d"
 
 
+def test_a_topics_quota_is_smaller_than_the_retention_that_it_has_of_its_namespace(alone):
+    """What a topic has of its own comes before its namespace's; other policies of the topic stay free."""
+    topic, namespace = f"{TOPICS}/t", f"{NAMESPACES}/default"
+    large = {"limitSize": 10 << 20, "policy": "producer_exception"}
+    found = alone.ask(("PUT", topic), ("POST", f"{namespace}/retention", {"retentionTimeInMinutes": 9,
+                                                                         "retentionSizeInMB": 10}),
+                      ("POST", f"{topic}/backlogQuota", large), ("GET", f"{topic}/backlogQuotaMap"),
+                      ("POST", f"{topic}/retention", {"retentionTimeInMinutes": 9, "retentionSizeInMB": 11}),
+                      ("POST", f"{topic}/backlogQuota", large), ("DELETE", f"{topic}/retention"),
+                      ("POST", f"{topic}/maxConsumers", 5),
+                      ("POST", f"{topic}/retention", {"retentionTimeInMinutes": 9, "retentionSizeInMB": 9}))
+    assert [status for status, _ in found] == [204, 204, 412, 200, 204, 204, 204, 204, 412]
+    assert found[3][1] == {}
+
+
 def test_partitions_that_are_added_count_as_topics_of_their_namespace(alone):
     path = f"{TOPICS}/parted/partitions"
     found = alone.ask(("POST", f"{NAMESPACES}/default/maxTopicsPerNamespace", 4), ("PUT", path, 3), ("POST", path, 5),

@@ -9,7 +9,7 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyPolicies
-from geminga.storage.catalogue.policies import DISPATCH_RATE_OF, applied, clash
+from geminga.storage.catalogue.policies import CLASHING, DISPATCH_RATE_OF, applied, clash
 from geminga.storage.catalogue.policy_table import NAMESPACE as NAMESPACE_LEVEL
 from geminga.storage.catalogue.policy_table import TABLE, Policy, default, read
 from geminga.storage.catalogue.policy_table import TOPIC as TOPIC_LEVEL
@@ -188,7 +188,9 @@ async def _set(request: web.Request, policy: Policy, route: Route, sent: Any) ->
         _refuse_size(request, value)
     if policy.name == ALLOWED:
         cluster_lists.refuse_gap(catalogue, scope, value)
-    _refuse_clash(catalogue.policies.of(scope) | {policy.name: value}, policy.name, what)
+    if policy.name in CLASHING:
+        above = catalogue.policies.of(_namespace(request))      # holds for a topic that has no value of its own
+        _refuse_clash(above | catalogue.policies.of(scope) | {policy.name: value}, policy.name, what)
     return await _keep(request, scope, policy.name, value, route.status)
 
 
