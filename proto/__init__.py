@@ -11,12 +11,12 @@ It imports the standard library, numpy and the codecs' libraries, and nothing el
     varints.py         columns of protobuf varints, both ways
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows
+    mixed_sends.py     SEND frames of differing sizes -> rows, many at once
     acks.py            ACKs of many messages -> arrays
     connection.py      the state table of a connection
     deliveries.py      receipts and messages -> bytes
     responses.py       responses and other commands of a broker -> bytes, one by one
     envelope.py        messages of ZeroMQ between workers and owners
-    delivery_times.py  entries -> the same entries with another delivery time
     metadata.py        metadata of many messages -> columns
     batches.py         batches -> places of their messages
     compression.py     payloads, compressed as clients do

@@ -2,7 +2,7 @@
 
 `receive` reads the whole frames of a buffer and appends to `events`, in order:
 
-    Sends            a run of SENDs, as rows and the bytes of their entries
+    Sends            many SENDs, as rows and the bytes of their entries
     Send             one SEND
     ...InTransaction a run of SENDs in one transaction, or one SEND in a transaction
     EntryAcks        an ACK of many messages, as arrays
@@ -19,7 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from geminga.proto import acks, frames, sends
+from geminga.proto import acks, frames, mixed_sends, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import EntryAcks
 from geminga.proto.errors import ErrorCode, ProtocolError
@@ -59,15 +59,19 @@ _LIGHT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG))      # commands that are che
 _LIGHT_SIZE_MAX = 4 << 10     # ... up to so many bytes
 EVENTS_MAX = 64
 FIRST_SIZE_MAX = 256 << 10    # bytes of the frame with CONNECT; a token over its 16 KiB is refused by its own error
-_BACK_OFF_MAX = 4_096         # frames read one by one before the next try for a run, where runs were short
+_BACK_OFF_MAX = 4_096         # frames read otherwise before the next try, where runs were short or odd
+_ODD_PART = 4                 # a quarter of the frames that were read in step may have to be read once more
 
 
 @dataclass(slots=True)
 class Sends:
-    """A run of SENDs: rows (n,) SEND_ROW and entries (n, size), views into the read buffer until the next read."""
+    """Many SENDs: rows (n,) SEND_ROW, and the bytes of their entries, one behind the other.
+
+    rows["offset"] and rows["size"] say where each entry is.
+    """
 
     rows: Rows
-    entries: NDArray[np.uint8]
+    data: bytes | memoryview
 
 
 @dataclass(slots=True)
@@ -112,8 +116,10 @@ class Connection:
         self.reads_positions = False       # its replicators name the position of each entry in their own cluster
         self.limit_messages(message_size_max)
         self._layout: sends.Layout | None = None
-        self._singles = 0                  # frames to read one by one before the next try for a run
+        self._singles = 0                  # frames to read before the next try for a run of one layout
         self._back_off = 0
+        self._alone = 0                    # frames to read one by one before the next try to read SENDs in step
+        self._odd_back_off = 0
 
     def __repr__(self) -> str:
         return f"Connection({self.state}, {len(self.events)} events, next run tried in {self._singles} frames)"
@@ -126,7 +132,8 @@ class Connection:
         """Read the frames in bytes at .. end-1 of buffer and append to `events`; return the end of the last frame read.
 
         `data` has the same bytes as the buffer.  Reading stops at EVENTS_MAX events, as their responses may take a
-        thousand times the bytes that were read.  Reading also stops behind each command that may be expensive, so that
+        thousand times the bytes that were read; SENDs that are read in step may exceed it, whose responses are short.
+        Reading also stops behind each command that may be expensive, so that
         the caller can check its time slice, and behind CONNECT, which decides about all that follows.  Raises
         ProtocolError.
         """
@@ -144,8 +151,13 @@ class Connection:
                 continue
             if at + step > end:
                 break
+            if self._singles > mixed_sends.RUN_MIN and self._alone <= 0 and self.state == CONNECTED \
+                    and (taken := self._read_mixed(buffer, data, at, end)):
+                at += taken
+                continue
             is_last = self._read_frame(bytes(data[at:at + step]), 8 + command_size)
             self._singles -= 1
+            self._alone -= 1
             at += step
             if is_last:
                 break
@@ -178,18 +190,47 @@ class Connection:
             self._singles = self._back_off
             return 0
         rows, entries, wrong = run
+        rows["offset"] = np.arange(len(rows)) * entries.shape[1]
+        data = memoryview(entries.tobytes())
         kind = SendsInTransaction if layout is not None and layout.is_in_transaction else Sends
         self._back_off = 0
         start = 0
         for refused in wrong.tolist():
             if refused > start:
-                self.events.append(kind(rows[start:refused], entries[start:refused]))
+                self.events.append(_stretch(kind, rows, data, start, refused))
             producer_id, sequence_id = int(rows["producer_id"][refused]), int(rows["sequence_id"][refused])
             self.events.append(SendRefused(producer_id, sequence_id, api.ChecksumError, "Checksum failed"))
             start = refused + 1
         if start < len(rows):
-            self.events.append(kind(rows[start:], entries[start:]))
+            self.events.append(_stretch(kind, rows, data, start, len(rows)))
         return len(rows) * step
+
+    def _read_mixed(self, buffer: NDArray[np.uint8], data: memoryview, at: int, end: int) -> int:
+        """Read SENDs in step, whatever their sizes are; return the bytes taken, 0 when they are too few for that.
+
+        The last one of the frames that are read before the next try for a run is left, to learn its layout.
+        """
+        places = mixed_sends.find(data, at, end, self._total_max, self._singles - 1)
+        if len(places) <= mixed_sends.RUN_MIN:
+            self._alone = len(places)
+            return 0
+        borders = np.array(places, np.int64)
+        rows, entries, odd = mixed_sends.read(buffer, borders[:-1], borders[1:], reads_positions=self.reads_positions)
+        count, left, start = len(rows), np.flatnonzero(odd).tolist(), 0
+        if count < mixed_sends.RUN_MIN or _ODD_PART * len(left) > count:
+            self._alone = self._odd_back_off = min(_BACK_OFF_MAX, 2 * self._odd_back_off or mixed_sends.RUN_MIN)
+        else:
+            self._odd_back_off = 0
+        for place in left:
+            if place > start:
+                self.events.append(_stretch(Sends, rows, entries, start, place))
+            frame = bytes(data[places[place]:places[place + 1]])
+            self._read_send(frame, 8 + frames.SIZES.unpack_from(frame)[1])
+            start = place + 1
+        if start < count:
+            self.events.append(_stretch(Sends, rows, entries, start, count))
+        self._singles -= count
+        return places[count] - at
 
     def _read_frame(self, frame: bytes, command_end: int) -> bool:
         """Read one frame; return True if the caller has to execute its command before more is read."""
@@ -249,6 +290,14 @@ class Connection:
 
     def _refuse(self, send: api.CommandSend, code: ErrorCode, message: str) -> None:
         self.events.append(SendRefused(send.producer_id, send.sequence_id, code, message))
+
+
+def _stretch(kind: type[Sends], rows: Rows, data: memoryview, start: int, stop: int) -> Sends:
+    """Return rows start .. stop - 1 with their entries, which follow each other in data."""
+    rows = rows[start:stop]
+    first, last = rows["offset"].item(0), rows["offset"].item(-1) + rows["size"].item(-1)
+    rows["offset"] -= np.uint64(first)
+    return kind(rows, data[first:last])
 
 
 def _too_large(total: int, total_max: int) -> ProtocolError:

@@ -8,17 +8,21 @@ One word of eight bytes is loaded for each field.  A message is `odd` when a var
 or when its bytes are not as clients write them; odd messages are the protobuf library's to read.  Both ways give the
 same values for the same bytes, and a test holds them to it.
 """
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.rows import words_at_each_byte
-from geminga.proto.varints import join_sevens
+from geminga.proto.varints import decode, join_sevens
 
 PAD = 16                                 # bytes that have to follow the last message: words are loaded whole
 _DONE = np.uint64(1 << 32)               # in place of the next tag
+_NOWHERE = 1 << 62                       # behind the end of every message
+_TAG_MAX = np.uint64(127)                # of one byte
 _STOPS = np.uint64(0x8080808080808080)
 _ONE, _BYTE, _TWO_BYTES = map(np.uint64, (1, 0xFF, 0xFFFF))
 ABSENT = np.uint64((1 << 64) - 1)        # default of a number that may also be 0: longer than any number read here
@@ -89,16 +93,22 @@ _Pieces: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
 
 
 def read(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64],
-         fields: tuple[Field, ...]) -> Columns:
+         fields: tuple[Field, ...], *, steps_max: int | None = None) -> Columns:
     """Read `fields` of the messages data[begin:end]; other fields are skipped.
 
-    begins, ends: (count,).  `data` has PAD bytes behind the last message.
+    begins, ends: (count,).  `data` has PAD bytes behind the last message.  steps_max: messages that are not read after
+    so many steps are odd, because a message with very many fields takes a step for each.
     """
-    wanted = {one.tag: one for one in fields}
+    wanted = _by_tag(fields)
     reader, columns = _Reader(data, begins, ends), Columns(np.zeros(len(begins), bool))
     pieces: dict[str, _Pieces] = {}
     reader.advance(columns.odd, slice(None))
+    steps = 0
     while (lowest := reader.lowest_tag()) is not None:
+        if steps == steps_max:
+            columns.odd |= reader.tags != _DONE
+            break
+        steps += 1
         tag, chosen = lowest
         size, wire = 1 if tag < 128 else 2, tag & 7
         # A tag of three bytes or more, a group, the number 0, or padding.
@@ -115,6 +125,7 @@ def read(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.in
         end = begin + values.astype(np.int64) if wire == _LENGTH else begin
         if too_long is not None:
             columns.odd[chosen] |= too_long
+            end = np.where(too_long, _NOWHERE, end)
         known = wanted.get(tag)
         if known is not None and known.is_repeated:
             pieces.setdefault(known.name, []).append((np.arange(len(begins))[chosen], begin, end))
@@ -124,6 +135,11 @@ def read(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.in
         reader.advance(columns.odd, chosen)
     columns.repeated = {name: _in_order(found, columns.odd) for name, found in pieces.items()}
     return columns
+
+
+@cache
+def _by_tag(fields: tuple[Field, ...]) -> dict[int, Field]:
+    return {one.tag: one for one in fields}
 
 
 class _Reader:
@@ -149,20 +165,19 @@ class _Reader:
         Messages that overran their end are marked in `odd`.
         """
         here, until = self.places[chosen], self._ends[chosen]
-        is_odd = odd[chosen] | (here > until)
-        is_done = is_odd | (here == until)
-        if is_done.any():
-            odd[chosen] |= is_odd
+        is_done = here >= until
+        has_done = is_done.any()
+        if has_done:
+            odd[chosen] |= here > until
             if is_done.all():
                 self.tags[chosen] = _DONE
                 return
             here = np.where(is_done, 0, here)
         self.words[chosen] = loaded = self._every_word[here]
         tag = loaded & _BYTE
-        is_long = tag > np.uint64(127)
-        if is_long.any():
-            tag = np.where(is_long, loaded & _TWO_BYTES, tag)
-        if is_done.any():
+        if tag.max(initial=0) > _TAG_MAX:
+            tag = np.where(tag > _TAG_MAX, loaded & _TWO_BYTES, tag)
+        if has_done:
             tag[is_done] = _DONE
         self.tags[chosen] = tag
 
@@ -197,3 +212,39 @@ def read_varints(words: NDArray[np.uint64], available: int
     longest = int(lengths.max())
     values = join_sevens(words & below & ~_STOPS, longest)
     return values, lengths.astype(np.int64), lengths > available if longest > available else None
+
+
+# -- one message
+
+def fields_of(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
+    """Return where the value of each field is: {tag: (first byte, byte behind it)}; the last one of a repeated field.
+
+    The key is the tag, not the number: a field with another wire type than its definition's is an unknown field.
+    Raises ValueError for a repeated varint, a group, and a field that ends behind `end`.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for tag, start, stop in each_field(data, at, end):
+        if tag in found and tag & 7 == 0:
+            raise ValueError("repeated")
+        found[tag] = start, stop
+    return found
+
+
+def each_field(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (tag, first byte of the value, byte behind it) of each field.  Raises ValueError as `fields_of` does."""
+    while at < end:
+        tag, start = decode(data, at)
+        if tag & 7 == 0:
+            _, at = decode(data, start)
+        elif tag & 7 == 2:
+            size, start = decode(data, start)
+            at = start + size
+        elif tag & 7 == 1:
+            at = start + 8
+        elif tag & 7 == 5:
+            at = start + 4
+        else:
+            raise ValueError("groups are not used")
+        yield tag, start, at
+    if at != end:
+        raise ValueError("a field ends behind its message")

@@ -11,7 +11,6 @@ to it.
 """
 import base64
 import binascii
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,7 @@ from geminga.proto.batches import MESSAGE_MIN
 from geminga.proto.compression import UNPACKED_MAX
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC_BYTES, SIZE, SIZES
+from geminga.proto.metadata import each_field, fields_of
 from geminga.proto.rows import Row, Rows, field_names, struct_of
 
 SEND_ROW = np.dtype([
@@ -156,6 +156,18 @@ def command_of(entry: bytes) -> api.CommandSend:
     if names.transaction(metadata.txnid_most_bits, metadata.txnid_least_bits) is not None:
         command.txnid_most_bits, command.txnid_least_bits = metadata.txnid_most_bits, metadata.txnid_least_bits
     return command
+
+
+def choose(rows: Rows, data: bytes | memoryview, is_chosen: NDArray[np.bool_]) -> tuple[Rows, bytes]:
+    """Return the chosen ones of rows (n,) SEND_ROW with their entries, laid end to end.  is_chosen: (n,)."""
+    chosen = rows[is_chosen]
+    begins, sizes = chosen["offset"].tolist(), chosen["size"]
+    if len(data) == len(rows) * int(sizes[0]) and (rows["size"] == sizes[0]).all():
+        entries = np.frombuffer(data, np.uint8).reshape(len(rows), int(sizes[0]))[is_chosen].tobytes()
+    else:
+        entries = b"".join([data[begin:begin + size] for begin, size in zip(begins, sizes.tolist(), strict=True)])
+    chosen["offset"] = np.cumsum(sizes, dtype=np.int64) - sizes
+    return chosen, entries
 
 
 def _has_checksum(data: bytes, at: int) -> bool:
@@ -294,9 +306,9 @@ def learn(frame: bytes, row: Row) -> Layout | None:
     metadata_at = command_end + CHECKSUM_END + 4
     head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
     try:
-        outer = _fields(frame, 8, command_end)
-        inner = _fields(frame, *outer[_SEND])
-        metadata = _fields(frame, metadata_at, head_size)
+        outer = fields_of(frame, 8, command_end)
+        inner = fields_of(frame, *outer[_SEND])
+        metadata = fields_of(frame, metadata_at, head_size)
         position = _position(frame, metadata_at, head_size) if row[ENTRY_ID] else None
     except (ValueError, KeyError):
         return None
@@ -326,9 +338,9 @@ def learn(frame: bytes, row: Row) -> Layout | None:
 def _position(frame: bytes, at: int, end: int) -> tuple[int, int, int]:
     """Return where a source position, which the metadata have, begins, has its colon, and ends."""
     found = at, at, at
-    for tag, start, stop in _each_field(frame, at, end):
+    for tag, start, stop in each_field(frame, at, end):
         if tag == _PROPERTY:
-            inner = _fields(frame, start, stop)
+            inner = fields_of(frame, start, stop)
             if frame[slice(*inner[_PROPERTY_KEY])] == names.POSITION_PROPERTY.encode():
                 first, last = inner[_PROPERTY_VALUE]
                 found = first, frame.index(b":", first, last), last
@@ -345,37 +357,3 @@ def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:
     if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
         return metadata[_PARTITION_KEY]
     return None
-
-
-def _fields(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
-    """Return where the value of each field is: {tag: (first byte, byte behind it)}; the last one of a repeated field.
-
-    The key is the tag, not the number: a field with another wire type than its definition's is an unknown field.
-    Raises ValueError for a repeated varint, a group, and a field that ends behind `end`.
-    """
-    found: dict[int, tuple[int, int]] = {}
-    for tag, start, stop in _each_field(data, at, end):
-        if tag in found and tag & 7 == 0:
-            raise ValueError("repeated")
-        found[tag] = start, stop
-    return found
-
-
-def _each_field(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (tag, first byte of the value, byte behind it) of each field.  Raises ValueError as `_fields` does."""
-    while at < end:
-        tag, start = varints.decode(data, at)
-        if tag & 7 == 0:
-            _, at = varints.decode(data, start)
-        elif tag & 7 == 2:
-            size, start = varints.decode(data, start)
-            at = start + size
-        elif tag & 7 == 1:
-            at = start + 8
-        elif tag & 7 == 5:
-            at = start + 4
-        else:
-            raise ValueError("groups are not used")
-        yield tag, start, at
-    if at != end:
-        raise ValueError("a field ends behind its message")

@@ -9,6 +9,7 @@
     replication_cursors.py     subscriptions from which messages go to other clusters
     inactive_topics.py         deletion of unused topics and subscriptions
     delay_policy.py            how long messages may or must be delayed
+    delivery_times.py          entries -> the same entries with another delivery time
     unacknowledged_limit.py    the bound of unacknowledged messages of all shared subscriptions
     closed_partition_scan.py   the same policies for partitions that are not open
 

@@ -17,10 +17,10 @@ Partitions without such a policy, or with delayed delivery switched off, and non
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import delivery_times
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.rows import Rows, as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
+from geminga.storage.enforcement import delivery_times
 from geminga.storage.topics.duplicates import IS_REWRITTEN
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition

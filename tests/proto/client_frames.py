@@ -105,7 +105,7 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *,
         except ProtocolError as error:
             heard.error = str(error)
         for event in events:
-            heard.runs += isinstance(event, Sends) and isinstance(event.entries, np.ndarray)
+            heard.runs += isinstance(event, Sends)
             heard.events += flat(event)
             if isinstance(event, Sends | Send):
                 heard.kinds.add(type(event).__name__)
@@ -119,12 +119,14 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *,
 def flat(event) -> list[tuple]:
     """Return a tuple for each SEND; ("refused", producer, sequence, code); or (type, bytes of the command)."""
     if isinstance(event, Sends):
-        data = event.entries.tobytes()
-        assert len(data) == int(event.rows["size"].sum())
-        ends = np.cumsum(event.rows["size"], dtype=np.int64).tolist()
-        starts = [0, *ends]
+        rows, data = event.rows.copy(), bytes(event.data)
+        assert len(data) == int(rows["size"].sum())
+        ends = np.cumsum(rows["size"], dtype=np.int64).tolist()
+        starts = [0, *ends[:-1]]
+        assert rows["offset"].tolist() == starts
+        rows["offset"] = 0
         return [("send", tuple(row), data[start:end])
-                for row, start, end in zip(event.rows.tolist(), starts, ends, strict=False)]
+                for row, start, end in zip(rows.tolist(), starts, ends, strict=True)]
     if isinstance(event, Send):
         return [("send", event.row, event.entry)]
     if isinstance(event, SendRefused):

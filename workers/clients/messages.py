@@ -14,7 +14,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import WORDS_MAX, EntryAcks
 from geminga.proto.connection import Send, SendInTransaction, SendRefused, Sends, SendsInTransaction
 from geminga.proto.errors import ProtocolError
-from geminga.proto.sends import PRODUCER_ID, SEQUENCE_ID
+from geminga.proto.sends import PRODUCER_ID, SEQUENCE_ID, choose
 from geminga.workers.clients import transactions
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.routes import Route
@@ -64,11 +64,11 @@ def _refuse_disabled(client: Client, producer_id: int, sequence_id: int) -> None
 
 
 def publish(client: Client, sends: Sends, kind: int = envelope.SENDS) -> None:
-    """Forward a run of SENDs, rows (n,) SEND_ROW and entries (n, size), to the owners of their producers.
+    """Forward many SENDs, rows (n,) SEND_ROW, to the owners of their producers.
 
     kind: of the envelope's section.
     """
-    rows, entries = sends.rows, sends.entries
+    rows, data = sends.rows, sends.data
     ids = rows["producer_id"]
     rows["connection"] = client.number
     first = ids.item(0)
@@ -77,19 +77,18 @@ def publish(client: Client, sends: Sends, kind: int = envelope.SENDS) -> None:
         if route is not None:
             rows["producer"] = route.handle
             assert route.link is not None
-            _forward(client, route.link, rows, entries, kind)
+            _forward(client, route.link, rows, data, kind)
         return
     distinct, inverse = np.unique(ids, return_inverse=True)
     routes = [client.routes.publishing(producer_id) for producer_id in distinct.tolist()]
     rows["producer"] = np.array([route.handle if route else 0 for route in routes], np.uint64)[inverse]
     for link in {route.link for route in routes if route is not None and route.link is not None}:
         is_for_link = np.array([route is not None and route.link is link for route in routes])[inverse]
-        _forward(client, link, rows[is_for_link], entries[is_for_link], kind)
+        _forward(client, link, *choose(rows, data, is_for_link), kind)
 
 
-def _forward(client: Client, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8], kind: int) -> None:
-    rows["offset"] = np.arange(len(rows)) * entries.shape[1]
-    link.sends(rows, entries.tobytes(), kind)
+def _forward(client: Client, link: OwnerLink, rows: NDArray, data: bytes | memoryview, kind: int) -> None:
+    link.sends(rows, data, kind)
     client.worker.owners.schedule_flush(link)
 
 

@@ -46,7 +46,7 @@ class OwnerLink:
         self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes that the owner has not taken
         self.is_unheard = False                    # something was sent, and the socket was not looked at since
         self.is_urgent = False                     # something is queued besides acknowledgements that want no receipt
-        self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
+        self._sections: list[tuple[int, NDArray | bytes, bytes | memoryview]] = []
         self._sends: list[bytes] = []              # rows that came one by one, and their entries
         self._sends_kind = envelope.SENDS          # SENDS_IN_TRANSACTIONS: some of them are in a transaction
         self._entries: list[bytes] = []
@@ -87,7 +87,7 @@ class OwnerLink:
         is_little = self.gathered < _LITTLE_BYTES and len(self._commands) < _LITTLE_COMMANDS
         return self.has_queued and not (is_little and (self._handed or not self.is_urgent))
 
-    def sends(self, rows: NDArray, entries: bytes, kind: int = envelope.SENDS) -> None:
+    def sends(self, rows: NDArray, entries: bytes | memoryview, kind: int = envelope.SENDS) -> None:
         """Queue many SENDs: complete rows (n,) SEND_ROW, and their entries one behind the other.  kind: of the
         section.
         """

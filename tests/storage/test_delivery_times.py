@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from geminga.proto import delivery_times, sends, varints
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import sends, varints
+from geminga.storage.enforcement import delivery_times
 
 TAG = varints.encode(19 << 3)
 NOW = 1_700_000_000_000
