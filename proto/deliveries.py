@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import varints
 from geminga.proto.frames import CHECKSUM_END, SIZE, SIZES
-from geminga.proto.rows import Rows, struct_of
+from geminga.proto.rows import Rows, interleave, struct_of
 
 RECEIPT_ROW = np.dtype([
     ("connection", "<u4"),           # the worker's number of the connection
@@ -201,12 +201,7 @@ class Delivery:
         width = heads.shape[1]
         totals = rows["size"].astype(np.uint32) + np.uint32(width - 4)
         heads[:, :4] = totals.astype(">u4").view(np.uint8).reshape(-1, 4)
-        out: list[bytes | memoryview] = []
-        text, at = heads.tobytes(), 0
-        for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True):
-            out += (text[at:at + width], ledger[start:start + size])
-            at += width
-        return b"".join(out)
+        return interleave(heads, ledger, rows["offset"], rows["offset"] + rows["size"])
 
     def _heads(self, entries: NDArray[np.uint64], rows: Rows, size: int,
                redeliveries: NDArray[np.uint32] | None = None, ack_set: bytes = b"") -> NDArray[np.uint8]:

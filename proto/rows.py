@@ -46,3 +46,16 @@ def from_words(words: NDArray[np.uint64], dtype: np.dtype[np.void]) -> Rows:
 def words_at_each_byte(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """View bytes (n,) as words (n - 7,), little-endian, one of which begins at every byte."""
     return np.ndarray(len(data) - 7, "<u8", data, 0, (1,))
+
+
+def interleave(heads: NDArray[np.uint8], data: memoryview, begins: NDArray[np.integer],
+               ends: NDArray[np.integer]) -> bytes:
+    """Return each of the heads (n, width) with the bytes data[begin:end] behind it; begins, ends: (n,).
+
+    The bytes have any sizes.  One slice of them for each head costs less than arrays that name every byte.
+    """
+    count, width = heads.shape
+    pieces: list[bytes | memoryview] = [b""] * (2 * count)
+    pieces[::2] = heads.view(f"V{width}").ravel().tolist()
+    pieces[1::2] = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return b"".join(pieces)

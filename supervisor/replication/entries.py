@@ -14,6 +14,7 @@ Entries whose metadata have to change go one by one: those of transactions, thos
 have a property of that name already.  A run of few entries goes one by one too.  Both ways give the same entries.
 """
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -26,8 +27,8 @@ from geminga.proto import checksums, frames, metadata, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, MAGIC_BYTES, SIZE, SIZES
 from geminga.proto.metadata import ABSENT, Field
-from geminga.proto.rows import words_at_each_byte
-from geminga.supervisor.replication.frames import Bytes, Places, Unreadable
+from geminga.proto.rows import interleave, words_at_each_byte
+from geminga.supervisor.replication.frames import Bytes, Places, Unreadable, alike
 
 POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", as Pulsar's replicators name positions
 FEW_MAX = 12                 # entries that are cheaper to rewrite one by one
@@ -45,9 +46,10 @@ _MAGIC = np.uint64(int.from_bytes(MAGIC_BYTES, "little"))
 _VERSION_SIZE = 8            # bytes of a schema version, of every Pulsar broker
 _COMMAND_MAX = 64            # bytes of a SEND command
 _ADDED_MAX = 1_024           # bytes of ADDED; entries this near to the limit are rewritten one by one
-_ALL_POWERS = [np.uint64(10 ** digit) for digit in range(20)]
-_POWERS = np.array(_ALL_POWERS[1:], np.uint64)
-_TEN, _ZERO = np.uint64(10), np.uint64(ord("0"))
+_POWERS = np.array([10 ** digit for digit in range(1, 20)], np.uint64)
+_TEN_THOUSAND = np.uint64(10_000)
+# (10_000, 4): the characters of each number of four digits.
+_FOUR_DIGITS = (np.arange(10_000)[:, None] // (1_000, 100, 10, 1) % 10 + ord("0")).astype(np.uint8)
 
 
 class Run(NamedTuple):
@@ -99,7 +101,7 @@ def runs(data: Bytes, starts: Places, ends: Places) -> Iterator[Run]:
         identity, stop = message.message_id, at + 1
         place = _entry_id_place(data, first + 8) if count - at > FEW_MAX else None
         if place is not None:
-            stop = at + _similar(data, starts[at:], ends[at:], size, *place)
+            stop = at + max(1, _similar(data, starts[at:], ends[at:], size, *place))
         entries = np.array([identity.entryId], np.uint64) if stop == at + 1 or place is None else \
             varints.read_words(words[starts[at:stop] + (8 + place[0])], place[1])
         yield Run(message.consumer_id, identity.ledgerId, entries, starts[at:stop] + (8 + size), ends[at:stop])
@@ -123,17 +125,10 @@ def _entry_id_place(data: Bytes, at: int) -> tuple[int, int] | None:
 
 def _similar(data: Bytes, starts: Places, ends: Places, size: int, place: int, width: int) -> int:
     """Return how many frames have a command that differs from the first one's in the value of the entry id alone."""
-    words, template = words_at_each_byte(data), data[starts[0] + 4:starts[0] + 8 + size]
-    head = words[starts + 4] if len(starts) else np.empty(0, np.uint64)
-    same = (head == head[0]) & (ends - starts >= 8 + size)      # sizes of the commands, and their first bytes
-    count = len(same) if same.all() else int(same.argmin())
-    if count > 1:
-        tight = np.full(len(template), 255, np.uint8)
-        tight[4 + place:4 + place + width] = 128
-        heads = data[starts[:count, None] + np.arange(4, 8 + size)]
-        unlike = ((heads ^ template) & tight).any(axis=1)
-        count = int(unlike.argmax()) if unlike.any() else count
-    return count
+    tight = np.full(8 + size, 255, np.uint8)
+    tight[:4] = 0      # the frames' sizes
+    tight[8 + place:8 + place + width] = 128      # the value of a varint may differ, its length may not
+    return alike(data, starts, ends, tight)
 
 
 # -- rewriting
@@ -321,12 +316,7 @@ class Rewriter:
             block[:, width:] = np.ndarray((count, size), np.uint8, data, int(at[0]), (stride, 1))
             result.pieces.append(block.data.cast("B"))
             return
-        view, text, place = memoryview(data), heads.tobytes(), 0
-        pieces: list[bytes | memoryview] = []
-        for start, end in zip(at.tolist(), entries.ends[chosen].tolist(), strict=True):
-            pieces += (text[place:place + width], view[start:end])
-            place += width
-        result.pieces.append(b"".join(pieces))
+        result.pieces.append(interleave(heads, memoryview(data), at, entries.ends[chosen]))
 
     def _heads(self, run: Run, entries: "_Entries", chosen: "slice | NDArray[np.intp]",
                following: Places) -> NDArray[np.uint8]:
@@ -357,23 +347,37 @@ class Rewriter:
         varints.stamp(block, place, sequences, sequence_size)
         if is_batch:
             varints.stamp(block, place + sequence_size + 1, counts, count_size)
-        varying = list(range(width - digits, width))
-        for column, power in zip(reversed(varying), _ALL_POWERS, strict=False):
-            block[:, column] = ids // power % _TEN + _ZERO
+        after = np.full(len(ids), crc32c(checked), np.uint32)
+        for group in range(-(-digits // 4)):
+            values, stop = ids // np.uint64(10_000 ** group) % _TEN_THOUSAND, width - 4 * group
+            start = max(stop - 4, width - digits)
+            block[:, start:stop] = _FOUR_DIGITS[values][:, start - stop:]
+            after ^= _changes_of_digits(group)[values]
         before = np.full(len(ids), crc32c(SIZE.pack(int(sizes[0]))), np.uint32)
         if not same_size:
-            first = behind + CHECKSUM_END
-            varying += range(first, first + 4)
-            block[:, first:first + 4] = (sizes + len(added)).astype(">u4").view(np.uint8).reshape(-1, 4)
+            place = behind + CHECKSUM_END
+            block[:, place:place + 4] = (sizes + len(added)).astype(">u4").view(np.uint8).reshape(-1, 4)
             bits = sizes.astype(np.uint32) ^ np.uint32(sizes[0])
             for byte in range(4):
                 before ^= checksums.change_of_byte(byte + 1)[bits >> np.uint32(8 * byte) & np.uint32(255)]
-        after = np.full(len(ids), crc32c(checked), np.uint32)
-        for column in varying:
-            after ^= checksums.change_of_byte(width - column)[block[:, column] ^ template[column]]
+                column = place + 3 - byte
+                after ^= checksums.change_of_byte(width - column)[block[:, column] ^ template[column]]
         new = entries.claimed[chosen] ^ checksums.change_before(after ^ before, following)
         block[:, behind + 2:behind + CHECKSUM_END] = new.astype(">u4").view(np.uint8).reshape(-1, 4)
         return block
+
+
+@cache
+def _changes_of_digits(group: int) -> NDArray[np.uint32]:
+    """Return a table (10_000,): number -> the change of the checksum of a message, of which zeros become its digits.
+
+    group: 0 for the last four characters of the message, 1 for the four before these.
+    """
+    changes = np.zeros(10_000, np.uint32)
+    for column in range(4):
+        place = 4 * group + 4 - column
+        changes ^= checksums.change_of_byte(place)[_FOUR_DIGITS[:, column] ^ np.uint8(ord("0"))]
+    return changes
 
 
 class _Entries:

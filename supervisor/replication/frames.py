@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import metadata
+from geminga.proto.rows import words_at_each_byte
 
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
@@ -19,7 +20,7 @@ _U32 = struct.Struct(">I")
 _RUN_MIN = 8                 # frames; a shorter run of equal sizes costs less one by one
 _LOOK_MAX = 1_024            # frames compared in one step, so that many short runs do not cost the square of frames
 _WALK_MAX = 256              # frames walked one by one before looking for a run again
-_PAD = metadata.PAD + 8      # bytes behind the received ones: words are loaded whole
+_PAD = metadata.PAD + 8      # bytes behind the received ones: words are loaded whole, see `alike` too
 
 
 class Unreadable(Exception):
@@ -41,10 +42,13 @@ def whole_frames(data: Bytes, at: int, end: int, size_max: int) -> tuple[Places,
             break
         run = _equal_frames(data, at, end, size)
         if run < _RUN_MIN:
-            walked, at = _walk(data, at, end, size_max)
-            starts.append(np.array(walked[:-1], np.int64))
-            ends = np.array(walked, np.int64)
-            sizes.append(ends[1:] - ends[:-1])
+            borders = _walk(data, at, end)
+            starts.append(borders[:-1])
+            sizes.append(np.diff(borders))
+            at = int(borders[-1])
+            # A size beyond the limits is found here, as long as its frame is whole; else before the next walk.
+            if len(wrong := sizes[-1][(sizes[-1] > size_max) | (sizes[-1] < 8)]):
+                raise Unreadable(f"a frame of {wrong[0]} bytes came; the limit is {size_max}")
         else:
             starts.append(at + size * np.arange(run, dtype=np.int64))
             sizes.append(np.full(run, size, np.int64))
@@ -62,18 +66,33 @@ def _equal_frames(data: Bytes, at: int, end: int, size: int) -> int:
     return len(same) if same.all() else int(same.argmin())
 
 
-def _walk(data: Bytes, at: int, end: int, size_max: int) -> tuple[list[int], int]:
-    """Return where some frames begin, and behind them where the last one ends, twice."""
-    places, unpack, view = [at], _U32.unpack_from, memoryview(data)
-    while end - at >= 4 and len(places) <= _WALK_MAX:
-        size = 4 + unpack(view, at)[0]
-        if size > size_max or size < 8:
-            raise Unreadable(f"a frame of {size} bytes came; the limit is {size_max}")
-        if at + size > end:
+def _walk(data: Bytes, at: int, end: int) -> Places:
+    """Return where some whole frames begin, and behind them where the last one ends."""
+    places, unpack, view, last = [at], _U32.unpack_from, memoryview(data), end - 4
+    for _ in range(_WALK_MAX):
+        if at > last:
             break
-        at += size
+        at += 4 + unpack(view, at)[0]
         places.append(at)
-    return places, at
+    if at > end:
+        places.pop()
+    return np.array(places, np.int64)
+
+
+def alike(data: Bytes, starts: Places, ends: Places, tight: Bytes) -> int:
+    """Return how many frames begin with the bytes of the first one, as far as bits of `tight` are set.
+
+    tight: (k,), for the first k bytes of each frame; a shorter frame is unlike.
+    """
+    words = words_at_each_byte(data)
+    is_short = ends - starts < len(tight)
+    if (count := int(is_short.argmax()) if is_short.any() else len(starts)) == 0:
+        return 0
+    unlike = np.zeros(count, np.uint64)
+    for number, mask in enumerate(np.append(tight, np.zeros(-len(tight) % 8, np.uint8)).view("<u8")):
+        column = words[starts[:count] + 8 * number]
+        unlike |= (column ^ column[0]) & mask
+    return int((unlike != 0).argmax()) if unlike.any() else count
 
 
 class FrameReader(asyncio.BufferedProtocol):

@@ -6,21 +6,24 @@ topic may share, so their receipts count in the order in which they come.
 """
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from geminga.proto import metadata
+from geminga.proto import metadata, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.proto.metadata import Field
-from geminga.supervisor.replication.frames import Bytes, Places, Unreadable
+from geminga.proto.rows import words_at_each_byte
+from geminga.supervisor.replication.frames import Bytes, Places, Unreadable, alike
 
 FEW_MAX = 12                 # receipts that are cheaper to read one by one
 _COMMAND = (Field("receipt", 7, is_bytes=True),)
 _RECEIPT = Field("producer_id", 1), Field("sequence_id", 2), Field("highest_sequence_id", 4)
+_MESSAGE_ID = 3 << 3 | 2      # tag of a field that is not read
 _WORD = (1 << 64) - 1
 NOWHERE = -1, -1
 Numbers = NDArray[np.uint64]
@@ -36,26 +39,67 @@ class Receipts(NamedTuple):
 
 def receipts(data: Bytes, starts: Places, ends: Places) -> Iterator[Receipts]:
     """Yield the receipts of SEND_RECEIPT frames in order.  starts, ends: (n,) their places.  Raises Unreadable."""
+    at = 0
+    while len(starts) - at > FEW_MAX:
+        columns = _read_alike(data, starts[at:], ends[at:])
+        if 2 * len(columns[0]) < len(starts) - at:
+            break
+        yield from _by_producer(*columns)
+        at += len(columns[0])
+    starts, ends = starts[at:], ends[at:]
     if len(starts) <= FEW_MAX:
         for start in starts.tolist():
             yield _one(data, start)
         return
-    sizes = [SIZES.unpack_from(data, start)[1] for start in starts.tolist()] if len(set((ends - starts).tolist())) > 1 \
-        else [SIZES.unpack_from(data, int(starts[0]))[1]] * len(starts)
-    command_ends = np.minimum(starts + 8 + np.array(sizes, np.int64), ends)
-    outer = metadata.read(data, starts + 8, command_ends, _COMMAND)
-    begins, stops = outer.spans.get("receipt", (np.full(len(starts), -1), np.zeros(len(starts), np.int64)))
-    odd = outer.odd | (begins < 0) | (stops > ends)
-    inner = metadata.read(data, np.where(odd, starts, begins), np.where(odd, starts, stops), _RECEIPT)
-    odd |= inner.odd
-    producers, ledgers, entries = (inner.number(one.name) for one in _RECEIPT)
-    changes = (producers[1:] != producers[:-1]) | odd[1:] | odd[:-1]
-    borders = (np.flatnonzero(changes) + 1).tolist()
-    for first, stop in zip((0, *borders), (*borders, len(starts)), strict=True):
+    odd, numbers = _read_in_step(data, starts, ends)
+    borders = (np.flatnonzero(odd[1:] | odd[:-1]) + 1).tolist()
+    for first, stop in pairwise((0, *borders, len(starts))):
         if odd[first]:
             yield _one(data, int(starts[first]))
         else:
-            yield Receipts(int(producers[first]), ledgers[first:stop], entries[first:stop])
+            yield from _by_producer(*(column[first:stop] for column in numbers))
+
+
+def _by_producer(producers: Numbers, ledgers: Numbers, entries: Numbers) -> Iterator[Receipts]:
+    borders = (np.flatnonzero(producers[1:] != producers[:-1]) + 1).tolist()
+    for first, stop in pairwise((0, *borders, len(producers))):
+        yield Receipts(int(producers[first]), ledgers[first:stop], entries[first:stop])
+
+
+def _read_alike(data: Bytes, starts: Places, ends: Places) -> tuple[Numbers, Numbers, Numbers]:
+    """Read the three numbers of _RECEIPT (n,) of the first receipts, which are encoded as the first one is.
+
+    n is 0 if its form is unusual.
+    """
+    first = int(starts[0])
+    size = SIZES.unpack_from(data, first)[1]
+    frame = data[first:min(first + 8 + size, int(ends[0]))].tobytes()
+    try:
+        inside = metadata.fields_of(frame, *metadata.fields_of(frame, 8, 8 + size)[_COMMAND[0].tag])
+        spans = [inside[one.tag] for one in _RECEIPT]
+    except (IndexError, KeyError, ValueError):
+        spans = [(0, varints.WORD_MAX + 1)]
+    if any(end - begin > varints.WORD_MAX for begin, end in spans):
+        none = np.empty(0, np.uint64)
+        return none, none, none
+    tight = np.full(len(frame), 255, np.uint8)
+    tight[slice(*inside.get(_MESSAGE_ID, (0, 0)))] = 0
+    for begin, end in spans:
+        tight[begin:end] = 128      # the value of a varint may differ, its length may not
+    starts = starts[:alike(data, starts, ends, tight)]
+    words = words_at_each_byte(data)
+    producers, ledgers, entries = (varints.read_words(words[starts + begin], end - begin) for begin, end in spans)
+    return producers, ledgers, entries
+
+
+def _read_in_step(data: Bytes, starts: Places, ends: Places) -> tuple[NDArray[np.bool_], list[Numbers]]:
+    """Return (which receipts (n,) are for the library to read, the three numbers of _RECEIPT (n,) of the others)."""
+    sizes = words_at_each_byte(data)[starts + 4].astype(np.uint32).byteswap()
+    outer = metadata.read(data, starts + 8, np.minimum(starts + 8 + sizes, ends), _COMMAND)
+    begins, stops = outer.spans.get("receipt", (np.full(len(starts), -1), np.zeros(len(starts), np.int64)))
+    odd = outer.odd | (begins < 0) | (stops > ends)
+    inner = metadata.read(data, np.where(odd, starts, begins), np.where(odd, starts, stops), _RECEIPT)
+    return odd | inner.odd, [inner.number(one.name) for one in _RECEIPT]
 
 
 def _one(data: Bytes, start: int) -> Receipts:

@@ -72,6 +72,8 @@ def some_entry(dice, mixed):
         fields["partition_key"] = f"key-{dice.randrange(10 ** dice.choice([1, 1, 5]))}"
     if dice.random() < 0.3:
         fields["properties"] = [api.KeyValue(key="a", value="b" * dice.randrange(4))]
+    if dice.random() < 0.1:
+        fields["encryption_keys"] = [api.EncryptionKeys(key="k", value=b"v" * dice.randrange(300))]
     if dice.random() < 0.2:
         fields["num_messages_in_batch"] = dice.choice([1, 3, 500])
     if dice.random() < 0.2:
@@ -211,6 +213,15 @@ def test_frames_are_found_however_they_are_cut():
         starts, ends, rest = whole_frames(data, 0, end, 1 << 20)
         assert (whole[0][:len(starts)] == starts).all() and (whole[1][:len(ends)] == ends).all()
         assert rest == (ends[-1] if len(ends) else 0) <= end
+
+
+@pytest.mark.parametrize("size", [0, 3, 900])
+def test_a_frame_without_a_possible_size_ends_the_connection_behind_others(size):
+    """A whole frame that is too small or too large among frames of several sizes is no frame."""
+    frames = [message(entry_of(bytes(number)), 1, number) for number in range(20)]
+    data = np.frombuffer(b"".join((*frames, wire.SIZE.pack(size), bytes(size), *frames, bytes(ROOM))), np.uint8)
+    with pytest.raises(Unreadable):
+        whole_frames(data, 0, len(data) - ROOM, 500)
 
 
 @pytest.mark.parametrize("head", [b"\xff\xff\xff\xff", b"HTTP", b"\0\0\0\1"])

@@ -37,6 +37,26 @@ def test_receipts_are_read_in_order_whatever_numbers_they_hold(count):
             for ledger, entry in zip(some.ledgers.tolist(), some.entries.tolist(), strict=True)] == told
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_receipts_of_one_form_are_what_each_of_them_says(seed):
+    """Stretches of receipts with one layout, some of which lack a number, are read as one by one."""
+    dice, told, frames = random.Random(seed), [], []
+    for _ in range(dice.choice([1, 2, 6])):
+        producers, ledger, first = dice.choice([[1], [1, 2], [300]]), dice.choice([7, 1 << 36]), dice.randrange(1 << 40)
+        for number in range(dice.choice([1, 20, 200])):
+            told.append((dice.choice(producers), ledger, first + number))
+            frames.append(receipt(*told[-1]))
+        if dice.random() < 0.5:
+            told.append((5, 6, 0))
+            send_receipt = api.CommandSendReceipt(producer_id=5, sequence_id=6)
+            frames.append(wire.frame(api.BaseCommand(type=T.SEND_RECEIPT, send_receipt=send_receipt)))
+    stream = b"".join(frames)
+    data = np.frombuffer(stream + bytes(64), np.uint8)
+    starts, ends, _ = whole_frames(data, 0, len(stream), 1 << 20)
+    assert [(some.producer_id, ledger, entry) for some in receipts(data, starts, ends)
+            for ledger, entry in zip(some.ledgers.tolist(), some.entries.tolist(), strict=True)] == told
+
+
 def filled(*stretches):
     made = Unanswered()
     for ledger, first, mask in stretches:

@@ -11,6 +11,7 @@ One connection is not read from, while all others are, as long as
 """
 import asyncio
 import mmap
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -400,6 +401,10 @@ class Stream(asyncio.BufferedProtocol):
             # Reading goes on when nearly all is read.
             self.transport.set_write_buffer_limits(high=min(UNREAD_MIN, unread_max))
             self.stop_reading()
+
+    def set_send_buffer(self, size: int) -> None:
+        """Have the kernel hold up to `size` bytes that the client has not read, or fewer where the host's limit is."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def configured(self) -> None:
         """Apply the worker's new options to this connection."""
