@@ -1,11 +1,12 @@
 """Measures replication: how fast messages go to another cluster, and what they cost on this side.
 
     python -m tests.bench.replication [--messages 300000] [--size 100] [--topics 1] [--batch 1] [--rounds 3]
-                                      [--ragged] [--to URL]
+                                      [--mixed] [--to URL]
 
 A backlog is published first, then the cluster's record is corrected, so that what is measured is replication alone.
 The cluster is a sink in a process of its own: it answers each SEND with a receipt that names the position, and stores
-nothing.  --to names a real cluster instead: host:port of its broker.
+nothing.  --mixed: payloads have 50 to 1,000 bytes, keys and properties several lengths.  --to names a real cluster
+instead: host:port of its broker.
 
     rate    messages a second, from the first to the last receipt's acknowledgement
     CPU     µs a message, of owners, workers and the replicator
@@ -15,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import random
 import socket
 import statistics
 import struct
@@ -79,7 +81,6 @@ def _serve(link: socket.socket, port: int, received: "multiprocessing.sharedctyp
                 received.value += int(is_send.sum())
         left = bytes(buffer[rest:end])
         end = len(left)
-        buffer = bytearray(4 << 20) if rest else buffer
         buffer[:end] = left
 
 
@@ -130,13 +131,18 @@ def _answer(link: socket.socket, command: api.BaseCommand, port: int) -> None:
 
 def _publish(broker: Broker, topics: list[str], given: argparse.Namespace) -> None:
     client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    each, sizes = given.messages // len(topics), (given.size // 2, given.size, 2 * given.size - given.size // 2)
+    each, chance = given.messages // len(topics), random.Random(1)
     for topic in topics:
         producer = client.create_producer(topic, block_if_queue_full=True, max_pending_messages=20_000,
                                           batching_enabled=given.batch > 1, batching_max_messages=max(2, given.batch))
-        payloads = [b"." * size for size in (sizes if given.ragged else (given.size,))]
+        payload, more = b"." * given.size, {}
         for number in range(each):
-            producer.send_async(payloads[number % len(payloads)], lambda *_: None)
+            if given.mixed:
+                payload = b"." * chance.randint(50, 1_000)
+                more = {"partition_key": "k" * chance.randint(4, 12)}
+                if number % 2:
+                    more["properties"] = {"kind": "v" * chance.randint(1, 12)}
+            producer.send_async(payload, lambda *_: None, **more)
         producer.flush()
         producer.close()
     client.close()
@@ -195,7 +201,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100, help="bytes of a payload")
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--batch", type=int, default=1, help="messages of a batch; 1: no batches")
-    parser.add_argument("--ragged", action="store_true", help="payloads of three sizes in turn")
+    parser.add_argument("--mixed", action="store_true", help="payloads of 50 to 1,000 bytes, keys, properties")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--to", metavar="URL", help="pulsar://HOST:PORT of a real cluster")
     given = parser.parse_args()

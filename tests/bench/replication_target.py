@@ -3,9 +3,11 @@
     python -m tests.bench.replication_target [MESSAGES] [PAYLOAD_BYTES] [UNANSWERED]
 
 One connection publishes single messages to one topic over loopback: as a replicator that names positions, and as an
-ordinary producer.  "mixed" messages are of several producers, whose frames differ in size.  A line for each has
-messages a second, and the CPU time of all processes of the broker for each message.
+ordinary producer.  "mixed" messages have payloads of 50 to 1,000 bytes, and keys, properties and names of producers of
+several lengths.  A line for each has messages a second, and the CPU time of all processes of the broker for each
+message.
 """
+import random
 import struct
 import sys
 import tempfile
@@ -30,14 +32,18 @@ _FIRST = 1_000_000           # entry and sequence id, so that all have one numbe
 
 
 def frames(count: int, payload: int, *, is_replicated: bool, is_mixed: bool) -> list[bytes]:
-    """Return frames of SENDs.  is_mixed: they are of producers whose names have three lengths."""
-    made = []
+    """Return frames of SENDs.  is_mixed: their sizes differ, and `payload` is not used."""
+    made, chance = [], random.Random(1)
     for number in range(_FIRST, _FIRST + count):
-        more = {}
+        more, properties = {}, []
         if is_replicated:
-            more = {"replicated_from": "far", "producer_name": "producer"[:6 + (number * 7 % 3 if is_mixed else 0)],
-                    "properties": [api.KeyValue(key=names.POSITION_PROPERTY, value=f"61561655729:{number}")]}
-        metadata = message_metadata(sequence_id=number, **more)
+            more = {"replicated_from": "far", "producer_name": "producer"}
+            properties = [api.KeyValue(key=names.POSITION_PROPERTY, value=f"61561655729:{number}")]
+        if is_mixed:
+            payload = chance.randint(50, 1_000)
+            more |= {"producer_name": "producer"[:chance.randint(5, 8)], "partition_key": "k" * chance.randint(4, 12)}
+            properties += [api.KeyValue(key="kind", value="v" * chance.randint(1, 12))] * (number % 2)
+        metadata = message_metadata(sequence_id=number, **more, properties=properties)
         covered = struct.pack(">I", len(metadata)) + metadata + bytes(payload)
         made.append(send(b"\x0e\x01" + struct.pack(">I", crc32c(covered)) + covered, producer_id=1, sequence_id=number))
     return made
@@ -101,12 +107,13 @@ def main() -> None:
         broker = Broker(Path(folder) / "data").start()
         try:
             for text, name, is_replicated, is_mixed in (
-                    ("ordinary", "p", False, False), ("replicated", "pulsar.repl.far-->here", True, False),
-                    ("mixed", "pulsar.repl.far-->here", True, True)):
+                    ("ordinary", "p", False, False), ("ordinary, mixed", "p", False, True),
+                    ("replicated", "pulsar.repl.far-->here", True, False),
+                    ("replicated, mixed", "pulsar.repl.far-->here", True, True)):
                 made = frames(count, payload, is_replicated=is_replicated, is_mixed=is_mixed)
                 for _ in range(2):
                     rate, cpu = measure(broker, made, name, unanswered)
-                    print(f"{text:>10}: {rate:9,.0f} messages/s, {cpu:.2f} us of CPU for each", flush=True)
+                    print(f"{text:>17}: {rate:9,.0f} messages/s, {cpu:.2f} us of CPU for each", flush=True)
         finally:
             broker.close()
 
