@@ -232,7 +232,7 @@ def _(at):
 @effect("DELETE", _CLUSTER + "/failureDomains/{domain}")
 def _(at):
     for name in (at.namespace, f"{at.namespace}-kept"):
-        at.set("POST", f"/admin/v2/clusters/standalone/failureDomains/{name}", {"brokers": ["b"]})
+        at.set("POST", f"/admin/v2/clusters/standalone/failureDomains/{name}", {"brokers": [name]})
     at.go(domain=at.namespace)
     found = at.get("/admin/v2/clusters/standalone/failureDomains")
     assert at.namespace not in found and f"{at.namespace}-kept" in found
