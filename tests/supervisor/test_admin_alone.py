@@ -154,6 +154,12 @@ def test_a_topics_quota_is_smaller_than_the_retention_that_it_has_of_its_namespa
     assert found[3][1] == {}
 
 
+def test_the_last_message_of_a_non_persistent_topic_is_refused_in_pulsars_words(alone):
+    path = f"{TOPICS.replace('persistent', 'non-persistent')}/t"
+    (_, (status, told)) = alone.ask(("PUT", path), ("GET", f"{path}/lastMessageId"))
+    assert (status, told["reason"]) == (405, "GetLastMessageId on a non-persistent topic is not allowed")
+
+
 def test_partitions_that_are_added_count_as_topics_of_their_namespace(alone):
     path = f"{TOPICS}/parted/partitions"
     found = alone.ask(("POST", f"{NAMESPACES}/default/maxTopicsPerNamespace", 4), ("PUT", path, 3), ("POST", path, 5),

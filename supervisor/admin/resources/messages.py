@@ -30,6 +30,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
     TOPICS,
     ask_single,
+    not_allowed,
     number_of,
     part_of,
     single_of,
@@ -78,6 +79,8 @@ def _id(position: Position, partition: int, **more: int) -> dict[str, int]:
 @routes.get(TOPIC + "/lastMessageId")
 async def last(request: web.Request) -> web.Response:
     """Answer with the id of the last message."""
+    if not single_of(request).is_persistent:
+        raise not_allowed(request, "GetLastMessageId on a non-persistent topic is not allowed")
     message = await ask_single(request, "", GetLastMessage)
     return web.json_response(_id((message.ledger, message.entry), single_of(request).partition,
                                  batchIndex=message.batch_index, batchSize=message.batch_size))
