@@ -175,10 +175,13 @@ class _Import:
     def _cluster(self, name: str, value: Any, where: str) -> Iterator[Change]:
         names.parse_namespace(f"{name}/x")
         for member, kept in _object(value, where, tuple(_OF_CLUSTERS)).items():
-            if not isinstance(kept, list if member == "peers" else dict):
-                raise Invalid(f"{member}: expected {'a list' if member == 'peers' else 'an object'}")
-            if member == "data" and isinstance(kept, dict):
-                kept = self._record(name, kept, f"{where}/data")
+            if member == "peers":
+                _texts(kept, f"{where}/peers")
+            elif member == "failureDomains":
+                for domain, one in _object(kept, f"{where}/failureDomains").items():
+                    _texts(_object(one, f"{where}/failureDomains/{domain}", ("brokers",)).get("brokers"), "brokers")
+            else:
+                kept = self._record(name, _object(kept, f"{where}/data"), f"{where}/data")
             present = self._there["clusters"].get(name, {}).get(member)
             yield from self._policy(_OF_CLUSTERS[member], name, kept, present, f"{where}/{member}")
 
