@@ -171,6 +171,9 @@ LEDGER_BITS, ENTRY_BITS = 40, 23
 LEDGER_MAX, ENTRY_MAX = (1 << LEDGER_BITS) - 1, (1 << ENTRY_BITS) - 1
 NO_POSITION = -1
 MARKER_RECEIPT = 1 << 63      # the highest sequence id of a marker's receipt, as a replicator expects it
+# Types of the markers by which clusters tell each other where replicated subscriptions are.
+SNAPSHOT_REQUEST, SNAPSHOT_RESPONSE, SUBSCRIPTION_UPDATE = 10, 11, 13
+SENT_MARKERS = SNAPSHOT_REQUEST, SNAPSHOT_RESPONSE, SUBSCRIPTION_UPDATE      # no others go to other clusters
 _TO_CLUSTER = "-->"
 _POSITION = re.compile(r"([0-9]{1,13}):([0-9]{1,13})", re.ASCII)
 

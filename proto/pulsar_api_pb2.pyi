@@ -3722,3 +3722,125 @@ class BaseCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BaseCommand: _TypeAlias = BaseCommand  # noqa: Y015
+
+@_typing.final
+class ReplicatedSubscriptionsSnapshotRequest(_message.Message):
+    """--- Payloads of the markers of replicated subscriptions, see MessageMetadata.marker_type
+
+    10: asks other clusters for their positions
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_CLUSTER_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    source_cluster: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str | None = ...,
+        source_cluster: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "source_cluster", b"source_cluster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "source_cluster", b"source_cluster"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicatedSubscriptionsSnapshotRequest: _TypeAlias = ReplicatedSubscriptionsSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class MarkersMessageIdData(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    entry_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int | None = ...,
+        entry_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkersMessageIdData: _TypeAlias = MarkersMessageIdData  # noqa: Y015
+
+@_typing.final
+class ClusterMessageId(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    @_builtins.property
+    def message_id(self) -> Global___MarkersMessageIdData: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str | None = ...,
+        message_id: Global___MarkersMessageIdData | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "message_id", b"message_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterMessageId: _TypeAlias = ClusterMessageId  # noqa: Y015
+
+@_typing.final
+class ReplicatedSubscriptionsSnapshotResponse(_message.Message):
+    """11: answers a request"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    @_builtins.property
+    def cluster(self) -> Global___ClusterMessageId: ...
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str | None = ...,
+        cluster: Global___ClusterMessageId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicatedSubscriptionsSnapshotResponse: _TypeAlias = ReplicatedSubscriptionsSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class ReplicatedSubscriptionsUpdate(_message.Message):
+    """13: tells where a subscription is"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBSCRIPTION_NAME_FIELD_NUMBER: _builtins.int
+    CLUSTERS_FIELD_NUMBER: _builtins.int
+    subscription_name: _builtins.str
+    @_builtins.property
+    def clusters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterMessageId]: ...
+    def __init__(
+        self,
+        *,
+        subscription_name: _builtins.str | None = ...,
+        clusters: _abc.Iterable[Global___ClusterMessageId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["subscription_name", b"subscription_name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clusters", b"clusters", "subscription_name", b"subscription_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicatedSubscriptionsUpdate: _TypeAlias = ReplicatedSubscriptionsUpdate  # noqa: Y015

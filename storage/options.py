@@ -45,6 +45,10 @@ class StorageOptions:
     key_shared_consistent_hashing: bool = True       # by a ring of hashes; False: the largest range is split
 
     replication_start_at: str = "latest"      # where a new replication cursor begins: "latest" or "earliest"
+    replicated_subscriptions: bool = True     # positions of replicated subscriptions are exchanged with other clusters
+    replicated_snapshot_interval_s: int = 1   # between two snapshots of a partition's positions, while messages come
+    replicated_snapshot_timeout_s: int = 30   # in which other clusters have to answer one
+    replicated_snapshots_max: int = 10        # of a partition, for subscriptions that have yet to pass them
 
     # -- transactions: [transactions] of the configuration
     transactions: bool = True                 # transactions may be begun and used

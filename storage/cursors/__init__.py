@@ -7,6 +7,7 @@
     open_transactions.py    what open transactions of a partition have published and acknowledged
     transaction_acks.py     acknowledgements that wait for a commit
     withheld.py             entries that no consumer of a subscription gets because of these
+    snapshots.py            positions of the same place in several clusters
     producer_sequences.py   last sequence id of each producer name, for deduplication
     state_file.py           cursors and sequences of a partition as one file
     state_v1.py             that file as older programs wrote it

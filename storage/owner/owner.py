@@ -19,6 +19,7 @@ from geminga.storage.enforcement.inactive_topics import InactiveTopics
 from geminga.storage.enforcement.message_ttl import MessageTtl
 from geminga.storage.enforcement.publish_gate import PublishGate
 from geminga.storage.enforcement.rate_limiter import RateLimiter
+from geminga.storage.enforcement.replicated_subscriptions import ReplicatedSubscriptions
 from geminga.storage.enforcement.replication_cursors import ReplicationCursors
 from geminga.storage.enforcement.retention import Retention
 from geminga.storage.enforcement.unacknowledged_limit import UnacknowledgedLimit
@@ -120,7 +121,7 @@ class Owner(Decisions):
         self.expiry, self.quotas, self.retention = MessageTtl(self), BacklogQuotas(self), Retention(self)
         self.puncher, self.views = HolePuncher(self), CompactedViews(self)
         self.inactive, self.rates, self.crowding = InactiveTopics(self), RateLimiter(self), UnacknowledgedLimit(self)
-        self.replication = ReplicationCursors(self)
+        self.replication, self.replicated = ReplicationCursors(self), ReplicatedSubscriptions(self)
         self.statistics = Statistics(self, self._configured.stats_window_s)
         self.gate = PublishGate(self, self.space, self.memory, self.quotas, self.replication)
         self.delays = DelayPolicy(self)
@@ -140,7 +141,7 @@ class Owner(Decisions):
         self._publishing = Publishing(
             self, self.partitions, self._durability, self._trimming, space=self.space, gate=self.gate, rates=self.rates,
             delays=self.delays, quotas=self.quotas, schedules=self.schedules, statistics=self.statistics,
-            admission=self.admission)
+            admission=self.admission, subscriptions=self.replicated)
         self._dispatching = Dispatching(self, self.partitions, self.rates, self.schedules)
         self._requests = Requests(self, self.discovery)
         self.passes = Pass(
@@ -155,7 +156,8 @@ class Owner(Decisions):
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
             self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
             self.participant, self.coordinator,
-            self._publishing, self._dispatching, self.partitions, self._trimming, self.replication]
+            self._publishing, self._dispatching, self.partitions, self._trimming, self.replication,
+            self.replicated]
         self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
 
     def __repr__(self) -> str:

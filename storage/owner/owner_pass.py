@@ -101,12 +101,15 @@ class Pass:
         return self.answer()
 
     def decide(self) -> None:
-        """Apply buffered acknowledgements and SENDs; then watchers, transactions, waiting producers and trimming."""
+        """Apply buffered acknowledgements and SENDs; then watchers, transactions, markers of the broker's own, waiting
+        producers and trimming.
+        """
         self.apply_received()
         if self._decisions.now_ms >= self.next_tick_ms:
             self.next_tick_ms = self._decisions.now_ms + TICK_MS
             self._tick()
         self._exchange.decide(self._decisions.now_ms)
+        self._publishing.publish_markers()
         self._gate.look(self._decisions.now_ms)
         self._trimming.decide()
 

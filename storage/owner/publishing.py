@@ -1,4 +1,5 @@
 """Publishing: check and plan the SENDs of a pass, make them durable, write them into ledgers, and answer them."""
+import contextlib
 import time
 from collections.abc import Collection
 
@@ -16,6 +17,7 @@ from geminga.storage.enforcement.backlog_quota import BacklogQuotas
 from geminga.storage.enforcement.delay_policy import DelayPolicy
 from geminga.storage.enforcement.publish_gate import PublishGate
 from geminga.storage.enforcement.rate_limiter import RateLimiter
+from geminga.storage.enforcement.replicated_subscriptions import ReplicatedSubscriptions
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.owner.durability import Durability
@@ -46,10 +48,12 @@ class Publishing(TopicWatcher):
         self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *,
         space: DiskSpace, gate: PublishGate, rates: RateLimiter, delays: DelayPolicy, quotas: BacklogQuotas,
         schedules: DelayedScheduler, statistics: Statistics, admission: Admission,
+        subscriptions: ReplicatedSubscriptions,
     ):
         self._owner, self._partitions, self._durability, self._trimming = owner, partitions, durability, trimming
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
         self._schedules, self._statistics, self._admission = schedules, statistics, admission
+        self._subscriptions = subscriptions
         self._non_persistent = NonPersistentPublishing(owner, rates)
         self._replicated = ReplicatedPublishing(owner, delays)
         self._sends: Sends = []                   # buffered, not yet published
@@ -122,6 +126,23 @@ class Publishing(TopicWatcher):
         for some in in_parts(sends, self._owner.options.pass_bytes_max):
             self._publish(some, answered)
 
+    def publish_markers(self) -> None:
+        """Publish the markers of replicated subscriptions that are due.
+
+        A marker for which there is no room is dropped: the next snapshot takes its place.
+        """
+        by_partition: dict[Partition, list[bytes]] = {}
+        for partition, entry in self._subscriptions.take_due():
+            by_partition.setdefault(partition, []).append(entry)
+        placed: list[tuple[Demand, list[bytes]]] = []
+        for partition, entries in by_partition.items():
+            demand = Demand(partition, len(entries), sum(map(len, entries)), 0)
+            with contextlib.suppress(StorageFull):
+                self._make_room(demand)
+                placed.append((demand, entries))
+        if placed:
+            self._store(markers.plan(placed, self._owner.now_ms))
+
     def _publish(self, sends: Sends, answered: Collection[int] = ()) -> None:
         """Publish SENDs: refuse those that violate policies, plan all others, store the plan, and answer.
 
@@ -184,7 +205,7 @@ class Publishing(TopicWatcher):
         if planned.latest_ms > owner.now_ms:
             self._begin_schedules(planned)
         in_transactions = [] if planned.transactions is None else transactional.stored(planned, owner.producers)
-        marked = markers.stored(planned) if planned.has_markers else []
+        marked = markers.stored(planned, owner.producers) if planned.has_markers else []
         owner.answer_needs_sync()
         began = time.perf_counter()
         self._durability.commit(planned)
@@ -198,6 +219,7 @@ class Publishing(TopicWatcher):
             transactional.apply(in_transactions)
         if marked:
             markers.discard(owner, marked)
+            self._subscriptions.received(marked)
         for partition in disabled:
             partition.sequences.clear()
             if partition.transactions is not None:

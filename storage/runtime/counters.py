@@ -41,6 +41,7 @@ NAMES: tuple[str, ...] = (
     # replication to other clusters
     "replication_lanes", "replication_lanes_connected", "replication_unanswered", "replication_links_down",
     "replicated_messages", "replicated_bytes", "replication_filtered", "replication_failures",
+    "snapshots_pending", "snapshots_timed_out",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
 METHODS = "token", "basic", "tls", "other"        # of authentication
@@ -51,7 +52,7 @@ RESULTS = (                                       # of an attempt to authenticat
 EXPIRING_MINUTES = 5, 10, 60, 240                 # bounds of the time for which a client's token is still valid
 NAMES += tuple(f"{method}_{result}" for method in METHODS for result in RESULTS)
 NAMES += ("expired_tokens", "expiring_minutes", "expiring_later", *(f"expiring_{bound}" for bound in EXPIRING_MINUTES))
-HISTOGRAMS = ("publish", "sync", "dispatch", "acknowledge", "answer", "lookup", "load", "quota_check",
+HISTOGRAMS = ("publish", "sync", "dispatch", "acknowledge", "answer", "lookup", "load", "quota_check", "snapshot",
               "schema_get", "schema_put", "schema_delete")
 BOUNDS_S = 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 _BUCKETS = len(BOUNDS_S) + 1

@@ -292,6 +292,8 @@ def move(owner: OwnerContext, subscription: Subscription, acks: Acks, reason: in
                 partition.partition_id, cursor.subscription_id, cursor.mark_delete))
             if len(partition.ledgers) > 1:
                 owner.wake_trimming(partition)
+            if subscription.is_replicated:
+                owner.moved[subscription] = None
     owner.acknowledged[partition] = None
     dispatcher = subscription.dispatcher
     if partition.is_closed or (dispatcher is not None and dispatcher.is_woken_by_acknowledgements):

@@ -124,6 +124,7 @@ class Decisions:
         self.now_ms, self.began = now_ms, 0.0             # of the pass: ms since 1970, and seconds of time.perf_counter
         self.changed: dict[Topic, None] = {}              # topics whose statistics are to be computed anew
         self.acknowledged: dict[Partition, None] = {}     # partitions in whose ledgers holes may be punched
+        self.moved: dict[Subscription, None] = {}         # replicated ones whose mark-delete position has moved
         self.to_dispatch: dict[Topic, None] = {}
         self.to_trim: dict[Partition, None] = {}
         self.must_sync = False

@@ -110,6 +110,7 @@ class OwnerContext(Protocol):
     # Decisions of the pass, see decisions.py
     changed: dict[Topic, None]
     acknowledged: dict[Partition, None]
+    moved: dict[Subscription, None]
     to_dispatch: dict[Topic, None]
     to_trim: dict[Partition, None]
     must_sync: bool

@@ -114,6 +114,7 @@ class Plan:
     few: list[tuple[Producer, int, int, int]] = field(default_factory=list)
     latest_ms: int = 0                # the latest due time of a delayed entry; 0: no entry is delayed
     has_markers: bool = False
+    is_own: bool = False              # the broker wrote all entries, which are markers
     # If some entries are in transactions: that of each (n,), 0 for none, the SEND_ROWs (n,), and ops for the record.
     transactions: NDArray[np.uint64] | None = None
     stored: Rows | None = None

@@ -335,7 +335,8 @@ class Subscription:
     counted: tuple[int, ...] = ()      # as in Consumer
     rates: tuple[float, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)   # users' notes
-    is_replicated: bool = False        # users want it known in other clusters
+    is_replicated: bool = False        # other clusters follow it
+    told: int = -1                     # messages of the topic of which they know that it has passed them
     withheld: Withheld | None = None   # what open transactions acknowledge; None: nothing
     transactions_ended: tuple[int, int] = (0, 0)      # that acknowledged here: committed, aborted
 

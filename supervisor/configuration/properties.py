@@ -137,10 +137,8 @@ def parse(text: str, path: str) -> dict[str, Setting]:
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
     """Return settings from variables such as PULSAR_PREFIX_maxMessageSize=1048576, as Pulsar's container images do."""
-    return {
-        name.removeprefix(ENVIRONMENT_PREFIX): Setting(environ[name].strip(), name)
-        for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)
-    }
+    return {name.removeprefix(ENVIRONMENT_PREFIX): Setting(environ[name].strip(), name)
+            for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)}
 
 
 def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
@@ -307,6 +305,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "dispatchThrottlingRatePerTopicInMsg": ("storage.dispatch_messages_per_topic", str),
     "dispatchThrottlingRateRelativeToPublishRate": ("storage.dispatch_relative_to_publish", str),
     "enableNonPersistentTopics": ("storage.non_persistent_topics", str),
+    "enableReplicatedSubscriptions": ("storage.replicated_subscriptions", str),
     "encryptionRequireOnProducer": ("storage.encryption_required", str),
     "exposeConsumerLevelMetricsInPrometheus": ("metrics.consumers", str),
     "exposeProducerLevelMetricsInPrometheus": ("metrics.producers", str),
@@ -341,6 +340,10 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
     "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": ("storage.max_unacked_percent_when_blocked", _percent),
     "proxyRoles": ("authorization.proxy_roles", str),
+    "replicatedSubscriptionsSnapshotFrequencyMillis": (
+        "storage.replicated_snapshot_interval_s", lambda text: max(1, _whole(text) // 1_000)),
+    "replicatedSubscriptionsSnapshotMaxCachedPerSubscription": ("storage.replicated_snapshots_max", str),
+    "replicatedSubscriptionsSnapshotTimeoutSeconds": ("storage.replicated_snapshot_timeout_s", str),
     "replicationStartAt": ("storage.replication_start_at", str),
     "schemaCompatibilityStrategy": ("storage.schema_compatibility_strategy", str),
     "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
@@ -390,9 +393,7 @@ def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> 
 
 
 def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Translate backlogQuotaDefaultLimitGB, the older name of the backlog quota in bytes.
-
-    Pulsar prefers the older name if its value is above 0.
+    """Translate backlogQuotaDefaultLimitGB, an older name of the quota in bytes, which Pulsar prefers if it is above 0.
     """
     setting = said.get("backlogQuotaDefaultLimitGB")
     size = _converted(setting, _bounded(1 << 30)) if setting else None

@@ -42,6 +42,9 @@ RANGES = {
     "storage.deduplication_names_max": (1, (1 << 31) - 1),
     "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
     "storage.discovery_grace_s": (0, 24 * 3600),
+    "storage.replicated_snapshot_interval_s": (1, 24 * 3600),
+    "storage.replicated_snapshot_timeout_s": (1, 24 * 3600),
+    "storage.replicated_snapshots_max": (1, 1_000),      # each is looked at when one more comes
     "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
     "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
     "storage.max_unacked_messages_per_broker": (0, (1 << 31) - 1),

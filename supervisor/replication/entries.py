@@ -11,7 +11,9 @@ by what the bytes before METADATA change (proto/checksums.py).  An entry that wa
 other cluster refuses it.
 
 Entries whose metadata have to change go one by one: those of transactions, those with `replicate_to`, and those that
-have a property of that name already.  A run of few entries goes one by one too.  Both ways give the same entries.
+have a property of that name already.  So do markers of replicated subscriptions, whose SEND says that they are
+markers; in place of a sequence id it has their position, which comes back in the receipt.  A run of few entries goes
+one by one too.  Both ways give the same entries.
 """
 from collections.abc import Iterator
 from functools import cache
@@ -27,6 +29,7 @@ from geminga.proto import checksums, frames, metadata, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, MAGIC_BYTES, SIZE, SIZES
 from geminga.proto.metadata import ABSENT, Field
+from geminga.proto.names import ENTRY_BITS, SENT_MARKERS
 from geminga.proto.rows import interleave, words_at_each_byte
 from geminga.supervisor.replication.frames import Bytes, Places, Unreadable, alike
 
@@ -191,8 +194,9 @@ class Rewriter:
             meta = api.MessageMetadata.FromString(entry[_METADATA_AT:_METADATA_AT + size])
         except Exception as error:      # struct.error, DecodeError
             raise CannotSend(f"entry {ledger_id}:{entry_id} is damaged: {error}") from None
-        messages = max(1, meta.num_messages_in_batch)
-        if meta.HasField("replicated_from") or meta.HasField("marker_type") or \
+        is_marker = meta.HasField("marker_type")
+        messages = 0 if is_marker else max(1, meta.num_messages_in_batch)
+        if meta.HasField("replicated_from") or (is_marker and meta.marker_type not in SENT_MARKERS) or \
                 (meta.replicate_to and self._remote not in meta.replicate_to):
             return b"", messages
         own, rest = entry[_METADATA_AT:_METADATA_AT + size], entry[_METADATA_AT + size:]
@@ -204,11 +208,14 @@ class Rewriter:
             raise CannotSend(_too_large(len(checked) + CHECKSUM_END, self._size_max, f"{ledger_id}:{entry_id}"))
         # A checksum that was wrong stays wrong.
         damage = crc32c(entry[CHECKSUM_END:]) ^ SIZE.unpack_from(entry, 2)[0]
-        body = self._producer + b"\x10" + varints.encode(meta.sequence_id)
+        sequence_id = ledger_id << ENTRY_BITS | entry_id if is_marker else meta.sequence_id
+        body = self._producer + b"\x10" + varints.encode(sequence_id)
         if meta.HasField("num_messages_in_batch"):
             body += b"\x18" + varints.encode(messages)
         if meta.num_chunks_from_msg > 1:
             body += b"\x38\x01"
+        if is_marker:
+            body += b"\x40\x01"
         command = b"\x08\x06\x32" + varints.encode(len(body)) + body
         return b"".join((SIZES.pack(4 + len(command) + CHECKSUM_END + len(checked), len(command)), command, MAGIC_BYTES,
                          SIZE.pack(crc32c(checked) ^ damage), checked)), messages
@@ -410,7 +417,7 @@ class _Entries:
         self.schemas: list[tuple[bytes, bytes, NDArray[np.intp], Places]] = []
         self.is_skipped = columns.has("replicated_from")
         if "marker_type" in columns.numbers:
-            self.is_skipped = self.is_skipped | (columns.numbers["marker_type"] != ABSENT)
+            self.is_special |= columns.numbers["marker_type"] != ABSENT
 
     def replace_schemas(self, data: Bytes, stretch: slice) -> None:
         """Replace schema versions in the bytes of a stretch by those at the remote, and change the checksums."""

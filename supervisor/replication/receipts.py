@@ -1,8 +1,9 @@
 """SEND_RECEIPTs of a remote, many at once, and the entries of a lane that have none yet.
 
 A remote that knows the source positions of entries names the position in each receipt: `sequence_id` is the ledger,
-`highest_sequence_id` the entry.  Other remotes repeat the sequence id of the message, which several producers of one
-topic may share, so their receipts count in the order in which they come.
+`highest_sequence_id` the entry; of a marker, the sequence id has both (entries.py).  Other remotes repeat the
+sequence id of the message, which several producers of one topic may share, so their receipts count in the order in
+which they come.
 """
 from collections import deque
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from geminga.proto import metadata, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.proto.metadata import Field
+from geminga.proto.names import ENTRY_BITS, ENTRY_MAX, MARKER_RECEIPT
 from geminga.proto.rows import words_at_each_byte
 from geminga.supervisor.replication.frames import Bytes, Places, Unreadable, alike
 
@@ -147,7 +149,11 @@ class Unanswered:
         self._advance()
 
     def answered(self, ledgers: Numbers, entries: Numbers) -> None:
-        """Record receipts (n,) that name positions.  Raises NeverSent."""
+        """Record receipts (n,) that name positions, or markers.  Raises NeverSent."""
+        is_marker = entries == np.uint64(MARKER_RECEIPT)
+        if is_marker.any():
+            entries = np.where(is_marker, ledgers & np.uint64(ENTRY_MAX), entries)
+            ledgers = np.where(is_marker, ledgers >> np.uint64(ENTRY_BITS), ledgers)
         at, count = 0, len(entries)
         while at < count and self._stretches:
             head = self._stretches[0]

@@ -242,6 +242,8 @@ class FarCluster:
 
     def receipt(self, visitor: Visitor, stored: Stored) -> None:
         ledger, entry = stored.position if self.is_new else (stored.send.sequence_id, (1 << 64) - 1)
+        if self.is_new and stored.send.marker:
+            ledger, entry = stored.send.sequence_id, 1 << 63
         visitor.tell(T.SEND_RECEIPT, producer_id=stored.send.producer_id, sequence_id=ledger,
                      highest_sequence_id=entry, message_id=api.MessageIdData(ledgerId=1, entryId=1))
 

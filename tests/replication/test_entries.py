@@ -1,4 +1,5 @@
 """Entries on their way to another cluster: what is added and taken out, and arrays give what single ones become."""
+import itertools
 import random
 
 import numpy as np
@@ -80,7 +81,8 @@ def some_entry(dice, mixed):
         fields["schema_version"] = dice.choice([0, 1]).to_bytes(8)
     if mixed:
         more = {"replicated_from": "third", "replicate_to": dice.choice([["far"], ["third"], ["__local__"]]),
-                "txnid_most_bits": 1, "marker_type": 20, "num_chunks_from_msg": 3, "event_time": 1 << 62,
+                "txnid_most_bits": 1, "marker_type": dice.choice([20, 10]), "num_chunks_from_msg": 3,
+                "event_time": 1 << 62,
                 "properties": [api.KeyValue(key=POSITION, value="9:9"), api.KeyValue(key="k", value="v")],
                 "schema_version": b"odd", "deliver_at_time": 1_800_000_000_000}
         for name in dice.sample(sorted(more), dice.choice([0, 0, 0, 1, 2])):
@@ -108,6 +110,16 @@ def test_many_entries_become_what_each_of_them_becomes_alone(seed):
     assert sum(int(result.is_sent.sum()) for result in results) == len(together)
 
 
+@pytest.mark.parametrize("count", [1, 50])
+def test_markers_of_replicated_subscriptions_go_as_markers_by_their_position(count):
+    frames = [message(entry_of(b"m", sequence_id=0, marker_type=kind, replicate_to=["far"] if kind == 11 else []), 9,
+                      number) for number, kind in zip(range(count), itertools.cycle((10, 11, 13)), strict=False)]
+    [result], out = rewrite_all(rewriter(), frames)
+    assert [(send.marker, send.sequence_id, metadata.sequence_id, metadata.replicated_from)
+            for send, metadata, _ in out] == [(True, 9 << 23 | number, 0, "here") for number in range(count)]
+    assert result.messages == result.messages_sent == 0      # the owner takes no permits for them
+
+
 def test_original_fields_stay_and_the_source_is_added():
     original = entry_of(b"payload", sequence_id=41, partition_key="k", event_time=5, compression=api.LZ4,
                         properties=[api.KeyValue(key="a", value="b")], num_messages_in_batch=3, replicate_to=["far"])
@@ -125,8 +137,10 @@ def test_original_fields_stay_and_the_source_is_added():
 
 
 @pytest.mark.parametrize("count", [1, 50])
-@pytest.mark.parametrize("field", [*({"replicated_from": name} for name in ("third", "far", "here")),
-                                   {"replicate_to": ["third"]}, {"replicate_to": ["__local__"]}, {"marker_type": 13}])
+@pytest.mark.parametrize("field", [
+    *({"replicated_from": name} for name in ("third", "far", "here")), {"replicate_to": ["third"]},
+    {"replicate_to": ["__local__"]}, {"marker_type": 12}, {"marker_type": 21},
+    {"marker_type": 11, "replicate_to": ["third"]}, {"marker_type": 13, "replicated_from": "third"}])
 def test_what_is_not_for_the_remote_is_left_out(field, count):
     """A message that has come from any cluster goes no further, so three clusters in a ring send nothing round; also
     one from a site that has the name of this one.
@@ -134,7 +148,8 @@ def test_what_is_not_for_the_remote_is_left_out(field, count):
     entry = entry_of(num_messages_in_batch=2, **field)
     results, out = rewrite_all(rewriter(), [message(entry, 1, number) for number in range(count)])
     assert not out
-    assert [(result.taken, result.messages, result.is_sent.any()) for result in results] == [(count, 2 * count, False)]
+    messages = 0 if "marker_type" in field else 2 * count
+    assert [(result.taken, result.messages, result.is_sent.any()) for result in results] == [(count, messages, False)]
 
 
 @pytest.mark.parametrize("count", [1, 50])

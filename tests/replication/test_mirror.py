@@ -46,9 +46,16 @@ class Site:
         producer.close()
         assert results == [pulsar.Result.Ok] * len(payloads)
 
-    def consumer(self, topic: str) -> pulsar.Consumer:
+    def consumer(self, topic: str, *, is_replicated: bool = False) -> pulsar.Consumer:
         """Subscribe, so that the topic keeps what is published from now on."""
-        return self.client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
+        return self.client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest,
+                                     replicate_subscription_state_enabled=is_replicated)
+
+    def backlog(self, topic: str) -> int:
+        """Return the messages that the subscription has not acknowledged, -1 while there is none."""
+        status, text = request("GET", f"{self.broker.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
+        subscriptions = json.loads(text)["subscriptions"] if status == 200 else {}
+        return int(subscriptions["all"]["msgBacklog"]) if "all" in subscriptions else -1
 
     def waits(self, topic: str) -> int:
         """Return how many entries of a topic the other site does not have, -1 while an owner is being started."""
@@ -142,3 +149,40 @@ def test_kills_on_both_sides_lose_nothing_and_store_nothing_twice(sites):
         eventually(lambda: site.waits(topic) == 0, 120)      # noqa: B023 - called in this round
     count = 700 * len(rounds)
     assert [by_name(payloads_of(consumers[site], 2 * count)) for site in sites] == [everything(count)] * 2
+
+
+def take(consumer: pulsar.Consumer, wanted: set[bytes]) -> list[bytes]:
+    """Consume until all of these messages have come, and return what has come."""
+    found: list[bytes] = []
+    while not wanted <= set(found):
+        message = consumer.receive(60_000)
+        consumer.acknowledge(message)
+        found.append(message.data())
+    return found
+
+
+def test_a_consumer_that_moves_between_killed_sites_loses_nothing_and_sees_little_again(sites):
+    """What it sees again has come since the other site was last told of everything."""
+    topic, at, there = unique_topic("moving"), *sites
+    consumer = at.consumer(topic, is_replicated=True)
+
+    def publish(text: str) -> set[bytes]:
+        payloads = {site: [f"{site.name} {text} {number}".encode() for number in range(50)] for site in sites}
+        for site in sites:
+            site.publish(topic, payloads[site])
+        return {payload for some in payloads.values() for payload in some}
+
+    late: set[bytes] = set()      # consumed when the other site may not have been told any more
+    for turn, (victim, is_here) in enumerate((("owner", True), ("replicator", False), ("worker", False),
+                                              ("owner", False), ("replicator", True))):
+        told = publish(f"{turn} told")
+        found = take(consumer, told)
+        assert set(found) <= told | late, "it sees what the other site had been told of"
+        eventually(lambda: there.backlog(topic) == 0, 90, "the other site is told")      # noqa: B023 - this round's
+        late = publish(f"{turn} late")
+        assert set(take(consumer, late)) <= late
+        consumer.close()
+        victims = (at if is_here else there).broker
+        victims.wait_replaced(victim, 0, victims.kill(victim), 60)
+        at, there = there, at
+        consumer = at.consumer(topic, is_replicated=True)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from typing import NamedTuple
 
 import pulsar
@@ -17,6 +18,7 @@ from pulsar.schema import AvroSchema, Record, String
 
 from ..harness import eventually, messages_of, partitioned_topic, request, unique_topic
 from .conftest import numbered, replicate, set_clusters
+from .test_mirror import Site
 
 PROGRAM = os.environ.get("GEMINGA_TEST_PULSAR")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="GEMINGA_TEST_PULSAR names no program that runs Pulsar")
@@ -113,3 +115,109 @@ def test_a_topic_that_is_terminated_there_stops_with_the_reason(replication, rea
     lane = eventually(lambda: "erminated" in (lane := replication.lane(topic, NAME))["error"] and lane, 60)
     assert not lane["connected"]
     assert replication.backlog(topic, NAME) == 3
+
+
+# -- replicated subscriptions
+
+OWN, EDGE = "standalone", f"edge-{os.getpid()}"      # the real broker keeps connections by cluster
+
+
+class Peer(NamedTuple):
+    """One of two clusters that replicate to each other, which a subscription moves between."""
+
+    http_url: str
+    client: pulsar.Client
+
+    def ask(self, method, path, body=None):
+        status, text = request(method, f"{self.http_url}/admin/v2/{path}",
+                               None if body is None else json.dumps(body).encode(),
+                               **{"Content-Type": "application/json"})
+        assert status in (200, 204, 409), (method, path, status, text)
+        return json.loads(text) if text[:1] in "[{" and text else None
+
+    def know(self, other, url, http_url):
+        self.ask("PUT", f"clusters/{other}", {"brokerServiceUrl": url, "serviceUrl": http_url})
+        self.ask("POST", "tenants/public", {"adminRoles": [], "allowedClusters": [OWN, EDGE]})
+        self.ask("POST", "namespaces/public/default/replication", [OWN, EDGE])
+
+    def publish(self, topic, payloads):
+        producer = self.client.create_producer(topic, batching_enabled=False)
+        for payload in payloads:
+            producer.send(payload)
+        producer.close()
+
+    def subscribe(self, topic):
+        return self.client.subscribe(topic, "moving", initial_position=pulsar.InitialPosition.Earliest,
+                                     replicate_subscription_state_enabled=True)
+
+    def subscription(self, topic, name="moving"):
+        return self.ask("GET", f"{topic.replace('://', '/')}/stats")["subscriptions"].get(name)
+
+    def entries(self, topic):
+        return self.ask("GET", f"{topic.replace('://', '/')}/internalStats")["numberOfEntries"]
+
+
+@pytest.fixture(scope="module")
+def peers(real, tmp_path_factory):
+    site = Site(tmp_path_factory.mktemp("edge"), EDGE)
+    client = pulsar.Client(real.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    here, there = Peer(site.broker.http_url, site.client), Peer(real.http_url, client)
+    here.know(OWN, real.url, real.http_url)
+    there.know(EDGE, site.broker.service_url, site.broker.http_url)
+    yield here, there
+    there.ask("POST", "namespaces/public/default/replication", [OWN])
+    client.close()
+    site.close()
+
+
+def consume(consumer, count):
+    found = []
+    for _ in range(count):
+        message = consumer.receive(60_000)
+        consumer.acknowledge(message)
+        found.append(message.data())
+    return found
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["from here to Pulsar", "from Pulsar to here"])
+def test_a_consumer_moves_with_its_subscription(peers, turned):
+    old, new = reversed(peers) if turned else peers
+    topic = unique_topic("moving")
+    consumer = old.subscribe(topic)
+    for peer in peers:      # both replicators are at work before anything counts
+        peer.publish(topic, [b"first"])
+        eventually(lambda: all(one["connected"] for one in peer.ask(      # noqa: B023 - called in this round
+            "GET", f"{topic.replace('://', '/')}/stats")["replication"].values()), 60)
+    seen = consume(consumer, 2)
+    for turn in range(3):
+        for name, peer in (("old", old), ("new", new)):
+            peer.publish(topic, [b"%s %d" % (name.encode(), 10 * turn + number) for number in range(10)])
+        seen += consume(consumer, 20)
+    assert sorted(seen) == sorted([b"first"] * 2 + [b"%s %d" % (name, number) for name in (b"old", b"new")
+                                                    for number in range(30)])
+    # Pulsar counts markers in the backlog of a subscription without consumers: some of each kind are behind the last.
+    eventually(lambda: (told := new.subscription(topic)) and told["isReplicated"] and told["msgBacklog"] < 10, 60)
+    consumer.close()
+    old.publish(topic, [b"last"])
+    moved, again = new.subscribe(topic), []
+    while (payload := consume(moved, 1)[0]) != b"last":
+        again.append(payload)
+    assert set(again) <= set(seen[-20:])      # of the last second or two
+    if not turned:      # Geminga is told back, and counts no markers
+        eventually(lambda: old.subscription(topic)["msgBacklog"] == 0, 60)
+
+
+def test_an_idle_topic_is_silent_on_both_sides(peers):
+    topic = unique_topic("idle")
+    consumer = peers[0].subscribe(topic)
+    peers[1].subscribe(topic)
+    for peer in peers:
+        peer.publish(topic, [b"x"])
+    consume(consumer, 2)
+
+    def is_silent():
+        before = [peer.entries(topic) for peer in peers]
+        time.sleep(6)      # six rounds of snapshots, if they went on
+        return [peer.entries(topic) for peer in peers] == before
+
+    eventually(is_silent, 90)

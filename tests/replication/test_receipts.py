@@ -104,6 +104,17 @@ def test_a_receipt_for_what_was_not_sent_is_a_lie(ledger, entry):
         made.answered(numbers(ledger), numbers(entry))
 
 
+def test_receipts_of_markers_name_their_positions_too():
+    made = filled((1, 0, [1, 1, 1]), (300, 5, [1]))
+    marker = 1 << 63
+    made.answered(numbers(1, 1 << 23 | 1, 1), numbers(0, marker, 2))
+    assert made.take_reached() == (1, 2)
+    made.answered(numbers(300 << 23 | 5), numbers(marker))
+    assert (made.take_reached(), made.count) == ((300, 5), 0)
+    with pytest.raises(NeverSent):
+        made.answered(numbers(300 << 23 | 5), numbers(marker))
+
+
 def test_a_second_receipt_behind_a_hole_is_a_lie():
     made = filled((1, 0, [1, 1, 1]))
     made.answered(numbers(1), numbers(2))

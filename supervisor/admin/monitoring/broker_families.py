@@ -34,6 +34,11 @@ BROKER = {
     "connections_throttled": BrokerMetric(
         "pulsar_broker_throttled_connections", "Connections that are not read because of a publish rate",
         is_gauge=True),
+    "snapshots_pending": BrokerMetric(
+        "pulsar_replicated_subscriptions_pending_snapshots",
+        "Snapshots of positions for replicated subscriptions that other clusters have yet to answer", is_gauge=True),
+    "snapshots_timed_out": BrokerMetric(
+        "pulsar_replicated_subscriptions_timedout_snapshots", "Snapshots that other clusters did not answer in time"),
     "schemas_compatible": BrokerMetric("pulsar_schema_compatible", "Schemas compatible with the versions before them"),
     "schemas_incompatible": BrokerMetric(
         "pulsar_schema_incompatible", "Schemas refused as incompatible with the versions before them"),
@@ -95,6 +100,8 @@ REPLICATOR_GAUGES = {
 SUMMARIES = {
     "publish": ("pulsar_broker_publish_latency",
                 "Milliseconds from an entry's arrival at its owner until it is on disk"),
+    "snapshot": ("pulsar_replicated_subscriptions_snapshot_ms",
+                 "Milliseconds until all other clusters have answered a snapshot for replicated subscriptions"),
     "lookup": ("pulsar_broker_lookup", "Milliseconds until a lookup is answered"),
     "load": ("pulsar_topic_load_times", "Milliseconds to open or create a stored topic"),
     "schema_get": ("pulsar_schema_get_ops_latency", "Milliseconds to read a schema"),
