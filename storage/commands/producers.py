@@ -37,8 +37,10 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
     _refuse_publishing(topic, request)
     if isinstance(topic, Partition):
         if topic.policies.migrated_to:
+            if names.source_cluster(request.producer_name) is not None:
+                raise Refusal(api.ServiceNotReady, f"{topic.name} has moved to another cluster")
             return owner.outbox(session.worker).reply(
-                session.connection, _close_at_client(topic, request.producer_id), request_id=request.request_id,
+                session.connection, _close_at_client(topic, request.producer_id, None), request_id=request.request_id,
                 action=envelope.PRODUCER_GONE, object_id=request.producer_id)
         if not _may_enter(owner, session, command, topic):
             return
@@ -224,7 +226,7 @@ def expel_producer(owner: OwnerContext, producer: Producer, why: Refusal = FENCE
         log_client(session, "a producer was told to go", producer.partition, producer=producer.name)
     _revoke(owner, producer)
     topic = producer.partition
-    data, which = _close_at_client(topic, producer.producer_id), {"handle": producer.handle}
+    data, which = _close_at_client(topic, producer.producer_id, producer.source), {"handle": producer.handle}
     if not producer.is_ready:      # its worker does not know its handle
         which = {"request_id": producer.request_id}
         if not (topic.is_persistent and topic.policies.migrated_to):
@@ -233,9 +235,15 @@ def expel_producer(owner: OwnerContext, producer: Producer, why: Refusal = FENCE
         producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id, **which)
 
 
-def _close_at_client(topic: Topic, producer_id: int) -> bytes:
-    """Return a CLOSE_PRODUCER frame, after a TOPIC_MIGRATED frame if the topic has moved to another cluster."""
+def _close_at_client(topic: Topic, producer_id: int, source: str | None) -> bytes:
+    """Return a CLOSE_PRODUCER frame, after a TOPIC_MIGRATED frame if the topic has moved to another cluster.
+
+    source: the cluster whose replicator the producer is.  A replicator is not sent away: it would publish in the other
+    cluster what it has from there.
+    """
     close, to = responses.close_producer(producer_id), topic.policies.migrated_to if topic.is_persistent else ()
+    if source is not None:
+        return close
     return responses.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
 
 

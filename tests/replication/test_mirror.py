@@ -9,6 +9,7 @@ import pulsar
 import pytest
 
 from ..harness import Broker, eventually, request, unique_topic
+from . import growing_out
 
 NAMES = "west", "east"
 
@@ -186,3 +187,14 @@ def test_a_consumer_that_moves_between_killed_sites_loses_nothing_and_sees_littl
         victims.wait_replaced(victim, 0, victims.kill(victim), 60)
         at, there = there, at
         consumer = at.consumer(topic, is_replicated=True)
+
+
+def test_a_topic_moves_to_the_other_site_for_good_while_it_is_used(sites):
+    old, new = sites
+    growing_out.both_know_the_namespace({site.name: site.ask for site in sites})
+    found, topic = growing_out.move_while_used(old.client, (old.name, old.ask), new.broker.service_url,
+                                               lambda topic: new.backlog(topic) == 0)
+    growing_out.check(found)
+    stats = json.loads(new.ask("GET", f"{topic.replace('://', '/')}/stats"))
+    assert stats["msgInCounter"] == 3_000      # each message is there once
+    assert old.backlog(topic) == 0 and old.waits(topic) == 0

@@ -17,6 +17,7 @@ import pytest
 from pulsar.schema import AvroSchema, Record, String
 
 from ..harness import eventually, messages_of, partitioned_topic, request, unique_topic
+from . import growing_out
 from .conftest import numbered, replicate, set_clusters
 from .test_mirror import Site
 
@@ -221,3 +222,16 @@ def test_an_idle_topic_is_silent_on_both_sides(peers):
         return [peer.entries(topic) for peer in peers] == before
 
     eventually(is_silent, 90)
+
+
+def test_a_topic_moves_to_pulsar_for_good_while_it_is_used(peers, real):
+    here, there = peers
+    growing_out.both_know_the_namespace({EDGE: here.ask, OWN: there.ask})
+
+    def is_told(topic):
+        return (told := there.subscription(topic, "all")) is not None and told["msgBacklog"] < 10      # markers
+
+    found, topic = growing_out.move_while_used(here.client, (EDGE, here.ask), real.url, is_told)
+    growing_out.check(found)
+    assert {int(one.data()) for one in messages_of(there.client, topic)} >= {*range(1_600, 3_000)}
+    eventually(lambda: here.subscription(topic, "all")["msgBacklog"] == 0, 60)

@@ -10,6 +10,7 @@ import pytest
 from geminga.proto import envelope, names, responses, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
+from geminga.storage.catalogue.policies import MIGRATED, MIGRATION
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.jobs import confirmed, reading
@@ -343,6 +344,23 @@ def test_a_replicator_of_a_terminated_topic_is_told_so(rig):
     rig.asked("terminate", "persistent://public/default/a")
     answers = rig.run(rig.command("producer", topic="a", producer_id=9, request_id=9, producer_name=NAME))
     assert [command.error.error for command in answers.commands(T.ERROR)] == [api.TopicTerminatedError]
+
+
+def test_a_replicator_is_not_sent_to_the_cluster_to_which_clients_have_moved(rig):
+    """It may be a replicator of that cluster, and would publish there what it has from there."""
+    old = replicator(rig)
+    rig.producer("a", connection=2)
+    catalogue = rig.owner.catalogue
+    catalogue.policies.set(MIGRATION, MIGRATED, True)
+    catalogue.policies.set(MIGRATION, "to", {"brokerServiceUrl": "pulsar://other:6650"})
+    catalogue.commit()
+    answers = rig.run(rig.tell("policies", scope="public/default"))
+    assert [(connection, None if command is None else command.type) for connection, *_, command in answers.replies] == [
+        (1, T.CLOSE_PRODUCER), (2, T.TOPIC_MIGRATED)]
+    assert not send(rig, old, *at(0)).receipts
+    answers = rig.run(rig.command("producer", topic="a", producer_id=9, request_id=9, producer_name=NAME))
+    assert [command.error.error for command in answers.commands(T.ERROR)] == [api.ServiceNotReady]
+    assert not answers.commands(T.TOPIC_MIGRATED)
 
 
 # -- one replicator on two connections
