@@ -92,7 +92,7 @@ BUGS = [
          "a new replicator does not take over"),
         ("subscription is None or subscription.remote is None:", "subscription is None:",
          "the replicator takes users' subscriptions"),
-        ("if one.remote is None for consumer in one.consumers]", "for consumer in one.consumers]",
+        ("[one for one in topic.attached if one.remote is None]", "topic.attached",
          "the replicator counts as a consumer")),
     *of("storage/commands/subscriptions.py", _TESTS,
         ("    if remote_of(name) is None:\n        _refuse_one_too_many(partition)\n",
