@@ -171,7 +171,7 @@ BUGS = [
          "is_run[1:] = is_whole[1:] & is_whole[:-1]",
          "what lies between kept entries is copied")),
     *of("storage/jobs/views/part_writer.py", "storage/test_compacted_files.py",
-        ("if crc32c(data[begin:end]) != claimed:", "if False:", "zeros are copied where space was given back"),
+        ("            if len(wrong):\n", "            if False:\n", "zeros are copied where space was given back"),
         ("for fd in self._fds:\n            os.fsync(fd)", "os.fsync(self._fds[0])", "a view's index is not synced")),
     *of("storage/ledgers/view_files.py", "storage/jobs/test_further.py",
         ('if crc32c(raw) != self._words_checksum:', "if False:", "damaged hashes are believed"),
