@@ -152,7 +152,9 @@ class Peer(NamedTuple):
                                      replicate_subscription_state_enabled=True)
 
     def subscription(self, topic, name="moving"):
-        return self.ask("GET", f"{topic.replace('://', '/')}/stats")["subscriptions"].get(name)
+        """Return the statistics of a subscription, None without it, also while the topic has yet to come."""
+        status, text = request("GET", f"{self.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
+        return json.loads(text)["subscriptions"].get(name) if status == 200 else None
 
     def entries(self, topic):
         return self.ask("GET", f"{topic.replace('://', '/')}/internalStats")["numberOfEntries"]
