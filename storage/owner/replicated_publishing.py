@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NO_HIGHEST = (1 << 64) - 1      # -1: a receipt without a highest sequence id
+_CLOCKS_APART_MS = 60_000        # by which the clocks of a source's producers may be ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,25 @@ class ReplicatedPublishing:
                 if end < len(mine):
                     refused[producer] = Refused(worker, producer, int(mine["sequence_id"][end]), text)
             is_left[places[end:]] = False
+            if producer.sends_positions:
+                self._tell_of_a_second_source(producer, mine)
             _put_receipt_ids(producer, mine)
             rows[places] = mine
         return rows if is_left.all() else from_words(as_words(rows)[is_left], SEND_ROW)
+
+    def _tell_of_a_second_source(self, producer: Producer, rows: Rows) -> None:
+        """Log it once if a message cannot be the one that was stored before at its position.
+
+        What a replicator sends again was stored before it connected, so it was published before that.
+        """
+        partition = producer.partition
+        assert isinstance(partition, Partition), producer
+        is_known = (rows["entry_id"] != 0) & (rows["entry_id"] <= partition.sequences.of(producer.identity).last + 1)
+        if is_known.any() and (rows["publish_time"][is_known] > producer.connected_ms + _CLOCKS_APART_MS).any():
+            self._owner.log_once(
+                f"cluster {producer.source} sends new messages with positions that it has used before, which are taken "
+                "for stored ones and dropped: its storage was made anew, another cluster has its name, or clocks of "
+                "its producers are ahead", code="G543", topic=str(partition.name))
 
     def _first_refused(self, producer: Producer, rows: Rows, data: memoryview) -> tuple[int, str]:
         """Return (the first of a producer's rows (n,) that is refused, else n, the error's text)."""

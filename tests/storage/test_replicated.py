@@ -140,6 +140,21 @@ def test_what_is_sent_again_is_not_stored_again_with_or_without_deduplication(ri
 
 
 @few_and_many
+def test_a_second_source_of_the_same_name_is_told(rig, count, capfd):
+    """Its messages have positions that are stored, but were published since it connected.  Others are no reason."""
+    send(rig, replicator(rig), *at(*range(count), publish_time=rig.now_ms))
+    again = replicator(rig, connection=2)
+    send(rig, again, *at(*range(count), publish_time=rig.now_ms))
+    send(rig, again, *at(count, publish_time=rig.now_ms + 100_000))
+    assert "sends new messages" not in capfd.readouterr().err
+    for _ in range(2):
+        send(rig, again, *at(*range(count), publish_time=rig.now_ms + 100_000))
+    told = "cluster far sends new messages with positions that it has used before"
+    assert capfd.readouterr().err.count(told) == 1
+    assert len(kept(rig)) == count + 1
+
+
+@few_and_many
 def test_the_clock_of_the_source_does_not_matter(rig, count):
     """Messages keep their publish times, which may go back, and are in the order in which they came."""
     times = [1, 1 << 52, rig.now_ms, 1 << 40] * count
