@@ -6,7 +6,7 @@ import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from geminga.storage.disk.syscalls import sync_all
+from geminga.storage.disk.syscalls import can_sync_whole, sync_all
 from geminga.storage.errors import StorageFull, text_of
 
 IOV_MAX = 1000        # buffers of one write; the kernel takes 1024
@@ -58,7 +58,7 @@ def sync(path: Path, how: Callable[[int], None]) -> None:
 
 
 class FileSystem:
-    """A file system that is synced as a whole.
+    """A file system that is synced as a whole, where the kernel can do so.
 
     Its descriptor stays open from the beginning on: the kernel tells each descriptor of the errors since it was opened,
     also of those that another process has been told of.
@@ -68,12 +68,15 @@ class FileSystem:
         """Open the file system that has this folder.  Raises OSError."""
         self._folder, self._fd = folder, os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         self._device = os.fstat(self._fd).st_dev
+        self._can_sync_whole = can_sync_whole(self._fd)
 
     def __repr__(self) -> str:
         return f"<FileSystem of {self._folder}>"
 
     def has(self, folders: Iterable[Path]) -> bool:
-        """Whether all of the folders lie in this file system; deleted ones do not count.  Raises OSError."""
+        """Whether `sync` syncs all of the folders, as far as they are not deleted.  Raises OSError."""
+        if not self._can_sync_whole:
+            return False
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(folder).st_dev != self._device:

@@ -1,4 +1,5 @@
 """Calls of the C library that Python does not have."""
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -7,23 +8,64 @@ from pathlib import Path
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2      # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 _CLONE = 0x40049409          # FICLONE
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4      # SYNC_FILE_RANGE_...
+# Magic numbers of statfs(2): ext2 to ext4, XFS, Btrfs, F2FS, ZFS; tmpfs and ramfs, which have no disk.
+_SYNCED_WHOLE = 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994, 0x858458F6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
+class _Statfs(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_long), ("rest", ctypes.c_long * 31))      # larger than struct statfs is anywhere
+
+
+def can_sync_whole(descriptor: int) -> bool:
+    """Whether syncfs(2) brings all files of an open folder's file system to the disk.  Raises OSError.
+
+    The kernel lets it succeed on any file system.  On FUSE, for one, it only hands written pages to the file system's
+    program, which is not told to sync them.
+    """
+    found = _Statfs()
+    if _libc.fstatfs(descriptor, ctypes.byref(found)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found.type & 0xFFFFFFFF in _SYNCED_WHOLE
+
+
 def sync_all(folder: Path, descriptor: int | None = None) -> None:
-    """Sync the whole file system that has the folder: thousands of files with one call.  Raises OSError.
+    """Sync all files below a folder: with one call for the whole file system, where it has one.  Raises OSError.
 
     descriptor: of the folder, None to open one.  Each descriptor is told once of each error since it was opened.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
     try:
-        if _libc.syncfs(fd):
+        if not can_sync_whole(fd):
+            _sync_each(folder)
+        elif _libc.syncfs(fd):
             raise _error(folder)
     finally:
         if descriptor is None:
+            os.close(fd)
+
+
+def _sync_each(folder: Path) -> None:
+    """Sync all files and folders below a folder one by one, and the folder.  Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):      # it was deleted meanwhile
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                _sync_each(path)
+            elif path.is_file():
+                _sync_one(path)
+        _sync_one(folder)
+
+
+def _sync_one(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
             os.close(fd)
 
 

@@ -57,6 +57,7 @@ CODES = {
     "G540": ("replication", "alarm: messages that other clusters do not have grow old"),
     "G541": ("links", "there is no connection to another cluster, or there is one again"),
     "G542": ("links", "replication of a topic stands still until an operator mends the cause"),
+    "G543": ("links", "another cluster uses positions again, so that its messages are dropped here"),
     "G550": ("standby", "alarm: the known standby is gone or far behind"),
     "G551": ("standby", "a feed or a standby's connection has ended, and is begun again"),
     "G552": ("standby", "a standby is promoted, or this host was superseded by one"),

@@ -7,6 +7,9 @@ import sqlite3
 
 import pytest
 
+from geminga.storage.disk import syscalls
+from geminga.storage.disk.files import FileSystem
+
 from . import power
 from .forgetful import PAGE, Disk, why_not
 
@@ -74,6 +77,21 @@ def test_what_was_synced_stays_and_the_rest_may_go_page_by_page(disk, seed):
         assert set(found) <= set(b"on")
         kept.add(found.count(b"n"))
     assert len(kept) > 1
+
+
+def test_files_are_synced_one_by_one_where_the_kernel_does_not_sync_all_of_them(disk, seed):
+    """syncfs succeeds on FUSE, and syncs nothing there: a checkpoint of many files was lost."""
+    folder = disk.folder / "folder"
+    for number in range(8):
+        folder.mkdir(exist_ok=True)
+        (folder / str(number)).write_bytes(b"n" * 3 * PAGE)
+        file_system = FileSystem(disk.folder)
+        assert not file_system.has([folder])
+        file_system.close()
+        syscalls.sync_all(disk.folder)
+        cut(disk, seed + number)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == \
+            {str(name): b"n" * 3 * PAGE for name in range(number + 1)}
 
 
 def test_a_name_stays_when_its_folder_was_synced_and_may_go_when_not(disk, seed):
