@@ -100,6 +100,9 @@ def test_schemas_and_partitions_arrive(replication, real, reader):
     producer = replication.client.create_producer(topic, schema=AvroSchema(Order))
     for number in range(200):
         producer.send(Order(name=f"{number}"), partition_key=f"{number}")
+    # A reader that came first would make a topic without partitions there.
+    there = f"{real.http_url}/admin/v2/{topic.replace('://', '/')}/partitions"
+    eventually(lambda: json.loads(request("GET", there)[1]).get("partitions") == 2, 60)
     eventually(lambda: sum(len(messages_of(reader, f"{topic}-partition-{number}")) for number in range(2)) == 200, 60)
     found = [one.value().name for number in range(2)
              for one in messages_of(reader, f"{topic}-partition-{number}", schema=AvroSchema(Order))]
