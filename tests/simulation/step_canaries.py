@@ -8,7 +8,7 @@ from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.delayed import amendments
 from geminga.storage.delayed.window_files import WindowFiles
-from geminga.storage.disk import data_folder, files
+from geminga.storage.disk import data_folder, files, syscalls
 from geminga.storage.ledgers import (
     checkpoints,
     compacted_ledgers,
@@ -150,6 +150,7 @@ OUT_OF_REACH = {
     state_v1: "The simulation begins with the newest format.",
     compacted_views: "The simulation compacts nothing.",
     exported: "The simulation exports nothing.",
+    syscalls: "The simulation's disk takes its place; tests/crash/test_power.py has a real one that it syncs.",
 }
 FOLDERS_OUT_OF_REACH = {
     "jobs": "Jobs are processes of their own; an owner takes over only what is complete.",
