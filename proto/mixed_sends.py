@@ -214,7 +214,9 @@ def _read_pairs(data: NDArray[np.uint8], columns: Columns, rows: Rows, odd: NDAr
 
 def _read_positions(data: NDArray[np.uint8], owners: NDArray[np.int64], keys: tuple[NDArray[np.int64], ...],
                     values: tuple[NDArray[np.int64], ...], rows: Rows) -> None:
-    """Fill in 1 + the position that the last property of that name gives, 0 if it names none that is accepted.
+    """Fill in `entry_id` of messages with a property that names their position in the source cluster.
+
+    It is 1 + the position, or 0 for a text that is no position.  Of several such properties the last one counts.
 
     owners: (k,) the properties' messages, in order.  keys, values: where each key and value begins and ends.
     """

@@ -6,7 +6,7 @@ import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from geminga.storage.disk.syscalls import can_sync_whole, sync_all
+from geminga.storage.disk.syscalls import can_sync_whole, sync_file_system
 from geminga.storage.errors import StorageFull, text_of
 
 IOV_MAX = 1000        # buffers of one write; the kernel takes 1024
@@ -57,6 +57,34 @@ def sync(path: Path, how: Callable[[int], None]) -> None:
         os.close(fd)
 
 
+def sync_all(folder: Path, descriptor: int | None = None) -> None:
+    """Sync all files below a folder: with one call for the whole file system, where it has one.  Raises OSError.
+
+    descriptor: of the folder, None to open one.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
+    try:
+        if can_sync_whole(fd, folder):
+            sync_file_system(fd, folder)
+        else:
+            _sync_each(folder)
+    finally:
+        if descriptor is None:
+            os.close(fd)
+
+
+def _sync_each(folder: Path) -> None:
+    """Sync the files and folders below a folder one by one, then the folder.  Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):      # the folder was deleted meanwhile
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                _sync_each(path)
+            elif path.is_file():
+                with contextlib.suppress(FileNotFoundError):
+                    sync(path, os.fsync)
+        sync(folder, os.fsync)
+
+
 class FileSystem:
     """A file system that is synced as a whole, where the kernel can do so.
 
@@ -68,7 +96,7 @@ class FileSystem:
         """Open the file system that has this folder.  Raises OSError."""
         self._folder, self._fd = folder, os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         self._device = os.fstat(self._fd).st_dev
-        self._can_sync_whole = can_sync_whole(self._fd)
+        self._can_sync_whole = can_sync_whole(self._fd, folder)
 
     def __repr__(self) -> str:
         return f"<FileSystem of {self._folder}>"

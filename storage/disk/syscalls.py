@@ -1,5 +1,4 @@
 """Calls of the C library that Python does not have."""
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -20,53 +19,25 @@ class _Statfs(ctypes.Structure):
     _fields_ = (("type", ctypes.c_long), ("rest", ctypes.c_long * 31))      # larger than struct statfs is anywhere
 
 
-def can_sync_whole(descriptor: int) -> bool:
+def can_sync_whole(descriptor: int, folder: Path) -> bool:
     """Whether syncfs(2) brings all files of an open folder's file system to the disk.  Raises OSError.
 
-    The kernel lets it succeed on any file system.  On FUSE, for one, it only hands written pages to the file system's
-    program, which is not told to sync them.
+    syncfs succeeds on every file system.  But on FUSE it only hands written pages to the program that serves the file
+    system, and does not tell that program to sync them.
     """
     found = _Statfs()
     if _libc.fstatfs(descriptor, ctypes.byref(found)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _error(folder)
     return found.type & 0xFFFFFFFF in _SYNCED_WHOLE
 
 
-def sync_all(folder: Path, descriptor: int | None = None) -> None:
-    """Sync all files below a folder: with one call for the whole file system, where it has one.  Raises OSError.
+def sync_file_system(descriptor: int, folder: Path) -> None:
+    """Sync the whole file system of an open folder: thousands of files with one call.  Raises OSError.
 
-    descriptor: of the folder, None to open one.  Each descriptor is told once of each error since it was opened.
+    Each descriptor is told once of each error since it was opened.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
-    try:
-        if not can_sync_whole(fd):
-            _sync_each(folder)
-        elif _libc.syncfs(fd):
-            raise _error(folder)
-    finally:
-        if descriptor is None:
-            os.close(fd)
-
-
-def _sync_each(folder: Path) -> None:
-    """Sync all files and folders below a folder one by one, and the folder.  Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):      # it was deleted meanwhile
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                _sync_each(path)
-            elif path.is_file():
-                _sync_one(path)
-        _sync_one(folder)
-
-
-def _sync_one(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    if _libc.syncfs(descriptor):
+        raise _error(folder)
 
 
 def punch(descriptor: int, begin: int, end: int, path: Path) -> None:

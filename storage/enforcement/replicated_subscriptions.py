@@ -182,7 +182,7 @@ class ReplicatedSubscriptions(Watcher):
             snapshot_id=snapshot_id, source_cluster=self._owner.options.cluster_name))
 
     def _tell(self, subscription: Subscription) -> None:
-        """Tell other clusters of a subscription that has passed a snapshot of which they were not told."""
+        """Write an update if the subscription has passed a snapshot that no earlier update of it covers."""
         partition = subscription.partition
         if not (isinstance(partition, Partition) and partition in self._snapshots and subscription.is_replicated):
             return

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk import data_folder
-from geminga.storage.disk.files import sync
-from geminga.storage.disk.syscalls import sync_all
+from geminga.storage.disk.files import sync, sync_all
 from geminga.storage.errors import CorruptFile
 from geminga.storage.offline import backup
 from geminga.storage.offline.backup import CannotBackUp, Manifest

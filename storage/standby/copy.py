@@ -14,8 +14,7 @@ from typing import Any
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.disk import data_folder
-from geminga.storage.disk.files import sync, write_all, write_anew
-from geminga.storage.disk.syscalls import sync_all
+from geminga.storage.disk.files import sync, sync_all, write_all, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers, journal_reader
 from geminga.storage.ledgers.journal_segments import header_of_segment

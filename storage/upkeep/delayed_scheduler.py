@@ -13,8 +13,7 @@ from pathlib import Path
 from geminga.storage.delayed import persistence
 from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.delayed.persistence import IndexSnapshot
-from geminga.storage.disk.files import sync, write_anew
-from geminga.storage.disk.syscalls import sync_all
+from geminga.storage.disk.files import sync, sync_all, write_anew
 from geminga.storage.errors import text_of
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition

@@ -29,11 +29,10 @@ from geminga.proto import checksums, frames, metadata, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, MAGIC_BYTES, SIZE, SIZES
 from geminga.proto.metadata import ABSENT, Field
-from geminga.proto.names import ENTRY_BITS, SENT_MARKERS
+from geminga.proto.names import ENTRY_BITS, POSITION_PROPERTY, SENT_MARKERS
 from geminga.proto.rows import interleave, words_at_each_byte
 from geminga.supervisor.replication.frames import Bytes, Places, Unreadable, alike
 
-POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", as Pulsar's replicators name positions
 FEW_MAX = 12                 # entries that are cheaper to rewrite one by one
 _METADATA_AT = CHECKSUM_END + 4
 _FIELDS = (

@@ -7,8 +7,7 @@ import sqlite3
 
 import pytest
 
-from geminga.storage.disk import syscalls
-from geminga.storage.disk.files import FileSystem
+from geminga.storage.disk.files import FileSystem, sync_all
 
 from . import power
 from .forgetful import PAGE, Disk, why_not
@@ -88,7 +87,7 @@ def test_files_are_synced_one_by_one_where_the_kernel_does_not_sync_all_of_them(
         file_system = FileSystem(disk.folder)
         assert not file_system.has([folder])
         file_system.close()
-        syscalls.sync_all(disk.folder)
+        sync_all(disk.folder)
         cut(disk, seed + number)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == \
             {str(name): b"n" * 3 * PAGE for name in range(number + 1)}

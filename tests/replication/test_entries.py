@@ -7,13 +7,13 @@ import pytest
 from crc32c import crc32c
 
 from geminga.proto import frames as wire
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.replication import entries
 from geminga.supervisor.replication.entries import CannotSend, Rewriter, UnknownSchema, runs
 from geminga.supervisor.replication.frames import Unreadable, whole_frames
 
 T = api.BaseCommand.Type
-POSITION = entries.POSITION_PROPERTY
+POSITION = names.POSITION_PROPERTY
 ROOM = 64      # bytes behind what was received, as a connection's buffer has
 
 

@@ -8,7 +8,7 @@ from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.delayed import amendments
 from geminga.storage.delayed.window_files import WindowFiles
-from geminga.storage.disk import data_folder, files, syscalls
+from geminga.storage.disk import data_folder, files
 from geminga.storage.ledgers import (
     checkpoints,
     compacted_ledgers,
@@ -96,6 +96,7 @@ SCENES = {
         Step(journal_reader.retire, "sync(folder"), Step(journal_reader.retire, "path.unlink(", 0)],
 }
 
+_AS_A_WHOLE = "The disk of the simulation syncs as a whole; that of tests/crash/test_power.py does not."
 _SPACE = "Left out it costs space, and no promise of the simulation is about that."
 UNNOTICED = {
     Step(Journal._set_aside, "self._segment.path.rename("):
@@ -119,6 +120,8 @@ UNNOTICED = {
     Step(recovery.replay, "StateFile("): "The simulation deletes no topic.",
     Step(recovery.replay, "sync(folder"): "The simulation deletes no topic.",
     Step(files.write_anew, "fresh.unlink("): _SPACE,
+    Step(files._sync_each, "sync(path"): _AS_A_WHOLE,
+    Step(files._sync_each, "sync(folder"): _AS_A_WHOLE,
     Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
     Step(recovery.recover, "journal_reader.rescue("):
         "A replay reads the segment that failed too; without the call the next owner writes to that segment, and "
@@ -150,7 +153,6 @@ OUT_OF_REACH = {
     state_v1: "The simulation begins with the newest format.",
     compacted_views: "The simulation compacts nothing.",
     exported: "The simulation exports nothing.",
-    syscalls: "The simulation's disk takes its place; tests/crash/test_power.py has a real one that it syncs.",
 }
 FOLDERS_OUT_OF_REACH = {
     "jobs": "Jobs are processes of their own; an owner takes over only what is complete.",

@@ -122,14 +122,19 @@ def test_a_subscription_moves_forward_only(two):
     assert east.left() == west.left() == []
 
 
+def consume_in_turns(two, turns):
+    """Publish a message in the west and consume it there, so many times, with time for a snapshot between."""
+    consumer = two.west.subscribe()
+    for turn in range(turns):
+        two.west.publish(b"%d" % turn)
+        two.settle(2)
+        two.west.consume(consumer)
+    two.settle()
+
+
 def test_what_an_update_has_moved_is_not_told_back(two):
     west, east = two.west, two.east
-    consumer = west.subscribe()
-    for turn in range(5):
-        west.publish(b"%d" % turn)
-        two.settle(2)
-        west.consume(consumer)
-    two.settle()
+    consume_in_turns(two, 5)
     assert east.left() == [] and west.own().count(UPDATE) >= 5
     assert UPDATE not in east.own()
 
@@ -262,12 +267,7 @@ def test_no_snapshot_is_asked_for_without_a_replicated_subscription(two):
 
 def test_markers_leave_no_backlog(two):
     west, east = two.west, two.east
-    consumer = west.subscribe()
-    for turn in range(5):
-        west.publish(b"%d" % turn)
-        two.settle(2)
-        west.consume(consumer)
-    two.settle()
+    consume_in_turns(two, 5)
     for site in two.all:
         assert site.partition.next_message == 5
         assert {one.name: one.cursor.backlog(site.partition.ledgers)

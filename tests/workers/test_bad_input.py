@@ -264,33 +264,32 @@ def unreadable(broker):
             if line.startswith("geminga_acks_of_damaged") and not line.endswith(" 0.0")]
 
 
-def test_a_message_that_a_client_could_not_decrypt_is_acknowledged_and_no_damage(broker, peer):
-    """A client without the right key raises no alarm: it has checked the checksum before."""
-    topic, before = unique_topic(), unreadable(broker)
+def discard(peer, why):
+    """Publish a message, receive it, and acknowledge it with this validation error; return it."""
+    topic = unique_topic()
     peer.open_producer(topic)
     peer.subscribe(topic)
     body = entry_of(message_metadata(sequence_id=1), b"x")
     peer.say(send(body, sequence_id=1) + command(T.FLOW, consumer_id=1, messagePermits=1))
     message = next(heard for heard in (peer.hear(), peer.hear()) if heard.type == T.MESSAGE).message
     answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id],
-                      request_id=9, validation_error=api.CommandAck.DecryptionError)
+                      request_id=9, validation_error=why)
     assert answer.type == T.ACK_RESPONSE
     assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
+    return message
+
+
+def test_a_message_that_a_client_could_not_decrypt_is_acknowledged_and_no_damage(broker, peer):
+    """A client without the right key raises no alarm: it has checked the checksum before."""
+    before = unreadable(broker)
+    discard(peer, api.CommandAck.DecryptionError)
     assert unreadable(broker) == before
 
 
 def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(broker, peer):
     """The client has discarded the message: it is acknowledged as asked, for delivering it again would not help."""
-    topic, before = unique_topic(), unreadable(broker)
-    peer.open_producer(topic)
-    peer.subscribe(topic)
-    body = entry_of(message_metadata(sequence_id=1), b"x")
-    peer.say(send(body, sequence_id=1) + command(T.FLOW, consumer_id=1, messagePermits=1))
-    message = next(heard for heard in (peer.hear(), peer.hear()) if heard.type == T.MESSAGE).message
-    answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id],
-                      request_id=9, validation_error=api.CommandAck.ChecksumMismatch)
-    assert answer.type == T.ACK_RESPONSE
-    assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
+    before = unreadable(broker)
+    message = discard(peer, api.CommandAck.ChecksumMismatch)
     assert unreadable(broker) != before
     before = unreadable(broker)
     invented = [api.MessageIdData(ledgerId=message.message_id.ledgerId, entryId=number) for number in range(1_000)]

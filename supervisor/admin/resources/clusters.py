@@ -195,7 +195,7 @@ async def _peers(request: web.Request) -> list[str] | None:
 
 
 def _names(peers: Any) -> list[str] | None:
-    """Return the names in a list of peers, None for none.  Raises 400.
+    """Return the cluster names in a list of peers, without empty ones; None if there are none.  Raises 400.
 
     pulsarctl sends an empty name where none is given.
     """
