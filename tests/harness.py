@@ -40,6 +40,7 @@ START_SECONDS = 60
 STOP_SECONDS = 5           # as the documents promise
 GRACE_SECONDS = 60         # the most that an overloaded machine adds to a deadline
 POLL_SECONDS = 0.01
+HANG_SECONDS = 180         # a command of a few seconds hangs when it takes longer, however busy the machine is
 
 COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin", "web": "geminga-web",
                 # the kernel keeps 15 characters

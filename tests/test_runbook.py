@@ -12,7 +12,7 @@ import pytest
 
 from geminga.supervisor.main import geminga
 
-from .harness import Broker
+from .harness import HANG_SECONDS, Broker
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "systemd/runbook").glob("*.md"))
@@ -170,7 +170,7 @@ def installed(tmp_path_factory):
 
     def run(*words, cwd=root):
         done = subprocess.run([program / "bin/python3", "-I", "-c", launcher, *map(str, words)], cwd=cwd,
-                              capture_output=True, text=True, timeout=30, check=False)
+                              capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
         return done.returncode, done.stdout, done.stderr
     run.root = root
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from ..harness import eventually
+from ..harness import HANG_SECONDS, eventually
 from .java import JavaTools, cache_dir, fetch_jars
 from .test_go_client import SOURCES as GO_MODULE
 
@@ -198,7 +198,7 @@ def node_modules():
 def test_a_program_in_node_can_be_parsed(program):
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
-    subprocess.run(["node", "--check", program], check=True, timeout=30)
+    subprocess.run(["node", "--check", program], check=True, timeout=HANG_SECONDS)
 
 
 @pytest.mark.slow

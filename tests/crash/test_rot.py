@@ -8,7 +8,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 
-from ..harness import COMMAND, request, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, request, unique_topic
 from ..proto.client_frames import T
 from ..storage.files import flip, make_newer
 from ..workers.peer import Peer
@@ -60,7 +60,7 @@ def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothin
     kept = index.read_bytes()
     make_newer(index, format.INDEX_HEADER)
     done = subprocess.run([*COMMAND, "--data-dir", broker.data_dir, "--port", "0", "--http-port", "0", *ONE_OF_EACH],
-                          capture_output=True, text=True, timeout=30, check=False)
+                          capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 1
     assert [line for line in done.stderr.splitlines() if " geminga: geminga-o0: " in line
             and str(index) in line]

@@ -5,7 +5,7 @@ import threading
 import pulsar
 import pytest
 
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from .pair import GEMINGA, Standby, is_listening, ready_status
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_standby_takes_over_everything_and_its_broker_never_serves_again(run, 
     assert read(standby.service_url, topic, len(sent)) == sent
     assert publish(standby.service_url, topic, [b"more"]) and ready_status(standby.http_url) == 200
     again = subprocess.run([GEMINGA, "serve", "--data-dir", str(broker.data_dir), "--port", "0", "--http-port", "0"],
-                           capture_output=True, text=True, timeout=30)
+                           capture_output=True, text=True, timeout=HANG_SECONDS)
     assert again.returncode == 2 and f"--standby-of {standby.service_url}" in again.stderr
     old = Standby(broker.data_dir, standby.service_url).start()      # it may serve as the standby of the other one
     try:
@@ -88,7 +88,7 @@ def test_a_broker_that_was_down_at_the_promotion_asks_its_standby(run):
     assert promoted.returncode == 0 and '"stopped": false' in promoted.stdout, promoted.stderr
     assert [data for _, data in read(standby.service_url, "kept", 2)] == [b"1", b"2"]
     again = subprocess.run([GEMINGA, "serve", "--data-dir", str(broker.data_dir), "--port", "0", "--http-port", "0"],
-                           capture_output=True, text=True, timeout=30)
+                           capture_output=True, text=True, timeout=HANG_SECONDS)
     assert again.returncode == 2 and "was superseded" in again.stderr
     old = Standby(broker.data_dir, standby.service_url).start()
     try:
@@ -107,7 +107,7 @@ def test_a_standby_never_overwrites_other_data_and_a_copy_is_served_by_nobody_be
     for text in ("in use", "no standby's copy"):
         refused = subprocess.run(
             [GEMINGA, "serve", "--data-dir", str(other.data_dir), "--standby-of", broker.service_url],
-            capture_output=True, text=True, timeout=30)
+            capture_output=True, text=True, timeout=HANG_SECONDS)
         assert refused.returncode == 1 and text in refused.stderr
         if other.is_there:
             other.stop()
@@ -117,5 +117,5 @@ def test_a_standby_never_overwrites_other_data_and_a_copy_is_served_by_nobody_be
     standby.wait_complete()
     standby.stop()
     refused = subprocess.run([GEMINGA, "serve", "--data-dir", str(standby.data_dir), "--port", "0"],
-                             capture_output=True, text=True, timeout=30)
+                             capture_output=True, text=True, timeout=HANG_SECONDS)
     assert refused.returncode == 1 and "it is a standby's copy" in refused.stderr

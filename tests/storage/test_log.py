@@ -19,6 +19,8 @@ from geminga.storage.runtime import log as logs
 from geminga.storage.runtime.log import DEBUG, Log, LogOptions, Rule
 from geminga.storage.runtime.log_codes import CODES
 
+from ..harness import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = ROOT / "systemd" / "runbook"
 LAYERS = "storage", "workers", "supervisor"
@@ -206,7 +208,7 @@ log.debug("not told")
 
 
 def run(code=SAYS, *arguments, **how):
-    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=20, **how)
+    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=HANG_SECONDS, **how)
 
 
 def test_text_cannot_pass_for_another_line_or_speak_to_a_terminal():

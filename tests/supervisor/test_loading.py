@@ -11,7 +11,7 @@ import psutil
 import pulsar
 import pytest
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, request, unique_topic
 from .test_serve import run
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def slow(tmp_path):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         yield Slow(tmp_path, process, f"http://127.0.0.1:{http}", port)
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG_SECONDS)
 
 
 def _asked(url):

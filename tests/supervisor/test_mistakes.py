@@ -12,6 +12,7 @@ import pytest
 
 from geminga.supervisor.main import main
 
+from ..harness import HANG_SECONDS
 from .test_places import NOBODY, as_nobody, place  # noqa: F401 - fixtures
 from .test_serve import GEMINGA
 
@@ -69,7 +70,7 @@ def run(*words, user=None, **environ):
     """Run a command as root or as a user without rights; return (exit status, lines of output)."""
     them = {} if user is None or os.geteuid() else {"user": user, "group": user, "extra_groups": []}
     done = subprocess.run([GEMINGA, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=30, check=False, env=os.environ | environ, **them)
+                          timeout=HANG_SECONDS, check=False, env=os.environ | environ, **them)
     return done.returncode, [line for line in done.stdout.splitlines() if "without optimisation" not in line]
 
 

@@ -12,7 +12,7 @@ import bcrypt
 import pytest
 import trustme
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import HANG_SECONDS, Broker, eventually, request, unique_topic
 from .test_serve import GEMINGA, run
 
 pytestmark = pytest.mark.slow
@@ -45,8 +45,8 @@ def as_nobody():
         pytest.skip("the checkout is in a folder that others may not read")
 
     def run_as_nobody(*words):
-        done = subprocess.run([GEMINGA, *map(str, words)], capture_output=True, text=True, timeout=30, check=False,
-                              **them)
+        done = subprocess.run([GEMINGA, *map(str, words)], capture_output=True, text=True,
+                              timeout=HANG_SECONDS, check=False, **them)
         return done.returncode, done.stdout, done.stderr.splitlines()
     return run_as_nobody
 

@@ -13,7 +13,7 @@ from geminga.supervisor.main import geminga
 from geminga.supervisor.messages.stored import pattern_of
 
 from ..clients.test_python_client import COMPRESSIONS
-from ..harness import eventually, request, unique_topic
+from ..harness import HANG_SECONDS, eventually, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..storage.files import flip
 from ..workers.peer import Peer
@@ -246,7 +246,7 @@ def test_mistakes_are_answered_in_one_line(broker, arguments, status, text):
 
 
 def test_without_a_data_folder_the_broker_is_asked_and_a_note_says_so(tmp_path):
-    done = subprocess.run([GEMINGA, "search", "t"], capture_output=True, text=True, timeout=30, check=False,
+    done = subprocess.run([GEMINGA, "search", "t"], capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
                           cwd=tmp_path)
     assert done.returncode == 3 and done.stdout == ""
     note, refused = done.stderr.splitlines()
@@ -264,7 +264,7 @@ def test_an_interrupted_search_says_that_it_was_and_ends_with_130(broker, client
                                stderr=subprocess.PIPE, text=True)
     assert topic.rpartition("/")[2] in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    printed, complaint = process.communicate(timeout=30)
+    printed, complaint = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, complaint) == (130, "geminga: interrupted: not everything was searched\n")
     assert len(printed.splitlines()) < 1_999
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..harness import COMMAND, eventually, partitions_url, request, unique_topic
+from ..harness import COMMAND, HANG_SECONDS, eventually, partitions_url, request, unique_topic
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,8 @@ GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 def run(*arguments):
     """Run a command; return (exit status, output, lines of complaint)."""
-    done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=HANG_SECONDS,
+                          check=False)
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 

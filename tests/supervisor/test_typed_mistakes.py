@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from geminga.supervisor.main import main
 
-from ..harness import Broker, request
+from ..harness import HANG_SECONDS, Broker, request
 from .test_places import NOBODY, as_nobody, place  # noqa: F401 - fixtures
 from .test_serve import GEMINGA
 
@@ -351,6 +351,6 @@ def test_a_reader_that_has_enough_is_no_error(own, places, words):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([GEMINGA, *(word.format(**places) for word in words)], stdout=writer, stderr=subprocess.PIPE,
-                          text=True, timeout=30, check=False)
+                          text=True, timeout=HANG_SECONDS, check=False)
     os.close(writer)
     assert done.stderr == "" and done.returncode in (0, 1)

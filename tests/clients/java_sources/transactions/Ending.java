@@ -25,9 +25,10 @@ final class Ending {
         all.put("unknown-ones-are-not-found", rig -> unknown(rig));
         all.put("empty-transactions-end", rig -> empty(rig));
         all.put("time-out", rig -> timeout(rig));
-        all.put("time-out-without-the-clients-clock", rig -> timeoutAtTheBroker(rig));
+        all.put("time-out-without-the-clients-clock",
+                rig -> Rig.withLife(500, life -> timeoutAtTheBroker(rig, life)));
         all.put("another-client-commits", rig -> anotherClient(rig));
-        all.put("a-client-closes-with-open-transactions", rig -> closes(rig));
+        all.put("a-client-closes-with-open-transactions", rig -> Rig.withLife(3_000, life -> closes(rig, life)));
         all.put("several-coordinators", rig -> coordinators(rig));
         all.put("many-at-once", rig -> many(rig));
     }
@@ -110,24 +111,29 @@ final class Ending {
 
     private static void timeout(Rig rig) throws Exception {
         for (SubscriptionType type : List.of(SubscriptionType.Exclusive, SubscriptionType.Shared)) {
-            String topic = rig.partitioned(2);
-            Producer<String> producer = rig.producer(topic, false);
-            Consumer<String> consumer = rig.consumer(topic, type);
-            Rig.publish(producer, null, "plain", 2);
-            List<Message<String>> messages = Rig.receive(consumer, 2);
-            Transaction transaction = rig.begin(1_500);
-            Rig.publish(producer, transaction, "never", 4);
-            Rig.acknowledge(consumer, messages, transaction);
-            Rig.expectNothing(consumer);
-            List<Message<String>> again = Rig.expect(consumer, Rig.values(messages));
-            Rig.equal(Set.of(messages.get(0).getMessageId(), messages.get(1).getMessageId()),
-                    Set.of(again.get(0).getMessageId(), again.get(1).getMessageId()));
-            Rig.eventually(() -> transaction.getState() == Transaction.State.TIME_OUT, "the client sees the time-out");
-            Rig.equal(INVALID, Rig.outcome(producer.newMessage(transaction).value("late").sendAsync()));
-            Rig.equal(INVALID, Rig.outcome(consumer.acknowledgeAsync(messages.get(0).getMessageId(), transaction)));
-            Rig.equal(INVALID, Rig.outcome(transaction.commit()));
-            Rig.equal(INVALID, Rig.outcome(transaction.abort()));
+            Rig.withLife(1_500, life -> timeout(rig, type, life));
         }
+    }
+
+    private static void timeout(Rig rig, SubscriptionType type, Rig.Life life) throws Exception {
+        String topic = rig.partitioned(2);
+        Producer<String> producer = rig.producer(topic, false);
+        Consumer<String> consumer = rig.consumer(topic, type);
+        Rig.publish(producer, null, "plain", 2);
+        List<Message<String>> messages = Rig.receive(consumer, 2);
+        Transaction transaction = rig.begin(life.milliseconds);
+        Rig.publish(producer, transaction, "never", 4);
+        Rig.acknowledge(consumer, messages, transaction);
+        Rig.expectNothing(consumer);
+        life.inTime();
+        List<Message<String>> again = Rig.expect(consumer, Rig.values(messages));
+        Rig.equal(Set.of(messages.get(0).getMessageId(), messages.get(1).getMessageId()),
+                Set.of(again.get(0).getMessageId(), again.get(1).getMessageId()));
+        Rig.eventually(() -> transaction.getState() == Transaction.State.TIME_OUT, "the client sees the time-out");
+        Rig.equal(INVALID, Rig.outcome(producer.newMessage(transaction).value("late").sendAsync()));
+        Rig.equal(INVALID, Rig.outcome(consumer.acknowledgeAsync(messages.get(0).getMessageId(), transaction)));
+        Rig.equal(INVALID, Rig.outcome(transaction.commit()));
+        Rig.equal(INVALID, Rig.outcome(transaction.abort()));
     }
 
     /**
@@ -135,16 +141,18 @@ final class Ending {
      *
      * The broker answers that the status is invalid while it knows how the transaction ended, else that there is none.
      */
-    private static void timeoutAtTheBroker(Rig rig) throws Exception {
+    private static void timeoutAtTheBroker(Rig rig, Rig.Life life) throws Exception {
         String topic = rig.partitioned(2);
         Producer<String> producer = rig.producer(topic, false);
         Consumer<String> consumer = rig.consumer(topic, SubscriptionType.Shared);
         producer.send("plain");
         MessageId id = Rig.receive(consumer, 1).get(0).getMessageId();
-        TxnID ofShortLife = Rig.done(coordinatorClient(rig.client).newTransactionAsync(500, TimeUnit.MILLISECONDS));
+        TxnID ofShortLife = Rig.done(coordinatorClient(rig.client)
+                .newTransactionAsync(life.milliseconds, TimeUnit.MILLISECONDS));
         TransactionImpl transaction = made(rig, ofShortLife);
         producer.newMessage(transaction).value("never").send();
         Rig.done(consumer.acknowledgeAsync(id, transaction));
+        life.inTime();
         Rig.equal("plain", Rig.receive(consumer, 1).get(0).getValue());      // the time is over
         String outcome = Rig.outcome(transaction.commit());
         Rig.check(Set.of(NOT_FOUND, INVALID).contains(outcome), outcome);
@@ -178,7 +186,7 @@ final class Ending {
         Rig.expect(consumer, committed);
     }
 
-    private static void closes(Rig rig) throws Exception {
+    private static void closes(Rig rig, Rig.Life life) throws Exception {
         String topic = rig.partitioned(2);
         Producer<String> plain = rig.producer(topic, false);
         Consumer<String> consumer = rig.consumer(topic, SubscriptionType.Shared);
@@ -189,12 +197,13 @@ final class Ending {
                  .subscriptionType(SubscriptionType.Shared).isAckReceiptEnabled(true).subscribe();
              Producer<String> producer = leaving.newProducer(Schema.STRING).topic(topic).create()) {
             Transaction transaction = Rig.done(leaving.newTransaction()
-                    .withTransactionTimeout(3, TimeUnit.SECONDS).build());
+                    .withTransactionTimeout(life.milliseconds, TimeUnit.MILLISECONDS).build());
             Rig.publish(producer, transaction, "never", 4);
             Rig.acknowledge(other, Rig.receive(other, 4), transaction);
         }
         consumer = rig.consumer(topic, SubscriptionType.Shared);
         Rig.expectNothing(consumer);           // the transaction is open, though its client is gone
+        life.inTime();
         Rig.expect(consumer, values);          // its time is over
     }
 

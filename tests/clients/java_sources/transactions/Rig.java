@@ -109,6 +109,46 @@ final class Rig implements AutoCloseable {
         return future.get(WAIT_S, TimeUnit.SECONDS);
     }
 
+    /** How long the transactions of a scenario live, and whether what has to be in them got there in time. */
+    static final class Life {
+        private static final int LONGEST_MS = 60_000;
+        final long milliseconds;
+        private final long end;
+        private boolean wasInTime;
+
+        private Life(long milliseconds) {
+            this.milliseconds = milliseconds;
+            this.end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(milliseconds);
+        }
+
+        private boolean isOver() {
+            return System.nanoTime() > end;
+        }
+
+        /** Called behind what has to happen while the transaction lives. */
+        void inTime() {
+            check(!isOver(), "a transaction of " + milliseconds + " ms still lives");
+            wasInTime = true;
+        }
+    }
+
+    interface Lived {
+        void run(Life life) throws Exception;
+    }
+
+    /** Run what needs transactions that time out: with longer lives where this machine was too slow for a short one. */
+    static void withLife(long milliseconds, Lived scenario) throws Exception {
+        Life life = new Life(milliseconds);
+        try {
+            scenario.run(life);
+        } catch (Exception | AssertionError failure) {
+            if (life.wasInTime || !life.isOver() || milliseconds > Life.LONGEST_MS) {
+                throw failure;
+            }
+            withLife(4 * milliseconds, scenario);
+        }
+    }
+
     /** Publish "PREFIX0", "PREFIX1", ... in a transaction, or without one if it is null; return them. */
     static List<String> publish(Producer<String> producer, Transaction transaction, String prefix, int count)
             throws Exception {
