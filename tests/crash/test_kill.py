@@ -22,7 +22,7 @@ from .promises import is_ascending
 from .traffic import SECONDS, Publisher, Subscriber, left_in, topic_of_owner
 
 BACK_SECONDS = 5          # a second is promised; the rest is for the machine
-KILLS = 200
+KILLS = 100
 TWO_OF_EACH = ("--workers", "2", "--owners", "2")
 RECOVERED = "of its journal in place"          # what an owner that had something to replay says
 
