@@ -10,7 +10,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import responses
 
-from ..harness import request, unique_topic
+from ..harness import eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from .peer import Closed, Peer
 
@@ -66,6 +66,12 @@ def test_checksums_are_for_those_who_check_them(broker, published, version):
         assert peer.hear_frame()[1] == found[0]
 
 
+def permits_of(peer):
+    answer = peer.ask(T.CONSUMER_STATS, request_id=7, consumer_id=1)
+    assert answer.type == T.CONSUMER_STATS_RESPONSE, answer
+    return answer.consumerStatsResponse.availablePermits
+
+
 @pytest.mark.parametrize("version", [10, 11])
 def test_checksums_of_topics_that_keep_nothing(broker, version):
     topic = unique_topic("versions").replace("persistent://", "non-persistent://")
@@ -74,6 +80,7 @@ def test_checksums_of_topics_that_keep_nothing(broker, version):
         peer.subscribe(topic)
         peer.say(command(T.FLOW, consumer_id=1, messagePermits=100))
         producer.open_producer(topic)
+        eventually(lambda: permits_of(peer) == 100, 10, "the permits at the owner: without them messages are dropped")
         producer.say(send(entry) + send(entry))
         assert [peer.hear_frame()[1] for _ in range(2)] == [entry if version >= 11 else entry[6:]] * 2
 
