@@ -436,7 +436,7 @@ def _start(scratch: Path, master: str, memory: str, more: Mapping[str, str]) -> 
 
 
 def _wait_for_executors(context: Any, memory: str) -> None:
-    """Return when executors of a cluster have run Python.  Raises NoSpark if none has come for a long time.
+    """Return when executors of a cluster have run Python and exchanged data.  Raises NoSpark if that takes very long.
 
     A first task waits for one executor.  Further tasks go to all that have come until its end.
     """
@@ -448,7 +448,7 @@ def _wait_for_executors(context: Any, memory: str) -> None:
         with _watched(context, lambda: None, ends):
             for count in (1, None):
                 tasks = count or context.defaultParallelism
-                context.parallelize(range(tasks), tasks).map(spark_tasks.begun).collect()
+                context.parallelize(range(tasks), tasks).map(spark_tasks.begun).partitionBy(tasks).collect()
     except (PySparkException, Py4JError) as error:
         why = f"no executor with {memory} of memory has started within {_EXECUTORS_S} s" \
             if time.monotonic() >= ends else _reason(error)

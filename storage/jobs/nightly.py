@@ -16,6 +16,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
@@ -160,10 +162,11 @@ def news(folder: Path, partition_id: int, behind: Position, horizon: Position) -
             rows = confirmed.confirmed_rows(folder, partition_id, ledger_id)
             start = behind[1] + 1 if ledger_id == behind[0] else 0
             rows = rows[start:horizon[1] + 1 if ledger_id == horizon[0] else len(rows)]
-            count, rows = len(rows), rows[rows["size"] > 0]      # size 0: the entry's space was given back
-            if len(rows):
-                first, last = (rows[at][["message_index", "messages", "offset", "size"]].tolist() for at in (0, -1))
-                entries += count
+            there = np.flatnonzero(rows["size"])      # size 0: the entry's space was given back
+            if len(there):
+                first, last = (rows[at][["message_index", "messages", "offset", "size"]].tolist()
+                               for at in there[[0, -1]].tolist())
+                entries += len(rows)
                 messages += max(0, last[0] + last[1] - first[0])
                 size += max(0, last[2] + last[3] - first[2])
     return entries, messages, size

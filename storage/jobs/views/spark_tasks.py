@@ -25,9 +25,12 @@ _Slots: TypeAlias = tuple[int, bytes]      # (number of a ledger, SLOTs in it)
 Row: TypeAlias = tuple[int, Written]      # (number of the job, result for one ledger)
 
 
-def begun(task: int) -> int:
-    """Return the task's number: with this function a Python worker has loaded all that compactions need."""
-    return task
+def begun(task: int) -> tuple[int, int]:
+    """Load all that compactions need in a Python worker, of which pyarrow loads a part at first use.
+
+    Returns (task, keys found), as a pair that executors can exchange.
+    """
+    return task, len(key_scan.newest_of(pa.table({"key": ["k"], "place": [0]}))["place"].to_numpy())
 
 
 def bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
