@@ -7,6 +7,9 @@ share is next to nothing, however: on a host whose cores are always wanted, a jo
     idle ──a second in which its threads wanted a core, and hardly got one──> by its niceness
          <──────────────────────────after four seconds───────────────────────
 
+The policy counts among the processes of one service only, and a core with the job is never without work, so that the
+kernel brings no waiting process of others there from a busy core.  While others use cores, one core is left to them.
+
 A process of its own watches the job, because a thread of the job would wait for the interpreter's lock, which a starved
 thread may hold.
 """
@@ -24,6 +27,7 @@ import psutil
 
 _LOOK_SECONDS, _LIFTED_SECONDS = 1.0, 4.0
 _STARVED = 0.1               # of a core: a job that wants one and gets less is starved
+_OTHERS = 0.1                # of a core: others that use more are left one
 
 
 def use_idle_cores() -> None:
@@ -42,17 +46,26 @@ def use_idle_cores() -> None:
 
 def watch(pid: int) -> None:
     """Schedule a process and those below it, except this one, until it ends."""
-    job = psutil.Process(pid)
+    job, cores = psutil.Process(pid), sorted(os.sched_getaffinity(0))
+    policy, mine, lifted_until = os.SCHED_IDLE, cores[:-1] or cores, 0.0
     while os.getppid() == pid:
         threads = list(_threads(job))
-        _schedule(threads, os.SCHED_IDLE)
-        before, began = _seconds(threads), time.monotonic()
+        _schedule(threads, policy, mine)
+        before, busy, began = _seconds(threads), _busy_seconds(), time.monotonic()
         time.sleep(_LOOK_SECONDS)
-        threads = list(_threads(job))
+        passed, threads = time.monotonic() - began, list(_threads(job))
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in _seconds(threads).items())
-        if used < _STARVED * (time.monotonic() - began) and any(map(_wants_core, threads)):
-            _schedule(threads, os.SCHED_OTHER)
-            time.sleep(_LIFTED_SECONDS)
+        mine = cores[:-1] or cores if _busy_seconds() - busy - used > _OTHERS * passed else cores
+        if policy == os.SCHED_IDLE and used < _STARVED * passed and any(map(_wants_core, threads)):
+            policy, lifted_until = os.SCHED_OTHER, time.monotonic() + _LIFTED_SECONDS
+        elif time.monotonic() >= lifted_until:
+            policy = os.SCHED_IDLE
+
+
+def _busy_seconds() -> float:
+    """Return how long all cores of the host have been busy since its start, for whomever."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 def _threads(job: psutil.Process) -> Iterator[Path]:
@@ -64,10 +77,11 @@ def _threads(job: psutil.Process) -> Iterator[Path]:
                     yield from Path(f"/proc/{process.pid}/task").iterdir()
 
 
-def _schedule(threads: Iterable[Path], policy: int) -> None:
+def _schedule(threads: Iterable[Path], policy: int, cores: list[int]) -> None:
     for thread in threads:
         with contextlib.suppress(OSError):      # it has just ended
             os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _seconds(threads: Iterable[Path]) -> dict[Path, float]:
