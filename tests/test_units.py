@@ -1,11 +1,13 @@
 """systemd parses the units as they are meant, and rates the services as hardly exposed."""
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SYSTEMD = Path(__file__).resolve().parent.parent / "systemd"
+ROOT = Path(__file__).resolve().parent.parent
+SYSTEMD = ROOT / "systemd"
 UNITS = sorted(path for path in SYSTEMD.iterdir() if path.suffix in (".service", ".timer", ".slice"))
 EXPOSURE_MAX = {"geminga.service": 1.3, "geminga-nightly.service": 0.7, "geminga-nightly-failed.service": 0.2,
                 "geminga-backup.service": 0.8}
@@ -32,3 +34,12 @@ def test_services_are_exposed_as_little_as_they_can_be(analyze, tmp_path, unit):
     """systemd's own measure runs from 0, nothing exposed, to 10, everything.  Services keep sockets and the network."""
     rated = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX[unit] * 10:.0f}", str(tmp_path / unit))
     assert rated.returncode == 0, rated.stdout
+
+
+@pytest.mark.parametrize("unit", ["geminga.service", "geminga-nightly.service", "geminga-backup.service"])
+def test_a_service_with_jobs_lets_them_go_behind_others(unit):
+    """A call that the unit's filter refuses would change nothing, and nobody would be told."""
+    used = set(re.findall(r"os\.(sched_set\w+)", (ROOT / "supervisor/tasks/idle_cores.py").read_text()))
+    filtered = re.findall(r"^SystemCallFilter=(?!~)(.*)$", (SYSTEMD / unit).read_text(), re.MULTILINE)
+    assert used == {"sched_setscheduler", "sched_setaffinity"}
+    assert used <= set(" ".join(filtered).split())
