@@ -28,7 +28,8 @@ from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused,
 from geminga.supervisor.tasks.job_socket import REPORT
 from geminga.workers.identity.options import Secret
 
-_HTTP_SECONDS, _ALL_HTTP_SECONDS, _COMMAND_SECONDS, _FOLDER_SECONDS = 3.0, 10.0, 4.0, 3.0
+_HTTP_SECONDS, _ALL_HTTP_SECONDS = 3.0, 8.0
+_ALL_COMMANDS_SECONDS, _JOURNAL_SECONDS, _FOLDER_SECONDS = 10.0, 4.0, 3.0
 _TOPICS_MAX = 10             # number of topics with stats, the busiest ones
 _FOLDERS_MAX = 50            # folders of partitions, the largest ones
 _LOG_LINES = 5_000
@@ -133,18 +134,23 @@ def _parts(config: Config, broker: Broker, admin_url: str, options: list[str],
     for pid, comm in stacks.processes(data_dir).items():      # first, as other parts change what the processes do
         yield f"processes/{comm}-{pid}/stacks.txt", partial(_stacks, data_dir, pid)
         yield f"processes/{comm}-{pid}/proc.txt", partial(_process, pid)
+    until = time.monotonic() + _ALL_COMMANDS_SECONDS
+
+    def command(*words: str) -> str:
+        return _run(until - time.monotonic(), sys.executable, "-P", "-m", "geminga.supervisor.main", *words)
+
     yield "versions.txt", lambda: _versions(data_dir)
-    yield "configuration.txt", lambda: _command("config", "show", *options)
+    yield "configuration.txt", lambda: command("config", "show", *options)
     yield "environment.txt", lambda: "".join(
         f"{name}={_STARS if _NAMED.search(name) else value}\n" for name, value in sorted(environ.items())
         if name.startswith(("GEMINGA_", "PULSAR_", "PYTHON", "LC_", "LANG")))
     yield "host.txt", _host
     yield "folder.txt", lambda: _folder(data_dir)
     yield "catalogue.txt", lambda: _catalogue(data_dir)
-    yield "sockets.txt", lambda: _run("ss", "-a", "-n", "-x", "-t", "-p")
+    yield "sockets.txt", lambda: _run(until - time.monotonic(), "ss", "-a", "-n", "-x", "-t", "-p")
     yield "night.json", (data_dir / REPORT).read_text
-    yield "status.txt", lambda: _command("status", "--admin-url", admin_url)
-    yield "tune.txt", lambda: _command("tune", *options)
+    yield "tune.txt", lambda: command("tune", *options)
+    yield "status.txt", lambda: command("status", "--admin-url", admin_url)      # last: a hanging one is waited for
     yield from _asked(broker)
 
 
@@ -196,17 +202,13 @@ def _refuse(why: str) -> str:
 
 
 def _journal() -> str:
-    return _run("journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager", "--output",
-                "short-precise")
+    return _run(_JOURNAL_SECONDS, "journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager",
+                "--output", "short-precise")
 
 
-def _command(*words: str) -> str:
-    return _run(sys.executable, "-P", "-m", "geminga.supervisor.main", *words)
-
-
-def _run(*command: str) -> str:
-    """Run a command, and return its standard output and error output."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS,
+def _run(seconds: float, *command: str) -> str:
+    """Run a command for at most so many seconds, and return its standard output and error output."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=max(0.0, seconds),
                           check=False, stdin=subprocess.DEVNULL)
     return done.stdout + done.stderr
 
