@@ -15,7 +15,7 @@ from geminga.storage.ledgers.journal_reader import replay
 
 from ..harness import STOP_SECONDS, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T
-from ..workers.peer import Peer
+from ..workers.peer import Closed, Peer
 from . import run
 from .figures import Figures
 from .promises import is_ascending
@@ -159,6 +159,24 @@ def serves(broker) -> bool:
         return request("GET", f"{broker.http_url}/admin/v2/brokers/health")[0] == 200
     except OSError:
         return False
+
+
+def test_clients_are_served_again_after_an_owner_was_killed_while_it_started(start_broker):
+    """The ports are closed while the only owner fails to start, and serve when it has started."""
+    broker = start_broker("--workers", "1", "--owners", "1")
+    first = broker.kill("owner")
+    eventually(lambda: broker.child("owner", 0) not in (None, first), SECONDS, "another owner, which starts")
+    broker.wait_replaced("owner", 0, broker.kill("owner"), SECONDS)
+    eventually(lambda: "ends until an owner serves again" in broker.log(), SECONDS, "closed ports")
+
+    def is_served():
+        try:
+            with Peer(broker.service_url) as peer:
+                return peer.ask(T.PARTITIONED_METADATA, topic=unique_topic("crash"), request_id=1)
+        except (Closed, OSError):
+            return None
+
+    assert eventually(is_served, SECONDS, "an answer").type == T.PARTITIONED_METADATA_RESPONSE
 
 
 @pytest.mark.parametrize("role", ["worker", "owner", "admin"])

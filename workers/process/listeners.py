@@ -55,6 +55,7 @@ class Listeners:
         for listener in filter(None, (self._plain, self._tls)):
             # Connections inherit it; a later start needs that.  The supervisor has cleared it (listening.py).
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _forget_shutdown(listener)
             listener.listen(_BACKLOG)
         if self._plain is not None and scheme == "pulsar" and not has_proxies:
             # The one listener with many short connections; the stream itself tells other protocols (stream.py).
@@ -93,6 +94,17 @@ class Listeners:
         """Accept no connections any more; those that wait are left to the next process."""
         for server in (*self._servers, *filter(None, [self._inside_server])):
             server.close()
+
+
+def _forget_shutdown(listener: socket.socket) -> None:
+    """Let connections of a bound socket live that was shut down while it did not listen.
+
+    Linux keeps that for the socket's next connections, which then have ended at once.  It forgets when a listening
+    socket is shut down.
+    """
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.listen(_BACKLOG)
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def _looked_at(make: Make, ports: Mapping[str, int], client: ClientAddress | None) -> asyncio.BaseProtocol:
