@@ -19,7 +19,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from ..harness import eventually
+from ..harness import HANG_SECONDS, eventually
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = 10
@@ -43,7 +43,7 @@ class Browser:
         options.accept_insecure_certs = True
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-        self.driver.set_page_load_timeout(30)
+        self.driver.set_page_load_timeout(HANG_SECONDS)
 
     def __repr__(self) -> str:
         return f"<Browser {self.driver.current_url}>"
