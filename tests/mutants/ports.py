@@ -18,6 +18,8 @@ BUGS = [
         ("text.encode(errors=\"replace\")", "text.encode()", "a role's text ends the connection")),
     *of("workers/ports/admission.py", "workers/test_connections.py",
         ("        self.connections.clear()\n", "", "a new process lists the old one's connections")),
+    *of("workers/process/listeners.py", "crash/test_kill.py",
+        ("            _forget_shutdown(listener)\n", "", "a port that was shut down twice ends every connection")),
     *of("workers/process/worker.py", "supervisor/test_tables.py",
         ("            self._admission.connections.leave(client.row)\n", "            pass\n", "connections never end"),
         ("            self._admission.connections.welcome(\n"
