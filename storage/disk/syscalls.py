@@ -32,9 +32,9 @@ def can_sync_whole(descriptor: int, folder: Path) -> bool:
 
 
 def sync_file_system(descriptor: int, folder: Path) -> None:
-    """Sync the whole file system of an open folder: thousands of files with one call.  Raises OSError.
+    """Sync all files of the file system that an open folder lies on, with one call.  Raises OSError.
 
-    Each descriptor is told once of each error since it was opened.
+    The kernel reports a failed write once to each descriptor that was open when the write failed.
     """
     if _libc.syncfs(descriptor):
         raise _error(folder)

@@ -436,7 +436,7 @@ def _start(scratch: Path, master: str, memory: str, more: Mapping[str, str]) -> 
 
 
 def _wait_for_executors(context: Any, memory: str) -> None:
-    """Return when executors of a cluster have run Python and exchanged data.  Raises NoSpark if that takes very long.
+    """Return when executors of a cluster have run Python and exchanged data.  Raises NoSpark after _EXECUTORS_S.
 
     A first task waits for one executor.  Further tasks go to all that have come until its end.
     """

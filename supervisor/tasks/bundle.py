@@ -207,7 +207,7 @@ def _journal() -> str:
 
 
 def _run(seconds: float, *command: str) -> str:
-    """Run a command for at most so many seconds, and return its standard output and error output."""
+    """Run a command, which is killed after `seconds`, and return its standard output and error output."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=max(0.0, seconds),
                           check=False, stdin=subprocess.DEVNULL)
     return done.stdout + done.stderr

@@ -47,7 +47,8 @@ def use_idle_cores() -> None:
 def watch(pid: int) -> None:
     """Schedule a process and those below it, except this one, until it ends."""
     job, cores = psutil.Process(pid), sorted(os.sched_getaffinity(0))
-    policy, mine, lifted_until = os.SCHED_IDLE, cores[:-1] or cores, 0.0
+    but_one = cores[:-1] or cores
+    policy, mine, lifted_until = os.SCHED_IDLE, but_one, 0.0
     while os.getppid() == pid:
         threads = list(_threads(job))
         _schedule(threads, policy, mine)
@@ -55,7 +56,7 @@ def watch(pid: int) -> None:
         time.sleep(_LOOK_SECONDS)
         passed, threads = time.monotonic() - began, list(_threads(job))
         used = sum(seconds - before.get(thread, 0.0) for thread, seconds in _seconds(threads).items())
-        mine = cores[:-1] or cores if _busy_seconds() - busy - used > _OTHERS * passed else cores
+        mine = but_one if _busy_seconds() - busy - used > _OTHERS * passed else cores
         if policy == os.SCHED_IDLE and used < _STARVED * passed and any(map(_wants_core, threads)):
             policy, lifted_until = os.SCHED_OTHER, time.monotonic() + _LIFTED_SECONDS
         elif time.monotonic() >= lifted_until:

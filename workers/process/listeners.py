@@ -97,14 +97,15 @@ class Listeners:
 
 
 def _forget_shutdown(listener: socket.socket) -> None:
-    """Let connections of a bound socket live that was shut down while it did not listen.
+    """Clear the mark that Linux sets on a bound socket which is shut down while it does not listen.
 
-    Linux keeps that for the socket's next connections, which then have ended at once.  It forgets when a listening
-    socket is shut down.
+    Connections accepted from a marked socket are shut down from their beginning.  A shutdown of the socket while it
+    listens clears the mark.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         listener.listen(_BACKLOG)
-        listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):      # the supervisor has just closed the port, and ends this process
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def _looked_at(make: Make, ports: Mapping[str, int], client: ClientAddress | None) -> asyncio.BaseProtocol:
