@@ -3,9 +3,8 @@
 The conditions of the options are given to the search of ledgers (storage/offline/search.py) as far as it knows them.
 Then only messages that may match are decoded, and the filter decides.
 """
-import contextlib
 import re
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from geminga.supervisor.messages.decoding import Decoder
 from geminga.supervisor.messages.filters import Filter, Wish
 from geminga.supervisor.messages.message import Message
 from geminga.supervisor.messages.report import Report
-from geminga.supervisor.messages.values import Values
+from geminga.supervisor.messages.values import Values, complete
 from geminga.supervisor.pulsar_client.client import Entry
 
 # Schemas whose values are the payloads as text, or that have no values.  None: a schema that was deleted.
@@ -145,12 +144,6 @@ def _schema_kinds(data_dir: Path, topics: set[TopicName]) -> dict[TopicName, set
 
 def _reason(error: CorruptFile | OSError) -> str:
     return text_of(error) if isinstance(error, OSError) else str(error)
-
-
-def complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that waits for nothing, such as the decoding of values whose schemas are at hand."""
-    with contextlib.suppress(StopIteration):
-        work.send(None)
 
 
 def _decoded(decoder: Decoder, topic: str, hit: Hit) -> Iterator[Message]:

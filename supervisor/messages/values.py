@@ -1,8 +1,9 @@
 """Payloads -> values of their topic's schema, as JSON has them."""
 import base64
+import contextlib
 import json
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import date, time
 from typing import Any
 
@@ -121,6 +122,12 @@ def _key_value(schema: api.Schema) -> Read:
         return {name: None if part is None else read(part)
                 for name, read, part in zip(("key", "value"), readers, parts, strict=True)}
     return value
+
+
+def complete(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that waits for nothing, such as the decoding of values whose schemas are at hand."""
+    with contextlib.suppress(StopIteration):
+        work.send(None)
 
 
 def _key_bytes(message: Message) -> bytes | None:

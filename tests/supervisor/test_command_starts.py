@@ -39,6 +39,15 @@ def test_the_list_of_commands_imports_no_command(environment):
     assert modules & (LIBRARIES | OF_PROTOCOL) == set()
 
 
+@pytest.mark.parametrize("module", ["admin.app", "console.console", "rest_messages.doors", "web.doors", "web.process",
+                                    "rest_messages.server", "replication.process"])
+def test_processes_that_always_run_import_nothing_that_only_jobs_need(module):
+    """Arrow takes 31 MiB of memory."""
+    code = f"import sys, geminga.supervisor.{module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) & {"pyarrow", "pandas", "pyspark"} == set()
+
+
 @pytest.mark.slow
 def test_a_question_over_http_imports_no_protocol(own, topic):
     for words in (("admin", "--admin-url", own.http_url, "topics", "list", "public/default"),

@@ -43,8 +43,7 @@ from geminga.supervisor.messages import outgoing, publishing, shown
 from geminga.supervisor.messages.entries import About, Outgoing
 from geminga.supervisor.messages.filters import Filter
 from geminga.supervisor.messages.shown import Shown, Stored
-from geminga.supervisor.messages.stored import complete
-from geminga.supervisor.messages.values import Values
+from geminga.supervisor.messages.values import Values, complete
 from geminga.supervisor.pulsar_client import client, key_hashing
 from geminga.supervisor.pulsar_client.producers import Receipt, Sending
 
