@@ -202,6 +202,12 @@ class Ledger:
         return self._allocated[0]
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """The lengths in bytes of the ledger's data file and index.  Raises OSError."""
+        data, index = self._open()
+        return os.fstat(data).st_size, os.fstat(index).st_size
+
+    @property
     def is_shared(self) -> bool:
         """Whether a backup has a hard link to the ledger's data file, so that no blocks of the file may be freed."""
         try:

@@ -74,7 +74,8 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     Raises OSError; CorruptFile if the index is shorter than a header, or of a newer version.
     """
     ledger = Ledger(folder, partition_id, ledger_id)
-    path, length = ledger.index_path, ledger.index_path.stat().st_size
+    path = ledger.index_path
+    length = path.stat().st_size
     head = ledger_headers.read_index_header(path)
     if head is None:
         raise CorruptFile(path, 0, f"{format.HEADER_SIZE} bytes of header", length)

@@ -124,6 +124,7 @@ class Recovery:
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}         # None: deleted
         self._states: dict[int, State] = {}                              # of partitions that are not opened yet
         self._files: dict[int, StateFile] = {}
+        self._folders: dict[int, Path] = {}      # making a path costs as much as applying an op
         self._opened: dict[int, Partition] = {}
         self.coordinators: dict[int, TransactionTable] = {}              # by number, those that some op changes
         self._to_unlink: list[Ledger] = []
@@ -218,15 +219,20 @@ class Recovery:
 
     def folder(self, partition_id: int) -> Path:
         """Return the partition's folder."""
-        return format.partition_folder(self.data_dir, partition_id)
+        folder = self._folders.get(partition_id)
+        if folder is None:
+            folder = self._folders[partition_id] = format.partition_folder(self.data_dir, partition_id)
+        return folder
 
     def state(self, partition_id: int) -> State:
         """Return the partition's durable state, except its ledgers, for ops to change.  Raises CorruptFile."""
-        if partition_id not in self._states:
-            self._states[partition_id] = state_file.read(self.folder(partition_id), partition_id)
-            self._files[partition_id] = StateFile(self.folder(partition_id), partition_id)
-            self.damage += self._states[partition_id].damage
-        return self._states[partition_id]
+        state = self._states.get(partition_id)
+        if state is None:
+            folder = self.folder(partition_id)
+            state = self._states[partition_id] = state_file.read(folder, partition_id)
+            self._files[partition_id] = StateFile(folder, partition_id)
+            self.damage += state.damage
+        return state
 
     def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
         """Return a ledger of the partition; None if it was deleted.  Raises CorruptFile."""
@@ -292,9 +298,11 @@ def _check_beginning(target: Ledger, entries: _Entries) -> None:
     Raises CorruptFile.
     """
     rows_end = format.HEADER_SIZE + int(entries.ids[0]) * format.INDEX_ROW.itemsize
-    for path, needed in ((target.index_path, rows_end), (target.ledger_path, int(entries.rows["offset"][0]))):
-        if (size := path.stat().st_size) < needed:
-            raise CorruptFile(path, size, f"{needed} bytes before what the journal has for it", "the end of the file")
+    data, index = target.lengths
+    for number, size, needed in ((1, index, rows_end), (0, data, int(entries.rows["offset"][0]))):
+        if size < needed:
+            raise CorruptFile(target.files()[number], size, f"{needed} bytes before what the journal has for it",
+                              "the end of the file")
 
 
 @dataclass(slots=True)

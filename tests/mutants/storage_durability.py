@@ -42,7 +42,7 @@ BUGS = [
     *of("storage/owner/replayed_ops.py", "storage/test_journal_order.py",
         ("        if first < 0:\n", "        if first <= 0:\n", ""),
         ("    format.TYPE_CHANGED: _change_type,\n", "", "", "storage/test_subscription_types.py"),
-        ('int(format.numbers_of(ops["kind_and_type"])[-1])', 'int(ops["kind_and_type"][-1])', "",
+        (".last_type = run.number\n", ".last_type = run.kind_and_number\n", "",
          "storage/test_subscription_types.py")),
     *of("storage/owner/recovery.py", "storage/test_journal_order.py",
         ("    if known > target.entries:\n", "    if False:\n", ""),

@@ -53,7 +53,7 @@ BUGS = [
         ("                subscription.withheld.add(number, acks)\n", "                pass\n",
          "pending entries come again after a crash")),
     *of("storage/owner/replayed_ops.py", _TESTS,
-        ("        state.transactions.forget_subscription(subscription_id)\n", "        pass\n",
+        ("        state.transactions.forget_subscription(run.subscription_id)\n", "        pass\n",
          "a deleted subscription leaves acknowledgements behind", "",
          "opening the partition drops acknowledgements of subscriptions that do not exist")),
 ]

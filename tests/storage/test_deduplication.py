@@ -440,10 +440,7 @@ def test_rows_and_ops_say_all_of_it(before, after):
     ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1].by_producer.items()])
     for _ in range(2):
         for run in replayed_ops.in_runs(np.frombuffer(ops, format.OP_ROW)):
-            if run["kind"][0] == format.PRODUCED:
-                read.apply_produced(run.view(format.PRODUCED_OP))
-            else:
-                read.apply_chunked(run.view(format.CHUNKED_OP))
+            (read.apply_produced if run.kind == format.PRODUCED else read.apply_chunked)(run.rows)
         progress = {name: read.of(producer_sequences.identity(name)) for name in after}
         assert {name: each.last for name, each in progress.items()} == {name: last for name, (last, _) in after.items()}
         assert {name: each.under_way for name,

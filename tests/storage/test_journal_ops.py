@@ -84,7 +84,7 @@ def test_ops_about_one_thing_are_one_run():
     made = [ops.total(7, 5, 0, 1), ops.total(7, 5, 1, 1), ops.total(7, 6, 1, 1), ops.total(8, 6, 1, 1),
             ops.mark_delete(8, 6, (1, 1)), ops.mark_delete(8, 6, (1, 2)), ops.mark_delete(8, 6, (2, 0))]
     runs = replayed_ops.in_runs(np.frombuffer(b"".join(made), format.OP_ROW))
-    assert [len(run) for run in runs] == [2, 1, 1, 2, 1]
+    assert [len(run.ops) for run in runs] == [2, 1, 1, 2, 1]
     assert list(replayed_ops.in_runs(np.zeros(0, format.OP_ROW))) == []
 
 
@@ -153,7 +153,7 @@ def test_positions_and_totals_of_many_passes_are_a_run_for_each_subscription():
             for op in (lambda *about, n=number: ops.mark_delete(*about, (3, n)),
                        lambda *about, n=number: ops.total(*about, 0, n))]
     ordered = replayed_ops.by_object(np.frombuffer(b"".join(made), format.OP_ROW))
-    assert [len(run) for run in replayed_ops.in_runs(ordered)] == [50] * 4
+    assert [len(run.ops) for run in replayed_ops.in_runs(ordered)] == [50] * 4
 
 
 def test_a_kind_of_a_newer_version_is_skipped():
