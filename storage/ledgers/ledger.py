@@ -82,7 +82,7 @@ class Ledger:
         assert not (self.is_sealed and self._fds), self
         if self._fds is not None:
             data, index = self._allocated
-            assert self.size <= data and self._index_size(0) <= index, (self, self._allocated)
+            assert self.size <= data and self.index_size <= index, (self, self._allocated)
         if not self.entries or not self.is_mapped:
             return
         offsets, sizes = self.column("offset")[:self.entries].astype(np.int64), self.column("size")[:self.entries]
@@ -231,7 +231,7 @@ class Ledger:
                 raise
             data, index = (os.fstat(fd).st_size for fd in self._fds)
             # Blocks that sealing freed have to be allocated again.
-            self._allocated = (self.size, self._index_size(0)) if self.was_sealed else (data, index)
+            self._allocated = (self.size, self.index_size) if self.was_sealed else (data, index)
         return self._fds
 
     def close(self) -> None:
@@ -261,22 +261,28 @@ class Ledger:
         data, index = self._allocated
         return self.size + size <= data and self._index_size(count) <= index
 
-    def reserve(self, count: int, size: int, ahead: int = 1 << 62) -> None:
-        """Allocate room for `count` more entries of `size` bytes in total, and at most `ahead` bytes beyond them.
+    def reserve(self, count: int, size: int, ahead: int = 1 << 62, most: int = 1 << 62) -> None:
+        """Allocate room for `count` more entries of `size` bytes in total, and in each file at most `ahead` bytes more.
 
-        Raises StorageFull.
+        A file that has to grow is doubled.  most: bytes to which the data file is not allocated ahead.  Raises
+        StorageFull.
         """
         if self.has_room(count, size):
             return
         data, index = self._allocated
         ahead -= ahead % _PAGE      # whole rows: an index that ends within a row looks damaged to workers
         if self.size + size > data:
-            data = max(min(2 * data, data + ahead), _round_up(self.size + size))
+            data = max(min(2 * data, data + ahead, most), _round_up(self.size + size))
             allocate(self.ledger_path, data, self._allocated[0])
         if (needed := self._index_size(count)) > index:
             index = max(min(2 * index, index + ahead), _round_up(needed))
             allocate(self.index_path, index, self._allocated[1])
         self._allocated = data, index
+
+    @property
+    def index_size(self) -> int:
+        """Bytes of the index, without those allocated ahead."""
+        return self._index_size(0)
 
     def _index_size(self, more: int) -> int:
         return format.HEADER_SIZE + (self.entries + more) * format.INDEX_ROW.itemsize
@@ -309,8 +315,7 @@ class Ledger:
         """Seal the ledger: write its header, and free blocks that were allocated ahead.  Raises OSError."""
         self.is_sealed = True
         self.write_header()
-        index_end = self._index_size(0)
-        ends = self.size, index_end
+        ends = self.size, self.index_size
         for fd, path, end, allocated in zip(self._open(), self.files(), ends, self._allocated, strict=True):
             if (begin := _round_up(end)) < allocated:
                 with contextlib.suppress(OSError):      # some file systems cannot punch holes, or need space for it

@@ -17,10 +17,10 @@ _INDEX_EXTENT_MIN = 16 << 10
 
 
 def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: int, created_ms: int,
-           extent: int = 0) -> Ledger:
+           extent: int = 0, index_extent: int = 0) -> Ledger:
     """Create an empty ledger.  Files that already exist are kept, because a journal may be replayed.
 
-    extent: bytes to allocate for entries at once, if more than the minimum.  Raises StorageFull.
+    extent, index_extent: bytes to allocate for each file at once, if more than the minimum.  Raises StorageFull.
     """
     ledger = Ledger(folder, partition_id, ledger_id)
     ledger.first_message, ledger.created_ms = first_message, created_ms
@@ -28,7 +28,8 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
     try:
         folder.mkdir(parents=True, exist_ok=True)
         allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
-        allocate(ledger.index_path, _INDEX_EXTENT_MIN)
+        whole_rows = index_extent - index_extent % format.INDEX_ROW.itemsize      # else it looks damaged to workers
+        allocate(ledger.index_path, max(_INDEX_EXTENT_MIN, whole_rows))
         write_ledger_header(ledger)
         ledger.write_header()
     except (OSError, StorageFull) as error:
@@ -105,14 +106,9 @@ def check_lengths(ledger: Ledger) -> None:
     """Raise CorruptFile if the ledger's files are too short for its entries."""
     if not ledger.entries:
         return
-    for path, needed in ((ledger.ledger_path, ledger.size), (ledger.index_path, _index_size(ledger))):
+    for path, needed in ((ledger.ledger_path, ledger.size), (ledger.index_path, ledger.index_size)):
         if (size := path.stat().st_size) < needed:
             raise CorruptFile(path, size, f"{needed} bytes", "the end of the file")
-
-
-def _index_size(ledger: Ledger) -> int:
-    """Return the size in bytes of the index up to the end of its last row."""
-    return format.HEADER_SIZE + ledger.entries * format.INDEX_ROW.itemsize
 
 
 def read_rows(index_path: Path) -> Rows:
@@ -127,7 +123,7 @@ def give_back_rows(ledger: Ledger, holes: list[tuple[int, int]]) -> None:
 
     The file is replaced, so mappings of the old file keep all rows.  Raises OSError.
     """
-    fresh, size, at = ledger.index_path.with_suffix(".new"), _index_size(ledger), 0
+    fresh, size, at = ledger.index_path.with_suffix(".new"), ledger.index_size, 0
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(ledger.index_path, "rb") as old, open(fd, "wb") as new:

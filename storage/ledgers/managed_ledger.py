@@ -141,14 +141,16 @@ class ManagedLedger:
     def add_ledger(self, ledger_id: int, now_ms: int, ahead: int = 1 << 62) -> None:
         """Seal the open ledger, if there is one, and open a new ledger behind it.
 
-        ahead: most bytes to allocate for the new ledger at once.  Raises StorageFull, after which nothing has changed.
+        ahead: most bytes to allocate for each of the new ledger's files at once.  Raises StorageFull, after which
+        nothing has changed.
         """
-        extent = 0
+        extent = index_extent = 0
         if self.ledgers:
-            # The next ledger will fill up as fast as this one did.
-            extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)
+            # The next ledger will fill up as fast as this one did, with entries as large.
+            before = self.open_ledger
+            extent, index_extent = min(before.allocated, before.size, ahead), min(before.index_size, ahead)
         fresh = ledger_files.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message,
-                                    created_ms=now_ms, extent=extent)
+                                    created_ms=now_ms, extent=extent, index_extent=index_extent)
         if self.ledgers:
             self.open_ledger.seal()
         self.ledgers.append(fresh)

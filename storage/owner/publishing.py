@@ -196,7 +196,7 @@ class Publishing(TopicWatcher):
         if not ledger.has_room(count, size):
             self._space.look()
             self._space.check()
-            ledger.reserve(count, size, min(self._space.ahead, max(0, options.roll_over_bytes - ledger.allocated)))
+            ledger.reserve(count, size, self._space.ahead, options.roll_over_bytes)
         demand.ledger = ledger
 
     def _store(self, planned: Plan) -> None:

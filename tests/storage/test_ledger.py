@@ -256,6 +256,14 @@ def test_so_is_its_index(tmp_path, count, ahead, expected):
     assert (made.index_path.stat().st_size, made.allocated) == (expected, 64 << 10)
 
 
+def test_a_ledger_that_is_as_large_as_it_may_get_has_an_index_that_is_doubled(tmp_path):
+    made = make_ledger(tmp_path, 1, 0)
+    made.reserve(1, 70_000, most=80 << 10)
+    assert (made.index_path.stat().st_size, made.allocated) == (16 << 10, 80 << 10)
+    made.reserve(300, 10_000, most=80 << 10)
+    assert (made.index_path.stat().st_size, made.allocated) == (32 << 10, 80 << 10)
+
+
 def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
     """Files of unfinished ledgers without entries are removed. A ledger file with bytes but no index is kept for
     repair.

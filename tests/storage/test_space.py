@@ -77,6 +77,29 @@ def test_between_the_watermarks_publishing_goes_on_and_nothing_is_allocated_ahea
         assert found.entries == 12 and found.size > 480_000
 
 
+def test_files_of_a_busy_topic_grow_seldom(rigs, monkeypatch):
+    """Each file that grows is mapped anew by its owner and by workers.  Once a ledger is full, the next one gets as
+    much room at once, for its entries and for its index.
+    """
+    rig = rigs(roll_over_bytes=256 << 10)
+    producer, grown, real = rig.producer("a"), [], os.posix_fallocate
+
+    def allocate(fd, *more):
+        grown.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return real(fd, *more)
+
+    rig.consumer("a")      # keeps ledgers from being trimmed
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    partition, passes = rig.partition("a"), {}
+    while len(partition.ledgers) < 4:
+        rig.publish(producer, *[b"."] * 50)
+        passes[partition.open_ledger] = passes.get(partition.open_ledger, 0) + 1
+    first, second, third, _ = partition.ledgers
+    assert min(passes[each] for each in (first, second, third)) > 200
+    counts = [[grown.count(str(path)) for path in each.files()] for each in (first, second, third)]
+    assert counts[0] == [2, 6] and max(*counts[1], *counts[2]) <= 2
+
+
 def test_who_was_sent_away_is_let_in_as_soon_as_there_is_room(rigs, room):
     """Publishing goes on above disk_accept_above_bytes.  Until then a producer that comes back waits, and is refused
     only after a long wait.
