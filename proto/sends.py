@@ -12,6 +12,7 @@ to it.
 import base64
 import binascii
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -55,6 +56,20 @@ SEND = struct_of(SEND_ROW)
 PRODUCER_ID, SEQUENCE_ID, ENTRY_ID, MESSAGES, FLAGS = map(
     field_names(SEND_ROW).index, ("producer_id", "sequence_id", "entry_id", "messages", "flags"))
 INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
+
+
+class Columns(NamedTuple):
+    """Columns (n,) of SEND_ROWs, copied: a column lies far apart in rows, so each later look at it would be slow."""
+
+    handles: NDArray[np.uint64]       # of producers
+    sizes: NDArray[np.uint32]         # bytes of entries
+    messages: NDArray[np.uint32]
+    flags: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Columns":
+        return cls(*(rows[name].copy() for name in ("producer", "size", "messages", "flags")))
+
 
 # Bits of `flags`, stored in the index as well.
 KEPT_CHECKSUM = 1    # the entry begins with magic and checksum; only in ledgers of format version 1 may it be missing

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.envelope import RAW
-from geminga.proto.rows import Rows
-from geminga.proto.sends import IS_CHUNK
+from geminga.proto.sends import IS_CHUNK, Columns
 from geminga.storage.errors import CorruptFile
 from geminga.storage.statistics.columns import (
     LATENCIES_MS,
@@ -147,12 +146,11 @@ class Statistics(TopicWatcher):
         late = bisect.bisect_left(LATENCIES_MS, seconds * 1000)
         written = bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
         micros, journal_micros = int(seconds * 1e6), int(journal_seconds * 1e6)
-        handles, index = planned.handles, planned.index
+        many = planned.many
         bucket, by_size, are_chunks, is_shared = 0, _NO_SIZES, False, False
-        if handles is not None:
+        if many is not None:
             is_shared = any(len(group.partition.producers.live) != 1 for group in planned.groups)
-            assert not isinstance(index, bytes), "a plan with handles has its index rows as an array"
-            bucket, by_size, are_chunks = _sizes_of(index, planned.groups)
+            bucket, by_size, are_chunks = _sizes_of(many, planned.groups)
         for number, group in enumerate(planned.groups):
             partition, count, size = group.partition, group.count, group.size - group.ledger.size
             partition.entries_in += count
@@ -166,32 +164,30 @@ class Statistics(TopicWatcher):
             window.latency_sum_us += micros * count
             window.journal_sum_us += journal_micros * count
             which = slice(group.first, group.first + count)
-            if handles is None or isinstance(index, bytes):
+            if many is None:
                 for one in planned.few[which]:
                     _count_one(window, partition, *one)
                 continue
             if bucket >= 0:
                 window.sizes[bucket] += count
             else:
-                for at, many in enumerate(by_size[number]):
-                    if many:
-                        window.sizes[at] += many
+                for at, entries in enumerate(by_size[number]):
+                    if entries:
+                        window.sizes[at] += entries
             if not (is_shared or are_chunks):
                 for producer in partition.producers.live.values():
                     producer.messages_in += group.next_message - partition.next_message
                     producer.bytes_in += size
             elif are_chunks:
-                assert not isinstance(index, bytes), "see above"
-                partition.chunks_in += int(np.count_nonzero(index["flags"][which] & IS_CHUNK))
-        if handles is not None and (is_shared or are_chunks):
-            assert not isinstance(index, bytes), "see above"
-            self._count_producers(handles, index)
+                partition.chunks_in += int(np.count_nonzero(many.flags[which] & IS_CHUNK))
+        if many is not None and (is_shared or are_chunks):
+            self._count_producers(many)
 
-    def _count_producers(self, handles: NDArray[Any], rows: Rows) -> None:
-        """Count a plan's index rows (n,) for their producers.  handles: (n,) of the rows' producers."""
-        distinct, inverse = np.unique(handles, return_inverse=True)
-        are_chunks = (rows["flags"] & IS_CHUNK) != 0
-        columns = (np.bincount(inverse, weights).tolist() for weights in (rows["messages"], rows["size"], are_chunks))
+    def _count_producers(self, entries: Columns) -> None:
+        """Count a plan's entries for their producers."""
+        distinct, inverse = np.unique(entries.handles, return_inverse=True)
+        are_chunks = (entries.flags & IS_CHUNK) != 0
+        columns = (np.bincount(inverse, weights).tolist() for weights in (entries.messages, entries.sizes, are_chunks))
         for handle, messages, size, chunks in zip(distinct.tolist(), *columns, strict=True):
             if (producer := self._owner.producers.get(handle)) is not None:
                 producer.messages_in += int(messages)
@@ -407,14 +403,14 @@ def _within(topics: list[Topic], most: int) -> list[Topic]:
 _NO_SIZES: list[list[int]] = []
 
 
-def _sizes_of(index: Rows, groups: list[Group]) -> tuple[int, list[list[int]], bool]:
+def _sizes_of(entries: Columns, groups: list[Group]) -> tuple[int, list[list[int]], bool]:
     """Return the distribution of a plan's entry sizes, and whether there are chunks.
 
     Returns (common bucket or -1, counts by bucket for each group, whether there are chunks). The counts are empty if
-    all sizes are in one bucket. index: the plan's index rows (n,).
+    all sizes are in one bucket.
     """
-    sizes = index["size"]
-    are_chunks = bool((index["flags"] & IS_CHUNK).any())
+    sizes = entries.sizes
+    are_chunks = bool((entries.flags & IS_CHUNK).any())
     least, most = (bisect.bisect_left(SIZES, bound) for bound in (sizes.min(), sizes.max()))
     if least == most:
         return least, _NO_SIZES, are_chunks

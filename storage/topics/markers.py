@@ -117,10 +117,10 @@ def _sources(planned: Plan, group: Group, rows: NDArray[np.int64],
     """Return the clusters whose replicators published these rows (n,) of a plan, all of them of the group."""
     if planned.is_own:
         return [None] * len(rows)
-    if planned.handles is None:
+    if planned.many is None:
         return [planned.few[row][0].source for row in rows.tolist()]
     return [None if (producer := producers.get(handle)) is None else producer.source
-            for handle in planned.handles[rows].tolist()]
+            for handle in planned.many.handles[rows].tolist()]
 
 
 def discard(owner: OwnerContext, marked: list[Markers]) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
 from geminga.proto.rows import Rows, as_words, field_names, from_words
-from geminga.proto.sends import IN_TRANSACTION, IS_MARKER, SEND_ROW
+from geminga.proto.sends import IN_TRANSACTION, IS_MARKER, SEND_ROW, Columns
 from geminga.storage import format
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.ledgers.journal import Record
@@ -109,8 +109,8 @@ class Plan:
     refused: list[Refused]
     progress: Progresses = field(default_factory=list)      # of producers, once the plan is durable
     duplicates: int = 0
-    # Stored entries for statistics, in order: producers' handles (n,), or (producer, size, messages, flags) of few.
-    handles: Rows | None = None
+    # Stored entries for statistics, in order: columns (n,) of many, or (producer, size, messages, flags) of few.
+    many: Columns | None = None
     few: list[tuple[Producer, int, int, int]] = field(default_factory=list)
     latest_ms: int = 0                # the latest due time of a delayed entry; 0: no entry is delayed
     has_markers: bool = False
@@ -311,20 +311,20 @@ class ManySends:
         is_stored = _group(planned, rows, self._starts, self._of_partitions, is_new)
         stored = answered = rows if is_stored is None else from_words(as_words(rows)[is_stored], SEND_ROW)
         if planned.groups:
-            planned.handles = stored["producer"]
+            columns = planned.many = Columns.of(stored)
             if has_transactions:
                 _find_transactions(planned, stored)
             planned.latest_ms = int(stored["deliver_at"].max())
-            planned.has_markers = not stored["messages"].all()
+            planned.has_markers = not columns.messages.all()
             sources: NDArray[np.uint32] = stored["offset"].astype(format.SOURCE)
-            index = _place(planned.groups, stored, now_ms)
+            index = _place(planned.groups, stored, columns, now_ms)
             planned.index, planned.sources = index, sources
             is_whole = len(planned.groups) == 1 and \
-                int(index["size"].sum(dtype=np.int64)) == sum(map(len, planned.data))
+                int(columns.sizes.sum(dtype=np.int64)) == sum(map(len, planned.data))
             if is_whole:                                     # no entry was left out, so the buffers are the entries
                 planned.groups[0].pieces = planned.data
             else:
-                _cut(planned.groups, planned.data, sources.astype(np.int64), index["size"].astype(np.int64))
+                _cut(planned.groups, planned.data, sources.astype(np.int64), columns.sizes.astype(np.int64))
         if is_new is not None and is_stored is not None:
             answered = _with_duplicates(rows, is_new, is_stored, stored)
             planned.duplicates = len(answered) - len(stored)
@@ -440,15 +440,15 @@ def _with_duplicates(rows: Rows, is_new: NDArray[np.bool_], is_stored: NDArray[n
     return from_words(as_words(rows)[is_stored | ~is_new], SEND_ROW)
 
 
-def _place(groups: list[Group], rows: Rows, now_ms: int) -> Rows:
-    """Give each of the rows (n,) SEND_ROW its place; return their index rows (n,) INDEX_ROW.
+def _place(groups: list[Group], rows: Rows, columns: Columns, now_ms: int) -> Rows:
+    """Give each of the rows (n,) SEND_ROW, with these columns, its place; return their index rows (n,) INDEX_ROW.
 
     The ledger and entry ids are filled in in `rows` too, for the receipts.
     """
     index = from_words(as_words(rows)[:, _INDEX], format.INDEX_ROW)
     index["broker_time"] = now_ms
-    index["offset"] = _running(index["size"], groups, [group.ledger.size for group in groups])
-    index["message_index"] = _running(index["messages"], groups, [group.partition.next_message for group in groups])
+    index["offset"] = _running(columns.sizes, groups, [group.ledger.size for group in groups])
+    index["message_index"] = _running(columns.messages, groups, [group.partition.next_message for group in groups])
     ledger_ids: NDArray[np.uint64] | int
     if len(groups) == 1:
         ledger = groups[0].ledger
