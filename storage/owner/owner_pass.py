@@ -134,7 +134,7 @@ class Pass:
     def due_ms(self) -> int:
         """Return the time at which the next pass is due even if nothing arrives, in ms since 1970."""
         due_ms = self._decisions.now_ms
-        if not self._schedules.is_busy:
+        if not (self._schedules.is_busy or self._decisions.has_actions):
             due_ms = min(self.next_tick_ms, self._dispatching.due_ms(), self._exchange.due_ms(due_ms))
         sync_ms = self._durability.due_ms()
         return due_ms if sync_ms is None else min(due_ms, sync_ms)

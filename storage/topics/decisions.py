@@ -176,9 +176,15 @@ class Decisions:
     def after_commit(self, action: Callable[[], None]) -> None:
         """Carry out the action in the sync step of this pass, when the journal has all that was decided.
 
-        Actions change files that a replay of an older journal would still need.  They run before any answer leaves.
+        Actions change files that a replay of an older journal would still need.  They run before any answer leaves.  An
+        action may leave another one, for the next pass.
         """
         self._actions.append(action)
+
+    @property
+    def has_actions(self) -> bool:
+        """Whether there are actions for the next pass, which an action of this one has left."""
+        return bool(self._actions)
 
     def take_actions(self) -> list[Callable[[], None]]:
         """Return the actions of this pass; none are left."""

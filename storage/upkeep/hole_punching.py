@@ -9,8 +9,7 @@ the rows in such blocks are read.
 """
 import errno
 import os
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +31,7 @@ _BLOCK = 4096           # bytes of the file system's blocks
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
 _BEFORE = 256           # discarded entries that are looked at again, because they share a block with the next
 _HOLES_MAX = 1_000      # holes of a partition in a tick, which take some 10 ms
+_PUNCHED_MAX = 8 << 20  # bytes of holes in a pass, which take some 2 ms; answers of the pass wait for them
 _INDEXES_MAX = 32       # indexes looked at in a tick
 _ANEW_MAX = 2           # indexes written anew in a tick; each costs an fsync
 _DATA_MAX = 10_000      # ranges of data between holes that are searched for in a ledger
@@ -64,7 +64,9 @@ class HolePuncher(Watcher):
         self._owner = owner
         self._is_possible = True           # whether the file system has holes
         self._left: list[Hole] = []        # to try again: the disk was full, or a backup shared the ledger
-        self._planned: list[Hole] = []     # of this pass, until its commit
+        self._planned: list[Hole] = []     # of this pass, until its commit, and of passes before, for want of time
+        self._freed: dict[Partition, None] = {}      # whose indexes are looked at when these holes are punched
+        self._is_due = False               # whether the pass is to punch some
 
     def __repr__(self) -> str:
         return f"<HolePuncher possible={self._is_possible} planned={len(self._planned)} left={len(self._left)}>"
@@ -77,36 +79,61 @@ class HolePuncher(Watcher):
         self._owner.acknowledged.pop(partition, None)
         self._left = [hole for hole in self._left if hole.ledger.partition_id != partition.partition_id]
         self._planned = [hole for hole in self._planned if hole.ledger.partition_id != partition.partition_id]
+        self._freed.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
         partitions, self._owner.acknowledged = self._owner.acknowledged, {}
         if not self._is_possible:
             return
-        left = [hole for hole in self._left if not hole.ledger.is_unlinked]
-        holes = [hole for hole in left if not hole.ledger.is_shared]
-        self._left = [hole for hole in left if hole.ledger.is_shared]
-        freed = []
+        self._planned += self._left
+        self._left = []
         for partition in partitions:
             is_kept = partition.policies.retains or partition.compacts
             if not (is_kept or self._owner.discovery.holds(partition, now_ms)):
                 planned = self._plan(partition)
                 if len(planned) >= _HOLES_MAX:
                     self._owner.acknowledged[partition] = None      # there are more
-                holes += planned
-                freed.append(partition)
-        if holes:
-            self._planned = holes
+                self._planned += planned
+                self._freed[partition] = None
+        if self._planned:
             self._owner.answer_needs_sync()
-            self._owner.after_commit(partial(self._punch_planned, freed, now_ms))
+            self._punch_in_pass()
         else:
-            self._give_back_indexes(freed, now_ms)
+            self._give_back_indexes(now_ms)
 
-    def _punch_planned(self, partitions: list[Partition], now_ms: int) -> None:
-        """Punch the planned holes after the commit of their acknowledgements, then free disk blocks of indexes."""
-        holes, self._planned = self._planned, []
+    def _punch_in_pass(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._owner.after_commit(self._go_on)
+
+    def _go_on(self) -> None:
+        """Punch some of the planned holes, after the commit of their acknowledgements, and go on in the next pass.
+
+        After the last one free disk blocks of indexes.
+        """
+        self._is_due = False
         self._owner.journal.sync()      # even where answers do not wait for it: bytes are gone at once
-        self._punch(holes)
-        self._give_back_indexes([partition for partition in partitions if not partition.is_released], now_ms)
+        self._punch(self._take())
+        if self._planned:
+            self._punch_in_pass()
+        else:
+            self._give_back_indexes(self._owner.now_ms)
+
+    def _take(self) -> list[Hole]:
+        """Take planned holes of _PUNCHED_MAX bytes, part of a hole too.  Those that a backup shares wait for a tick."""
+        shared = {ledger for ledger in {hole.ledger for hole in self._planned} if ledger.is_shared}
+        self._left += [hole for hole in self._planned if hole.ledger in shared]
+        holes = [hole for hole in self._planned if not (hole.ledger in shared or hole.ledger.is_unlinked)]
+        taken, room = 0, _PUNCHED_MAX
+        while taken < len(holes) and room > 0:
+            hole = holes[taken]
+            if hole.end - hole.begin > room:
+                holes[taken:taken + 1] = [replace(hole, end=hole.begin + room),
+                                          replace(hole, begin=hole.begin + room, straddling=-1)]
+            room -= holes[taken].end - holes[taken].begin
+            taken += 1
+        self._planned = holes[taken:]
+        return holes[:taken]
 
     def _plan(self, partition: Partition) -> list[Hole]:
         """Return new holes of a partition, _HOLES_MAX at most, and mark their entries as discarded in the journal."""
@@ -185,9 +212,10 @@ class HolePuncher(Watcher):
         for ledger in {hole.ledger for hole in holes if hole.ledger.is_sealed}:
             ledger.close()
 
-    def _give_back_indexes(self, partitions: list[Partition], now_ms: int) -> None:
+    def _give_back_indexes(self, now_ms: int) -> None:
         """Free disk blocks of indexes of sealed ledgers into which holes were punched.  Raises OSError."""
         looked_at = made_anew = 0
+        partitions, self._freed = self._freed, {}
         for partition in partitions:
             for ledger in partition.ledgers[:-1]:
                 is_candidate = ledger.is_index_new and ledger.is_sealed

@@ -13,6 +13,7 @@ from geminga.storage.offline import dump
 from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
 from geminga.storage.topics.subscription import SubType
+from geminga.storage.upkeep import hole_punching
 
 from .. import machine
 from .files import read_mapped
@@ -74,6 +75,32 @@ def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
     for number, position in enumerate(positions):
         assert bytes_of(rig, position).startswith(NO_ENTRY) or is_whole(rig, position, number, 1_700)
     assert sum(bytes_of(rig, position).startswith(NO_ENTRY) for position in positions) > 250
+
+
+def test_much_is_given_back_in_parts_so_that_no_pass_takes_long(rigs, monkeypatch):
+    """Passes follow each other at once until all is given back.  Meanwhile each message is whole or shows that it is
+    gone, and acknowledgements that come in between wait for their turn.
+    """
+    monkeypatch.setattr(hole_punching, "_PUNCHED_MAX", 64 << 10)
+    rig, _, consumer, positions = filled(rigs, 300)
+    passes, before = rig.owner.passes, used(rig)
+    rig.run(rig.acks(consumer, *positions[1:150], *positions[151:200]))
+    steps = [before]
+
+    def go_on(*sections, after_ms=0):
+        rig.run(*sections, after_ms=after_ms)
+        for number, position in enumerate(positions):
+            assert bytes_of(rig, position).startswith(NO_ENTRY) or is_whole(rig, position, number)
+        steps.append(used(rig))
+        assert steps[-2] - steps[-1] <= 64 << 10
+
+    go_on(after_ms=SECOND)
+    go_on(rig.acks(consumer, *positions[201:299]))
+    go_on(after_ms=SECOND)
+    while passes.due_ms() <= rig.now_ms:
+        go_on()
+    assert len(steps) > 40 and used(rig) < 5 * 16_384
+    assert all(is_whole(rig, positions[number], number) for number in (0, 150, 200, 299))
 
 
 def test_a_new_subscription_passes_over_what_is_gone(rigs):
