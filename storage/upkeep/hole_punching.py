@@ -164,7 +164,7 @@ class HolePuncher(Watcher):
             return []
         settled = np.logical_and.reduce([cursor.acknowledged(ledger.ledger_id, first, end) for cursor in cursors])
         fresh = settled & ~partition.discarded.acknowledged(ledger.ledger_id, first, end)
-        if not (fresh & (ledger.column("size")[first:end] > 0)).any() or ledger.is_shared:
+        if not (fresh & (ledger.column("size")[first:end] > 0)).any():
             return []
         edges = np.flatnonzero(np.diff(settled, prepend=False, append=False))
         firsts, ends = edges[0::2], edges[1::2]

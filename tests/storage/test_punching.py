@@ -78,9 +78,9 @@ def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
     assert sum(bytes_of(rig, position).startswith(NO_ENTRY) for position in positions) > 250
 
 
-def test_much_is_given_back_in_parts_so_that_no_pass_takes_long(rigs, monkeypatch):
+def test_much_is_given_back_in_parts_so_that_no_pass_takes_long(rigs, tmp_path, monkeypatch):
     """Passes follow each other at once until all is given back.  Meanwhile each message is whole or shows that it is
-    gone, and acknowledgements that come in between wait for their turn.
+    gone, acknowledgements that come in between wait for their turn, and what a backup takes in between stays.
     """
     monkeypatch.setattr(hole_punching, "_PUNCHED_MAX", 64 << 10)
     rig, _, consumer, positions = filled(rigs, 300)
@@ -102,6 +102,11 @@ def test_much_is_given_back_in_parts_so_that_no_pass_takes_long(rigs, monkeypatc
 
     go_on(after_ms=SECOND)
     go_on(rig.acks(consumer, *positions[201:299]))
+    backup = tmp_path / "backup"
+    backup.hardlink_to(rig.partition("t").open_ledger.ledger_path)
+    go_on()
+    assert steps == [64 << 10, 64 << 10, 0] and passes.due_ms() > rig.now_ms
+    backup.unlink()
     go_on(after_ms=SECOND)
     while passes.due_ms() <= rig.now_ms:
         go_on()
