@@ -202,12 +202,6 @@ class Ledger:
         return self._allocated[0]
 
     @property
-    def lengths(self) -> tuple[int, int]:
-        """The lengths in bytes of the ledger's data file and index.  Raises OSError."""
-        data, index = self._open()
-        return os.fstat(data).st_size, os.fstat(index).st_size
-
-    @property
     def is_shared(self) -> bool:
         """Whether a backup has a hard link to the ledger's data file, so that no blocks of the file may be freed."""
         try:
@@ -259,7 +253,7 @@ class Ledger:
         except OSError as error:
             raise StorageFull(text_of(error)) from error
         data, index = self._allocated
-        return self.size + size <= data and self._index_size(count) <= index
+        return self.size + size <= data and self.index_size + count * format.INDEX_ROW.itemsize <= index
 
     def reserve(self, count: int, size: int, ahead: int = 1 << 62, most: int = 1 << 62) -> None:
         """Allocate room for `count` more entries of `size` bytes in total, and in each file at most `ahead` bytes more.
@@ -274,7 +268,7 @@ class Ledger:
         if self.size + size > data:
             data = max(min(2 * data, data + ahead, most), _round_up(self.size + size))
             allocate(self.ledger_path, data, self._allocated[0])
-        if (needed := self._index_size(count)) > index:
+        if (needed := self.index_size + count * format.INDEX_ROW.itemsize) > index:
             index = max(min(2 * index, index + ahead), _round_up(needed))
             allocate(self.index_path, index, self._allocated[1])
         self._allocated = data, index
@@ -282,10 +276,7 @@ class Ledger:
     @property
     def index_size(self) -> int:
         """Bytes of the index, without those allocated ahead."""
-        return self._index_size(0)
-
-    def _index_size(self, more: int) -> int:
-        return format.HEADER_SIZE + (self.entries + more) * format.INDEX_ROW.itemsize
+        return format.HEADER_SIZE + self.entries * format.INDEX_ROW.itemsize
 
     def write(self, pieces: Sequence[bytes | memoryview], offset: int) -> None:
         """Write the pieces contiguously at an offset of the ledger's data file, where room was reserved.

@@ -298,11 +298,9 @@ def _check_beginning(target: Ledger, entries: _Entries) -> None:
     Raises CorruptFile.
     """
     rows_end = format.HEADER_SIZE + int(entries.ids[0]) * format.INDEX_ROW.itemsize
-    data, index = target.lengths
-    for number, size, needed in ((1, index, rows_end), (0, data, int(entries.rows["offset"][0]))):
-        if size < needed:
-            raise CorruptFile(target.files()[number], size, f"{needed} bytes before what the journal has for it",
-                              "the end of the file")
+    for path, needed in ((target.index_path, rows_end), (target.ledger_path, int(entries.rows["offset"][0]))):
+        if (size := path.stat().st_size) < needed:
+            raise CorruptFile(path, size, f"{needed} bytes before what the journal has for it", "the end of the file")
 
 
 @dataclass(slots=True)
