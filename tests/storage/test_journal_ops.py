@@ -156,6 +156,14 @@ def test_positions_and_totals_of_many_passes_are_a_run_for_each_subscription():
     assert [len(run.ops) for run in replayed_ops.in_runs(ordered)] == [50] * 4
 
 
+def test_deaths_of_a_ledgers_first_entry_are_counted():
+    """Counts of entry 0 are counts.  Only an entry before all others stands for forgetting them."""
+    states, counts = States(), np.array([1, 2], np.uint16)
+    died = ops.counted(format.DIED, 7, 5, 3, np.array([0, 3]), counts)
+    replayed_ops.apply(states, np.frombuffer(died, format.OP_ROW))
+    assert states.state(7).cursor(5).deaths.of(3, range(4)).tolist() == [1, 0, 0, 2]
+
+
 def test_a_kind_of_a_newer_version_is_skipped():
     """A start and a dump pass over an operation of an unknown kind without an error."""
     newer = np.frombuffer(WORDS.pack(200, 0, 7, 0, 0, 0), format.OP_ROW)
