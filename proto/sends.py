@@ -59,7 +59,10 @@ INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
 
 
 class Columns(NamedTuple):
-    """Columns (n,) of SEND_ROWs, copied: a column lies far apart in rows, so each later look at it would be slow."""
+    """Four fields of SEND_ROWs (n,), each copied into an array of its own.
+
+    Within the rows, values of one field lie a whole row apart, so reading them again and again would be slow.
+    """
 
     handles: NDArray[np.uint64]       # of producers
     sizes: NDArray[np.uint32]         # bytes of entries

@@ -19,7 +19,7 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.transactions.transaction_table import TransactionTable
 
 _ABOUT = np.array([0xFFFFFFFF_000000FF, 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF_FFFFFFFF], np.uint64)      # see in_runs
-# The fields of every kind of op, by the names that most kinds give them.
+# All kinds of ops have six fields of these sizes; the names are those that most kinds give them.
 _NUMBERS = np.dtype([("kind_and_number", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"),
                      ("ledger_id", "<i8"), ("fourth", "<i8"), ("fifth", "<i8")])
 
@@ -90,9 +90,10 @@ def by_object(ops: Rows) -> Rows:
 
 
 class Run(NamedTuple):
-    """Consecutive ops of one kind for the same object, and the fields of the last one as numbers.
+    """Consecutive ops of one kind for the same object, and the fields of the last one as plain numbers.
 
-    Most runs are of one op, and of most kinds only the last op counts, for which arrays would be slow.
+    Most runs have one op, and for most kinds only the last op of a run counts.  Its fields as numbers cost less than
+    reading them out of the array one by one.
     """
 
     ops: Rows                # (n,) OP_ROW
@@ -114,7 +115,7 @@ class Run(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """The ops (n,) with the fields of their kind."""
+        """The ops (n,) in the dtype of their kind, which names all fields."""
         return self.ops.view(format.OPS[self.kind])
 
 

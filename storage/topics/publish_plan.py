@@ -441,7 +441,9 @@ def _with_duplicates(rows: Rows, is_new: NDArray[np.bool_], is_stored: NDArray[n
 
 
 def _place(groups: list[Group], rows: Rows, columns: Columns, now_ms: int) -> Rows:
-    """Give each of the rows (n,) SEND_ROW, with these columns, its place; return their index rows (n,) INDEX_ROW.
+    """Give each SEND its position and offset in its ledger; return the entries' index rows (n,) INDEX_ROW.
+
+    rows: (n,) SEND_ROW, in the order of the groups.  columns: fields of these rows.
 
     The ledger and entry ids are filled in in `rows` too, for the receipts.
     """

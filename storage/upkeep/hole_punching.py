@@ -64,7 +64,7 @@ class HolePuncher(Watcher):
         self._owner = owner
         self._is_possible = True           # whether the file system has holes
         self._left: list[Hole] = []        # to try again: the disk was full, or a backup shared the ledger
-        self._planned: list[Hole] = []     # of this pass, until its commit, and of passes before, for want of time
+        self._planned: list[Hole] = []     # of this pass, until its commit, and what earlier passes left
         self._freed: dict[Partition, None] = {}      # whose indexes are looked at when these holes are punched
         self._is_due = False               # whether the pass is to punch some
 
@@ -107,9 +107,9 @@ class HolePuncher(Watcher):
             self._owner.after_commit(self._go_on)
 
     def _go_on(self) -> None:
-        """Punch some of the planned holes, after the commit of their acknowledgements, and go on in the next pass.
+        """Punch at most _PUNCHED_MAX bytes of the planned holes, whose acknowledgements are committed by now.
 
-        After the last one free disk blocks of indexes.
+        The next pass punches the rest.  When no hole is left, free disk blocks of the indexes too.
         """
         self._is_due = False
         self._owner.journal.sync()      # even where answers do not wait for it: bytes are gone at once
@@ -120,7 +120,10 @@ class HolePuncher(Watcher):
             self._give_back_indexes(self._owner.now_ms)
 
     def _take(self) -> list[Hole]:
-        """Take planned holes of _PUNCHED_MAX bytes, part of a hole too.  Those that a backup shares wait for a tick."""
+        """Take at most _PUNCHED_MAX bytes of the planned holes; a larger hole is cut.
+
+        Holes in ledgers that a backup shares are left for the next tick, those in deleted ledgers are dropped.
+        """
         shared = {ledger for ledger in {hole.ledger for hole in self._planned} if ledger.is_shared}
         self._left += [hole for hole in self._planned if hole.ledger in shared]
         holes = [hole for hole in self._planned if not (hole.ledger in shared or hole.ledger.is_unlinked)]
@@ -261,8 +264,7 @@ def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple
     is_free &= _are_holes(ledger, offsets[firsts].astype(np.int64), offsets[ends].astype(np.int64))
     edges = (np.flatnonzero(np.diff(is_free, prepend=False, append=False)) + 1) * _BLOCK      # is_free[0] is block 1
     holes = list(zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True))
-    size = format.HEADER_SIZE + ledger.entries * format.INDEX_ROW.itemsize
-    taken, kept = ledger.index_path.stat().st_blocks * 512, size - sum(end - begin for begin, end in holes)
+    taken, kept = ledger.index_path.stat().st_blocks * 512, ledger.index_size - sum(end - begin for begin, end in holes)
     return holes if taken - kept >= max(_WORTH, taken // 2) else []      # else an fsync would gain little
 
 
