@@ -46,16 +46,25 @@ _STRETCH = 1 << 16           # entries of a ledger that are looked at together
 # -- moving a subscription
 
 def clear(owner: AdministeredOwner, question: Clear) -> None:
-    """Acknowledge the whole backlog of one subscription or replication cursor, or of all of a partition."""
+    """Acknowledge the whole backlog of one subscription or replication cursor, or of all subscriptions."""
     partition, name = stored(owner, question.topic), question.subscription
     if name is None:
-        chosen = list(partition.subscriptions.values())
+        chosen = _all(partition)
     elif question.everywhere and not has_subscription(partition, name):
         return
     else:
         chosen = [cursor_of(partition, name)]
     for subscription in chosen:
         acknowledge.skip_to(owner, subscription, partition.last_confirmed)
+
+
+def _all(partition: Partition) -> list[Subscription]:
+    """Return all subscriptions of a partition, but no replication cursor.
+
+    Requests about all subscriptions need the right to consume only, which does not include giving up what another
+    cluster does not have yet.
+    """
+    return [one for one in partition.subscriptions.values() if one.remote is None]
 
 
 def skip(owner: AdministeredOwner, question: Skip) -> None:
@@ -117,7 +126,7 @@ def expire(owner: AdministeredOwner, question: Expire) -> int | None:
         if position > partition.last_confirmed:
             return None
     name = question.subscription
-    chosen = list(partition.subscriptions.values()) if name is None else [cursor_of(partition, name)]
+    chosen = _all(partition) if name is None else [cursor_of(partition, name)]
     entries = 0
     for subscription in chosen:
         before = subscription.cursor.backlog(partition.ledgers)

@@ -157,5 +157,6 @@ FORMS = {
     "authentication.audience_claim": _LINE, "authentication.audience": _LINE, "authentication.anonymous_role": _LINE,
     "authentication.secret_keys": _LINE, "authentication.public_keys": _LINE, "authentication.users": _LINE,
     "authorization.super_user_roles": _LINE, "authorization.proxy_roles": _LINE,
+    "authorization.replicator_roles": _LINE,
     "authentication.public_key_algorithm": (r"[RPE]S(256|384|512)", "RS256, ES256 or one of their kind"),
 }

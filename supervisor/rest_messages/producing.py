@@ -11,7 +11,7 @@ import time
 from http import HTTPStatus
 from typing import Any, NamedTuple, NoReturn
 
-from geminga.proto.names import NO_CLUSTER
+from geminga.proto.names import NO_CLUSTER, source_cluster
 from geminga.storage.schemas.registry import Definition
 from geminga.supervisor.messages.entries import About, Outgoing
 from geminga.supervisor.messages.outgoing import Wrong
@@ -55,6 +55,8 @@ def read(fields: Any) -> Body:
     name, version, messages = fields.get("producerName"), fields.get("schemaVersion", -1), fields.get("messages")
     if not isinstance(name, str | None) or not _is_utf8(name):
         _refuse("producerName is a text")
+    if source_cluster(name or "") is not None:
+        _refuse("producerName is the name of a replicator, which comes by the binary protocol")
     if isinstance(version, bool) or not isinstance(version, int | None) or not -1 <= (version or 0) <= _NUMBER_MAX:
         _refuse("schemaVersion is the number of a version, or -1")
     if not isinstance(messages, list):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.names import source_cluster
 from geminga.supervisor.pulsar_client import key_hashing
 
 Value = TypeVar("Value")
@@ -78,6 +79,8 @@ def producing(given: Mapping[str, str]) -> Producing:
     name, keys = given.get("producerName"), _encryption_keys(given.get("encryptionKeys", ""))
     if name == "":
         raise WrongParameter("producerName must not be empty")
+    if source_cluster(name or "") is not None:
+        raise WrongParameter("producerName is the name of a replicator, which comes by the binary protocol")
     first = number(given, "initialSequenceId", 0, least=-(1 << 63), last=(1 << 63) - 2) \
         if "initialSequenceId" in given else None
     codec = _one_of(given, "compressionType", _CODECS, "NONE")

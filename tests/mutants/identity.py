@@ -92,6 +92,8 @@ BUGS = [
          "the empty role is refused at each way in, and a grant's role is not empty"),
         ("self._wildcards and _matches(holder, role)", "_matches(holder, role)",
          "wildcards count although they are off"),
+        ("if role not in self._replicators:", "if False:", "who may produce may do so as a replicator"),
+        ("if remote_of(subscription) is not None:", "if False:", "who may consume gives up what others lack"),
         ("if roles and role not in roles:", "if roles and role in roles:",
          "a subscription is for all but those it is for"),
         ('== "Prefix" and not subscription.startswith(role):', '== "Prefix" and role not in subscription:',

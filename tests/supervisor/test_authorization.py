@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.names import POSITION_PROPERTY
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.requests import audit, authorization
 from geminga.supervisor.admin.resources import brokers
@@ -14,7 +15,7 @@ from geminga.supervisor.rest_messages import doors as rest_doors
 from geminga.supervisor.web import doors
 from geminga.workers.identity.demands import DEMANDS
 
-from ..harness import Broker
+from ..harness import Broker, eventually
 from ..proto.client_frames import T, command, entry_of, frame, message_metadata, send
 from .sweep import rights
 
@@ -31,6 +32,7 @@ anonymous_role = "anonymous"
 enabled = true
 super_user_roles = ["admin"]
 proxy_roles = ["proxy"]
+replicator_roles = ["far"]
 wildcards = true
 """
 ADMINS = {"admin", "tenant-admin"}
@@ -61,8 +63,8 @@ class Guarded:
             connection.close()
         self.process.close()
 
-    def connect(self, role, original=""):
-        self._connections.append(rights.Connection(self.people, role, original))
+    def connect(self, role, original="", **about):
+        self._connections.append(rights.Connection(self.people, role, original, **about))
         return self._connections[-1]
 
     def ask(self, *asked):
@@ -314,6 +316,78 @@ def test_a_proxy_may_ask_for_what_both_may(guarded, place):
         for what, became in found.items():
             if "missing" not in what:
                 assert (became == "allowed") == (alone[original][what] == produces[what] == "allowed"), (original, what)
+
+
+# -- replicators of other clusters
+
+FLAGS = {"supports_repl_dedup_by_lid_and_eid": True}
+REPLICATOR = {"producer_id": 1, "producer_name": "pulsar.repl.far-->standalone", "user_provided_producer_name": True}
+
+
+def replicated(number, position):
+    """Return a SEND of a replicator: the entry at this position of the cluster `far`."""
+    properties = [api.KeyValue(key=POSITION_PROPERTY, value=position)]
+    return send(entry_of(message_metadata(sequence_id=number, replicated_from="far", properties=properties)),
+                producer_id=1, sequence_id=number)
+
+
+def test_a_role_that_may_produce_cannot_have_messages_of_another_cluster_dropped(guarded):
+    """It would name a position above all of that cluster's, and whatever the cluster sends would count as stored."""
+    place = guarded.people.place()
+    topic = f"persistent://{place}/plain"
+    for role in ("svc", "far"):
+        guarded.done("POST", f"/admin/v2/namespaces/{place}/permissions/{role}", ["produce", "consume"])
+    intruder = guarded.connect("svc", feature_flags=FLAGS)
+    refused = intruder.ask(T.PRODUCER, topic=topic, **REPLICATOR)
+    assert refused.startswith("AuthorizationError: Client is not authorized to Produce under the name of a replicator")
+    assert intruder.ask(T.PRODUCER, topic=topic, **REPLICATOR | {"producer_name": "pulsar.repl.far"}) == refused
+    assert intruder.ask(T.PRODUCER, topic=topic, **REPLICATOR | {"producer_name": "pulsar.repl-own"}) == "allowed"
+    source = guarded.connect("far", feature_flags=FLAGS)
+    assert source.ask(T.PRODUCER, topic=topic, **REPLICATOR) == "allowed"
+    source._socket.sendall(replicated(0, "7:0"))
+    receipt = command_of(source).send_receipt
+    assert (receipt.sequence_id, receipt.highest_sequence_id) == (7, 0)
+    assert receipt.message_id.ledgerId != 2**64 - 1, "it counts as stored before"
+
+
+def test_a_replicator_goes_when_its_role_may_not_replicate_any_more(fresh):
+    place = fresh.people.place()
+    topic, granted = f"persistent://{place}/plain", f"/admin/v2/namespaces/{place}/permissions/far"
+    fresh.done("POST", granted, ["produce"])
+    source = fresh.connect("far", feature_flags=FLAGS)
+    assert source.ask(T.PRODUCER, topic=topic, **REPLICATOR) == "allowed"
+    fresh.done("DELETE", granted)
+    assert command_of(source).type == T.CLOSE_PRODUCER
+
+
+def test_a_role_that_may_consume_gives_up_nothing_that_another_cluster_lacks(guarded):
+    """It needs an administrator to name a replication cursor; requests about all subscriptions leave them alone."""
+    place = guarded.people.place()
+    topic = f"/admin/v2/persistent/{place}/plain"
+    guarded.done("POST", f"/admin/v2/namespaces/{place}/permissions/svc", ["consume"])
+    guarded.done("PUT", "/admin/v2/clusters/cursors", {"brokerServiceUrl": "pulsar://192.0.2.1:6650"})
+    tenant = place.partition("/")[0]
+    guarded.done("POST", f"/admin/v2/tenants/{tenant}",
+                 {"adminRoles": ["tenant-admin"], "allowedClusters": ["standalone", "cursors"]})
+    guarded.done("POST", f"/admin/v2/namespaces/{place}/replication", ["standalone", "cursors"])
+    producer = guarded.connect("admin")
+    assert producer.ask(T.PRODUCER, topic=f"persistent://{place}/plain", producer_id=1) == "allowed"
+    producer._socket.sendall(send(producer_id=1, sequence_id=1))
+    assert command_of(producer).type == T.SEND_RECEIPT
+
+    def waiting():
+        return guarded.done("GET", f"{topic}/stats")["replication"]["cursors"]["replicationBacklog"]
+
+    eventually(lambda: waiting() == 1, 10, "the message waits for the other cluster")
+    cursor = f"{topic}/subscription/pulsar.repl.cursors"
+    asked = [f"{cursor}/skip_all", f"{cursor}/skip/1", f"{cursor}/expireMessages/1",
+             f"/admin/v2/namespaces/{place}/clearBacklog/pulsar.repl.cursors"]
+    assert {guarded.ask("svc", "POST", path)[0] for path in asked} == {401, 403}
+    assert guarded.ask("svc", "POST", f"/admin/v2/namespaces/{place}/clearBacklog")[0] == 204
+    assert guarded.ask("svc", "POST", f"{topic}/all_subscription/expireMessages/1")[0] == 204
+    assert waiting() == 1
+    guarded.done("POST", f"{cursor}/skip_all")
+    assert waiting() == 0
 
 
 # -- rights that are taken away

@@ -12,7 +12,8 @@ HANDSHAKE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Ver
 
 
 @pytest.mark.parametrize(("kind", "parameters", "status"), [
-    ("producer", {"producerName": ""}, 400), ("producer", {"initialSequenceId": "x"}, 400),
+    ("producer", {"producerName": ""}, 400), ("producer", {"producerName": "pulsar.repl.far"}, 400),
+    ("producer", {"initialSequenceId": "x"}, 400),
     ("producer", {"sendTimeoutMillis": "-1"}, 400), ("producer", {"compressionType": "lz4"}, 400),
     ("producer", {"compressionType": ""}, 400), ("producer", {"messageRoutingMode": "Other"}, 400),
     ("producer", {"hashingScheme": "Other"}, 400), ("producer", {"encryptionKeys": "my-key"}, 400),

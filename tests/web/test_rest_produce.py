@@ -229,6 +229,7 @@ def test_a_partition_may_be_named(rest, broker):
 
 @pytest.mark.parametrize(("body", "status", "words"), [
     (b"", 400, "object"), (b"x", 400, "JSON"), (b"[]", 400, "object"), (b"{}", 400, "messages"),
+    (b'{"producerName":"pulsar.repl.far","messages":[{"payload":"a"}]}', 400, "replicator"),
     (b'{"messages":5}', 400, "messages"), (b'{"messages":[5]}', 400, "messages[0]"),
     (b'{"messages":[{"payload":"a"},{}]}', 400, "messages[1].payload"),
     (b'{"messages":[{"payload":null}]}', 400, "messages[0].payload"),

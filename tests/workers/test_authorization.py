@@ -12,7 +12,16 @@ from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.workers.identity import authorization as authorization_module
 from geminga.workers.identity import demands
 from geminga.workers.identity.authentication import OURSELVES, Identity
-from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, GRANTED, LOOKUP, PRODUCE, Authorization
+from geminga.workers.identity.authorization import (
+    ACTIONS,
+    ADMINISTER,
+    CONSUME,
+    GRANTED,
+    LOOKUP,
+    PRODUCE,
+    REPLICATE,
+    Authorization,
+)
 from geminga.workers.identity.options import AuthorizationOptions
 
 TOPIC = parse("persistent://acme/eu/orders")
@@ -78,6 +87,31 @@ def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, acti
     expected = {action} | ({LOOKUP} if action in (PRODUCE, CONSUME) else set())
     assert allowed(made(), "svc") == set(itertools.product(expected, of))
     assert allowed(made(), "other") == set()
+
+
+def test_names_of_replicators_are_for_roles_that_are_configured_and_may_produce(made, catalogue):
+    """A grant alone is not enough, nor is being configured alone."""
+    catalogue.policies.set("acme", "adminRoles", ["ops"])
+    catalogue.policies.set(str(TOPIC), "permissions", {"svc": list(GRANTED), "far": [PRODUCE], "proxy": [PRODUCE]})
+    authorization = made(replicator_roles=("far", "proxy", "stranger"))
+    roles = "svc", "far", "stranger", "ops", "admin", ""
+    may = {(role, resource) for role in roles for resource in (PARTITION, OTHER)
+           if authorization.allows(Identity(role), REPLICATE, resource)}
+    assert may == {("far", PARTITION), *itertools.product(("ops", "admin"), (PARTITION, OTHER))}
+    assert authorization.allows(Identity("far", proxy="proxy"), REPLICATE, TOPIC)
+    assert not made(replicator_roles=("far",)).allows(Identity("far", proxy="proxy"), REPLICATE, TOPIC)
+    assert "replicator" in authorization.decide(Identity("svc"), REPLICATE, TOPIC).told
+
+
+def test_replication_cursors_are_for_administrators(made, catalogue):
+    """Whoever acknowledges the cursor's entries decides what the other cluster never gets."""
+    catalogue.policies.set("acme", "adminRoles", ["ops"])
+    catalogue.policies.set("acme/eu", "permissions", {"svc": list(GRANTED)})
+    for resource in (TOPIC, "acme/eu"):
+        may = {role for role in ("svc", "ops", "admin")
+               if made().allows(Identity(role), CONSUME, resource, "pulsar.repl.far")}
+        assert may == {"ops", "admin"}
+    assert made().allows(Identity("svc"), CONSUME, TOPIC, "pulsar.report")
 
 
 @pytest.mark.parametrize(("holder", "role", "matches"), [

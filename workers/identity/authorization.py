@@ -4,6 +4,11 @@
     administrators of a tenant             everything in the tenant's namespaces
     grants of a namespace, or of a topic   produce, consume, functions, sinks, sources, packages
 
+A producer under the name of a replicator of another cluster moves what the topic has of that cluster: whatever lies
+before the position that it names is dropped from then on.  So only super users, administrators of the tenant, and roles
+of `replicator_roles` that may produce open one.  A replication cursor is changed by administrators only, because
+acknowledging it gives up what the other cluster does not have.
+
 A grant for a partitioned topic holds for its partitions.  A namespace may reserve some subscriptions for certain roles,
 or demand that a subscription's name begins with its consumer's role; both bind roles that consume because of a grant.
 A proxy needs every right that the role on whose behalf it asks needs.
@@ -13,7 +18,7 @@ A resource is a topic, a namespace ("tenant/namespace"), a tenant ("tenant"), or
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from geminga.proto.names import TopicName
+from geminga.proto.names import REPLICATOR_PREFIX, TopicName, remote_of
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.workers.identity.authentication import LOCAL, Identity
@@ -21,10 +26,12 @@ from geminga.workers.identity.options import AuthorizationOptions
 
 # A right to produce or consume includes LOOKUP.
 ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"
+REPLICATE = "replicate"        # to produce under the name of another cluster's replicator
 GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")      # actions that grants are made for
-ACTIONS = (ADMINISTER, LOOKUP, *GRANTED)
+ACTIONS = (ADMINISTER, LOOKUP, REPLICATE, *GRANTED)
 _DECISIONS_MAX = 16_384      # remembered
 _SIZE_MAX = 1_024            # characters of all names in a decision that is remembered
+_NO_REPLICATOR = f"Client is not authorized to Produce under the name of a replicator, {REPLICATOR_PREFIX}..."
 
 Resource = TopicName | str
 
@@ -60,6 +67,7 @@ class Authorization:
         """Apply new options."""
         self.is_enabled = options.enabled
         self._supers = frozenset(options.super_user_roles)
+        self._replicators = frozenset(options.replicator_roles)
         self._wildcards = options.wildcards
         self._forget()
 
@@ -132,6 +140,10 @@ class Authorization:
         others = f"is no administrator of tenant {tenant}"
         if action == ADMINISTER or resource == tenant:
             return Decision(False, f"{who} {others}")
+        if action == REPLICATE:
+            if role not in self._replicators:
+                return Decision(False, f"{who} is none of replicator_roles, and {others}", _NO_REPLICATOR)
+            action = PRODUCE
         if action == CONSUME and subscription:
             refusal = self._subscription_refusal(role, resource, subscription)
             if refusal is not None:
@@ -151,6 +163,9 @@ class Authorization:
 
     def _subscription_refusal(self, role: str, resource: Resource, subscription: str) -> Decision | None:
         """Return the refusal for a role that may consume, but not from this subscription; None if it may."""
+        if remote_of(subscription) is not None:
+            return Decision(False, f"{subscription} is a replication cursor, and '{role}' is no administrator of "
+                                   f"tenant {tenant_of(resource)}")
         namespace = namespace_of(resource)
         policies = self._policies_of(namespace)
         roles = policies.get(SUBSCRIPTION_PERMISSIONS, {}).get(subscription)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ErrorCode
-from geminga.workers.identity.authorization import CONSUME, LOOKUP, PRODUCE, Right
+from geminga.workers.identity.authorization import CONSUME, LOOKUP, PRODUCE, REPLICATE, Right
 
 T = api.BaseCommand.Type
 
@@ -62,4 +62,6 @@ def right_of(kind: int, request: Any) -> Right:
     demand = DEMANDS[kind]
     assert demand is not None
     resource = names.parse_namespace(request.namespace) if kind in _ABOUT_NAMESPACES else names.parse(request.topic)
+    if kind == T.PRODUCER and names.source_cluster(request.producer_name) is not None:
+        return Right(REPLICATE, resource)
     return Right(demand.action, resource, request.subscription if kind == T.SUBSCRIBE else "")

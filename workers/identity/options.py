@@ -60,6 +60,7 @@ class AuthorizationOptions:
     enabled: bool = False                     # False: everybody may do everything
     super_user_roles: tuple[str, ...] = ()    # roles that may do everything
     proxy_roles: tuple[str, ...] = ()         # roles that may ask on behalf of others, and must say on whose
+    replicator_roles: tuple[str, ...] = ()    # roles that may replicate topics into this broker, where they may produce
     wildcards: bool = False                   # whether roles in grants may begin or end with *
 
 

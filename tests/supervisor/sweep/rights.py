@@ -136,11 +136,13 @@ def over_http(broker: Broker, question: Question) -> Iterator[tuple[str, str]]:
 class Connection:
     """A connection in a role; a proxy's is made on behalf of an original role."""
 
-    def __init__(self, broker: Broker, role: str, original: str = "") -> None:
+    def __init__(self, broker: Broker, role: str, original: str = "", **about: Any) -> None:
+        """about: more fields of CONNECT."""
         address = urlsplit(broker.service_url)
         self._socket = socket.create_connection((address.hostname, address.port), 30)
         self._numbers = itertools.count(1)
-        shown = {} if role == "anonymous" else {"auth_method_name": "token", "auth_data": broker.token(role).encode()}
+        shown: dict[str, Any] = about if role == "anonymous" else {
+            **about, "auth_method_name": "token", "auth_data": broker.token(role).encode()}
         if original:
             shown["original_principal"] = original
         self._socket.sendall(command(T.CONNECT, client_version="sweep", protocol_version=21, **shown))
