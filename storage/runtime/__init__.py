@@ -6,6 +6,7 @@
     counters.py     numbers in shared memory that the supervisor reads
     control.py      messages between the supervisor and its children
     zmq_frames.py   envelopes over ZeroMQ
+    unix_sockets.py Unix sockets in a data folder: bound, served, connected to
     routing.py      which owner has a partition, and where owners listen
     threads.py      a thread that works beside a block
 

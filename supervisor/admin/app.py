@@ -23,6 +23,7 @@ from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
+from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.admin import openapi
 from geminga.supervisor.admin.monitoring import alarms, backups, health, log_tail, metrics, operations, stats, views
 from geminga.supervisor.admin.requests import audit, audit_reading, authentication, authorization, origins, sessions
@@ -48,7 +49,6 @@ from geminga.supervisor.admin.resources import (
     transactions,
 )
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host.unix_sockets import CLIENTS
 from geminga.workers.addresses import Addresses
 from geminga.workers.directory.schemas import SchemaThread
 from geminga.workers.identity.authentication import Authenticator

@@ -253,7 +253,7 @@ def promote(data_dir: str | None, form: str) -> int:
 
 def _serves(place: Path) -> bool:
     """Wait until the broker of a folder serves, and print a line if it does not come to that."""
-    from geminga.supervisor.host.unix_sockets import HTTP, UNIX
+    from geminga.storage.runtime.unix_sockets import HTTP, UNIX
     from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
     broker, until, why = Broker(f"{UNIX}{place / HTTP}", _SILENT_SECONDS), time.monotonic() + _PROMOTE_SECONDS, ""
     while time.monotonic() < until:

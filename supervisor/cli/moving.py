@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.supervisor.cli import output, table_import
 from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.progress import Progress, progress
-from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.pulsar_client import credentials, target
 from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
 from geminga.supervisor.wording.human import count, size

@@ -3,7 +3,6 @@
     host.py           memory and processors that this host or control group gives
     tune.py           settings of the host that bound the broker or slow it down (`geminga tune`)
     stacks.py         stack traces of all processes, on demand
-    unix_sockets.py   Unix sockets in a data folder
     installed.py      folder, configuration and user of the package's broker
 
 Imports: nothing of ours but `is_optimised` of `bootstrap.py`, which tells how this Python was built.  The function is

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.supervisor.host import unix_sockets
+from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.load import wire
 
 ANSWER_MAX_S = 60.0         # a broker silent for so long while something is due has failed

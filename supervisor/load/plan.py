@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.supervisor.host.unix_sockets import UNIX
+from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.supervisor.load import latencies
 from geminga.supervisor.load.blocks import Message
 from geminga.supervisor.load.link import Link

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.control import Control
-from geminga.supervisor.host.unix_sockets import short_path
 
 SOCKET = Path("run", "supervisor")      # in the data folder
 _CONNECT_SECONDS = 10.0
@@ -73,10 +73,7 @@ class ControlSocket:
 
 def listen(data_dir: Path) -> socket.socket:
     """Return a listening, non-blocking control socket in the data folder.  Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX)
-    with short_path(data_dir / SOCKET) as path:
-        listener.bind(path)
-    listener.listen(16)
+    listener = unix_sockets.listen(data_dir / SOCKET)
     listener.setblocking(False)
     return listener
 
@@ -89,7 +86,7 @@ def ask(data_dir: Path, patience: float | None = None, **message: Any) -> Iterat
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_CONNECT_SECONDS)
         try:
-            with short_path(data_dir / SOCKET) as path:
+            with unix_sockets.short_path(data_dir / SOCKET) as path:
                 link.connect(path)
         except OSError as error:
             raise NotServed(f"{data_dir}: no broker answers there: {error.strerror or error}") from None

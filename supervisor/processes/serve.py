@@ -27,6 +27,7 @@ from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_p
 from geminga.storage.offline import backup
 from geminga.storage.owner import process as owner_process
 from geminga.storage.owner import recovery
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import Rule, log
@@ -34,7 +35,7 @@ from geminga.storage.runtime.log_lines import LogLines
 from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration import exposure, places
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host import tune, unix_sockets
+from geminga.supervisor.host import tune
 from geminga.supervisor.host.stacks import listen
 from geminga.supervisor.processes import listening
 from geminga.supervisor.processes.children import (

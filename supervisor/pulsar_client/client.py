@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.host import unix_sockets
+from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.pulsar_client import reasons
 from geminga.supervisor.pulsar_client.entries import Entry, entry_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
-from geminga.supervisor.host import unix_sockets
-from geminga.supervisor.host.unix_sockets import UNIX
+from geminga.storage.runtime import unix_sockets
+from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.supervisor.pulsar_client import reasons
 from geminga.supervisor.pulsar_client.credentials import NOBODY, Credentials
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from geminga.storage.runtime.unix_sockets import CLIENTS, HTTP, UNIX, connect
 from geminga.supervisor.host import installed
-from geminga.supervisor.host.unix_sockets import CLIENTS, HTTP, UNIX, connect
 from geminga.supervisor.pulsar_client import contexts, credentials
 
 if TYPE_CHECKING:

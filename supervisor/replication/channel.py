@@ -13,7 +13,7 @@ from typing import Protocol
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.host import unix_sockets
+from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.replication.connection import Connection, T
 from geminga.supervisor.replication.entries import Run, runs
 from geminga.supervisor.replication.frames import Bytes, Places, Unreadable

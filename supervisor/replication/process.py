@@ -20,8 +20,8 @@ from geminga.storage.errors import StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
+from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host.unix_sockets import CLIENTS
 from geminga.supervisor.replication.reports import Reports
 from geminga.workers.owners.following import follow
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from geminga.supervisor.host import unix_sockets
+from geminga.storage.runtime import unix_sockets
 
 REPLICATOR = Path("run", "replicator")      # in the data folder, while a broker serves it
 _LINE_MAX = 16 << 20
@@ -34,8 +34,8 @@ class Reports:
 
     async def open(self) -> None:
         """Listen.  Raises OSError."""
-        self._path.unlink(missing_ok=True)      # of an earlier process
-        self._server = await asyncio.start_unix_server(self._ask, sock=unix_sockets.listen(self._path), limit=_LINE_MAX)
+        listener = unix_sockets.listen(self._path, is_replacing=True)
+        self._server = await unix_sockets.serve_streams(listener, self._ask, _LINE_MAX)
 
     def close(self) -> None:
         if self._server is not None:

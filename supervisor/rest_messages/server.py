@@ -11,6 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.log import log
 from geminga.supervisor.rest_messages import events, producing, receiving
 from geminga.supervisor.rest_messages.bodies import Bodies, in_background
@@ -58,9 +59,8 @@ class Server:
 
     async def start(self) -> None:
         """Take calls from now on."""
-        loop = asyncio.get_running_loop()
-        await loop.create_unix_server(self._server, sock=self._listener)
-        self._looking = loop.create_task(self._look())
+        await unix_sockets.serve(self._listener, self._server)
+        self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
         """End what was not used for a while, again and again."""

@@ -28,11 +28,11 @@ from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.catalogue.catalogue import CatalogueError
 from geminga.storage.disk import data_folder
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_place, text_of
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.log import log
 from geminga.storage.standby import copy, standing
 from geminga.supervisor.configuration import places
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host import unix_sockets
 from geminga.supervisor.processes import control_socket, listening
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.standby.following import About, Follower
@@ -48,6 +48,7 @@ _LOOK_SECONDS = 0.05
 _REACHED_SECONDS = 5.0       # for which a promotion looks for a broker that is not connected
 _STOPPED_SECONDS = 30.0      # for a broker to stop, and to send the rest
 _ALIVE_SECONDS = 1.0
+_LINE_MAX = 1 << 16        # bytes of a command of this host
 
 
 def may_follow(config: Config) -> bool:
@@ -178,7 +179,7 @@ class Standby:
             secure = self._certificates.listening()["ssl"] if scheme == "https" and self._certificates else None
             await web.SockSite(runner, listener, ssl_context=secure).start()
         await web.SockSite(runner, self._inside).start()
-        control = await asyncio.start_unix_server(self._talk, sock=self._control)
+        control = await unix_sockets.serve_streams(self._control, self._talk, _LINE_MAX)
         self.follower.thread.start()
         self._print()
         self._notify.ready()

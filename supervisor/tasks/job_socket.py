@@ -20,8 +20,8 @@ from geminga.storage.disk import locks
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.position import Position
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.topics import exported
-from geminga.supervisor.host import unix_sockets
 
 if TYPE_CHECKING:
     import io

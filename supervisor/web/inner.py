@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.host import unix_sockets
+from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.pulsar_client.client import NoBroker
 from geminga.supervisor.pulsar_client.requests import Requests
 from geminga.workers.identity.authentication import Identity

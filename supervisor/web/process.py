@@ -18,8 +18,8 @@ import uvloop
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
+from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host.unix_sockets import CLIENTS
 from geminga.supervisor.web import parameters
 from geminga.supervisor.web.connection import Connection
 from geminga.supervisor.web.consumer import Consumer

@@ -11,9 +11,9 @@ import pytest
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_to_read
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.runtime.unix_sockets import short_path
 from geminga.storage.statistics.columns import LATENCIES_MS
 from geminga.supervisor.admin.resources.compaction import Record
-from geminga.supervisor.host.unix_sockets import short_path
 from geminga.supervisor.tasks import job_socket
 
 from ..harness import Broker, eventually, partitioned_topic, request, unique_topic

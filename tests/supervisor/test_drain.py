@@ -12,7 +12,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
-from geminga.supervisor.host.unix_sockets import short_path
+from geminga.storage.runtime.unix_sockets import short_path
 from geminga.supervisor.processes import control_socket
 from geminga.supervisor.processes.drain import Drain
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from geminga.proto import names
+from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.admin import cluster_records
-from geminga.supervisor.host import unix_sockets
 from geminga.supervisor.main import main
 from geminga.workers.addresses import Addresses
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.host import unix_sockets
+from geminga.storage.runtime import unix_sockets
 
 from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from geminga.storage.runtime import unix_sockets
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.ports.gate import ClientAddress, Gate, Make
 from geminga.workers.ports.within_tls import FirstBytes
@@ -68,10 +69,7 @@ class Listeners:
             accepted = partial(_accepted, self.certificates, first)
             self._servers.append(
                 Gate(self._tls, _SECURE[scheme], ports, accepted, self.certificates, has_proxies=has_proxies))
-        # The path by which the socket was bound is no longer valid (unix_sockets.listen).  The clean-up, a default
-        # with Python 3.13, would meet another file under that path.
-        options = {"sock": self._inside, "cleanup_socket": False}
-        self._inside_server = await loop.create_unix_server(inside, **options)  # type: ignore[arg-type]
+        self._inside_server = await unix_sockets.serve(self._inside, inside)
         for server in self._servers:
             if isinstance(server, Gate):
                 server.start()

@@ -10,12 +10,12 @@ from pathlib import Path
 from aiohttp import web
 
 from geminga.proto.responses import SERVER_VERSION
+from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.requests.authentication import SIGN_IN, STATIC
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS
 from geminga.supervisor.host import host
-from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.pulsar_client import client
 
 routes = web.RouteTableDef()

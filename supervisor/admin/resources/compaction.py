@@ -54,6 +54,7 @@ from geminga.storage.admin.questions import (
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.runtime.log import log
 from geminga.storage.statistics.columns import LATENCIES_MS
 from geminga.supervisor.admin.requests.owners import Owners
@@ -69,7 +70,6 @@ from geminga.supervisor.admin.requests.request_parts import (
     topic_of,
 )
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.host.unix_sockets import short_path
 from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, known_tables
 from geminga.supervisor.tasks.night_progress import RunningNights
 
@@ -317,8 +317,7 @@ class Compactions:
         said = ""
         while True:
             try:
-                server = await asyncio.start_unix_server(self._talk, sock=_socket(self._config.data_dir),
-                    limit=_LINE_MAX)
+                server = await unix_sockets.serve_streams(_listener(self._config.data_dir), self._talk, _LINE_MAX)
                 has_tried.set()
                 return await server.serve_forever()
             except OSError as error:
@@ -385,20 +384,11 @@ class Compactions:
 COMPACTIONS = web.AppKey("compactions", Compactions)
 
 
-def _socket(data_dir: Path) -> socket.socket:
-    """Return the listening socket for jobs, which replaces one that an earlier process left."""
-    listener, path = socket.socket(socket.AF_UNIX), data_dir / SOCKET
-    try:
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-        with short_path(path) as short:
-            listener.bind(short)
-        path.chmod(0o600)
-        listener.listen(16)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+def _listener(data_dir: Path) -> socket.socket:
+    """Return the listening socket for jobs, which replaces one that an earlier process left.  Raises OSError."""
+    path = data_dir / SOCKET
+    path.parent.mkdir(exist_ok=True)
+    return unix_sockets.listen(path, is_replacing=True)
 
 
 # -- over HTTP

@@ -25,6 +25,7 @@ from geminga.storage.admin.questions import GetEntry
 from geminga.storage.admin.table_questions import GetPage, StoredPage
 from geminga.storage.jobs import one_by_one
 from geminga.storage.jobs.one_by_one import Damaged
+from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import InvalidSchema
 from geminga.supervisor.admin.monitoring.health import INSIDE
@@ -38,7 +39,6 @@ from geminga.supervisor.admin.requests.request_parts import (
     part_of,
     single_of,
 )
-from geminga.supervisor.host.unix_sockets import UNIX
 from geminga.supervisor.messages import outgoing, publishing, shown
 from geminga.supervisor.messages.entries import About, Outgoing
 from geminga.supervisor.messages.filters import Filter
