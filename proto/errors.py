@@ -26,3 +26,10 @@ class Refusal(Exception):
 
     def __str__(self) -> str:
         return f"{api.ServerError.Name(self.code)}: {self.message}"
+
+
+class NameTaken(Refusal):
+    """A topic that cannot have its name or partitions, because another topic has such a name."""
+
+    def __init__(self, message: str):
+        super().__init__(api.NotAllowedError, message)

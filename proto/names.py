@@ -12,6 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 
 _PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
+PARTITION_MAX = 10 ** 9 - 1         # the highest number that the name of a partition has
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
 _SYSTEM_NAMESPACES = ("persistent://pulsar/system/", "non-persistent://pulsar/system/")
 SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot", "__transaction_buffer_snapshot_segments",

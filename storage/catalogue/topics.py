@@ -1,10 +1,12 @@
 """Topics by the names that users give them; `partitions.py` has their stored partitions."""
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.proto.errors import NameTaken, Refusal
+from geminga.proto.names import PARTITION_MAX, TopicName
 from geminga.storage.catalogue.database import Database, now_ms
 from geminga.storage.catalogue.ids import Counters
 from geminga.storage.catalogue.stored_policies import RIGHTS, StoredPolicies
@@ -77,31 +79,79 @@ class Topics:
         statement = f"SELECT SUM(MAX(partitions, 1)) FROM topics WHERE namespace = ?{left_out}"
         return self._database.integer(statement, (namespace, *others)) or 0
 
+    def taken(self, topic: TopicName, first: int, stop: int) -> list[str]:
+        """Return the topics of their own, sorted, whose names partitions of that topic would have.
+
+        They were created while the topic had no such partition. So were stored partitions that belong to no topic.
+
+        first, stop: the partitions' numbers. Raises StorageFull.
+        """
+        between = f"{topic}-partition-", f"{topic}-partition."      # the point is the character behind the hyphen
+        found = set(self._database.column("SELECT name FROM topics WHERE name > ? AND name < ? AND partitions = 0",
+                                          between))
+        if self.partition_count(topic) is None:
+            found.update(self._database.column("SELECT name FROM partitions WHERE name > ? AND name < ?", between))
+        parsed = map(names.parse, sorted(found))
+        return [str(name) for name in parsed if first <= name.partition < stop and name.base == topic]
+
     # -- changes
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Keep other processes from changing topics until the transaction ends, with `commit` or `undo`.
+
+        A Refusal ends it, unless it was open before: no commit follows, and it would block other writers.
+        Raises StorageFull, NotDurable.
+        """
+        was_open = self._database.is_changing
+        self._database.write("SELECT 1")      # begins it
+        try:
+            yield
+        except Refusal:
+            if not was_open:
+                self._database.undo()
+            raise
 
     def create(self, topic: TopicName, partitions: int) -> bool:
         """Create a topic.  Returns False if it exists already.
 
         partitions: their number, 0 for a topic that is not partitioned.
 
+        Raises NameTaken if topics have the names of its partitions, or it has the name of another topic's partition.
         Raises Refusal when the namespace has just been deleted, StorageFull, NotDurable.
         """
-        was_open = self._database.is_changing
-        try:
-            done = self._database.write(
-                "INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
-        except sqlite3.IntegrityError:
-            if not was_open:      # no commit follows a refusal, and the open transaction would block other writers
-                self._database.undo()
-            raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist") from None
-        if done.rowcount:
-            self._counters.take("topics")
-        return done.rowcount > 0
+        with self.transaction():
+            if self.partition_count(topic) is not None:
+                return False
+            if partitions:
+                self._refuse_taken(topic, 0, PARTITION_MAX + 1)
+            elif topic.partition >= 0 and self.partition_count(topic.base):
+                raise NameTaken(f"{topic.base} is partitioned, and {topic} has the name of a partition")
+            try:
+                self._insert(topic, partitions)
+            except sqlite3.IntegrityError:
+                raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist") from None
+        return True
+
+    def _insert(self, topic: TopicName, partitions: int) -> None:
+        self._database.write(
+            "INSERT INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
+        self._counters.take("topics")
+
+    def _refuse_taken(self, topic: TopicName, first: int, stop: int) -> None:
+        if taken := self.taken(topic, first, stop):
+            more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+            raise NameTaken(f"{topic} cannot have that partition: {taken[0]}{more} exists as a topic of its own")
 
     def set_partition_count(self, topic: TopicName, partitions: int) -> None:
-        """Change a topic's number of partitions.  Raises StorageFull, NotDurable."""
-        self._database.write("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, str(topic)))
-        self._counters.take("topics")
+        """Change a topic's number of partitions.
+
+        Raises NameTaken if topics have the names of new partitions, StorageFull, NotDurable.
+        """
+        with self.transaction():
+            self._refuse_taken(topic, self.partition_count(topic) or 0, partitions)
+            self._database.write("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, str(topic)))
+            self._counters.take("topics")
 
     def delete(self, topic: TopicName, *, for_now: bool = False) -> None:
         """Delete a topic with its schemas, and with the policies of the topic and its partitions.
@@ -113,6 +163,10 @@ class Topics:
         of_partitions = (scope for scope in scopes if names.parse(scope).base == topic)
         self._policies.delete_scopes(str(topic), *of_partitions, rights=not for_now)
         self._schemas.forget(topic)
+        self.forget_name(topic)
+
+    def forget_name(self, topic: TopicName) -> None:
+        """Remove a topic from all lists, and nothing else of it.  Raises StorageFull, NotDurable."""
         if self._database.write("DELETE FROM topics WHERE name = ?", (str(topic),)).rowcount:
             self._counters.take("topics")
 

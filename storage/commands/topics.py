@@ -23,36 +23,47 @@ def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = T
     if topic is not None:
         return topic
     owner.refuse_foreign(name)
+    _is_created(owner, name, may_create)      # most refusals need no transaction
+    with owner.catalogue.topics.transaction():      # else a deletion in between leaves a partition without a topic
+        if not _is_created(owner, name, may_create):
+            owner.catalogue.topics.create(name, 0)
+            log.info("a topic was made", topic=name)
+        owner.answer_needs_sync()
+        if name.is_persistent:
+            return owner.create_partition(name)
+    created = owner.non_persistent[name] = NonPersistentTopic(name, owner.options)
+    owner.apply_policies(created)
+    return created
+
+
+def _is_created(owner: OwnerContext, name: TopicName, may_create: bool) -> bool:
+    """Whether the topic or partition has been created.  Raises Refusal if it has not, and may not be, StorageFull."""
     catalogue, base = owner.catalogue, name.base
     if not catalogue.namespaces.exists(name.namespace):
         raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")
     count = catalogue.topics.partition_count(base)
-    if count and not 0 <= name.partition < count:
+    if catalogue.topics.exists(name):      # so may be the name of a partition that the partitioned topic does not have
+        return True
+    if count:
         is_whole = name.partition < 0
         why = "is partitioned: use its partitions" if is_whole else f"has {count} partitions; {name} does not exist"
         raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
-    if not count and catalogue.topics.partition_count(name) is None:
-        refuse_reserved(name)
-        policies = policies_of(catalogue, name, owner.options)
-        if not (may_create and policies.auto_create_topics):
-            raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
-        refuse_topics(catalogue, name.namespace, policies, 1)
-        catalogue.topics.create(name, 0)
-        log.info("a topic was made", topic=name)
-    owner.answer_needs_sync()
-    if name.is_persistent:
-        return owner.create_partition(name)
-    created = owner.non_persistent[name] = NonPersistentTopic(name, owner.options)
-    owner.apply_policies(created)
-    return created
+    refuse_reserved(name)
+    policies = policies_of(catalogue, name, owner.options)
+    if not (may_create and policies.auto_create_topics):
+        raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
+    refuse_topics(catalogue, name.namespace, policies, 1)
+    return False
 
 
 def forget_if_idle(owner: OwnerContext, topic: Topic) -> None:
     """Forget a non-persistent topic if no client uses it any more."""
     if not isinstance(topic, NonPersistentTopic) or not topic.is_idle:
         return
-    if owner.forget_topic(topic) and topic.name.partition < 0:
+    if owner.forget_topic(topic):
         try:
+            if owner.catalogue.topics.partition_count(topic.name) is None:      # a partition stays with its topic
+                return
             owner.catalogue.topics.delete(topic.name, for_now=True)
         except StorageFull as error:      # no client waits for this; the next start deletes the topic
             owner.log_once(f"{error}; {topic.name} stays in lists of topics", code="G103")

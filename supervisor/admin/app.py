@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.errors import Refusal
+from geminga.proto.errors import NameTaken, Refusal
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
@@ -123,6 +123,8 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
         headers = [(name, text) for name, text in error.headers.items() if name == "WWW-Authenticate"]
         is_no_route = request.match_info.http_exception is error
         answer = error.status, _nowhere(request, error) if is_no_route else error.text or error.reason
+    except NameTaken as taken:
+        answer = 409, taken.message
     except Refusal as refusal:
         answer = _STATUSES.get(refusal.code, 400), refusal.message
     except (StorageFull, NotDurable) as error:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from geminga.storage.catalogue import orphans
 from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
 from geminga.storage.disk import data_folder
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_place
@@ -136,6 +137,8 @@ class Supervisor:
         try:
             catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
             catalogue.topics.delete_non_persistent()
+            for name in orphans.mend(catalogue):
+                log.info("a topic was made of a partition that belonged to none", topic=name)
             catalogue.commit()
             catalogue.close()
         except (CatalogueError, StorageFull, NotDurable) as error:

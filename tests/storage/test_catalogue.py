@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from geminga.proto.errors import Refusal
+from geminga.proto.errors import NameTaken, Refusal
 from geminga.proto.names import parse
+from geminga.storage.catalogue import orphans
 from geminga.storage.catalogue.catalogue import Catalogue, CatalogueError, open_catalogue, open_to_read
 from geminga.storage.catalogue.checksums import COLUMNS, sum_of
 from geminga.storage.catalogue.ids import IDS_PER_SECOND, LEDGER_BLOCK
@@ -532,3 +533,49 @@ def test_programs_beside_the_broker_read_no_catalogue_of_another_version(opened,
     opened().database.connection.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(CatalogueError, match=f"version {version}"):
         open_to_read(tmp_path / "catalogue.sqlite")
+
+
+# -- names of partitions -----------------------------------------------------------------------------------------------
+
+def test_a_topic_does_not_take_over_topics_with_the_names_of_its_partitions(opened):
+    found = opened()
+    assert found.topics.create(TOPIC.partition_name(7), 0)
+    found.commit()
+    for change in (lambda: found.topics.create(TOPIC, 3), lambda: opened().topics.create(TOPIC, 8)):
+        with pytest.raises(NameTaken, match="-partition-7 exists as a topic of its own"):
+            change()
+    assert not found.is_changing and found.topics.create(TOPIC, 0)      # without partitions it needs no such name
+
+
+def test_a_topic_grows_up_to_a_topic_with_the_name_of_a_partition(opened):
+    found = opened()
+    found.topics.create(TOPIC, 2)
+    found.database.write("INSERT INTO topics VALUES (?, ?, 0, 0)", (str(TOPIC.partition_name(3)), TOPIC.namespace))
+    found.commit()
+    with pytest.raises(NameTaken):
+        found.topics.set_partition_count(TOPIC, 4)
+    assert not found.is_changing and found.topics.partition_count(TOPIC) == 2
+    found.topics.set_partition_count(TOPIC, 3)
+    assert found.topics.exists(TOPIC.partition_name(2)) and found.topics.exists(TOPIC.partition_name(3))
+
+
+def test_a_partition_of_a_partitioned_topic_is_no_topic_of_its_own(opened):
+    found = opened()
+    found.topics.create(TOPIC, 2)
+    for number in (1, 2):
+        with pytest.raises(NameTaken):
+            found.topics.create(TOPIC.partition_name(number), 0)
+
+
+def test_each_stored_partition_is_listed_once_after_a_start(opened):
+    """A killed deletion and older versions leave partitions without a topic, or with two."""
+    found, other = opened(), parse("other")
+    for name in (TOPIC.partition_name(1), TOPIC.partition_name(5), other.partition_name(0), parse("gone")):
+        found.partitions.create(name)
+    found.topics.create(TOPIC.partition_name(1), 0)
+    found.database.write("INSERT INTO topics VALUES (?, ?, 3, 0)", (str(TOPIC), TOPIC.namespace))
+    assert sorted(orphans.mend(found)) == sorted(map(str, (other.partition_name(0), parse("gone"))))
+    assert orphans.mend(found) == []
+    # The partition 5 may be one that a killed request was about to add.
+    assert found.topics.complete_names(TOPIC.namespace) == sorted(
+        map(str, (*map(TOPIC.partition_name, range(3)), other.partition_name(0), parse("gone"))))

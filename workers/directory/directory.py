@@ -71,7 +71,7 @@ class Directory:
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if topic.partition >= 0:
             count = self._partition_count(topic.base)
-            if count and topic.partition >= count:
+            if count and topic.partition >= count and self._partition_count(topic) is None:
                 raise Refusal(api.TopicNotFound, f"Topic {topic.base} has {count} partitions; {topic} does not exist")
             return 0
         count = self._partition_count(topic)

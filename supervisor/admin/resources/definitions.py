@@ -225,6 +225,9 @@ class _Import:
         there, partitions = self._there["topics"].get(name), value.get("partitions", 0)
         if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 0:
             raise Invalid("partitions: expected a number")
+        before = there["partitions"] if there else 0
+        if partitions and (taken := self._catalogue.topics.taken(topic, before, partitions)):
+            raise Invalid(f"partitions: {taken[0]} exists as a topic of its own")
         if there is None:
             yield Change(f"{where}: made, with {partitions} partitions" if partitions else f"{where}: made",
                          lambda: self._catalogue.topics.create(topic, partitions))

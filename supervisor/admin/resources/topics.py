@@ -7,9 +7,10 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.errors import Refusal
+from geminga.proto.errors import NameTaken, Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.admin.questions import Delete, IsUsed, Subscribe
+from geminga.storage.catalogue import orphans
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.catalogue.policy_table import PARTITIONS_MAX
@@ -148,6 +149,8 @@ async def add_partitions(request: web.Request) -> web.Response:
     if count < before:
         raise status(422, f"Desired partitions {count} can't be less than the current partitions {before}.")
     refuse_many(request, topic, count - before)
+    if taken := catalogue.topics.taken(topic, before, count):
+        raise NameTaken(f"{topic} cannot have {count} partitions: {taken[0]} exists as a topic of its own")
     fresh = [topic.partition_name(number) for number in range(before, count)]
     if topic.is_persistent:
         existing = map(topic.partition_name, range(before))
@@ -242,7 +245,16 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
         if catalogue.topics.partition_count(topic) or topic not in stored:
             catalogue.topics.delete(topic)
     catalogue.commit()
-    await ask_each(request, stored, partial(Delete, force=True, gone=True))
+    # Clients may have opened more partitions until the commit.  Topics with these names that came since are left alone.
+    known = set(stored)
+    stored += [part for part in parts if part not in known and catalogue.partitions.find(part) is not None
+               and not catalogue.topics.exists(part)]
+    try:
+        await ask_each(request, stored, partial(Delete, force=True, gone=True))
+    except Refusal:
+        orphans.mend(catalogue)      # partitions that could not be deleted appear in lists
+        catalogue.commit()
+        raise
 
 
 @routes.post(TOPIC + "/createMissedPartitions")
