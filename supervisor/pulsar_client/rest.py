@@ -164,6 +164,15 @@ def quoted(part: str) -> str:
         raise NotText(f"{part!r} is not UTF-8") from None
 
 
+def subscription_path(name: str) -> str:
+    """Return a subscription's name as the paths below a topic's /subscription/ have it: encoded twice, as by Pulsar's
+    tools.
+
+    Raises NotText.
+    """
+    return quoted(quoted(name))
+
+
 def topic_path(name: str) -> str:
     """Return domain/tenant/namespace/topic with each part percent-encoded, for a complete or a short topic name.
 

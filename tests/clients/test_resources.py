@@ -5,6 +5,7 @@ import urllib.parse
 import urllib.request
 import uuid
 import zlib
+from functools import partial
 
 import pulsar
 import pytest
@@ -17,6 +18,7 @@ from ..workers.peer import Peer
 from .test_administration import topic_url
 from .test_python_client import bodies_of, data_of, earliest, publish, receive
 
+quoted = partial(urllib.parse.quote, safe="")
 LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1}
 
 
@@ -392,12 +394,53 @@ def test_a_subscription_is_made_where_the_operator_says(broker, client):
 
 
 def test_a_name_with_strange_characters_is_one_name(broker, client):
-    """A subscription name with special characters, encoded as Pulsar's clients encode it, is one path element."""
+    """Names with special characters, encoded as Pulsar's clients encode them, are one path element each."""
     topic, name = unique_topic("names ä+b%"), "a+b c/d%e"
     client.subscribe(topic, name).close()
     path = topic.replace("://", "/").replace("%", "%25").replace("+", "%2B").replace(" ", "+").replace("ä", "%C3%A4")
     assert got(f"{broker.http_url}/admin/v2/{path}/subscriptions") == [name]
-    assert got(f"{broker.http_url}/admin/v2/{path}/subscription/a%2Bb+c%2Fd%25e/properties") == {}
+    assert got(f"{broker.http_url}/admin/v2/{path}/subscription/a%252Bb%2Bc%252Fd%2525e/properties") == {}
+
+
+@pytest.mark.parametrize("name", ["fn/ns/name", "a b", "a:b", "a?b#c", "größe", "a,b", "..", "a+b", "a%41b", "5%",
+                                  "%zz"])
+def test_a_subscription_is_reached_by_its_name_encoded_twice(broker, name):
+    """pulsar-admin and Go's pulsaradmin encode names twice below /subscription/, and Pulsar decodes them twice."""
+    topic = topic_url(broker, unique_topic("twice"), "")[:-1]
+    path = f"{topic}/subscription/{quoted(quoted(name))}"
+    assert (put(topic), put(path, "earliest"), got(f"{topic}/subscriptions")) == (204, 204, [name])
+    assert request("GET", f"{path}/properties") == (200, "{}")
+    assert request("GET", f"{path}/replicatedSubscriptionStatus")[0] == 200
+    assert "ubscription" not in request("GET", f"{path}/position/1")[1]      # it is there, without a message
+    assert [post(f"{path}/{what}") for what in ("skip/1", "skip_all", "resetcursor/0", "expireMessages/5",
+                                                "analyzeBacklog")] == [204, 204, 204, 204, 200]
+    assert request("DELETE", path)[0] == 204
+    assert got(f"{topic}/subscriptions") == []
+
+
+@pytest.mark.parametrize("sent, name", [("a%2541b", "aAb"), ("a%2Bb", "a b"), ("a+b", "a b"), ("5%25", "5%"),
+                                        ("a%25ffb", "a%ffb")])
+def test_a_name_that_was_encoded_once_is_decoded_as_often_as_it_can_be(broker, sent, name):
+    topic = topic_url(broker, unique_topic("once"), "")[:-1]
+    assert (put(topic), put(f"{topic}/subscription/{sent}")) == (204, 204)
+    assert got(f"{topic}/subscriptions") == [name]
+
+
+@pytest.mark.parametrize("name", ["a b/c", "a+b", "a%41b"])
+def test_other_paths_name_a_subscription_once(broker, namespace, name):
+    """Pulsar's tools encode names once in the paths of namespaces and of dispatch rates."""
+    topic = f"persistent://{namespace}/t"
+    base, once = f"{broker.http_url}/admin/v2/namespaces/{namespace}", quoted(name)
+    assert put(topic_url(broker, topic, "")[:-1]) == 204
+    assert put(topic_url(broker, topic, f"subscription/{quoted(once)}"), "earliest") == 204
+    assert post(f"{base}/permissions/subscription/{once}", ["reader"]) == 204
+    assert got(f"{base}/permissions/subscription") == {name: ["reader"]}
+    assert request("DELETE", f"{base}/permissions/{once}/reader")[0] == 204
+    assert post(topic_url(broker, topic, f"{once}/dispatchRate"), {"dispatchThrottlingRateInMsg": 5}) == 204
+    assert post(f"{base}/clearBacklog/{once}") == 204
+    assert got(f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}/{once}")[0]["topic"] == topic
+    assert post(f"{base}/unsubscribe/{once}") == 204
+    assert got(topic_url(broker, topic, "subscriptions")) == []
 
 
 # -- messages

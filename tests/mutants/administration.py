@@ -95,11 +95,12 @@ BUGS = [
         ("if len(text) <= _KEY_MAX:", "if True:", ""),
         ("body = payload if metadata.encryption_keys else", "body = payload if metadata.compression else", "")),
     *of("supervisor/admin/resources/subscriptions.py", "clients/test_resources.py",
-        ("    await _ask_any(request, partial(Clear, subscription=_name(request)))",
+        ("    await _ask_any(request, partial(Clear, subscription=subscription_of(request)))",
          "    await _ask_any(request, Subscriptions)", "",
          "supervisor/test_effects.py"),
-        ('subscription=_name(request), force=is_set(request, "force"))', "subscription=_name(request), force=True)",
-         "", "clients/test_resources.py clients/test_administration.py"),
+        ('subscription=subscription_of(request), force=is_set(request, "force"))',
+         "subscription=subscription_of(request), force=True)", "",
+         "clients/test_resources.py clients/test_administration.py"),
         ("        except Refusal as refusal:\n            if refusal.code != api.SubscriptionNotFound:\n"
          "                raise\n"
          "            missing = refusal",

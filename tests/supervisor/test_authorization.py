@@ -534,9 +534,9 @@ def test_over_http_a_subscription_for_certain_roles_is_for_these(guarded):
         name: guarded.ask(
             "namespace-consumer", "POST", f"/admin/v2/persistent/{place}/plain/subscription/{name}/skip_all"
         )[0]
-        for name in ("theirs", "ours")
+        for name in ("theirs", "ours", "%2574heirs", "%256furs")
     }
-    assert found == {"theirs": 401, "ours": 204}
+    assert found == {"theirs": 401, "ours": 204, "%2574heirs": 401, "%256furs": 204}      # encoded twice too
 
 
 def test_rights_on_several_topics_are_granted_by_administrators(guarded, place):

@@ -5,6 +5,7 @@ import json
 import shlex
 import threading
 import urllib.parse
+import uuid
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -204,6 +205,17 @@ def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):
     assert request("PUT", f"{filled_broker}/admin/v2/namespaces/public/made", made) == (204, "")
     assert run(filled_broker, "namespaces", "get-clusters", "public/made")[1] == "standalone\n"
     assert run(filled_broker, "namespaces", "delete", "public/made")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["fn/ns/name", "a+b c", "a%41b", "5%"])
+def test_a_subscription_of_any_name_is_made_used_and_deleted(filled_broker, run, name):
+    topic = f"public/default/odd-{uuid.uuid4().hex[:8]}"
+    assert run(filled_broker, "topics", "create-subscription", topic, "-s", name)[0] == 0
+    assert run(filled_broker, "topics", "subscriptions", topic)[1] == f"{name}\n"
+    for words in (("clear-backlog",), ("skip", "-n", "1"), ("expire-messages", "-t", "1"), ("reset-cursor", "-t", "1m"),
+                  ("get-subscription-properties",), ("unsubscribe",)):
+        assert run(filled_broker, "topics", words[0], topic, "-s", name, *words[1:])[0] == 0, words
+    assert run(filled_broker, "topics", "subscriptions", topic)[1] == ""
 
 
 def test_exit_status_and_the_line_that_says_why(filled_broker, run):

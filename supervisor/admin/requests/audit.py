@@ -26,7 +26,7 @@ from aiohttp import web
 
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import IDENTITY, MESSAGES
-from geminga.supervisor.admin.requests.request_parts import topic_of
+from geminga.supervisor.admin.requests.request_parts import subscription_of, topic_of
 from geminga.workers.identity.authentication import NOT_ASKED
 
 NAME = "audit.log"
@@ -126,7 +126,7 @@ def _log(request: web.Request, answer: web.Response) -> None:
     if {"domain", "tenant", "namespace", "topic"} <= set(parts):
         about["topic"] = str(topic_of(request))
     if "subscription" in parts:
-        about["subscription"] = parts["subscription"]
+        about["subscription"] = subscription_of(request)
     log.info(
         f"administration: {request.method} {request.path_qs[:_REQUEST_MAX]}",
         status=answer.status,

@@ -13,7 +13,14 @@ from geminga.proto.errors import Refusal
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests.authentication import IDENTITY, is_page
-from geminga.supervisor.admin.requests.request_parts import COUNTERS, catalogue_of, part_of, schema_topic_of, topic_of
+from geminga.supervisor.admin.requests.request_parts import (
+    COUNTERS,
+    catalogue_of,
+    part_of,
+    schema_topic_of,
+    subscription_of,
+    topic_of,
+)
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.authorization import (
     ACTIONS,
@@ -408,7 +415,7 @@ def _check(request: web.Request, authorization: Authorization, demand: Demand | 
     resource = _resource(request, demand.of)
     subscription = ""
     if demand.action == CONSUME and "subscription" in request.match_info:
-        subscription = part_of(request, "subscription")
+        subscription = subscription_of(request)
     decision = authorization.decide(request[IDENTITY], demand.action, resource, subscription)
     if not decision.is_allowed:
         _refuse(request, demand, part_of(request, "tenant") if demand.of else "", decision)

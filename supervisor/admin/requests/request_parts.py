@@ -26,8 +26,10 @@ Asking = Callable[[TopicName], TopicQuestion[Answer]]      # makes a question ab
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
 TOPIC = "/admin/v2" + PATH
 BUNDLE = "0x00000000_0xffffffff"      # the only one: it covers all topics
+_ENCODED_TWICE = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}"
 _BODY_SECONDS = 30
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_STRAY_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _AT_ONCE = 100               # questions that are under way together
 
 
@@ -69,6 +71,22 @@ def part_of(request: web.Request, name: str) -> str:
         return unquote_plus(request.rel_url.raw_path.split("/")[at], errors="strict")
     except UnicodeDecodeError:
         raise web.HTTPBadRequest(text=f"The path is not UTF-8 where it names the {name}") from None
+
+
+def subscription_of(request: web.Request) -> str:
+    """Return the subscription that the path names.  Raises 400 if it is not UTF-8.
+
+    Below a topic's /subscription/ Pulsar decodes the name twice, because its own tools encode the name twice. A name
+    that cannot be decoded again, such as 5%, is taken as it is.
+    """
+    name = part_of(request, "subscription")
+    resource = request.match_info.route.resource
+    if resource is None or not resource.canonical.startswith(_ENCODED_TWICE):
+        return name
+    try:
+        return name if _STRAY_PERCENT.search(name) else unquote_plus(name, errors="strict")
+    except UnicodeDecodeError:
+        return name
 
 
 def topic_of(request: web.Request) -> TopicName:

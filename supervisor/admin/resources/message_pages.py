@@ -38,6 +38,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     number_of,
     part_of,
     single_of,
+    subscription_of,
 )
 from geminga.supervisor.messages import outgoing, publishing, shown
 from geminga.supervisor.messages.entries import About, Outgoing
@@ -87,7 +88,7 @@ async def of_topic(request: web.Request) -> web.Response:
 @routes.get(_MESSAGES + "/{subscription:[^/]+}")
 async def of_subscription(request: web.Request) -> web.Response:
     """Answer with messages that a subscription has not acknowledged."""
-    return await _answer(request, part_of(request, "subscription"))
+    return await _answer(request, subscription_of(request))
 
 
 async def _answer(request: web.Request, subscription: str | None) -> web.Response:

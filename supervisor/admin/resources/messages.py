@@ -35,6 +35,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     part_of,
     single_of,
     status,
+    subscription_of,
 )
 
 routes = web.RouteTableDef()
@@ -113,7 +114,7 @@ async def peek(request: web.Request) -> web.Response:
     number = number_of(request, part_of(request, "number"), "The position")
     if not number:
         raise web.HTTPBadRequest(text="The first message has position 1")
-    question = partial(Peek, subscription=part_of(request, "subscription"), number=number)
+    question = partial(Peek, subscription=subscription_of(request), number=number)
     return _answer(request, await ask_single(request, "Peek messages on a partitioned topic is not allowed", question))
 
 

@@ -28,6 +28,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     not_allowed,
     part_of,
     properties_of,
+    subscription_of,
 )
 from geminga.supervisor.admin.resources import clusters, permissions, policies
 from geminga.supervisor.admin.resources.topics import delete_topics, listed
@@ -410,7 +411,7 @@ async def clear_backlog(request: web.Request) -> web.Response:
     stored = _stored(request)
     _bundle(request)
     if "subscription" in request.match_info:
-        name = part_of(request, "subscription")
+        name = subscription_of(request)
         await ask_each(request, stored, partial(Clear, subscription=name, everywhere=True))
     else:
         await ask_each(request, stored, Clear)
@@ -423,6 +424,6 @@ async def unsubscribe(request: web.Request) -> web.Response:
     """Delete the subscriptions of a name from a namespace's topics."""
     stored = _stored(request)
     _bundle(request)
-    name = part_of(request, "subscription")
+    name = subscription_of(request)
     await ask_each(request, stored, partial(Unsubscribe, subscription=name, force=False, everywhere=True))
     return done()

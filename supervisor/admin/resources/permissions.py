@@ -18,6 +18,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     existing_of,
     namespace_of,
     part_of,
+    subscription_of,
     topic_of,
 )
 from geminga.workers.identity.authorization import GRANTED
@@ -199,13 +200,13 @@ async def of_subscriptions(request: web.Request) -> web.Response:
 async def grant_subscription(request: web.Request) -> web.Response:
     """Grant roles the use of a subscription."""
     scope, roles = namespace_of(request), _names(await body_of(request), "roles")
-    return _keep(catalogue_of(request), scope, SUBSCRIPTION_PERMISSIONS, part_of(request, "subscription"), roles)
+    return _keep(catalogue_of(request), scope, SUBSCRIPTION_PERMISSIONS, subscription_of(request), roles)
 
 
 @routes.delete(_NAMESPACE + "/{subscription}/{role}")
 async def revoke_subscription(request: web.Request) -> web.Response:
     """Revoke a role's use of a subscription."""
-    scope, catalogue, name = namespace_of(request), catalogue_of(request), part_of(request, "subscription")
+    scope, catalogue, name = namespace_of(request), catalogue_of(request), subscription_of(request)
     roles = catalogue.policies.of(scope).get(SUBSCRIPTION_PERMISSIONS, {}).get(name)
     if roles is None:
         raise web.HTTPNotFound(text=f"Nothing was granted for subscription {name}")

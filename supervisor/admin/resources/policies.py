@@ -27,6 +27,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     done,
     namespace_of,
     part_of,
+    subscription_of,
     topic_of,
 )
 from geminga.supervisor.admin.resources.clusters import choice
@@ -289,7 +290,7 @@ _EACH, _ONE = TABLE["subscriptionDispatchRate"], _TOPIC + "{subscription}/dispat
 
 
 def _dispatch_rate_of(request: web.Request) -> str:
-    return DISPATCH_RATE_OF + part_of(request, "subscription")
+    return DISPATCH_RATE_OF + subscription_of(request)
 
 
 @routes.get(_ONE)

@@ -50,6 +50,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     number_of,
     part_of,
     parts_of,
+    subscription_of,
     topic_of,
 )
 
@@ -147,7 +148,7 @@ async def create(request: web.Request) -> web.Response:
     if not topic.is_persistent:
         raise web.HTTPBadRequest(text="Create subscription on non-persistent topic can only be done through client")
     parts = parts_of(request)
-    name = part_of(request, "subscription")
+    name = subscription_of(request)
     made = await ask_each(request, parts, partial(
         Subscribe, subscription=name, may_create=True, properties=properties,
         replicated=is_set(request, "replicated"), **where))
@@ -159,21 +160,21 @@ async def create(request: web.Request) -> web.Response:
 @routes.delete(_SUBSCRIPTION)
 async def delete(request: web.Request) -> web.Response:
     """Delete a subscription."""
-    await _ask_any(request, partial(Unsubscribe, subscription=_name(request), force=is_set(request, "force")))
+    await _ask_any(request, partial(Unsubscribe, subscription=subscription_of(request), force=is_set(request, "force")))
     return done()
 
 
 @routes.get(_SUBSCRIPTION + "/properties")
 async def properties(request: web.Request) -> web.Response:
     """Answer with a subscription's properties."""
-    return web.json_response((await _ask_any(request, partial(Properties, subscription=_name(request))))[0])
+    return web.json_response((await _ask_any(request, partial(Properties, subscription=subscription_of(request))))[0])
 
 
 @routes.put(_SUBSCRIPTION + "/properties")
 async def set_properties(request: web.Request) -> web.Response:
     """Set a subscription's properties."""
     wanted = as_properties(await body_of(request))
-    await _ask_any(request, partial(Properties, subscription=_name(request), properties=wanted))
+    await _ask_any(request, partial(Properties, subscription=subscription_of(request), properties=wanted))
     return done()
 
 
@@ -182,7 +183,7 @@ async def replicated(request: web.Request) -> web.Response:
     """Answer for each partition whether the subscription is replicated."""
     if not topic_of(request).is_persistent:
         raise not_allowed(request, "Cannot get replicated subscriptions on non-persistent topics")
-    marks = await _ask_any(request, partial(Replicated, subscription=_name(request)))
+    marks = await _ask_any(request, partial(Replicated, subscription=subscription_of(request)))
     return web.json_response({name: value for one in marks for name, value in one.items()})
 
 
@@ -193,13 +194,8 @@ async def set_replicated(request: web.Request) -> web.Response:
         raise not_allowed(request, "Cannot enable/disable replicated subscriptions on non-persistent topics")
     if not isinstance(wanted := await body_of(request), bool):
         raise web.HTTPBadRequest(text="The body is true or false")
-    await _ask_any(request, partial(Replicated, subscription=_name(request), replicated=wanted))
+    await _ask_any(request, partial(Replicated, subscription=subscription_of(request), replicated=wanted))
     return done()
-
-
-def _name(request: web.Request) -> str:
-    """Return the subscription that the request's path names."""
-    return part_of(request, "subscription")
 
 
 async def _ask_any(request: web.Request, about: Asking[Answer], parts: list[TopicName] | None = None) -> list[Answer]:
@@ -249,7 +245,7 @@ def _integer(value: Any) -> int:
 @routes.post(_SUBSCRIPTION + "/skip_all")
 async def skip_all(request: web.Request) -> web.Response:
     """Acknowledge everything for a subscription."""
-    await _ask_any(request, partial(Clear, subscription=_name(request)))
+    await _ask_any(request, partial(Clear, subscription=subscription_of(request)))
     return done()
 
 
@@ -257,7 +253,7 @@ async def skip_all(request: web.Request) -> web.Response:
 async def skip(request: web.Request) -> web.Response:
     """Acknowledge the next messages of a subscription, as many as the path says."""
     entries = number_of(request, part_of(request, "entries"), "The number of messages")
-    question = partial(Skip, subscription=_name(request), entries=entries)
+    question = partial(Skip, subscription=subscription_of(request), entries=entries)
     await ask_single(request, "Skip messages on a partitioned topic is not allowed", question)
     return done()
 
@@ -266,14 +262,14 @@ async def skip(request: web.Request) -> web.Response:
 async def reset_to_time(request: web.Request) -> web.Response:
     """Move a subscription to the first message of a time."""
     time_ms = number_of(request, part_of(request, "time_ms"), "The time")
-    await _ask_any(request, partial(Reset, subscription=_name(request), time_ms=time_ms))
+    await _ask_any(request, partial(Reset, subscription=subscription_of(request), time_ms=time_ms))
     return done()
 
 
 @routes.post(_SUBSCRIPTION + "/resetcursor")
 async def reset_to_message(request: web.Request) -> web.Response:
     """Move a subscription to a message."""
-    question = partial(Reset, subscription=_name(request), **position_of(await body_of(request)))
+    question = partial(Reset, subscription=subscription_of(request), **position_of(await body_of(request)))
     await ask_single(request, "Reset-cursor at position is not allowed for partitioned-topic", question)
     return done()
 
@@ -281,14 +277,14 @@ async def reset_to_message(request: web.Request) -> web.Response:
 @routes.post(_SUBSCRIPTION + "/expireMessages/{seconds}")
 async def expire(request: web.Request) -> web.Response:
     """Acknowledge messages of a subscription that are older than so many seconds."""
-    await _ask_any(request, partial(Expire, subscription=_name(request), seconds=_seconds(request)))
+    await _ask_any(request, partial(Expire, subscription=subscription_of(request), seconds=_seconds(request)))
     return done()
 
 
 @routes.post(_SUBSCRIPTION + "/expireMessages")
 async def expire_to_message(request: web.Request) -> web.Response:
     """Acknowledge messages of a subscription up to one."""
-    question = partial(Expire, subscription=_name(request), **position_of(await body_of(request)))
+    question = partial(Expire, subscription=subscription_of(request), **position_of(await body_of(request)))
     if await ask_single(request, "Expire message at position is not supported for partitioned-topic", question) is None:
         raise web.HTTPConflict(
             text="Expire message by position is issued on a subscription due to invalid message position")
@@ -312,7 +308,7 @@ async def analyze(request: web.Request) -> web.Response:
     body = await body_of(request)
     where: PlaceFields = position_of(body) if body is not None else {}
     refused = "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition"
-    backlog = await ask_single(request, refused, partial(Analyze, subscription=_name(request), **where))
+    backlog = await ask_single(request, refused, partial(Analyze, subscription=subscription_of(request), **where))
     first, last = ("{}:{}".format(*position) if position else None for position in (backlog.first, backlog.last))
     none = {f"filter{what}{unit}": 0 for unit in ("Entries", "Messages") for what in ("Rejected", "Rescheduled")}
     return web.json_response({"entries": backlog.entries, "messages": backlog.messages, "markerMessages": 0,
@@ -326,14 +322,14 @@ async def analyze(request: web.Request) -> web.Response:
 @routes.post("/ops/v1/release" + PATH + "/{subscription:[^/]+}")
 async def release(request: web.Request) -> web.Response:
     """Redeliver the parked entries of a subscription's quarantine."""
-    released = await ask_parts(request, partial(Release, subscription=_name(request)))
+    released = await ask_parts(request, partial(Release, subscription=subscription_of(request)))
     return web.json_response({"entries": sum(one.entries for one in released)})
 
 
 @routes.get("/ops/v1/why" + PATH + "/{subscription:[^/]+}")
 async def why(request: web.Request) -> web.Response:
     """Answer why the consumers of a subscription receive nothing more, for each partition."""
-    name = _name(request)
+    name = subscription_of(request)
     told = [asdict(one) for one in await ask_parts(request, partial(Why, subscription=name))]
     if (cluster := remote_of(name)) is not None:
         lanes = await replicator.lanes(request, parts_of(request))
@@ -354,7 +350,8 @@ async def cursor(request: web.Request) -> web.Response:
     wanted = number_of(request, request.query.get("segments", str(_SEGMENTS)), "segments", _SEGMENTS_MAX)
     parts = parts_of(request)
     chosen = parts[:_MAPS_MAX]
-    question = partial(GetCursorMap, subscription=_name(request), segments=max(_SEGMENTS_MIN, wanted // len(chosen)))
+    segments = max(_SEGMENTS_MIN, wanted // len(chosen))
+    question = partial(GetCursorMap, subscription=subscription_of(request), segments=segments)
     maps = await _ask_any(request, question, chosen)
     return web.json_response({"states": STATES, "partitions": [asdict(one) for one in maps],
                               "partition_count": len(parts)})

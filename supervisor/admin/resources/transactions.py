@@ -30,7 +30,16 @@ from geminga.storage.admin.transactions import (
 from geminga.storage.ledgers.position import Position
 from geminga.storage.runtime.routing import owner_of
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, done, is_set, number_of, part_of, status
+from geminga.supervisor.admin.requests.request_parts import (
+    TOPICS,
+    body_of,
+    done,
+    is_set,
+    number_of,
+    part_of,
+    status,
+    subscription_of,
+)
 
 routes = web.RouteTableDef()
 _BASE = "/admin/v3/transactions"
@@ -222,7 +231,7 @@ async def in_buffer(request: web.Request) -> web.Response:
 async def in_pending(request: web.Request) -> web.Response:
     """Answer with what a transaction has acknowledged in a subscription."""
     await _pending_of(request)
-    return web.json_response(_acked(await _inside(request, _transaction_of(request)), part_of(request, "subscription")))
+    return web.json_response(_acked(await _inside(request, _transaction_of(request)), subscription_of(request)))
 
 
 @_route("GET", "/transactionBufferStats" + _TOPIC)
@@ -250,7 +259,7 @@ async def _pending_of(request: web.Request) -> tuple[int, int]:
 
     Raises 404, Refusal.
     """
-    told, name = await request.app[OWNERS].ask(GetTopic(_topic_of(request))), part_of(request, "subscription")
+    told, name = await request.app[OWNERS].ask(GetTopic(_topic_of(request))), subscription_of(request)
     if name not in told.acknowledging:
         raise web.HTTPNotFound(text=f"Subscription {name} not found")
     return told.acknowledging[name], told.began_ms
@@ -275,7 +284,7 @@ async def position_in_pending(request: web.Request) -> web.Response:
     index = number_of(request, request.query["batchIndex"], "batchIndex", 1 << 20) if (
         "batchIndex" in request.query) else -1
     state = await request.app[OWNERS].ask(GetPendingPosition(
-        _topic_of(request), subscription=part_of(request, "subscription"), position=(ledger, entry), batch_index=index))
+        _topic_of(request), subscription=subscription_of(request), position=(ledger, entry), batch_index=index))
     return web.json_response({"state": state})
 
 

@@ -23,10 +23,12 @@ from geminga.supervisor.pulsar_client.rest import (
     namespace_path,
     quoted,
     shown,
+    subscription_path,
     topic_path,
 )
 
 _NOT_FOUND = 404
+_OF_SUBSCRIPTION = "{topic}/subscription/"
 _OF_PARTITIONS = {"stats": "partitioned-stats", "stats-internal": "partitioned-stats-internal"}
 
 
@@ -290,6 +292,8 @@ def _ask(broker: Broker, verb: Verb, values: dict[str, Any], *, is_json: bool) -
     ready = {*_arguments(verb), *(option.key for option in verb.options if option.kind == kinds.TOPIC)}
     placed = {name: value if name in ready else quoted(shown(value)) for name, value in values.items()}
     path = verb.of_one[1] if verb.of_one and values[verb.of_one[0]] is not None else verb.path
+    if path.startswith(_OF_SUBSCRIPTION):
+        placed["subscription"] = subscription_path(values["subscription"])
     path = path.format_map(placed)
     answer = broker.ask(verb.method, path if path.startswith("/") else "/admin/v2/" + path, query, fields or body)
     return (answer.body.decode(errors="replace") or None) if is_json else answer.value()

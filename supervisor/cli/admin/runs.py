@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from geminga.supervisor.configuration import units
-from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, plain, quoted
+from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, plain, quoted, subscription_path
 
 _POLL_SECONDS = 0.2
 _NOT_FOUND, _NOT_ALLOWED, _NO_ENTRY = 404, 405, (404, 412)      # the last: the topic is partitioned; no entry
@@ -129,7 +129,7 @@ def compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
-    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/resetcursor"
+    where = f"/admin/v2/{values['topic']}/subscription/{subscription_path(values['subscription'])}/resetcursor"
     if values["messageId"]:
         excluded = {"excluded": values["exclude_reset_position"]}
         broker.ask("POST", where, body=position_of(values["messageId"]) | excluded)
@@ -140,7 +140,7 @@ def reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
 
 
 def expire(broker: Broker, values: dict[str, Any]) -> None:
-    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/expireMessages"
+    where = f"/admin/v2/{values['topic']}/subscription/{subscription_path(values['subscription'])}/expireMessages"
     if values["position"]:
         excluded = {"excluded": values["exclude_reset_position"]}
         broker.ask("POST", where, body=position_of(values["position"]) | excluded)
@@ -257,9 +257,10 @@ def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
 
 def _peek(broker: Broker, topic: str, subscription: str, left: int) -> Iterator[Any]:
     from geminga.supervisor.cli.admin import messages
+    where = f"/admin/v2/{topic}/subscription/{subscription_path(subscription)}/position"
     for position in range(1, left + 1):
         try:
-            answer = broker.ask("GET", f"/admin/v2/{topic}/subscription/{quoted(subscription)}/position/{position}")
+            answer = broker.ask("GET", f"{where}/{position}")
         except Refused as refused:
             if position > 1 and refused.status in _NO_ENTRY:
                 return      # the backlog has fewer entries

@@ -8,6 +8,7 @@ from geminga.supervisor.console.actions.action import Actions, Field, Plan, Valu
 from geminga.supervisor.console.asking import Asking, Refused
 from geminga.supervisor.console.pages.payloads import words
 from geminga.supervisor.console.rendering import counted, text, topic_path
+from geminga.supervisor.pulsar_client.rest import subscription_path
 
 actions = Actions()
 _SUBJECT = "topic subscription"
@@ -22,7 +23,7 @@ _PLACES = {"earliest": {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "ba
 
 def _path(values: Values) -> str:
     """Return the path of the subscription in Pulsar's REST."""
-    return f"/admin/v2/{topic_path(values['topic'])}/subscription/{Asking.quoted(values['subscription'])}"
+    return f"/admin/v2/{topic_path(values['topic'])}/subscription/{subscription_path(values['subscription'])}"
 
 
 def _command(verb: str, values: Values, *more: str) -> str:
