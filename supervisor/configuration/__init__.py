@@ -3,6 +3,7 @@
     config.py         geminga.toml: keys, defaults, sources
     value_ranges.py   which values each key takes
     properties.py     Pulsar's broker.conf and standalone.conf -> the same options
+    pulsar_texts.py   the options -> Pulsar's settings, as its tools read them
     pulsar_keys.txt   keys of Pulsar that have no effect here
     quantities.py     times and sizes as values of keys: 10s, 1d, 10M
     restarts.py       keys that a reload leaves as they are

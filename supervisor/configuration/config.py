@@ -24,6 +24,7 @@ from geminga.supervisor.configuration.properties import (
     from_environment,
     nearest,
     parse,
+    texts_in_force,
     translate,
 )
 from geminga.supervisor.configuration.quantities import reader
@@ -159,6 +160,7 @@ class Config:
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
     standby: StandbyOptions = field(default_factory=StandbyOptions)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)      # source of each key that one sets
+    pulsar_texts: Mapping[str, str] = field(default_factory=dict, compare=False)     # settings by Pulsar's names
 
     @property
     def identity(self) -> IdentityOptions:
@@ -189,7 +191,7 @@ class Key(NamedTuple):
 
 
 def _keys() -> dict[str, Key]:
-    sections = {"origins", *(name for name, _ in SECTIONS.values())}
+    sections = {"origins", "pulsar_texts", *(name for name, _ in SECTIONS.values())}
     keys = {f.name: Key(f.type, f.default) for f in fields(Config) if f.name not in sections}
     for section, (_, options) in SECTIONS.items():
         keys |= {f"{section}.{f.name}": Key(f.type, f.default) for f in fields(options)}
@@ -212,7 +214,7 @@ def load(config_path: Path | str | None, environ: Mapping[str, str],
     overrides: values of the command line by key ("http_port", "network.port"), None for options that are not given.
     Raises ConfigError, which names the first key that is wrong.
     """
-    given, notes = _gather(config_path, environ, overrides)
+    given, texts, notes = _gather(config_path, environ, overrides)
     values = {name: key.default for name, key in KEYS.items()}
     values |= {name: value_of(name, setting) for name, setting in given.items()}
     for name in FILES & given.keys():
@@ -222,7 +224,8 @@ def load(config_path: Path | str | None, environ: Mapping[str, str],
     values["http_bind"] = values["http_bind"] or values["network.bind"]
     for name in ("workers", "owners"):
         values[name] = values[name] or host.core_count()
-    return replace(_compose(values), origins={name: setting.origin for name, setting in given.items()}), notes
+    sources = {name: setting.origin for name, setting in given.items()}
+    return replace(_compose(values), origins=sources, pulsar_texts=texts), notes
 
 
 def origins(config_path: Path | str | None, environ: Mapping[str, str],
@@ -232,18 +235,28 @@ def origins(config_path: Path | str | None, environ: Mapping[str, str],
 
 
 def _gather(config_path: Path | str | None, environ: Mapping[str, str],
-            overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """Collect the settings of all sources: for each key the one of the strongest source, and notes for the log."""
+            overrides: Mapping[str, Any]) -> tuple[Settings, dict[str, str], list[str]]:
+    """Collect the settings of all sources: for each key the one of the strongest source.
+
+    Return them with the texts of Pulsar's settings that are in force, and notes for the log.
+    """
     document, properties = _read(config_path) if config_path is not None else ({}, {})
     # Pulsar's settings are merged before they are translated, because two of them may make one key.
-    translated, notes = translate(properties | from_environment(environ))
+    properties = properties | from_environment(environ)
+    translated, notes = translate(properties)
     variables, more = _variables(environ)
     line = {name: Setting(value, "command line") for name, value in overrides.items() if value is not None}
     given = document | translated | variables | line
     for name, setting in given.items():
         if name not in KEYS:
             raise ConfigError(f"{setting.origin}: {name} is not a key{_hint(name)}")
-    return given, notes + more
+    texts = texts_in_force(properties, given, variables.keys() | line.keys())
+    return given, {name: text for name, text in texts.items() if not _is_secret(name)}, notes + more
+
+
+def _is_secret(name: str) -> bool:
+    """Whether a value of one of Pulsar's settings is a secret, which only the options of its key keep."""
+    return name in TRANSLATED and "Secret" in str(KEYS[TRANSLATED[name][0]].type)
 
 
 def _hint(name: str) -> str:

@@ -13,7 +13,7 @@ A name of Pulsar's is of one of five kinds:
 Ranges are checked once, in config.py, for values from every source.
 """
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -154,10 +154,25 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
     special, notes = _special(said, properties)
     unmet = {name: text for name, (demands, text) in UNMET.items() if name in said and demands(said[name].value)}
     notes += [f"{said[name].origin}: not followed: {text}" for name, text in unmet.items()]
-    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - REFUSED.keys() - unmet.keys())
+    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL.keys() - REFUSED.keys() - unmet.keys())
     if unheard:
         notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
     return given | special, notes
+
+
+def texts_in_force(properties: Mapping[str, Setting], given: Mapping[str, Setting],
+                   stronger: Collection[str]) -> dict[str, str]:
+    """Return the texts of Pulsar's settings, by name, that decide about keys.
+
+    given: settings of all sources by key.  stronger: keys that a source above Pulsar's settings sets.
+    """
+    said = {ALIASES.get(name, name): setting for name, setting in properties.items() if setting.value}
+    decides = {name for name, (ours, _) in TRANSLATED.items()
+               if name in said and ours in given and given[ours].origin == said[name].origin}
+    decides |= {name for name, ours in SPECIAL.items() if name in said and ours not in stronger}
+    if "journalSyncData" in decides and _is_off(said["journalSyncData"].value):
+        decides.remove("journalSyncData")      # it is not followed
+    return {name: said[name].value for name in sorted(decides)}
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -202,14 +217,27 @@ def _whole(text: str) -> int:
         raise ValueError(f"must be a whole number, not {text!r}") from None
 
 
-def _scaled(factor: int) -> Callable[[str], int | str]:
-    """Return a converter that multiplies a number by the factor; a number with a unit stays text."""
-    return lambda text: text if has_unit(text) else _whole(text) * factor
+class Scaled:
+    """A converter that multiplies a number by a factor.  0 and negative numbers mean "no bound", and stay."""
+
+    def __init__(self, factor: int) -> None:
+        self._factor = factor
+
+    def __repr__(self) -> str:
+        return f"<Scaled by {self._factor}>"
+
+    def __call__(self, text: str) -> int | str:
+        """Convert Pulsar's text; a number with a unit stays text.  Raises ValueError."""
+        return text if has_unit(text) else number * self._factor if (number := _whole(text)) > 0 else number
+
+    def text(self, value: int) -> str:
+        """Return a value as Pulsar's text, with a fraction if it is no multiple of the factor."""
+        return number_text(value / self._factor) if value > 0 else str(value)
 
 
-def _bounded(factor: int) -> Callable[[str], int | str]:
-    """Return a converter as `_scaled` does, which keeps 0 and negative numbers: they mean "no bound"."""
-    return lambda text: text if has_unit(text) else number * factor if (number := _whole(text)) > 0 else number
+def number_text(number: float) -> str:
+    """Return a number as a text of up to ten digits, without a fraction that is 0."""
+    return f"{number:.10g}"
 
 
 def _percent(text: str) -> int:
@@ -225,6 +253,10 @@ def _age_s(text: str) -> int | str:
         return text
     minutes = _whole(text)
     return minutes * 60 if minutes > 0 else NEVER_S
+
+
+def _interval_s(text: str) -> int:
+    return max(1, _whole(text) // 1_000)
 
 
 def _interceptors(text: str) -> tuple[str, ...]:
@@ -273,7 +305,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bindAddress": ("network.bind", str),
     "brokerDeduplicationEnabled": ("storage.deduplication", str),
     "brokerDeduplicationMaxNumberOfProducers": ("storage.deduplication_names_max", str),
-    "brokerDeduplicationProducerInactivityTimeoutMinutes": ("storage.deduplication_inactivity_s", _scaled(60)),
+    "brokerDeduplicationProducerInactivityTimeoutMinutes": ("storage.deduplication_inactivity_s", Scaled(60)),
     "brokerDeleteInactiveTopicsEnabled": ("storage.delete_inactive_topics", str),
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": ("storage.inactive_topic_s", str),
     "brokerDeleteInactiveTopicsMode": ("storage.inactive_topic_mode", str),
@@ -288,8 +320,8 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "brokerServiceCompactionThresholdInBytes": ("storage.compaction_threshold_bytes", str),
     "clusterName": ("cluster_name", str),
     "compactionServiceFactoryClassName": ("storage.compaction_order", _compaction_order),
-    "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
-    "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
+    "defaultRetentionSizeInMB": ("storage.retention_bytes", Scaled(1 << 20)),
+    "defaultRetentionTimeInMinutes": ("storage.retention_s", Scaled(60)),
     "delayedDeliveryEnabled": ("storage.delayed_delivery", str),
     "delayedDeliveryMaxDelayInMillis": ("storage.delayed_delivery_max_ms", str),
     "delayedDeliveryTickTimeMillis": ("storage.delayed_delivery_tick_ms", str),
@@ -317,10 +349,10 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "isAllowAutoUpdateSchemaEnabled": ("storage.schema_auto_update", str),
     "isDelayedDeliveryDeliverAtTimeStrict": ("storage.delayed_delivery_strict", str),
     "isSchemaValidationEnforced": ("storage.schema_validation_enforced", str),
-    "keepAliveIntervalSeconds": ("network.keep_alive_interval_ms", _scaled(1_000)),
+    "keepAliveIntervalSeconds": ("network.keep_alive_interval_ms", Scaled(1_000)),
     "managedLedgerMaxEntriesPerLedger": ("storage.roll_over_entries", str),
     "managedLedgerMaxLedgerRolloverTimeMinutes": ("storage.roll_over_age_s", _age_s),
-    "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", _scaled(1 << 20)),
+    "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", Scaled(1 << 20)),
     "maxActiveTransactionsPerCoordinator": ("transactions.max_active", str),
     "maxConcurrentNonPersistentMessagePerConnection": ("storage.max_live_messages_per_connection", str),
     "maxConsumersPerSubscription": ("storage.max_consumers_per_subscription", str),
@@ -341,7 +373,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": ("storage.max_unacked_percent_when_blocked", _percent),
     "proxyRoles": ("authorization.proxy_roles", str),
     "replicatedSubscriptionsSnapshotFrequencyMillis": (
-        "storage.replicated_snapshot_interval_s", lambda text: max(1, _whole(text) // 1_000)),
+        "storage.replicated_snapshot_interval_s", _interval_s),
     "replicatedSubscriptionsSnapshotMaxCachedPerSubscription": ("storage.replicated_snapshots_max", str),
     "replicatedSubscriptionsSnapshotTimeoutSeconds": ("storage.replicated_snapshot_timeout_s", str),
     "replicationStartAt": ("storage.replication_start_at", str),
@@ -349,7 +381,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
     "subscribeRatePeriodPerConsumerInSecond": ("storage.subscribe_period_s", str),
     "subscribeThrottlingRatePerConsumer": ("storage.subscribes_per_consumer", str),
-    "subscriptionExpirationTimeMinutes": ("storage.subscription_expiration_s", _scaled(60)),
+    "subscriptionExpirationTimeMinutes": ("storage.subscription_expiration_s", Scaled(60)),
     "subscriptionKeySharedEnable": ("storage.key_shared_enabled", str),
     "subscriptionKeySharedUseConsistentHashing": ("storage.key_shared_consistent_hashing", str),
     "subscriptionTypesEnabled": ("storage.subscription_types", str),
@@ -374,9 +406,20 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "webServicePort": ("http_port", str),
     "webServicePortTls": ("tls.http_port", str),
 }
-SPECIAL = {"activeConsumerFailoverConsistentHashing", "allowAutoTopicCreationType", "authenticationEnabled",
-           "authenticationProviders", "authorizationProvider", "backlogQuotaDefaultLimitGB", "defaultNumPartitions",
-           "journalSyncData", "tlsEnabled", "webServiceTlsCiphers", "webServiceTlsProtocols"}
+# Pulsar's name, of a setting that is translated together with others: Geminga's key.
+SPECIAL = {
+    "activeConsumerFailoverConsistentHashing": "storage.failover_selection",
+    "allowAutoTopicCreationType": "storage.auto_create_partitions",
+    "authenticationEnabled": "authentication.methods",
+    "authenticationProviders": "authentication.methods",
+    "authorizationProvider": "authorization.enabled",
+    "backlogQuotaDefaultLimitGB": "storage.backlog_quota_bytes",
+    "defaultNumPartitions": "storage.auto_create_partitions",
+    "journalSyncData": "storage.sync",
+    "tlsEnabled": "tls.certificate",
+    "webServiceTlsCiphers": "tls.ciphers",
+    "webServiceTlsProtocols": "tls.versions",
+}
 
 
 def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
@@ -396,7 +439,7 @@ def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
     """Translate backlogQuotaDefaultLimitGB, an older name of the quota in bytes, which Pulsar prefers if it is above 0.
     """
     setting = said.get("backlogQuotaDefaultLimitGB")
-    size = _converted(setting, _bounded(1 << 30)) if setting else None
+    size = _converted(setting, Scaled(1 << 30)) if setting else None
     has_bound = size is not None and (isinstance(size.value, str) or size.value > 0)
     return {"storage.backlog_quota_bytes": size} if size is not None and has_bound else {}
 

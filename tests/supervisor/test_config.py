@@ -4,7 +4,9 @@ Every refusal is one line that names the key as its author wrote it; the command
 """
 import os
 import re
+import tempfile
 import tomllib
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 
 from geminga.storage.options import StorageOptions
 from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError, load
-from geminga.supervisor.configuration.properties import UNMET, known_names, parse
+from geminga.supervisor.configuration.properties import SPECIAL, TRANSLATED, UNMET, known_names, parse
+from geminga.supervisor.configuration.pulsar_texts import texts
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
 from geminga.supervisor.host.host import core_count
 from geminga.workers.identity.options import Secret
@@ -376,6 +379,99 @@ def test_a_setting_of_pulsar_is_followed_in_our_units(written, line, read, expec
     """A setting with a counterpart here is taken over, without a note."""
     config, notes = load(written(line, "broker.conf"), {}, {})
     assert (read(config), notes) == (expected, [])
+
+
+_TLS = {"tlsCertificateFilePath": "/a", "tlsKeyFilePath": "/b"}
+_TOKENS = {"authenticationEnabled": "true", "tokenSecretKey": "data:;base64,AAAA",
+           "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"}
+# Settings that a test writes together: a text for each name whose default or type does not give one.
+TEXTS = {
+    "advertisedAddress": "pulsar.example.com", "advertisedListeners": "a:pulsar://h:1,b:pulsar://h:2",
+    "allowAutoTopicCreationType": "partitioned", "anonymousUserRole": "nobody",
+    "authorizationProvider": "org.apache.pulsar.broker.authorization.PulsarAuthorizationProvider",
+    "backlogQuotaDefaultLimitGB": "3", "backlogQuotaDefaultRetentionPolicy": "producer_exception",
+    "bindAddress": "127.0.0.2", "brokerDeleteInactiveTopicsMode": "delete_when_subscriptions_caught_up",
+    "brokerEntryMetadataInterceptors": f"{INDEX},{TIMESTAMP}", "brokerServicePort": "6652", "clusterName": "east",
+    "compactionServiceFactoryClassName": "org.apache.pulsar.compaction.EventTimeCompactionServiceFactory",
+    "journalSyncData": "true", "maxMessageSize": "1048576", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": "0.25",
+    "proxyRoles": "a,b", "replicatedSubscriptionsSnapshotFrequencyMillis": "5000", "replicationStartAt": "earliest",
+    "schemaCompatibilityStrategy": "BACKWARD", "subscriptionTypesEnabled": "Shared,Failover", "superUserRoles": "a,b",
+    "tlsCiphers": "A,B", "tlsProtocols": "TLSv1.3", "tokenAuthClaim": "role", "tokenPublicAlg": "ES256",
+    "tokenAudience": "us", "tokenAudienceClaim": "aud", "webServicePort": "8081", "webServiceTlsCiphers": "A,B",
+    "webServiceTlsProtocols": "TLSv1.3", "tlsTrustCertsFilePath": "/c", "tlsEnabled": "true", **_TLS, **_TOKENS}
+# What a setting needs beside it.
+NEEDED = {
+    "defaultNumPartitions": {"allowAutoTopicCreationType": "partitioned"},
+    "authenticationEnabled": _TOKENS, "authenticationProviders": _TOKENS, "authorizationEnabled": _TOKENS,
+    "webServiceTlsCiphers": {"tlsCiphers": "A,B"}, "webServiceTlsProtocols": {"tlsProtocols": "TLSv1.3"},
+    "tokenAudience": {"tokenAudienceClaim": "aud"}, "tokenAudienceClaim": {"tokenAudience": "us"},
+    "tlsRequireTrustedClientCertOnConnect": {**_TLS, "tlsTrustCertsFilePath": "/c"}, "tlsTrustCertsFilePath": _TLS,
+    "tlsEnabled": _TLS, "tlsCertificateFilePath": _TLS, "tlsKeyFilePath": _TLS,
+    "brokerServicePortTls": _TLS, "webServicePortTls": _TLS}
+BACK = {"backlogQuotaDefaultLimitGB": "-1"}      # the quota is told under its other name
+SECRETS = {"basicAuthConf", "tokenPublicKey", "tokenSecretKey"}
+SETTINGS = sorted({*TRANSLATED, *SPECIAL} - SECRETS)
+
+
+def said(name):
+    """Return a text for a setting that differs from its default."""
+    if name in TEXTS:
+        return TEXTS[name]
+    key = TRANSLATED[name][0] if name in TRANSLATED else SPECIAL[name]
+    if KEYS[key].type is bool or name in ("tlsRequireTrustedClientCertOnConnect", "webSocketServiceEnabled",
+                                          "activeConsumerFailoverConsistentHashing"):
+        return str(shown_of({})[name] != "true").lower()
+    return "77"
+
+
+def shown_of(settings, environ=None, **overrides):
+    """Return Pulsar's texts of a configuration that a properties file makes."""
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+        file.write("".join(f"{name}={text}\n" for name, text in settings.items()))
+        file.flush()
+        config = load(file.name, environ or {}, overrides)[0]
+    return texts(config, config.storage, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_of_pulsar_is_told_as_it_was_written(written, name):
+    settings = {**NEEDED.get(name, {}), name: said(name)}
+    told = shown_of(settings)
+    assert told[name] == said(name)
+    assert told.keys() == {*TRANSLATED, *SPECIAL}
+    # A value from another source is translated back to the same text.
+    config = load(written("".join(f"{key}={text}\n" for key, text in settings.items()), "broker.conf"), {}, {})[0]
+    assert texts(replace(config, pulsar_texts={}), config.storage, {})[name] == BACK.get(name, said(name))
+
+
+@pytest.mark.parametrize("settings, told", [
+    ({}, {"webServicePortTls": "", "brokerServicePortTls": "", "keepAliveIntervalSeconds": "30", "tlsEnabled": "false",
+          "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": "0.16", "managedLedgerMaxSizePerLedgerMbytes": "64",
+          "brokerDeduplicationProducerInactivityTimeoutMinutes": "360", "tokenSecretKey": "", "basicAuthConf": "",
+          "replicatedSubscriptionsSnapshotFrequencyMillis": "1000", "authenticationProviders": ""}),
+    (_TLS | {"webServicePortTls": "8444"}, {"webServicePortTls": "8444", "brokerServicePortTls": ""}),
+    (_TLS | {"webServicePortTls": "8444", "webServicePort": ""}, {"webServicePort": ""}),
+    (_TOKENS, {"tokenSecretKey": "*****", "authenticationEnabled": "true"}),
+    ({"basicAuthConf": "data:;base64,AAAA"}, {"basicAuthConf": "*****"}),
+    ({"journalSyncData": "false"}, {"journalSyncData": "true"}),      # not followed
+    ({"backlogQuotaDefaultLimitGB": "3", "backlogQuotaDefaultLimitBytes": "7"},
+     {"backlogQuotaDefaultLimitGB": "3", "backlogQuotaDefaultLimitBytes": str(3 << 30)}),
+    ({"delayedDeliveryMaxDeliveryDelayInMillis": "7"}, {"delayedDeliveryMaxDelayInMillis": "7"}),
+    ({"managedLedgerMaxSizePerLedgerMbytes": "1G"}, {"managedLedgerMaxSizePerLedgerMbytes": "1G"}),
+], ids=str)
+def test_texts_are_those_of_what_holds(settings, told):
+    shown = shown_of(settings)
+    assert {name: shown[name] for name in told} == told
+
+
+def test_a_stronger_source_is_told_instead_of_the_file():
+    written = {"keepAliveIntervalSeconds": "15", "allowAutoTopicCreationType": "partitioned", "tlsProtocols": "TLSv1.3"}
+    environ = {"GEMINGA_NETWORK_KEEP_ALIVE_INTERVAL_MS": "2500", "GEMINGA_STORAGE_AUTO_CREATE_PARTITIONS": "0",
+               "PULSAR_PREFIX_tlsProtocols": "TLSv1.2"}
+    told = shown_of(written, environ)
+    assert [told[name] for name in written] == ["2.5", "non-partitioned", "TLSv1.2"]
+    assert shown_of({"webServicePort": "8081"}, http_port=8082)["webServicePort"] == "8082"
 
 
 def test_a_port_of_tls_is_open_only_where_it_is_said(written):

@@ -122,6 +122,24 @@ def test_tenants_and_namespaces_are_bounded_over_http_and_in_imports(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_running_broker_tells_pulsars_settings_as_they_were_written(tmp_path):
+    settings = {"keepAliveIntervalSeconds": "15", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": "0.25",
+                "exposeTopicLevelMetricsInPrometheus": "false", "managedLedgerMaxSizePerLedgerMbytes": "100",
+                "replicatedSubscriptionsSnapshotFrequencyMillis": "5000", "tokenSecretKey": "data:;base64,AAAA",
+                "ttlDurationDefaultInSeconds": "60", "allowAutoTopicCreationType": "partitioned"}
+    (tmp_path / "broker.conf").write_text("".join(f"{name}={text}\n" for name, text in settings.items()))
+    options = "--config", str(tmp_path / "broker.conf"), "--workers", "1", "--owners", "1"
+    with contextlib.closing(Broker(tmp_path / "data", *options)) as broker:
+        base = broker.start().http_url + "/admin/v2/brokers/configuration"
+        assert request("POST", f"{base}/ttlDurationDefaultInSeconds/70")[0] == 200
+        told = json.loads(request("GET", f"{base}/runtime")[1])
+        assert settings.items() - told.items() == {("tokenSecretKey", "data:;base64,AAAA"),
+                                                   ("ttlDurationDefaultInSeconds", "60")}
+        assert [told[name] for name in ("tokenSecretKey", "ttlDurationDefaultInSeconds", "webServicePortTls")] == [
+            "*****", "70", ""]
+
+
+@pytest.mark.slow
 def test_a_check_of_a_good_configuration_ends_with_ok_and_the_files_name(tmp_path):
     (tmp_path / "geminga.toml").write_text("workers = 3\n")
     status, printed, complaints = run("config", "check", "--config", tmp_path / "geminga.toml", "--data-dir", tmp_path)

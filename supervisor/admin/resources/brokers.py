@@ -14,8 +14,8 @@ from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import BUNDLE, TOPICS, catalogue_of, done, part_of, status
 from geminga.supervisor.configuration import config as configuration
+from geminga.supervisor.configuration import pulsar_texts
 from geminga.supervisor.configuration.properties import TRANSLATED, ConfigError, Setting
-from geminga.workers.identity.options import Secret
 
 routes = web.RouteTableDef()
 _CONFIGURATION = "/admin/v2/brokers/configuration"
@@ -100,34 +100,8 @@ async def changed(request: web.Request) -> web.Response:
 @routes.get(_CONFIGURATION + "/runtime")
 async def runtime(request: web.Request) -> web.Response:
     """Answer with the configuration in force: {Pulsar's name of a setting: value as text}."""
-    config = request.app[TOPICS].config
-    sections = {
-        "storage": request.app[TOPICS].storage,
-        "network": config.worker,
-        "authentication": config.authentication,
-        "authorization": config.authorization,
-        "nightly": config.nightly,
-        "transactions": config.transactions,
-    }
-    texts = {}
-    for name, (key, _) in TRANSLATED.items():
-        section, _, field = key.rpartition(".")
-        value = getattr(sections.get(section, config), field, None)
-        if value is not None:
-            texts[name] = _said(name, value)
-    return web.json_response(texts | catalogue_of(request).policies.of(TEXTS))
-
-
-def _said(name: str, value: Any) -> str:
-    """Return a setting's value as text, in the unit that Pulsar uses for it; stars for a secret."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if any(isinstance(one, Secret) for one in (value if isinstance(value, tuple) else (value,))):
-        return "*****" if value else ""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    one = TRANSLATED[name][1]("1") if isinstance(value, int) else 1
-    return str(value // one if isinstance(one, int) and one > 1 and value > 0 else value)
+    topics, changed = request.app[TOPICS], catalogue_of(request).policies.of(TEXTS)
+    return web.json_response(pulsar_texts.texts(topics.config, topics.storage, changed))
 
 
 @routes.post(_CONFIGURATION + "/{name:[^/]+}/{value:[^/]+}")
