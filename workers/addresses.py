@@ -26,9 +26,12 @@ class Addresses(NamedTuple):
         """Return the URLs that are not empty, renamed by field=name arguments: {name: URL}."""
         return {theirs: address for ours, theirs in names.items() if (address := getattr(self, ours))}
 
-    def seen_as(self, host: str) -> "Addresses":
-        """Return the URLs for a client that has reached the broker under this host name or address."""
-        at = [url(*_parts(address, host)) if address else "" for address in self[:4]]
+    def seen_as(self, host: str, port: int = 0) -> "Addresses":
+        """Return the URLs for a client that has reached the broker under this host name or address.
+
+        port: of all URLs; 0: they keep their own.
+        """
+        at = [url(*_parts(address, host, port)) if address else "" for address in self[:4]]
         return self._replace(service=at[0], service_tls=at[1], http=at[2], http_tls=at[3])
 
     @property
@@ -55,10 +58,10 @@ def addresses(options: WorkerOptions, port: int, tls_port: int, http: str = "", 
     return Addresses(first[0] or own[0], first[1] or own[1], http, http_tls, named, is_advertised, ports)
 
 
-def _parts(address: str, host: str) -> tuple[str, str, int]:
+def _parts(address: str, host: str, port: int) -> tuple[str, str, int]:
     parts = urlsplit(address)
     assert parts.port is not None      # `url` writes it
-    return parts.scheme, host, parts.port
+    return parts.scheme, host, port or parts.port
 
 
 def url(scheme: str, host: str, port: int) -> str:

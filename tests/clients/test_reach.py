@@ -4,6 +4,8 @@ A relay on another port stands for a port map, NAT or an SSH tunnel.  The broker
 relay under an address of the relay's own, so a client that leaves it for an address of the broker is found out.
 """
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -13,7 +15,7 @@ import pytest
 from geminga.supervisor.processes.listening import reached_from_others
 
 from ..conftest import _running_broker
-from ..harness import Broker, request, unique_topic
+from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import T
 from ..relay import SOURCE, Relay
 from ..workers.peer import Peer
@@ -95,11 +97,40 @@ def looked_up(broker: Broker, host: str) -> dict[str, str]:
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.3", "127.0.0.3"), ("[::1]:1", "[::1]"),
                                              ("localhost:7000", "localhost")])
 def test_a_lookup_over_http_answers_with_the_host_of_the_request(everywhere, host, shown):
-    """Ports are the broker's own, for no header tells how they are mapped."""
+    """The port by which the request came is kept.  Others are the broker's own: no header tells how they are mapped."""
     service, tls, http = (port_of(getattr(everywhere, name)) for name in PORTS)
     found = looked_up(everywhere, host)
+    http = int(host.rpartition(":")[2]) if host != shown else http
     assert (found["brokerUrl"], found["brokerUrlTls"], found["httpUrl"]) == (
         f"pulsar://{shown}:{service}", f"pulsar+ssl://{shown}:{tls}", f"http://{shown}:{http}")
+    assert found["httpUrlTls"] == f"https://{shown}:{port_of(everywhere.https_url)}"
+
+
+def test_a_lookup_through_a_port_map_is_told_once_with_the_way_out(start_broker: Callable[..., Broker]):
+    """A client with an http:// URL behind a map of ports is sent to a port that may not be there."""
+    broker = start_broker("--bind", "0.0.0.0")
+    looked_up(broker, f"localhost:{port_of(broker.http_url)}")
+    assert "A lookup over HTTP came by port" not in broker.log()
+    for _ in range(2):
+        looked_up(broker, "localhost:7000")
+    assert eventually(lambda: broker.log().count("A lookup over HTTP came by port 7000") == 1, 10)
+    assert "network.advertised_listeners" in broker.log()
+
+
+@pytest.mark.parametrize("mapped", ["pulsar", "http"])
+def test_a_client_of_an_advertised_listener_passes_a_port_map_with_both_urls(
+        start_broker: Callable[..., Broker], tmp_path, connect, mapped):
+    place = tmp_path / "geminga.toml"
+    place.write_text("")
+    broker = start_broker("--config", str(place), "--bind", "0.0.0.0")
+    with Relay(port_of(broker.service_url)) as service, Relay(port_of(broker.http_url)) as http:
+        place.write_text(f'[network]\nadvertised_listeners = ["out:pulsar://127.0.0.1:{service.port}"]\n')
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGHUP)
+        assert eventually(lambda: looked_up(broker, "localhost")["brokerUrl"].endswith(f":{service.port}"), 10)
+        client = connect(f"{mapped}://127.0.0.1:{service.port if mapped == 'pulsar' else http.port}")
+        assert uses(client, broker, unique_topic("reach")) == {SOURCE}
+        client.close()
 
 
 def asked(broker: Broker, **fields):

@@ -39,6 +39,7 @@ class Topics:
     def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
         """Begin with a configuration.  counters: those of the admin process."""
         self.catalogue, self.counters = catalogue, counters
+        self.is_map_told = False      # whether the log has said that lookups come through a port map
         self.directory = Directory(catalogue, addresses, config.storage, config.owners)
         self.configure(config, addresses)
 

@@ -14,6 +14,7 @@ from geminga.storage.catalogue import orphans
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.catalogue.policy_table import PARTITIONS_MAX
+from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
@@ -34,7 +35,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     status,
     topic_of,
 )
-from geminga.workers.addresses import is_wildcard
+from geminga.workers.addresses import Addresses, is_wildcard
 
 routes = web.RouteTableDef()
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
@@ -331,7 +332,8 @@ async def delete_property(request: web.Request) -> web.Response:
 async def lookup(request: web.Request) -> web.Response:
     """Answer with the addresses at which the topic is served, under the request's host name unless one is advertised.
 
-    Every URL is a string, as the C++ client refuses null.
+    Every URL is a string, as the C++ client refuses null. The URL of the scheme by which the request came has the port
+    by which it came, also behind a port map. No header tells how other ports are mapped, so those are the broker's own.
     """
     topics = request.app[TOPICS]
     listener: str = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName") or ""
@@ -344,10 +346,28 @@ async def lookup(request: web.Request) -> web.Response:
     topics.counters.add("lookups")
     addresses = topics.addresses
     if not addresses.is_advertised and (host := _host_of(request)):
-        addresses = addresses.seen_as(host)
+        addresses = _by_request(request, addresses.seen_as(host))
         url, url_tls = addresses[:2]
     return web.json_response({"brokerUrl": url, "brokerUrlTls": url_tls, "httpUrl": addresses.http,
                               "httpUrlTls": addresses.http_tls, "nativeUrl": url, "brokerUrlSsl": ""})
+
+
+def _by_request(request: web.Request, addresses: Addresses) -> Addresses:
+    """Return addresses in which the request's own scheme has the port in its Host header, if there is one.
+
+    Another port than the broker's own is told in the log once, because clients are likely to fail behind such a map.
+    """
+    port, topics = request.url.explicit_port, request.app[TOPICS]
+    own = topics.addresses.ports.get(request.scheme)
+    if not port or port == own:
+        return addresses
+    if not topics.is_map_told:
+        log.info(f"A lookup over HTTP came by port {port}, which is mapped to {own}. The answer has the broker's own "
+                 "port for clients. If that is mapped too, name the address in network.advertised_listeners, or give "
+                 "clients a URL that begins with pulsar://")
+        topics.is_map_told = True
+    at = addresses.seen_as(request.url.host or "", port)
+    return addresses._replace(http_tls=at.http_tls) if request.scheme == "https" else addresses._replace(http=at.http)
 
 
 def _host_of(request: web.Request) -> str:
