@@ -28,7 +28,7 @@ from geminga.supervisor.admin import openapi
 from geminga.supervisor.admin.monitoring import alarms, backups, health, log_tail, metrics, operations, stats, views
 from geminga.supervisor.admin.requests import audit, audit_reading, authentication, authorization, origins, sessions
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
-from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics
+from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics, error_answer
 from geminga.supervisor.admin.resources import (
     brokers,
     clusters,
@@ -116,7 +116,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
 
     A request that fails has its uncommitted changes of the catalogue rolled back.
     """
-    headers = []
+    headers, is_no_route = [], False
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -134,7 +134,8 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
         answer = 500, "An error of the broker's own; its log has the details"
     # Every request commits before it waits, so uncommitted changes are those of this request.
     request.app[TOPICS].catalogue.undo()
-    return _reason(*answer, headers)
+    # A path without a route has HTTP's own phrase, as in Pulsar.
+    return error_answer(*answer, headers, has_phrase=not is_no_route)
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:
@@ -144,10 +145,6 @@ def _nowhere(request: web.Request, error: web.HTTPException) -> str:
     if request.path.startswith(_OLD[0]) and not request.path.startswith(_OLD[1:]):
         return "Paths of Pulsar 1, with a cluster in names, are not served: use /admin/v2"
     return "There is nothing under this path"
-
-
-def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Response:
-    return web.json_response({"reason": text}, status=status, headers=headers)
 
 
 class _NotHttp(logging.Handler):

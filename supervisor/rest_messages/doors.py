@@ -22,7 +22,14 @@ from aiohttp import web
 from geminga.proto.names import TopicName
 from geminga.supervisor.admin.openapi import SAID, Said
 from geminga.supervisor.admin.requests.authentication import IDENTITY
-from geminga.supervisor.admin.requests.request_parts import PATH, TOPICS, existing_of, number_of, part_of
+from geminga.supervisor.admin.requests.request_parts import (
+    PATH,
+    TOPICS,
+    error_answer,
+    existing_of,
+    number_of,
+    part_of,
+)
 from geminga.supervisor.rest_messages.calls import (
     ACKNOWLEDGE,
     HEADER,
@@ -198,7 +205,7 @@ async def _pass_back(request: web.Request, answer: aiohttp.ClientResponse, *, cl
     closes: the client's connection ends with the answer.  Raises ClientError.
     """
     if answer.status >= 400:
-        refused = web.json_response(await answer.json(), status=answer.status)
+        refused = error_answer(answer.status, (await answer.json())["reason"])
         if closes:
             refused.force_close()
         return refused

@@ -1,10 +1,13 @@
 """The geminga command as its user meets it: its output, its refusals in one line, and the answers over HTTP."""
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -123,6 +126,33 @@ def test_partitioned_topics_are_made_by_a_number(broker, body, status):
 def test_what_is_not_there_has_a_reason(broker, path, status):
     got, text = request("GET", broker.http_url + path)
     assert (got, '"reason"' in text) == (status, True)
+
+
+@pytest.mark.parametrize(("method", "path", "status", "phrase"), [
+    ("GET", "persistent/public/default/nope/stats", 404, "Topic persistent://public/default/nope not found"),
+    ("GET", "namespaces/nope/nope", 404, "Tenant does not exist"),
+    ("GET", "persistent/public/default/a%2Fb/partitions", 412, None),
+    ("POST", "brokers/configuration/foo/bar", 412, "Can't update non-dynamic configuration"),
+    ("GET", "persistent/public/default/a%0D%0ASet-Cookie:%20b=c%C3%A4/stats", None, None),
+    ("GET", "persistent/public/default/" + "x" * 3_000 + "/stats", None, None),
+    ("POST", "brokers/health", 405, "Method Not Allowed"), ("GET", "nothing/here", 404, "Not Found")])
+def test_an_errors_phrase_is_its_reason(broker, method, path, status, phrase):
+    """urllib shows nothing else.  A path without a route has HTTP's own phrase, as in Pulsar."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(f"{broker.http_url}/admin/v2/{path}", method=method), timeout=30)
+    with caught.value as error:
+        reason = json.loads(error.read())["reason"]
+    assert (status or error.status) == error.status >= 400 and "Set-Cookie" not in error.headers
+    assert error.reason == (phrase or re.sub("[^ -~]", "?", reason)[:1_024].rstrip())
+
+
+def test_an_error_of_rest_produce_has_its_reason_as_phrase(broker):
+    url = f"{broker.http_url}/topics/{unique_topic('phrase').replace('://', '/')}"
+    wanted = urllib.request.Request(url, b'{"messages": [{"payload": 1}]}', {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(wanted, timeout=30)
+    with caught.value as error:
+        assert error.reason == json.loads(error.read())["reason"]
 
 
 @pytest.mark.parametrize("prefix", ["/lookup/v2/topic", "/lookup/v2/destination"])

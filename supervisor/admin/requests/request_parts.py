@@ -29,6 +29,7 @@ BUNDLE = "0x00000000_0xffffffff"      # the only one: it covers all topics
 _ENCODED_TWICE = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}"
 _BODY_SECONDS = 30
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PHRASE_MAX, _NO_PHRASE = 1_024, re.compile(r"[^ -~]")      # characters of a status line's phrase; those it cannot have
 _STRAY_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _AT_ONCE = 100               # questions that are under way together
 
@@ -181,6 +182,16 @@ def status(code: int, text: str) -> web.HTTPException:
     class _Other(web.HTTPClientError):
         status_code = code
     return _Other(text=text)
+
+
+def error_answer(code: int, text: str, headers: Iterable[tuple[str, str]] = (), *,
+                 has_phrase: bool = True) -> web.Response:
+    """Return an error as Pulsar's REST answers it: {"reason": text}, and the text as the status line's phrase too.
+
+    Programs on urllib show nothing but the phrase.
+    """
+    phrase = _NO_PHRASE.sub("?", text[:_PHRASE_MAX]) if has_phrase and text else None
+    return web.json_response({"reason": text}, status=code, headers=headers, reason=phrase)
 
 
 def done() -> web.Response:
