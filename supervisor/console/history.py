@@ -44,11 +44,15 @@ class History:
         """Return {"at": times in ms, name: rates per second, ...}, the oldest first."""
         return self._rates(list(self._samples))
 
-    def last(self) -> dict[str, float]:
-        """Return the time and rates of the last sample alone, {} without one."""
-        samples = self._samples
-        rates = self._rates([samples[-2], samples[-1]] if len(samples) > 1 else [])
-        return {name: values[-1] for name, values in rates.items() if values}
+    def after(self, at_ms: float) -> list[dict[str, float]]:
+        """Return time and rates of each sample that was taken after a moment, the oldest first."""
+        newer = sum(1 for _ in itertools.takewhile(lambda sample: sample.at_ms > at_ms, reversed(self._samples)))
+        rates = self._rates(list(self._samples)[-(newer + 1):]) if newer else {"at": []}
+        return [{name: values[row] for name, values in rates.items()} for row in range(len(rates["at"]))]
+
+    def last_ms(self) -> int:
+        """Return the time of the newest sample, 0 without one."""
+        return self._samples[-1].at_ms if self._samples else 0
 
     @staticmethod
     def _rates(samples: list[Sample]) -> dict[str, list[float]]:
@@ -68,9 +72,31 @@ class History:
             await task
 
     async def _run(self) -> None:
+        steps = Steps(1)
         while True:
             self.take()
-            await asyncio.sleep(1 - time.time() % 1)      # on the second, so that steps are even
+            await steps.next()
+
+
+class Steps:
+    """Even steps of a loop.
+
+    The clock is monotonic and each step has its own due time.  A loop that slept until the wall clock's next second
+    woke a little before it, and again at it: two steps within a millisecond, between which nothing is counted.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._due = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Steps of {self._seconds} s, due={self._due:.3f}>"
+
+    async def next(self) -> None:
+        """Sleep until the next step.  Steps that a stopped process has missed are left out."""
+        self._due = max(self._due + self._seconds, time.monotonic() + self._seconds / 2)
+        while (left := self._due - time.monotonic()) > 0:
+            await asyncio.sleep(left)
 
 
 HISTORY = web.AppKey("history", History)

@@ -1,12 +1,11 @@
 """Updates of an open page, as server-sent events.
 
     parts     {block: HTML} of the page's blocks that have changed
-    sample    the newest point of the curves, once a second
+    sample    a new point of the curves, once a second
     ended     the session is over, or the page's subject was deleted: the browser loads the page again
 
 A page that nobody has open costs nothing. Between two events a stream asks whether its session still holds.
 """
-import asyncio
 import json
 import time
 import traceback
@@ -19,11 +18,12 @@ from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY
 from geminga.supervisor.console import rendering
 from geminga.supervisor.console.asking import Asking, Refused
-from geminga.supervisor.console.history import HISTORY
+from geminga.supervisor.console.history import HISTORY, Steps
 from geminga.supervisor.console.page import Page
 
 STREAMS_MAX = 100            # open pages of all browsers together; others do not change by themselves
 _STEP_SECONDS = 1.0
+_LOADING_MS = 5_000          # from a page's history to its stream; samples that the page has are dropped there
 _PING_SECONDS = 15.0         # after which a comment shows that the connection still stands
 _RETRY_MS = 1_000            # after which a browser asks again when the connection has broken
 _TOLD_MAX = 200              # characters of an address in the log
@@ -66,6 +66,7 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
     await answer.write(b"retry: %d\n\n" % _RETRY_MS)
     shown: dict[str, str] = {}
     told = due = time.monotonic()
+    steps, sampled_ms = Steps(_STEP_SECONDS), request.app[HISTORY].last_ms() - _LOADING_MS
     while request.transport is not None and not request.transport.is_closing():
         if not await holds(request):
             await answer.write(event("ended", {}))
@@ -85,13 +86,13 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
                 await answer.write(event("parts", changed))
                 shown, told = shown | changed, now
             due = now + page.every_s - _STEP_SECONDS / 2
-        if page.path == "/" and (sample := request.app[HISTORY].last()):
+        for sample in request.app[HISTORY].after(sampled_ms) if page.path == "/" else []:
             await answer.write(event("sample", sample))
-            told = now
+            told, sampled_ms = now, int(sample["at"])
         if now - told > _PING_SECONDS:
             await answer.write(b":\n\n")
             told = now
-        await asyncio.sleep(_STEP_SECONDS - time.time() % _STEP_SECONDS)
+        await steps.next()
 
 
 async def holds(request: web.Request) -> bool:

@@ -1,4 +1,6 @@
 """The overview in a real browser: what it shows, and that it changes by itself."""
+import itertools
+
 import pytest
 
 from ..harness import eventually, unique_topic
@@ -30,3 +32,24 @@ def test_curves_move_once_a_second(browser, own):
     eventually(lambda: browser.run("return window.samples") >= 3, 10)
     after = browser.run("return document.querySelector('polyline').getAttribute('points').split(' ').length")
     assert after > before
+
+
+def test_rates_add_up_to_what_was_published(browser, own, client):
+    """The page's samples are about a second apart, and all together they have each message of a known load once."""
+    browser.open(own.http_url + "/")
+    browser.run("""window.taken = [];
+                   document.addEventListener('geminga-sample', ({ detail }) => window.taken.push(detail))""")
+    eventually(lambda: browser.run("return window.taken.length") >= 2, 10)
+    producer = client.create_producer(unique_topic(), batching_enabled=False)
+    for _ in range(300):
+        producer.send(b"message")
+
+    def counted() -> float:
+        taken = browser.run("return window.taken")
+        return sum(later["messages_in"] * (later["at"] - earlier["at"]) / 1_000
+                   for earlier, later in itertools.pairwise(taken))
+
+    eventually(lambda: counted() > 299, 10)
+    assert counted() == pytest.approx(300, abs=1)
+    steps = [later["at"] - earlier["at"] for earlier, later in itertools.pairwise(browser.run("return window.taken"))]
+    assert min(steps) > 400
