@@ -14,6 +14,7 @@ left out, and so are all from the first one of an open transaction on. Compacted
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,18 +163,18 @@ def count(data_dir: Path, piece: Piece, conditions: Conditions, report: ReportDa
 
 
 def entries(data_dir: Path, piece: Piece, conditions: Conditions, report: ReportDamage,
-            advance: Advance = lambda size: None) -> Iterator[Hit]:
-    """Yield the entries of a ledger with messages that meet the conditions, in order.
+            advance: Advance = lambda size: None, is_backwards: bool = False) -> Iterator[Hit]:
+    """Yield the entries of a ledger with messages that meet the conditions, in order, or the last one first.
 
     report: called with a line for each damage.  Raises CorruptFile, OSError.
     """
-    for stretch, places in _hits(data_dir, piece, conditions, report, advance):
-        yield from _read(data_dir, stretch, places, report)
+    for stretch, places in _hits(data_dir, piece, conditions, report, advance, is_backwards):
+        yield from _read(data_dir, stretch, places, report, is_backwards)
 
 
 def _hits(data_dir: Path, piece: Piece, conditions: Conditions, report: ReportDamage,
-          advance: Advance) -> Iterator[tuple[Stretch, NDArray[np.int64]]]:
-    """Yield (stretch, places of messages that meet the conditions).
+          advance: Advance, is_backwards: bool = False) -> Iterator[tuple[Stretch, NDArray[np.int64]]]:
+    """Yield (stretch, places of messages that meet the conditions), the last stretch first if asked.
 
     places: (n, 2), entry id and index in the batch or -1, in the order of the messages.
     """
@@ -182,7 +183,9 @@ def _hits(data_dir: Path, piece: Piece, conditions: Conditions, report: ReportDa
     stretches = confirmed.of_ledger(
         folder, piece.partition_id, piece.ledger_id, up_to=up_to, size_max=BLOCK_SIZE)
     columns = (*_PLACE, *conditions.columns())
-    for number, stretch in enumerate(stretches, 1):
+    # Backwards a stretch is handed out whole, as its last message comes first; it is bounded by the size of a block.
+    hits_max = sys.maxsize if is_backwards else _HITS_MAX
+    for number, stretch in enumerate(reversed(stretches) if is_backwards else stretches, 1):
         some: list[NDArray[np.int64]] = []
         for batch in reading.batches(data_dir, stretch, columns, report, wanted=conditions.of_rows,
                                      texts=conditions.texts(), block_size=BLOCK_SIZE):
@@ -190,7 +193,7 @@ def _hits(data_dir: Path, piece: Piece, conditions: Conditions, report: ReportDa
             if len(at):
                 some.append(np.stack([pc.fill_null(batch[name], -1).to_numpy().astype(np.int64)[at]
                                       for name in _PLACE], axis=1))
-            if sum(map(len, some)) >= _HITS_MAX:
+            if sum(map(len, some)) >= hits_max:
                 yield stretch, _in_order(some)
                 some = []
         if some:
@@ -247,8 +250,9 @@ def _with_property(properties: pa.MapArray, name: str, value: str | None) -> NDA
 
 # -- entries with messages that were found
 
-def _read(data_dir: Path, stretch: Stretch, places: NDArray[np.int64], report: ReportDamage) -> Iterator[Hit]:
-    """Yield the entries of a stretch that have the messages at these places."""
+def _read(data_dir: Path, stretch: Stretch, places: NDArray[np.int64], report: ReportDamage,
+          is_backwards: bool = False) -> Iterator[Hit]:
+    """Yield the entries of a stretch that have the messages at these places, the last one first if asked."""
     folder = format.partition_folder(data_dir, stretch.partition_id)
     path = format.ledger_path(folder, stretch.ledger_id)
     try:
@@ -259,7 +263,8 @@ def _read(data_dir: Path, stretch: Stretch, places: NDArray[np.int64], report: R
     chunks = Chunks(data_dir, stretch, report)
     try:
         borders = np.flatnonzero(np.diff(places[:, 0], prepend=-1)).tolist()
-        for first, end in zip(borders, [*borders[1:], len(places)], strict=True):
+        runs = list(zip(borders, [*borders[1:], len(places)], strict=True))
+        for first, end in reversed(runs) if is_backwards else runs:
             entry_id = int(places[first, 0])
             row = rows[entry_id - stretch.first]
             entry = os.pread(fd, int(row["size"]), int(row["offset"]))

@@ -3,9 +3,12 @@
 The conditions of the options are given to the search of ledgers (storage/offline/search.py) as far as it knows them.
 Then only messages that may match are decoded, and the filter decides.
 """
+import heapq
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +78,27 @@ class StoredMessages:
         for piece in self._pieces:
             yield from self._of_ledger(piece, report, advance)
 
-    def _of_ledger(self, piece: Piece, report: Report, advance: Advance) -> Iterator[Message]:
+    def newest_first(self, report: Report, advance: Advance) -> Iterator[Message]:
+        """Iterate over the messages that match, the newest first.
+
+        Messages of one partition come in the order of positions, backwards; those of several by their publish times.
+        """
+        def of_partition(pieces: list[Piece]) -> Iterator[Message]:
+            for piece in reversed(pieces):
+                yield from self._of_ledger(piece, report, advance, is_backwards=True)
+
+        partitions = [of_partition(list(pieces))
+                      for _, pieces in itertools.groupby(self._pieces, attrgetter("partition_id"))]
+        return heapq.merge(*partitions, key=lambda message: -message.publish_time_ms)
+
+    def _of_ledger(self, piece: Piece, report: Report, advance: Advance,
+                   is_backwards: bool = False) -> Iterator[Message]:
         decoder = Decoder()
         try:
-            for hit in search.entries(self._data_dir, piece, self._conditions_for(piece), report, advance):
-                for message in _decoded(decoder, str(piece.topic), hit):
+            for hit in search.entries(self._data_dir, piece, self._conditions_for(piece), report, advance,
+                                      is_backwards):
+                messages = _decoded(decoder, str(piece.topic), hit)
+                for message in reversed(list(messages)) if is_backwards else messages:
                     if message.batch_index in hit.indexes:
                         complete(self._values.decode([message]))
                         if self._filter.matches(message):

@@ -3,8 +3,8 @@
     python -m geminga.supervisor.tasks.searching < request
 
 The request is a JSON object: "folder", "place" (a topic or namespace), "limit", "payload" (bytes of a payload that are
-shown), and the conditions "key", "properties", "grep", "where", "since", "until" of `geminga search`. Lines of JSON are
-printed as messages are found:
+shown), "newest" (whether the newest message comes first), and the conditions "key", "properties", "grep", "where",
+"since", "until" of `geminga search`. Lines of JSON are printed as messages are found:
 
     {"row": ...}                            a message, as supervisor/messages/shown.py makes it
     {"searched": bytes, "of": bytes}        progress, now and then
@@ -71,7 +71,8 @@ def run(asked: dict[str, Any], say: Say) -> None:
         settle(folder, place, report)
         stored = StoredMessages(folder, place, values, Wish())
         progress = _Progress(stored.size, say)
-        for number, message in enumerate(stored.messages(report, progress.advance)):
+        messages = stored.newest_first if asked.get("newest") else stored.messages
+        for number, message in enumerate(messages(report, progress.advance)):
             if number == limit:
                 say({"end": "limit"})
                 return

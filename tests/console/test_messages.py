@@ -52,17 +52,49 @@ def test_stored_messages_are_found_by_text_key_property_and_time(browser, own, c
     opened(browser, own, topic.removeprefix("persistent://"))
     search(browser, grep="apple")
     browser.see("Everything was searched: 2 found.", SECONDS)
-    assert found(browser) == ["apple pie", "apple juice"]
+    assert found(browser) == ["apple juice", "apple pie"]      # the newest first
+    browser.choose("form[data-search] [name=order]", "the oldest")
+    search(browser)
+    eventually(lambda: found(browser) == ["apple pie", "apple juice"], SECONDS)
     search(browser, key="fruit-*")
     browser.see("Everything was searched: 1 found.", SECONDS)
     search(browser, grep="", property="kind=sweet", since="-1h")
     browser.see("Everything was searched: 2 found.", SECONDS)
     assert found(browser) == ["apple pie", "pear"]
     search(browser, until="2020-01-01")
-    browser.see("Everything was searched: 0 found.", SECONDS)
+    browser.see("Everything was searched: no message matches.", SECONDS)
     search(browser, until="", grep="(")
     browser.see("not a regular expression", SECONDS)
     assert any("400" in problem for problem in browser.problems())
+
+
+def test_opening_a_topic_shows_its_newest_messages(browser, own, client):
+    """Nobody has to search for what came last; a topic without messages says that it has none."""
+    topic = unique_topic()
+    publish(client, topic, [f"number {number}".encode() for number in range(25)])
+    opened(browser, own, topic.removeprefix("persistent://"))
+    browser.see("The first 20 are shown; there are more.", SECONDS)
+    assert found(browser) == [f"number {number}" for number in range(24, 4, -1)]
+    empty = unique_topic()
+    client.subscribe(empty, "kept").close()
+    opened(browser, own, empty.removeprefix("persistent://"))
+    browser.see("No message is stored.", SECONDS)
+
+
+def test_an_address_says_what_is_searched(browser, own, client):
+    """Conditions in a page's address are in its fields and are searched for; a search is in the address."""
+    topic = unique_topic()
+    publish(client, topic, [b"apple"], partition_key="fruit-1")
+    publish(client, topic, [b"water"], partition_key="drink")
+    opened(browser, own, topic.removeprefix("persistent://") + "&key=fruit-*&order=oldest")
+    browser.see("Everything was searched: 1 found.", SECONDS)
+    assert found(browser) == ["apple"]
+    assert browser.one("[data-search] [name=key]").get_attribute("value") == "fruit-*"
+    search(browser, key="drink")
+    eventually(lambda: found(browser) == ["water"], SECONDS)
+    assert "key=drink" in browser.url and "order=oldest" in browser.url
+    browser.open(browser.url)
+    eventually(lambda: found(browser) == ["water"], SECONDS)
 
 
 def test_a_namespace_is_searched_and_its_topics_are_named(browser, own, client):
@@ -82,7 +114,7 @@ def test_what_is_found_is_text_whatever_it_is(browser, own, client):
     script = "<img src=x onerror='document.title=1'>"
     publish(client, topic, [script.encode()], partition_key=f"\u202e{script}", properties={script: "</pre>\u200b"})
     publish(client, topic, [bytes(range(256)) * 10, ("<&" * 2_500_000).encode(), b""])
-    opened(browser, own, topic.removeprefix("persistent://"))
+    opened(browser, own, topic.removeprefix("persistent://") + "&order=oldest")
     search(browser)
     browser.see("Everything was searched: 4 found.", SECONDS)
     shown = browser.text

@@ -31,12 +31,13 @@ def pieces(topic):
     return search.pieces(topic.data_dir, [(topic.partition_id, name_of(topic))])
 
 
-def hits(topic, conditions, report=pytest.fail):
-    """Return the ids of messages that the search finds, in order."""
+def hits(topic, conditions, report=pytest.fail, is_backwards=False):
+    """Return the ids of messages that the search finds, in order; backwards, the last entry comes first."""
     found = []
-    for piece in pieces(topic):
-        for hit in search.entries(topic.data_dir, piece, conditions, report):
-            found += [(*hit.entries[-1][0], None if index < 0 else index) for index in sorted(hit.indexes)]
+    for piece in reversed(pieces(topic)) if is_backwards else pieces(topic):
+        for hit in search.entries(topic.data_dir, piece, conditions, report, is_backwards=is_backwards):
+            found += [(*hit.entries[-1][0], None if index < 0 else index)
+                      for index in sorted(hit.indexes, reverse=is_backwards)]
     return found
 
 
@@ -76,6 +77,7 @@ def test_a_search_finds_all_messages_that_meet_the_conditions_and_no_others(tmp_
                 and (pattern is None or (message.key is not None and re.fullmatch(pattern, message.key)))]
     conditions = Conditions(key=key, key_pattern=pattern, payload_text=text)
     assert hits(topic, conditions) == expected
+    assert hits(topic, conditions, is_backwards=True) == expected[::-1]
     assert count(topic, conditions) == len(expected)
 
 

@@ -39,6 +39,7 @@ _LINE_BYTES = 4 << 20            # a row has less: all its parts are cut
 _LEFT_SECONDS = 0.5              # between two looks whether the caller is still there
 _LETTERS, _LETTERS_MAX = 1_000, 100_000
 _LOOK_SECONDS = 15               # for the count of what a redrive would do
+_ORDERS = "oldest", "newest"      # which message comes first
 _TEXTS_MAX = 10                  # properties of one search
 
 
@@ -104,10 +105,13 @@ async def search_namespace(request: web.Request) -> web.StreamResponse:
 async def _search(request: web.Request, place: str) -> web.StreamResponse:
     """Answer with lines of JSON, as a job finds messages."""
     query = request.query
+    if (order := query.get("order", _ORDERS[0])) not in _ORDERS:
+        raise web.HTTPBadRequest(text=f"order must be {' or '.join(_ORDERS)}")
     asked = {
         "folder": str(_folder(request)), "place": place,
         "limit": number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX),
         "payload": number_of(request, query.get("payload", str(_PAYLOAD_BYTES)), "payload", _PAYLOAD_BYTES_MAX),
+        "newest": order == "newest",
         "properties": [text for text in query.getall("property", []) if text][:_TEXTS_MAX],
         **{name: query.get(name) or None for name in ("key", "grep", "where", "since", "until")}}
     with request.app[SLOTS].search():

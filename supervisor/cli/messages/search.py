@@ -43,12 +43,13 @@ class _Range(click.ParamType):
 @click.option("--sequence-id", "sequence_ids", type=_Range(), metavar="N[-M]",
               help="Only messages with this sequence id, or one of this range.")
 @click.option("--count", "-n", "limit", type=click.IntRange(1), metavar="N", help="End after so many messages.")
+@click.option("--newest-first", "is_backwards", is_flag=True, help="Print the newest message first.")
 @click.option("--total", "is_count", is_flag=True, help="Print only the number of messages.")
 @FORM
 @options.CONFIG
 @target.service_options
 def search(place: str, limit: int | None, is_count: bool, form: str, data_dir: str | None, config: str | None,
-           producer: str | None, sequence_ids: tuple[int, int] | None, **who: Any) -> int:
+           producer: str | None, sequence_ids: tuple[int, int] | None, is_backwards: bool, **who: Any) -> int:
     """Find messages by key, property, text, time or sequence id.
 
     They are those of a topic, or of all topics of a namespace (TENANT/NAMESPACE).  On the broker's host the ledgers of
@@ -66,6 +67,8 @@ def search(place: str, limit: int | None, is_count: bool, form: str, data_dir: s
         raise click.UsageError("a broker's address and a data folder exclude each other")
     broker, wish = target.of(who), Wish(producer, sequence_ids)
     folder = _data_dir(data_dir, config, broker)
+    if folder is None and is_backwards:
+        raise click.UsageError("--newest-first reads the data folder: over the network messages come oldest first")
     if folder is not None and not os.geteuid():      # SQLite may make files beside the catalogue
         try:
             installed.become_owner(folder, writes=False)
@@ -75,7 +78,7 @@ def search(place: str, limit: int | None, is_count: bool, form: str, data_dir: s
     printer = _Printer(form, is_count, limit)
     try:
         if folder is not None:
-            status = _in_folder(folder, place, values, wish, printer)
+            status = _in_folder(folder, place, values, wish, printer, is_backwards)
         else:
             status = _over_network(broker, place, chosen, wish, printer)
         printer.end()
@@ -119,7 +122,7 @@ def _data_dir(data_dir: str | None, config: str | None, broker: target.Target) -
 # -- in a data folder
 
 def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
-               printer: "_Printer") -> int | None:
+               printer: "_Printer", is_backwards: bool) -> int | None:
     """Print what the ledgers of a data folder have; return the exit status, None if it depends on the number."""
     from geminga.proto.errors import Refusal
     from geminga.storage.catalogue.catalogue import CatalogueError
@@ -136,7 +139,7 @@ def _in_folder(folder: Path, place: str, values: dict[str, Any], wish: Wish,
             if printer.is_count:
                 printer.number = stored.count(report, bar.advance)
             else:
-                printer.show(stored.messages(report, bar.advance))
+                printer.show((stored.newest_first if is_backwards else stored.messages)(report, bar.advance))
     except LookupError as error:
         _complain(f"{error}{_question(folder, place)}")
         return NOTHING

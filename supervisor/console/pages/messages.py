@@ -7,6 +7,8 @@ from geminga.supervisor.console.page import Pages, Values
 from geminga.supervisor.console.pages.payloads import words
 
 pages = Pages()
+CONDITIONS = "key", "property", "grep", "since", "until", "limit", "order"      # of a search, also in a page's address
+_LIMITS, _ORDERS = ("20", "100", "1000"), ("newest", "oldest")                  # the first is chosen unless another is asked
 
 
 @pages.at("/console/messages", "messages.html")
@@ -14,10 +16,14 @@ async def messages(ask: Asking) -> Values:
     place = ask.query.get("place", "").strip()
     topic = _topic(place)
     told = words(place) if place else "TOPIC"
+    status = await _reading(ask, topic) if topic else 200
     path = rendering.topic_path(topic) if topic else "/".join(map(ask.quoted, place.split("/")))
     return {"place": place, "topic": topic, "search": f"/ops/v1/search/{path}",
-            "may_read": not topic or await _may_read(ask, topic),
-            "commands": [f"geminga search {told} --key KEY --grep REGEX --since -1h",
+            "may_read": status not in (401, 403),
+            "asked": {name: ask.query.get(name, "") for name in CONDITIONS}, "limits": _LIMITS, "orders": _ORDERS,
+            # A namespace is searched when somebody has said for what: all its topics together may be large.
+            "starts": status == 200 if topic else any(ask.query.get(name) for name in CONDITIONS),
+            "commands": [f"geminga search {told} --key KEY --grep REGEX --since -1h --newest-first",
                          *([f"geminga consume {told} --follow"] if topic or not place else []),
                          *([f"geminga produce {told} TEXT"] if topic else [])]}
 
@@ -32,9 +38,10 @@ def _topic(place: str) -> str:
         return ""
 
 
-async def _may_read(ask: Asking, topic: str) -> bool:
+async def _reading(ask: Asking, topic: str) -> int:
+    """Return the status with which a topic's messages can be read: 404 if there is no such topic."""
     try:
         await ask.get(f"/ops/v1/messages/{rendering.topic_path(topic)}", limit=1, payload=0)
     except Refused as refused:
-        return refused.status not in (401, 403)
-    return True
+        return refused.status
+    return 200

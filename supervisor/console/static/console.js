@@ -4,6 +4,7 @@ import { ask, fill, word } from "./asking.js";
 import "./actions.js";
 
 follow();
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 for (const choice of document.querySelectorAll("[data-theme-choice]")) {
   choice.value = localStorage.getItem("geminga-theme") ?? "auto";

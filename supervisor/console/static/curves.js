@@ -22,9 +22,9 @@ function element(name, attributes, text) {
   return made;
 }
 
-// The largest value of a scale: 1, 2 or 5 times a power of the base.
+// The largest value of a scale: 1, 2 or 5 times a power of the base, and so much that half of it has a text of its own.
 function ceiling(value, base) {
-  if (value <= 0) return 1;
+  value = Math.max(value, 2);
   const power = base === 10 ? 10 ** Math.floor(Math.log10(value)) : 1024 ** Math.floor(Math.log(value) / Math.log(1024));
   for (const step of base === 10 ? [1, 2, 5, 10] : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1024]) if (step * power >= value) return step * power;
   return value;

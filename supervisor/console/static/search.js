@@ -12,6 +12,9 @@ if (form) {
     leaving?.abort();
     const own = leaving = new AbortController();
     const asked = new URLSearchParams([...new FormData(form)].filter(([, value]) => value.trim()));
+    const address = new URLSearchParams(asked);      // the page's own says what it shows, to be sent to somebody
+    address.set("place", new URLSearchParams(location.search).get("place"));
+    history.replaceState(null, "", `${location.pathname}?${address}`);
     found.replaceChildren();
     stop.hidden = bar.hidden = false;
     bar.removeAttribute("value");
@@ -49,7 +52,8 @@ if (form) {
         }
         found.append(cards);
       }
-      state.value = said(`ended_${told}`, { count });
+      const isNarrow = ["key", "property", "grep", "since", "until"].some((name) => asked.has(name));
+      state.value = said(`ended_${told !== "all" || count ? told : isNarrow ? "none" : "empty"}`, { count });
     } catch (error) {
       state.value = error.name === "AbortError" ? said("stopped", { count }) : said("ended_failed", { count });
     } finally {
@@ -58,6 +62,7 @@ if (form) {
   });
 
   stop.addEventListener("click", () => leaving?.abort());
+  if ("starts" in form.dataset) form.requestSubmit();
 }
 
 function hint(text) {
