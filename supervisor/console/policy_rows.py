@@ -1,28 +1,29 @@
-"""Rows of the policies that hold for a topic: value, origin, and what the dialogs that change them begin with."""
+"""Rows of the policies that hold for a topic or namespace: value, origin, first values of the dialogs that set them."""
 import json
 from typing import Any
 
-from geminga.supervisor.console.actions.policy_actions import action_name, is_removable
+from geminga.storage.catalogue.policy_table import TOPIC
+from geminga.supervisor.console.actions.policy_actions import LEVELS, action_name, is_removable
 from geminga.supervisor.console.asking import Asking
-from geminga.supervisor.console.rendering import topic_path
 
 _ORDER = "topic", "namespace", "broker"
 Row = dict[str, Any]
 
 
-async def policies_of(ask: Asking, base: str) -> list[Row] | None:
-    """Return a row for each policy, the topic's own first; None if the role may not see them.
+async def policies_of(ask: Asking, place: str, level: str = TOPIC) -> list[Row] | None:
+    """Return a row for each policy of a topic or namespace, its own first; None if the role may not see them.
 
-    A row has `fields`, the values that the dialog begins with.
+    A row has `fields`, the values that the dialog begins with, and `remover`, the action that removes it.
     """
-    rows: list[Row] | None = await ask.maybe(f"/ops/v1/policies/{topic_path(base)}")
+    rows: list[Row] | None = await ask.maybe(LEVELS[level].questions(place))
     if rows is None:
         return None
     for row in rows:
         row["shown"] = told(row["value"])
-        row["action"] = action_name(row["policy"])
-        row["is_removable"] = row["topic"] is not None and is_removable(row["policy"])
-        row["fields"] = {"topic": base} | fields_of(row["value"])
+        row["action"], row["remover"] = action_name(row["policy"], level), f"remove-{LEVELS[level].prefix}policy"
+        row["is_removable"] = row[level] is not None and is_removable(row["policy"], level)
+        row["subject"] = {level: place}
+        row["fields"] = row["subject"] | fields_of(row["value"])
     return sorted(rows, key=lambda row: _ORDER.index(row["origin"]))
 
 

@@ -30,7 +30,8 @@ const beyond = [...document.querySelectorAll('main button, main a.button')].filt
 return [wide > 0 ? ["page", wide] : null, ...beyond].filter(Boolean);
 """
 CUT = """
-return [...document.querySelectorAll('td.number, .figure, .rows thead a')].filter((one) => one.checkVisibility())
+return [...document.querySelectorAll('td.number, .figure, .rows thead a, .rows td:not(:has(a))')]
+  .filter((one) => one.checkVisibility())
   .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0).map((one) => one.textContent.trim());
 """
 OVERLAPPING = """

@@ -37,7 +37,7 @@ OWN = {
     "add-partitions": {"topic": "persistent://acme/eu/parted"}, "create-missing": {"topic": "persistent://acme/eu/parted"},
     "grant-namespace": {"produce": "true"}, "grant-topic": {"produce": "true"},
     "delete-tenant": {"tenant": "empty"}, "delete-namespace": {"namespace": "acme/empty"},
-    "delete-topic": {"force": "true"},
+    "delete-topic": {"force": "true"}, "remove-namespace-policy": {"policy": "messageTTL"},
     "change-setting": {"value": "100"}, "upload-schema": {"schema": ""}}
 
 
@@ -95,6 +95,7 @@ def filled(own, client):
             ("PUT", "/admin/v2/tenants/empty", {"adminRoles": [], "allowedClusters": ["standalone"]}),
             ("PUT", f"/admin/v2/namespaces/{NAMESPACE}", None), ("PUT", "/admin/v2/namespaces/acme/empty", None),
             ("PUT", f"/admin/v2/persistent/{NAMESPACE}/parted/partitions", 4),
+            ("POST", f"/admin/v2/namespaces/{NAMESPACE}/messageTTL", 60),
             ("POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/alice", ["produce"])):
         status, text = request(method, own.http_url + path, b"" if body is None else json.dumps(body).encode())
         assert status == 204, text
@@ -172,9 +173,12 @@ def typed(field) -> str:
     """Return a value for a field of a policy."""
     if field.choices:
         return field.choices[0]
+    if field.name == "defaultNumPartitions":
+        return "6"
     return "60000" if field.kind == "number" else "Exclusive,Shared"
 
 
 @pytest.mark.parametrize("action", POLICIES, ids=lambda action: action.name)
 def test_a_policy_is_set_by_the_command_as_by_its_dialog(filled, recorder, action):
-    compare(filled, recorder, action, {"topic": TOPIC, **{field.name: typed(field) for field in action.fields}})
+    compare(filled, recorder, action, {
+        "topic": TOPIC, "namespace": NAMESPACE, **{field.name: typed(field) for field in action.fields}})

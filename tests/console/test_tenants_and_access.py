@@ -1,5 +1,6 @@
 """Pages of tenants, namespaces and access in a real browser: what they show, what they change, and to whom."""
 import json
+import re
 import uuid
 from urllib.parse import quote
 
@@ -72,9 +73,21 @@ def test_a_namespace_is_created_and_shows_its_policies_and_numbers(browser, own,
     browser.click("Create")
     browser.see("No policy is set")
     assert browser.url == f"{own.http_url}/console/namespaces/{tenant}/us"
-    done(own, "POST", f"/admin/v2/namespaces/{tenant}/us/messageTTL", 3600)
-    browser.open(browser.url)
-    browser.see("message_ttl_in_seconds")
+    change = "[...document.querySelectorAll('.policies tr')].find((row) => row.innerText.startsWith(arguments[0])" \
+        ").querySelectorAll('button')[arguments[1]].click()"
+    browser.run("document.querySelector('details.more').open = true")
+    browser.run(change, "messageTTL", 0)
+    browser.fill("#field-value", "3600")
+    browser.see("messageTTL of this namespace becomes 3600, for all its topics")
+    browser.click("Same by command")
+    assert f"geminga admin namespaces set-message-ttl {tenant}/us --messageTTL 3600" in browser.text
+    browser.click("Set")
+    eventually(lambda: re.search(r"3600\s+namespace", browser.text), 20)
+    assert get(own, f"/admin/v2/namespaces/{tenant}/us/messageTTL") == 3600
+    browser.run(change, "messageTTL", 1)
+    browser.see("Afterwards the value of the broker is in force: 0.")
+    browser.click("Remove")
+    browser.see("No policy is set", 20)
     topic = f"persistent://{tenant}/us/orders"
     client.subscribe(topic, "billing").close()
     producer = client.create_producer(topic)

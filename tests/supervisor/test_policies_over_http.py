@@ -271,9 +271,15 @@ def test_policies_in_force_say_which_level_set_them(broker):
         assert status == 200, text
         return next(row for row in json.loads(text) if row["policy"] == policy)
 
+    def in_namespace():
+        rows = json.loads(request("GET", f"{broker.http_url}/ops/v1/policies/public/{name}")[1])
+        return next((row["value"], row["origin"], row["broker"]) for row in rows if row["policy"] == "maxProducers")
+
     assert (row_of("maxProducers")["value"], row_of("maxProducers")["origin"]) == (0, "broker")
+    assert in_namespace() == (0, "broker", 0)
     assert request("POST", f"{namespace}/maxProducersPerTopic", b"7")[0] == 204
     assert (row_of("maxProducers")["value"], row_of("maxProducers")["origin"]) == (7, "namespace")
+    assert in_namespace() == (7, "namespace", 0)
     assert request("POST", f"{broker.http_url}/admin/v2/{topic}/maxProducers", b"3")[0] == 204
     row = row_of("maxProducers")
     assert (row["value"], row["origin"], row["topic"], row["namespace"], row["broker"]) == (3, "topic", 3, 7, 0)

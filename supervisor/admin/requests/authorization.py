@@ -312,6 +312,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (CONSUMES, "GET", ("/ops/v1/delayed" + _OPS,)),
     (TOPIC_POLICY, "DELETE PATCH", ("/ops/v1/delayed" + _OPS + "/{message}",)),
     (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS, "/ops/v1/policies" + _OPS)),
+    (NAMESPACE, "GET", ("/ops/v1/policies/{tenant}/{namespace}",)),
     (SUPER, "GET", ("/ops/v1/compaction/report", "/ops/v1/compaction", "/ops/v1/tables",
                     "/ops/v1/downgrade-check")),
     (SUPER, "GET", tuple(f"/ops/v1/{what}" for what in ("audit", "configuration", "log"))),

@@ -350,6 +350,24 @@ async def in_force(request: web.Request) -> web.Response:
     return web.json_response(rows)
 
 
+@routes.get("/ops/v1/policies/{tenant}/{namespace}")
+async def in_force_in_namespace(request: web.Request) -> web.Response:
+    """Answer with a row for each policy that a namespace can set: its value, and the level that set it.
+
+    A row has the values of both levels, null where none is set. Topics of the namespace may set another value.
+    """
+    topics = request.app[TOPICS]
+    kept, rows = topics.catalogue.policies.of(namespace_of(request)), []
+    for policy in TABLE.values():
+        if not policy.where or ROUTES[policy.name].namespace is None:
+            continue
+        value, of_broker = kept.get(policy.name), default(policy, topics.storage)
+        rows.append({"policy": policy.name, "value": of_broker if value is None else value,
+                     "origin": "broker" if value is None else NAMESPACE_LEVEL, NAMESPACE_LEVEL: value,
+                     "broker": of_broker, "meaning": policy.doc})
+    return web.json_response(rows)
+
+
 # -- policies that older brokers do not know
 
 _UNHEARD = "fixedDeliveryDelayInMillis", "timePartitionGranularityInMillis"      # fields of delayedDelivery

@@ -1,15 +1,16 @@
-"""Actions that set and remove a topic's policies, made from the table of policies.
+"""Actions that set and remove policies of topics and namespaces, made from the table of policies.
 
-A dialog has a field for each part of the policy that has an option in `geminga admin topicPolicies set-...`.
+A dialog has a field for each part of the policy that has an option in `geminga admin topicPolicies set-...` or
+`geminga admin namespaces set-...`.
 """
 import json
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from geminga.storage.catalogue.policy_table import TABLE, TOPIC, Part, Policy, read
+from geminga.storage.catalogue.policy_table import NAMESPACE, TABLE, TOPIC, Part, Policy, read
 from geminga.storage.catalogue.policy_values import Invalid
-from geminga.supervisor.admin.policy_routes import ROUTES
+from geminga.supervisor.admin.policy_routes import ROUTES, Route
 from geminga.supervisor.console.actions.action import NOTHING, Action, Actions, Field, Make, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.rendering import text, topic_path
@@ -23,13 +24,40 @@ _WORDS = "policy"            # table of the words that the dialogs share
 _VALUE = "value"             # name of the field of a policy that is no object
 
 
-def action_name(policy: str) -> str:
+class _Level(NamedTuple):
+    """A level at which policies are set."""
+
+    name: str                # also of the value that comes with a button: the topic's or the namespace's name
+    group: str               # of commands
+    prefix: str              # of the names of actions
+
+    def route(self, policy: Policy) -> Route | None:
+        found = ROUTES[policy.name]
+        return found.topic if self.name == TOPIC else found.namespace
+
+    def path(self, place: str, rest: str) -> str:
+        """Return the path over REST of what belongs to a topic or namespace."""
+        return f"/admin/v2/{topic_path(place) if self.name == TOPIC else f'namespaces/{place}'}/{rest}"
+
+    def questions(self, place: str) -> str:
+        """Return the path that answers with all policies that hold there."""
+        return f"/ops/v1/policies/{topic_path(place) if self.name == TOPIC else place}"
+
+    def command(self, verb: str, policy: Policy, place: str, *words: str) -> str:
+        told = human.short(place) if self.name == TOPIC else place
+        return shlex.join(["geminga", "admin", self.group, f"{verb}-{verb_of(policy, self.name)}", told, *words])
+
+
+LEVELS = {TOPIC: _Level(TOPIC, "topicPolicies", ""), NAMESPACE: _Level(NAMESPACE, "namespaces", "namespace-")}
+
+
+def action_name(policy: str, level: str = TOPIC, verb: str = "set") -> str:
     """Return the name of the action that sets a policy."""
-    return f"set-{policy.replace('/', '-')}"
+    return f"{verb}-{LEVELS[level].prefix}{policy.replace('/', '-')}"
 
 
-def _fields(policy: Policy) -> tuple[Field, ...]:
-    return tuple(_field(part, option) for part, option in options_of(policy, TOPIC))
+def _fields(policy: Policy, level: _Level) -> tuple[Field, ...]:
+    return tuple(_field(part, option) for part, option in options_of(policy, level.name))
 
 
 def _field(part: Part, option: ValueOption) -> Field:
@@ -44,9 +72,9 @@ def _field(part: Part, option: ValueOption) -> Field:
                  is_required=option.required and part.type.name != "list", label=label, hint=hint)
 
 
-def _sent(policy: Policy, values: Values) -> Any:
+def _sent(policy: Policy, values: Values, level: _Level) -> Any:
     """Return the JSON that sets a policy to what fields say.  Raises Wrong."""
-    told = {part.json: _value(part, typed) for part, _ in options_of(policy, TOPIC)
+    told = {part.json: _value(part, typed) for part, _ in options_of(policy, level.name)
             if (typed := values.get(part.json or _VALUE, "").strip()) or part.type.name == "list"}
     sent = told if policy.is_object else told.get("")
     try:
@@ -66,11 +94,11 @@ def _value(part: Part, typed: str) -> Any:
         raise Wrong(f"{part.json}: {error}" if part.json else str(error)) from None
 
 
-def _words(policy: Policy, sent: Any) -> Iterator[str]:
+def _words(policy: Policy, sent: Any, level: _Level, route: Route) -> Iterator[str]:
     """Yield the options of the command for a value."""
-    if kind := ROUTES[policy.name].topic.kind:      # type: ignore[union-attr]  # topics have the policy
-        yield from ("--type", kind)
-    for part, option in options_of(policy, TOPIC):
+    if route.kind:
+        yield from ("--type", route.kind)
+    for part, option in options_of(policy, level.name):
         value = sent.get(part.json) if policy.is_object else sent
         if value is None or value == []:
             continue
@@ -93,57 +121,55 @@ def _word(value: Any, unit: str) -> str:
     return json.dumps(value) + (_UNITS.get(unit, "") if value > 0 else "")
 
 
-def _command(verb: str, policy: Policy, topic: str, *words: str) -> str:
-    return shlex.join(["geminga", "admin", "topicPolicies", f"{verb}-{verb_of(policy, TOPIC)}", human.short(topic),
-                       *words])
-
-
-def _setting(policy: Policy) -> Make:
-    route = ROUTES[policy.name].topic
-    assert route is not None, policy
-
+def _setting(policy: Policy, level: _Level, route: Route) -> Make:
     async def make(ask: Asking, values: Values) -> Plan:
-        topic, sent = values["topic"], _sent(policy, values)
-        path = f"/admin/v2/{topic_path(topic)}/{route.path}"
+        place = values[level.name]
+        sent = route.implied if route.implied is not None else _sent(policy, values, level)
+        path, body = level.path(place, route.path), sent
         if route.query:
             path, body = f"{path}?{route.query}={sent}", NOTHING
-        else:
-            body = sent
-        return Plan(route.method, path, text("action.policy.effect", policy=policy.name, value=json.dumps(sent)),
-                    _command("set", policy, topic, *_words(policy, sent)), body)
+        elif route.implied is not None:
+            body = NOTHING
+        effect = text(f"action.policy.effect_{level.name}", policy=policy.name, value=json.dumps(sent))
+        return Plan(route.method, path, effect,
+                    level.command("set", policy, place, *_words(policy, sent, level, route)), body)
     return make
 
 
-def is_removable(policy: str) -> bool:
-    """Whether a topic's policy can be removed; otherwise another value can be set."""
-    route = ROUTES[policy].topic
+def is_removable(policy: str, level: str = TOPIC) -> bool:
+    """Whether a policy can be removed at a level; otherwise another value can be set."""
+    route = LEVELS[level].route(TABLE[policy])
     return route is not None and (route.removable or route.nullable)
 
 
-def _is_settable(policy: Policy) -> bool:
-    return bool(policy.where) and ROUTES[policy.name].topic is not None
+for _level in LEVELS.values():
+    for _policy in TABLE.values():
+        if _policy.where and (_route := _level.route(_policy)) is not None:
+            actions.append(Action(action_name(_policy.name, _level.name), _setting(_policy, _level, _route),
+                                  (_level.name,), _fields(_policy, _level), False, _WORDS,
+                                  f"{_policy.name}: {_policy.doc}"))
 
 
-for _policy in filter(_is_settable, TABLE.values()):
-    actions.append(Action(action_name(_policy.name), _setting(_policy), ("topic",), _fields(_policy), False, _WORDS,
-                          f"{_policy.name}: {_policy.doc}"))
+def _removing(level: _Level) -> Make:
+    async def remove(ask: Asking, values: Values) -> Plan:
+        place, policy = values[level.name], TABLE.get(values["policy"])
+        route = level.route(policy) if policy is not None else None
+        if policy is None or route is None:
+            raise Wrong(text("action.remove-policy.none"))
+        rows = await ask.get(level.questions(place))
+        row = next((row for row in rows if row["policy"] == policy.name), None)
+        if row is None or row[level.name] is None:
+            raise Wrong(text("action.remove-policy.none"))
+        weaker = NAMESPACE if level.name == TOPIC and row[NAMESPACE] is not None else "broker"
+        effect = text("action.remove-policy.effect", policy=policy.name, value=json.dumps(row[level.name]),
+                      level=text(f"topic.from_{weaker}"), next=json.dumps(row[weaker]))
+        words = ["--type", route.kind] if route.kind else []
+        path, command = level.path(place, route.remove or route.path), level.command("remove", policy, place, *words)
+        if route.removable:
+            return Plan("DELETE", path, effect, command)
+        return Plan(route.method, path, effect, command, None)
+    return remove
 
 
-@actions.named("remove-policy", "topic policy")
-async def remove(ask: Asking, values: Values) -> Plan:
-    topic, policy = values["topic"], TABLE.get(values["policy"])
-    route = ROUTES[policy.name].topic if policy is not None else None
-    if policy is None or route is None:
-        raise Wrong(text("action.remove-policy.none"))
-    rows = await ask.get(f"/ops/v1/policies/{topic_path(topic)}")
-    row = next((row for row in rows if row["policy"] == policy.name), None)
-    if row is None or row["topic"] is None:
-        raise Wrong(text("action.remove-policy.none"))
-    weaker = "namespace" if row["namespace"] is not None else "broker"
-    effect = text("action.remove-policy.effect", policy=policy.name, value=json.dumps(row["topic"]),
-                  level=text(f"topic.from_{weaker}"), next=json.dumps(row[weaker]))
-    words = ["--type", route.kind] if route.kind else []
-    path = f"/admin/v2/{topic_path(topic)}/{route.remove or route.path}"
-    if route.removable:
-        return Plan("DELETE", path, effect, _command("remove", policy, topic, *words))
-    return Plan(route.method, path, effect, _command("remove", policy, topic, *words), None)
+actions.named("remove-policy", "topic policy")(_removing(LEVELS[TOPIC]))
+actions.named("remove-namespace-policy", "namespace policy")(_removing(LEVELS[NAMESPACE]))

@@ -8,7 +8,7 @@ from geminga.supervisor.console.pages.payloads import words
 
 pages = Pages()
 CONDITIONS = "key", "property", "grep", "since", "until", "limit", "order"      # of a search, also in a page's address
-_LIMITS, _ORDERS = ("20", "100", "1000"), ("newest", "oldest")                  # the first is chosen unless another is asked
+_LIMITS, _ORDERS = ("20", "100", "1000"), ("newest", "oldest")      # the first of each is the default
 
 
 @pages.at("/console/messages", "messages.html")

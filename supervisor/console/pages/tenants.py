@@ -3,6 +3,8 @@ import asyncio
 import json
 from typing import Any
 
+from geminga.storage.catalogue.policy_table import NAMESPACE
+from geminga.supervisor.console import policy_rows
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.page import Pages, Values
 
@@ -51,14 +53,15 @@ async def tenant(ask: Asking) -> Values:
 async def namespace(ask: Asking) -> Values:
     tenant, own = ask.part("tenant"), ask.part("namespace")
     place, name = f"{ask.quoted(tenant)}/{ask.quoted(own)}", f"{tenant}/{own}"
-    kept, topics, table, subscriptions = await asyncio.gather(
+    kept, topics, table, subscriptions, policies = await asyncio.gather(
         ask.maybe(f"/admin/v2/namespaces/{place}"),
         ask.maybe(f"/admin/v2/namespaces/{place}/topics", mode="ALL"),
         ask.get(f"/ops/v1/topics/{place}", sort="backlog", limit=1_000),
-        ask.maybe(f"/ops/v1/subscriptions/{place}", limit=0))
+        ask.maybe(f"/ops/v1/subscriptions/{place}", limit=0),
+        policy_rows.policies_of(ask, name, NAMESPACE))
     rows = table["rows"]
     return {"tenant": tenant, "own": own, "namespace": name, "kept": kept,
-            "policies": policies_of(kept or {}), "grants": grants_of(name, kept or {}),
+            "policies": policies, "grants": grants_of(name, kept or {}),
             "properties": (kept or {}).get("properties", {}),
             "numbers": {"topics": table["total"] if topics is None else len(topics),
                         "subscriptions": (subscriptions or {}).get("total"),
