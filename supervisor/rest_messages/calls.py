@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from geminga.proto import names
 from geminga.workers.identity.authentication import Identity
 
 PRODUCE, RECEIVE, ACKNOWLEDGE, REFUSE = "produce", "receive", "acknowledge", "refuse"
@@ -27,6 +28,11 @@ class Call(NamedTuple):
     identity: Identity
     is_stream: bool                            # the client takes server-sent events
     last_event: str                            # id of the last one that it got, "" for none
+
+    @property
+    def only_partition(self) -> int:
+        """The partition to which everything goes: one that the path names, or the topic is one; -1: there is none."""
+        return self.partition if self.partition >= 0 else names.parse(self.topic).partition
 
     def as_text(self) -> str:
         return json.dumps(self._replace(identity=asdict(self.identity)))      # type: ignore[arg-type]

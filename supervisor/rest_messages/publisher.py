@@ -6,6 +6,7 @@ import asyncio
 from http import HTTPStatus
 from typing import NamedTuple
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition
@@ -72,7 +73,7 @@ async def _encoder(definition: Definition) -> Encoder:
 class Publisher(Producer):
     """A producer that calls share."""
 
-    __slots__ = ("_known", "_schemas", "calls", "ending", "used")
+    __slots__ = ("_known", "_partition", "_schemas", "calls", "ending", "used")
 
     def __init__(self, call: Call, name: str, schema: Definition | int, links: Links) -> None:
         visit = Visit(PRODUCER, (call.topic,), "", "", (), "", call.identity, "", b"")
@@ -81,6 +82,7 @@ class Publisher(Producer):
         super().__init__(visit, links, self.ending, parameters)
         self._known = schema                                       # of the first call
         self._schemas: dict[object, Schema] = {}
+        self._partition = names.parse(call.topic).partition        # of a topic that is a partition itself
         self.is_busy = True
         self.calls, self.used = 0, 0.0                             # under way; when the last one ended
 
@@ -151,7 +153,7 @@ class Publisher(Producer):
         turn = self._turn
         for index, message in enumerate(messages):
             lane, turn = self._lane_for(message, partition, turn)
-            outcome = Outcome(partition if lane is None else lane.partition, is_known)
+            outcome = Outcome(partition if lane is None else self._number_of(lane), is_known)
             outcomes.append(outcome)
             if lane is None:
                 outcome.refuse(_NO_PARTITION)
@@ -188,9 +190,13 @@ class Publisher(Producer):
             return self._lanes[self._parameters.hash(key) % count], turn
         return self._lanes[turn % count], (turn + 1) % count
 
+    def _number_of(self, lane: Lane) -> int:
+        """Return the number of the lane's partition, -1 for a topic that is none."""
+        return self._partition if lane.partition < 0 else lane.partition
+
     def received(self, receipt: api.CommandSendReceipt) -> None:
         lane = self._lane_of(receipt.producer_id)
         if (entry := self._taken_from(lane, receipt.sequence_id)) is not None:
             for outcome in entry.answers:
                 assert isinstance(outcome, Outcome)
-                outcome.store(receipt.message_id, lane.partition)
+                outcome.store(receipt.message_id, self._number_of(lane))

@@ -110,7 +110,7 @@ class Server:
             except Turned as error:
                 if error.code != api.TopicTerminatedError:
                     raise
-                outcomes = [Outcome(call.partition, asyncio.Event()) for _ in body.messages]
+                outcomes = [Outcome(call.only_partition, asyncio.Event()) for _ in body.messages]
                 for outcome in outcomes:
                     outcome.refuse(error.text)
                 return _published(outcomes, -1)

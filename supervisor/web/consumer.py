@@ -8,6 +8,7 @@ messages of batches that came beyond that, or while the client does not read; th
 import asyncio
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -29,7 +30,9 @@ _QUEUE_BYTES_MAX = 1 << 20      # of texts that wait; beyond, the worker is not 
 SHARING = api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared
 DUE_MAX = 100_000               # entries that wait to be delivered again
 _PERMITS_MAX = 1 << 31
-_LOOK_S = 0.25                  # least time between two looks for messages that are due
+# Least time between two looks for messages that are due, and how many more of these wait for each second more: a look
+# passes all of them, so it takes some hundredths of a core at most.
+_LOOK_S, _DUE_PER_S = 0.01, 400_000
 Key = tuple[int, int, int, int]      # number of the topic, ledger, entry, index in the batch
 
 
@@ -343,10 +346,9 @@ class Consumer(Session):
         loop = asyncio.get_running_loop()
         now = loop.time()
         due: dict[int, set[tuple[int, int]]] = {}
-        for (number, *position), by in list(self._due.items()):
-            if by <= now:
-                del self._due[number, position[0], position[1]]
-                due.setdefault(number, set()).add((position[0], position[1]))
+        self._take_due(lambda _, by: by <= now, due)
+        if self._parameters.kind not in SHARING:      # everything of a topic comes again with its first message
+            self._take_due(lambda number, _: number in due, due)
         if self._parameters.ack_timeout_ms:
             while self._unacknowledged:
                 key = next(iter(self._unacknowledged))
@@ -362,8 +364,18 @@ class Consumer(Session):
         if self._parameters.ack_timeout_ms and self._unacknowledged:
             times.append(next(iter(self._unacknowledged.values())))
         if times:
-            self._look_at(max(min(times), now + _LOOK_S))      # those that follow soon are taken together
+            # Those that follow soon are taken together. But a timer may look up to a millisecond early: a pause then
+            # would make a message late that nothing was taken together with.
+            pause = _LOOK_S + len(self._due) / _DUE_PER_S if due else 0.0
+            self._look_at(max(min(times), now + pause))
         self.taken()
+
+    def _take_due(self, is_due: Callable[[int, float], bool], due: dict[int, set[tuple[int, int]]]) -> None:
+        """Move entries to `due` whose topic and time say so."""
+        for (number, *position), by in list(self._due.items()):
+            if is_due(number, by):
+                del self._due[number, position[0], position[1]]
+                due.setdefault(number, set()).add((position[0], position[1]))
 
     def _redeliver(self, topic: Topic, positions: set[tuple[int, int]]) -> None:
         """Have entries delivered again; other types than Shared get everything that is unacknowledged, in order."""

@@ -66,9 +66,12 @@ class DeadLetters:
             origin += f":{one.batch_index}"
         message = one.message
         assert message is not None      # kept where there are dead letters
-        properties = message.properties | {"REAL_TOPIC": topic.name, "ORIGIN_MESSAGE_ID": origin}
+        # As Java's client does: a letter that died before keeps what it says about its origin.
+        properties = {"REAL_TOPIC": topic.name, "REAL_SUBSCRIPTION": self._visit.subscription,
+                      "ORIGIN_MESSAGE_ID": origin, "ORIGIN_MESSAGE_IDY_TIME": origin} | message.properties
         batch = Batch(making, 1, sequence_id)
-        batch.add(Outgoing(message.payload, About(message.key, message.is_key_base64, None, tuple(properties.items()))))
+        batch.add(Outgoing(message.payload, About(message.key, message.is_key_base64, message.ordering_key,
+                                                  tuple(properties.items()), message.event_time_ms)))
         data = batch.entry().data
         send = api.CommandSend(producer_id=self._number, sequence_id=sequence_id, num_messages=1)
         body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()

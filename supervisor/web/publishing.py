@@ -31,7 +31,7 @@ class Encryption(NamedTuple):
 
     parameter: bytes
     codec: int
-    uncompressed_size: int
+    uncompressed_size: int               # 0: that of the payload
 
 
 class Sent(NamedTuple):
@@ -55,11 +55,10 @@ def read(text: str, *, is_encrypted: bool = False) -> Sent:
         context = json.dumps(_text("context", raw))
     about = _PLAIN if fields.keys() <= _PAYLOAD_ONLY else _about(fields, context)
     payload = fields.get("payload")
-    if not isinstance(payload, str):
-        number = NOT_A_MESSAGE if payload is None else NOT_JSON
-        raise Wrong(number, "payload must be Base64", context if number == NOT_A_MESSAGE else "")
+    if payload is None:
+        raise Wrong(NOT_A_MESSAGE, "payload must be Base64", context)
     try:
-        data = base64_of(payload)
+        data = base64_of(_text("payload", payload))
     except ValueError as error:
         raise Wrong(NOT_A_MESSAGE, f"payload must be Base64: {error}", context) from None
     return Sent(Outgoing(data, about), context, _encryption(fields, context) if is_encrypted else None)
@@ -75,6 +74,7 @@ def _about(fields: Mapping[str, Any], context: str) -> About:
     if clusters is not None and not (isinstance(clusters, list) and all(isinstance(one, str) for one in clusters)):
         raise Wrong(NOT_JSON, "replicationClusters must be a list of texts")
     deliver_at, after = _moment(fields, "deliverAt"), _moment(fields, "deliverAfterMs")
+    _encryption_fields(fields)      # their types count also where nobody encrypts
     if after > 0:
         deliver_at = min(time.time_ns() // 1_000_000 + after, _TIME_MAX)
     when = fields.get("eventTime")
@@ -91,14 +91,18 @@ def _about(fields: Mapping[str, Any], context: str) -> About:
 
 def _moment(fields: Mapping[str, Any], name: str) -> int:
     """Return a number of milliseconds, 0 without one."""
-    value = fields.get(name)
-    if value is None:
-        return 0
-    if isinstance(value, str) and value.lstrip("-").isascii() and value.lstrip("-").isdigit() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _TIME_MAX:
+    said = fields.get(name)
+    value = 0 if said is None else _whole(said)
+    if value is None or abs(value) > _TIME_MAX:
         raise Wrong(NOT_JSON, f"{name} must be a number of milliseconds")
     return value
+
+
+def _whole(value: Any) -> int | None:
+    """Return a JSON value as a whole number; a text of digits is one too.  None: it is none."""
+    if isinstance(value, str) and value.lstrip("-").isascii() and value.lstrip("-").isdigit() and len(value) < 20:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _milliseconds(text: str) -> int:
@@ -131,16 +135,25 @@ def _utf8(text: str) -> str:
 
 # -- messages that the client has encrypted
 
-def _encryption(fields: Mapping[str, Any], context: str) -> Encryption:
-    """Raises Wrong."""
+def _encryption_fields(fields: Mapping[str, Any]) -> tuple[str, str | None, int | None]:
+    """Return encryptionParam, compressionType and uncompressedMessageSize.  Raises Wrong if one has a wrong type."""
     parameter, codec, size = (fields.get(name) for name in ("encryptionParam", "compressionType",
                                                             "uncompressedMessageSize"))
+    if size is not None and (size := _whole(size)) is None:
+        raise Wrong(NOT_JSON, "uncompressedMessageSize must be a whole number")
+    return ("" if parameter is None else _text("encryptionParam", parameter),
+            None if codec is None else _text("compressionType", codec), size)
+
+
+def _encryption(fields: Mapping[str, Any], context: str) -> Encryption:
+    """Raises Wrong."""
+    parameter, codec, size = _encryption_fields(fields)
     try:
-        data = base64_of(parameter) if isinstance(parameter, str) else b""
+        data = base64_of(parameter)
     except ValueError:
         raise Wrong(NOT_A_MESSAGE, "encryptionParam must be Base64", context) from None
     if (codec is None) != (size is None) or (codec is not None and codec not in _CODECS) \
-            or (size is not None and (not isinstance(size, int) or not 0 <= size < 1 << 32)):
+            or (size is not None and not 0 <= size < 1 << 32):
         raise Wrong(NOT_A_MESSAGE, "compressionType and uncompressedMessageSize come together", context)
     return Encryption(data, _CODECS[codec] if codec else api.NONE, size or 0)
 
@@ -166,7 +179,7 @@ def encrypted_entry(sent: Sent, keys: tuple[EncryptionKey, ...], producer: str, 
             held.metadata.add(key=name, value=value)
     if encryption.codec:
         metadata.compression = encryption.codec      # type: ignore[assignment]
-        metadata.uncompressed_size = encryption.uncompressed_size
+    metadata.uncompressed_size = encryption.uncompressed_size or len(sent.outgoing.payload)
     raw = metadata.SerializeToString()
     return frames.with_checksum(b"".join((frames.SIZE.pack(len(raw)), raw, sent.outgoing.payload)))
 

@@ -5,6 +5,8 @@ import uuid
 
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+
 from ..harness import eventually, partitioned_topic, request, unique_topic
 from .sockets import Sockets, path_of
 
@@ -203,15 +205,30 @@ def test_a_message_redelivered_too_often_is_a_dead_letter(sockets, broker):
     topic = unique_topic()
     dead = sockets.consumer(f"{topic}-s-DLQ", "dead")
     consumer = sockets.consumer(topic, "s", subscriptionType="Shared", maxRedeliverCount="1", **SOON)
-    sockets.producer(topic).publish(b"x", key="k", properties={"a": "b"})
+    when = "2024-02-03T04:05:06.789Z"
+    sockets.producer(topic).publish(b"x", key="k", properties={"a": "b"}, eventTime=when)
     for count in (0, 1):
         message = consumer.message()
         assert message["redeliveryCount"] == count
         consumer.send(type="negativeAcknowledge", messageId=message["messageId"])
-    letter = dead.message()
-    assert (letter["data"], letter["key"], letter["properties"]["a"]) == (b"x", "k", "b")
-    assert letter["properties"]["REAL_TOPIC"] == topic
+    letter, place = dead.message(), api.MessageIdData.FromString(base64.b64decode(message["messageId"]))
+    origin = f"{place.ledgerId}:{place.entryId}:-1"
+    assert (letter["data"], letter["key"], letter["eventTime"]) == (b"x", "k", when)
+    assert letter["properties"] == {"a": "b", "REAL_TOPIC": topic, "REAL_SUBSCRIPTION": "s",
+                                    "ORIGIN_MESSAGE_ID": origin, "ORIGIN_MESSAGE_IDY_TIME": origin}
     eventually(lambda: backlog(broker, topic) == 0, 10)
+
+
+def test_a_letter_that_dies_again_keeps_what_it_says_of_its_origin(sockets):
+    """Java's client does so too: redrives find the topic where a message began."""
+    topic = unique_topic()
+    dead = sockets.consumer(f"{topic}-s-DLQ", "dead")
+    consumer = sockets.consumer(topic, "s", subscriptionType="Shared", maxRedeliverCount="1", **SOON)
+    sockets.producer(topic).publish(b"x", properties={"REAL_TOPIC": "first", "ORIGIN_MESSAGE_ID": "1:2:-1"})
+    for _ in range(2):
+        consumer.send(type="negativeAcknowledge", messageId=consumer.message()["messageId"])
+    told = dead.message()["properties"]
+    assert (told["REAL_TOPIC"], told["REAL_SUBSCRIPTION"], told["ORIGIN_MESSAGE_ID"]) == ("first", "s", "1:2:-1")
 
 
 def test_partitions_are_consumed_as_one_topic(sockets, broker):

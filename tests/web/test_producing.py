@@ -40,6 +40,24 @@ def test_a_wrong_text_has_its_error_and_the_connection_stays(sockets, text, numb
     assert producer.publish(b"x", context="1")
 
 
+@pytest.mark.parametrize(("fields", "result"), [
+    ({"payload": 5}, "send-error:7"), ({"payload": 1.5}, "send-error:7"), ({}, "send-error:7"),
+    ({"payload": None}, "send-error:7"), ({"payload": "!"}, "send-error:7"), ({"payload": True}, "ok"),
+    ({"payload": "eA==", "eventTime": 5}, "send-error:7"), ({"payload": "eA==", "key": 5}, "ok"),
+    ({"payload": ["eA=="]}, "send-error:3"), ({"payload": "eA==", "properties": 5}, "send-error:3"),
+    ({"payload": "eA==", "uncompressedMessageSize": "x"}, "send-error:3"),
+    ({"payload": "eA==", "uncompressedMessageSize": "7"}, "ok"),
+    ({"payload": "eA==", "compressionType": {}}, "send-error:3"),
+    ({"payload": "eA==", "encryptionParam": []}, "send-error:3"),
+    ({"payload": "eA==", "deliverAt": []}, "send-error:3")])
+def test_an_answer_has_the_context_unless_a_field_has_no_type_of_its_own(sockets, fields, result):
+    """As in Pulsar numbers and truth values are texts, and a text with a field of another type was not read at all."""
+    producer = sockets.producer(unique_topic())
+    producer.send(context="c", **fields)
+    answer = producer.receive()
+    assert (answer["result"], answer.get("context")) == (result, None if result == "send-error:3" else "c")
+
+
 def test_a_message_says_to_which_clusters_it_goes(sockets, broker):
     """Messages that go to other clusters than those before them do not join these in an entry."""
     topic = unique_topic()
@@ -135,6 +153,11 @@ def test_a_client_may_encrypt_by_itself(sockets, broker):
         "keys": {"k": {"keyValue": keys["k"]["keyValue"], "metadata": {"v": "1"}}},
         "param": base64.b64encode(b"iv").decode(), "compressionType": "LZ4", "uncompressedMessageSize": 99,
         "batchSize": None}
+    for said, size in (({}, 6), ({"compressionType": "NONE", "uncompressedMessageSize": 0}, 6),
+                       ({"compressionType": "NONE", "uncompressedMessageSize": 9}, 9)):
+        own.publish(b"cipher", **said)
+        told = consumer.message()["encryptionContext"]
+        assert (told["compressionType"], told["uncompressedMessageSize"]) == ("NONE", size)
     sockets.producer(topic).publish(b"plain")
     assert failing.message()["data"] == discarding.message()["data"] == b"plain"
 

@@ -216,6 +216,7 @@ def test_a_partition_may_be_named(rest, broker):
     topic = partitioned_topic(broker.http_url, 2)
     [one] = rest.produce(topic, [{"payload": "x", "key": "k"}], "/partitions/1")[1]["messagePublishResults"]
     assert one["messageId"].endswith(":1") and rest.stored(f"{topic}-partition-1")[0]["payload"] == "x"
+    assert rest.publish(f"{topic}-partition-1", "y")[0].endswith(":1")      # by its full name, too
     for place, number in ((topic, 7), (rest.topic(), 0)):
         status, answer = rest.produce(place, [{"payload": "x"}], f"/partitions/{number}")
         [one] = answer["messagePublishResults"]
