@@ -9,6 +9,9 @@
     chunks.py            messages that were sent in chunks
     source.py            a data source of Spark
     typed.py             payloads -> values of their topic's schema
+    shapes.py            definitions -> types of columns, and the type that holds the values of several
+    avro_values.py       payloads of Avro -> values, within bounds
+    json_values.py       payloads of JSON -> values, with all their digits
     compaction.py        the compaction of one partition: sources, chunked messages, the folder of its view
     key_scan.py          first pass of a compaction: the newest message of each key
     view_writer.py       second pass of a compaction: the ledgers of a view with these messages

@@ -4,38 +4,31 @@ Avro messages are read with the version they were written with. A message withou
 does not fit, without a value, or encrypted, has the value null. Types that Arrow lacks, such as unions of several
 types, become JSON text. JSON values stay as they are: dates are the numbers that Avro's definitions make of them.
 """
-import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import fastavro
 import pyarrow as pa
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
-from geminga.storage.jobs import confirmed
+from geminga.storage.jobs import avro_values, confirmed, json_values, shapes
+from geminga.storage.jobs.avro_values import Walk, without_logical_types
 from geminga.storage.jobs.entry_blocks import ReportDamage
+from geminga.storage.jobs.shapes import Fit, NoSchema
 from geminga.storage.schemas import registry
+from geminga.storage.schemas.plain_values import Unfit
 
-_PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
-               "double": pa.float64(), "bytes": pa.binary(), "string": pa.string()}
-_LOGICAL = {"date": pa.date32(),
-            "timestamp-millis": pa.timestamp("us", "UTC"), "timestamp-micros": pa.timestamp("us", "UTC"),
-            "local-timestamp-millis": pa.timestamp("us"), "local-timestamp-micros": pa.timestamp("us")}
-NOT_FITTING = pa.ArrowException, OverflowError, ValueError, TypeError      # what Arrow raises for values of other types
-SHOWN_MAX = 200       # characters of an error that are reported
-
+# What Arrow raises for values of other types.
+NOT_FITTING = pa.ArrowException, OverflowError, ValueError, TypeError, MemoryError
+_SHOWN_MAX = 200      # characters of a reason that are reported
+_LARGE = "its value needs too much memory"
 _UNFIT = "a value is not of its schema"
 
-Fit = Callable[[Any], Any]
-Parsed: TypeAlias = dict[str, Any]      # a definition as fastavro has parsed it
-
-
-class NoSchema(ValueError):
-    """Error: the topics have no common schema by which values could be typed."""
+Parsed: TypeAlias = dict[str, Any]      # a definition, as its author wrote it
+Read = Callable[[bytes], Any]           # payload -> value.  Raises Unfit
 
 
 @dataclass
@@ -46,53 +39,77 @@ class Values:
     newest: Parsed
     versions: dict[str, dict[bytes, Parsed]]         # topic -> schema_version of messages -> definition
 
-    def shape(self) -> tuple[pa.StructType, Fit]:
-        """Return (Arrow type of the topics' values, function that converts a parsed value to it)."""
-        return shape_of(self.newest, self.kind == api.Schema.Avro)
-
     @property
     def type(self) -> pa.StructType:
-        return self.shape()[0]
+        """Arrow type of the topics' values."""
+        return shapes.shape_of(self.newest, is_avro=self.kind == api.Schema.Avro).kind
 
     def of(self, batch: pa.RecordBatch, topic: str, report: ReportDamage) -> pa.Array:
         """Return the values of an Arrow batch's payloads as an Arrow array.
 
         The batch must have the columns payload, schema_version, is_encrypted and null_value.
         """
-        (kind, fit), versions = self.shape(), self.versions.get(topic, {})
+        read = self._reader(self.versions.get(topic, {}))
         columns = (batch[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
-        values = [None if hidden or null else self._read(payload, versions.get(version), fit, report)
+        values = [None if hidden or null else _told(read, payload, version, report)
                   for payload, version, hidden, null in zip(*columns, strict=True)]
-        return as_array(values, kind, lambda at, error: report(f"{_UNFIT}: {str(error)[:SHOWN_MAX]}"))
+        return as_array(values, self.type, lambda at, reason: report(f"{_UNFIT}: {reason}"))
 
-    def _read(self, payload: bytes, version: Parsed | None, fit: Fit, report: ReportDamage) -> Any:
-        """Return the value of one payload, None if the payload does not match its schema."""
-        try:
-            if self.kind == api.Schema.Json:
-                return fit(json.loads(payload))
-            if version is None:
+    def _reader(self, versions: dict[bytes, Parsed]) -> Callable[[bytes, bytes | None], Any]:
+        """Return the function that reads a payload of a version; None for a version that is not known."""
+        shape = shapes.shape_of(self.newest, is_avro=self.kind == api.Schema.Avro)
+        if self.kind == api.Schema.Json:
+            read = json_values.reader(shape)
+            return lambda payload, version: read(payload)
+        newest = without_logical_types(self.newest)
+        fit: Fit = avro_values.fit_of(shape) or shapes.same
+        known = {version: (Walk(one), without_logical_types(one)) for version, one in versions.items()}
+
+        def read_version(payload: bytes, version: bytes | None) -> Any:
+            if version is None or version not in known:
                 return None
-            return fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
-        except Exception as error:      # a payload may make the libraries raise anything
-            report(f"{_UNFIT}: {said(error)}")
-            return None
+            walk, plain = known[version]
+            return fit(walk.decoded(payload, plain, newest))
+        return read_version
 
 
-def said(error: Exception) -> str:
-    """Return the type of an error and its text, of which a report shows the first SHOWN_MAX characters."""
-    return f"{type(error).__name__}: {str(error)[:SHOWN_MAX]}"
+def _told(read: Callable[[bytes, bytes | None], Any], payload: bytes, version: bytes | None,
+          report: ReportDamage) -> Any:
+    """Return the value of one payload, None if the payload does not match its schema."""
+    try:
+        return read(payload, version)
+    except Exception as error:      # a payload may make the libraries raise anything
+        report(f"{_UNFIT}: {reason_of(error)}")
+        return None
 
 
-def as_array(values: list[Any], kind: pa.DataType, complain: Callable[[int, Exception], None]) -> pa.Array:
+def reason_of(error: Exception) -> str:
+    """Return why a payload was not read, for people who do not know this program."""
+    match error:
+        case Unfit() | registry.InvalidSchema():
+            return str(error)[:_SHOWN_MAX]
+        case RecursionError():
+            return "it is nested too deeply"
+        case MemoryError():
+            return _LARGE
+        case UnicodeDecodeError():
+            return f"its text is not UTF-8 at byte {error.start}"
+        case OverflowError():
+            return "its value is out of range"
+    return "its bytes are no value of its schema"
+
+
+def as_array(values: list[Any], kind: pa.DataType, complain: Callable[[int, str], None]) -> pa.Array:
     """Return values (n,) as an Arrow array, with null in place of each that the type cannot hold.
 
-    complain: called with the number and the error of such a value.
+    complain: called with the number of such a value, and the reason.
     """
     def fitting(at: int, value: Any) -> Any:
         try:
             pa.array([value], kind)
         except NOT_FITTING as error:
-            complain(at, error)
+            is_large = isinstance(error, MemoryError | pa.lib.ArrowCapacityError)
+            complain(at, _LARGE if is_large else shapes.misfit(value, kind) or reason_of(error))
             return None
         return value
     try:
@@ -129,12 +146,13 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
 
 
 def definition_of(data: bytes) -> Any:
-    """Return a definition as fastavro parses it.  Raises NoSchema, whose text goes on behind "the schema"."""
+    """Return a definition that fastavro takes, as its author wrote it.  Raises NoSchema."""
     try:
-        return fastavro.parse_schema(json.loads(data))
-    except (ValueError, KeyError, TypeError, RecursionError,
-            fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-        raise NoSchema(f"is not Avro's: {str(error)[:SHOWN_MAX]}") from None
+        definition = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NoSchema(f"its schema is not Avro's: {str(error)[:_SHOWN_MAX]}") from None
+    without_logical_types(definition)
+    return definition
 
 
 def with_aliases(newest: Parsed, others: Iterable[Any]) -> Parsed:
@@ -149,69 +167,9 @@ def with_aliases(newest: Parsed, others: Iterable[Any]) -> Parsed:
 def _parsed(data: bytes, topic: TopicName) -> Parsed:
     try:
         definition = definition_of(data)
+        shapes.shape_of(definition, is_avro=True)
     except NoSchema as error:
-        raise NoSchema(f"option typed: the schema of {topic} {error}") from None
+        raise NoSchema(f"option typed: {topic}: {error}") from None
     if not isinstance(definition, dict) or definition.get("type") != "record":
         raise NoSchema(f"option typed: the schema of {topic} is no record")
     return definition
-
-
-# -- types
-
-def shape_of(schema: Parsed, is_avro: bool) -> tuple[pa.DataType, Fit]:
-    """Return (Arrow type of a definition that fastavro has parsed, function that converts a parsed value to it).
-
-    is_avro: whether logical types count; in JSON values they do not.
-    """
-    return _shape(schema, is_avro, {}, ())
-
-
-def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
-    """Return (Arrow type of an Avro schema, function that converts a value to it).
-
-    named: definitions seen so far, by name.  inside: names of the enclosing records; a recursive one is JSON text.
-    """
-    if isinstance(schema, list):
-        rest = [one for one in schema if one not in ("null", {"type": "null"})]
-        return _shape(rest[0], is_avro, named, inside) if len(rest) == 1 else (pa.string(), _text)
-    if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return _PRIMITIVES[schema], _same
-        if schema not in named or schema in inside:
-            return pa.string(), _text
-        return _shape(named[schema], is_avro, named, inside)
-    kind, logical = schema["type"], schema.get("logicalType") if is_avro else None
-    if "name" in schema:
-        named[schema["name"]] = schema
-    if logical in _LOGICAL:
-        return _LOGICAL[logical], _same
-    if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0)), _same
-    if logical is not None:
-        return pa.string(), _text
-    if kind == "record" and not schema["fields"]:      # Parquet has no struct without fields
-        return pa.string(), _text
-    if kind == "record":
-        fields = {one["name"]: _shape(one["type"], is_avro, named, (*inside, schema["name"]))
-                  for one in schema["fields"]}
-        return pa.struct([(name, inner) for name, (inner, _) in fields.items()]), \
-            lambda value: value if value is None else {
-                name: fit(value.get(name)) for name, (_, fit) in fields.items()}
-    if kind == "array":
-        inner, fit = _shape(schema["items"], is_avro, named, inside)
-        return pa.list_(inner), lambda value: value if value is None else [fit(one) for one in value]
-    if kind == "map":
-        inner, fit = _shape(schema["values"], is_avro, named, inside)
-        return pa.map_(pa.string(), inner), \
-            lambda value: value if value is None else [(key, fit(one)) for key, one in value.items()]
-    if kind in ("enum", "fixed"):
-        return (pa.string() if kind == "enum" else pa.binary()), _same
-    return _shape(kind, is_avro, named, inside)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _text(value: Any) -> Any:
-    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)

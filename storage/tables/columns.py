@@ -60,21 +60,27 @@ def schema_of(values: Values) -> pa.Schema:
     return pa.schema([*OWN, *(named if not values.is_raw else values.schema)])
 
 
-def rows_of(batch: pa.RecordBatch, partition: int | None, values: Values, schema: pa.Schema
+def rows_of(batch: pa.RecordBatch, partition: int | None, values: Values, schema: pa.Schema, refused: str = ""
             ) -> tuple[pa.RecordBatch, pa.RecordBatch, list[Rejected]]:
     """Return (rows of the table, rows of the table of rejected messages, the rejected messages).
 
     batch: messages with the columns READ.  partition: the number of their partition, if their topic has some.
+    refused: why no payload is to be read.
     """
     own = _own(batch, partition)
     encrypted = batch["is_encrypted"].to_numpy(zero_copy_only=False)
     is_null = batch["null_value"].to_numpy(zero_copy_only=False)
     payloads = batch["payload"]
-    skipped = encrypted | is_null
+    skipped = encrypted | is_null | bool(refused)
     if not values.is_raw:
-        skipped |= pc.equal(pc.binary_length(payloads), 0).to_numpy(zero_copy_only=False)
+        is_empty = pc.equal(pc.binary_length(payloads), 0).to_numpy(zero_copy_only=False)
+        if values.takes_empty:      # but for a message without a schema, whose sender knew of no value without bytes
+            is_empty &= batch["schema_version"].is_null().to_numpy(zero_copy_only=False)
+        skipped |= is_empty
     columns, reasons = values.read(payloads, batch["schema_version"], skipped)
     reasons |= dict.fromkeys(np.flatnonzero(encrypted).tolist(), ENCRYPTED)
+    if refused:
+        reasons |= dict.fromkeys(range(len(batch)), refused)
     rows = pa.RecordBatch.from_arrays([*own, *columns], schema=schema)
     if not reasons:
         return rows, _NOTHING, []

@@ -11,6 +11,7 @@ import math
 import secrets
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -28,7 +29,7 @@ from geminga.storage.jobs import confirmed, nightly
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.engines import OutOfTime, Tell
 from geminga.storage.jobs.nightly import Engine
-from geminga.storage.jobs.typed import NoSchema
+from geminga.storage.jobs.shapes import NoSchema
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.tables import columns, values, writing
@@ -43,6 +44,7 @@ _ROUND_BYTES = 2 << 30               # of entries: all that a killed night does 
 _SMALL_BYTES, _MERGED_BYTES = 32 << 20, 256 << 20      # files that are merged, and what they become
 _MERGE_MIN = 8                       # small files of a day that are worth it
 _LINES_MAX = 100                     # in a table's report
+_TEXT_MAX = 500                      # characters of a library's error
 
 # (partition id, topic, position up to which all is in a table) -> None, or why the partition's owner does not know it.
 Exported = Callable[[int, str, Position], str | None]
@@ -171,7 +173,7 @@ def _plan(data_dir: Path, wanted: Wanted, open_table: Open, settle: Settle, cata
                 new = _messages(data_dir, partition_id, name, behind, settle)
             if new is not None:
                 planned.partitions.append(new)
-    except (CannotExport, NoSchema, CorruptFile, OSError) as error:
+    except Exception as error:      # of this topic: others are exported
         planned.error = _text(error)
     return planned
 
@@ -212,7 +214,13 @@ def _compacted(data_dir: Path, partition_id: int, name: TopicName, behind: Posit
 
 
 def _text(error: Exception) -> str:
-    return text_of(error) if isinstance(error, OSError) else str(error)
+    """Return the text of an error that ends one table.  A stranger one is logged too: it is a fault of this program."""
+    if isinstance(error, OSError):
+        return text_of(error)
+    if isinstance(error, CannotExport | NoSchema | CorruptFile):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {str(error)[:_TEXT_MAX]}"
 
 
 # -- the run
@@ -253,7 +261,7 @@ def _recover(planned: Planned) -> None:
     try:
         if planned.table is not None and not planned.error:
             planned.table.recover()
-    except (CannotExport, OSError) as error:
+    except Exception as error:
         planned.error = _text(error)
 
 
@@ -306,12 +314,18 @@ def _round(data_dir: Path, pieces: list[_Piece], scratch: Path, engine: Engine, 
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     by_table = [(planned, list(some)) for planned, some in itertools.groupby(pieces, attrgetter("planned"))]
-    sources = [_source(data_dir, planned, some, scratch, token) for planned, some in by_table]
-    tasks = [(number, stretches) for number, (_, some) in enumerate(by_table) for stretches in _tasks(some)]
+    sources, ready = [], []
+    for planned, some in by_table:
+        try:
+            sources.append(_source(data_dir, planned, some, scratch, token))
+            ready.append((planned, some))
+        except Exception as error:      # of this topic: others are exported
+            planned.error = _text(error)
+    tasks = [(number, stretches) for number, (_, some) in enumerate(ready) for stretches in _tasks(some)]
     weights = _weights(pieces)
     results = engine.each(_Write(sources, tasks), len(tasks), tell, EXPORTING,
                           [sum(weights[one] for one in stretches) for _, stretches in tasks], ends)
-    for number, (planned, some) in enumerate(by_table):
+    for number, (planned, some) in enumerate(ready):
         written = [result for (of, _), result in zip(tasks, results, strict=True) if of == number]
         _finish(planned, some, written, token, exported)
 
@@ -325,7 +339,7 @@ class _Write:
 
     def __call__(self, number: int) -> Written:
         of, stretches = self.tasks[number]
-        return writing.write(self.sources[of], number, stretches)
+        return writing.write_apart(self.sources[of], number, stretches)
 
 
 def _source(data_dir: Path, planned: Planned, pieces: list[_Piece], scratch: Path, token: str) -> Source:
@@ -383,7 +397,7 @@ def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], toke
             planned.wanted.content == COMPACTED) else []
         table.stage(token, files)
         table.commit(token, ends, added, removed, columns.schema_of(planned.values))
-    except (CannotExport, OSError) as error:
+    except Exception as error:
         planned.error = _text(error)
         for path, _ in files:
             path.unlink(missing_ok=True)
@@ -414,7 +428,7 @@ def _merge_small(tables: list[Planned], scratch: Path, engine: Engine, ends: flo
                 _merge(planned, table, group, scratch, engine, ends)
         except OutOfTime:
             return
-        except (CannotExport, OSError, pa.ArrowException) as error:
+        except Exception as error:
             planned.error = f"its files are not merged: {_text(error)}"
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
 
-from geminga.storage.jobs.typed import NoSchema
+from geminga.storage.jobs.shapes import FIELDS_MAX, NoSchema, joined, same, widening
 from geminga.storage.schemas import protobuf_rules
+from geminga.storage.schemas.plain_values import Unfit
 from geminga.storage.tables.forms import Read
 
 _F = FieldDescriptor
@@ -30,29 +32,47 @@ def descriptor(data: bytes) -> Descriptor:
 
 
 def kind_of(roots: Iterable[Descriptor]) -> pa.StructType:
-    """Return the Arrow type with the fields of all versions; the first version that has a field gives its type."""
-    found: dict[str, pa.DataType] = {}
-    for root in roots:
-        for one in root.fields:
-            if one.name not in found:
-                found[one.name] = _type(one, ())
-    return pa.struct(list(found.items()))
+    """Return the Arrow type that holds the messages of all versions, in the order of their fields.  Raises NoSchema."""
+    first, *others = [own_kind(root) for root in roots]
+    for other in others:
+        first = joined(first, other)
+    return first
 
 
-def reader(root: Descriptor) -> Read:
-    """Return the function that reads messages of a descriptor."""
-    kind = message_factory.GetMessageClass(root)
-    return lambda payload: _value(kind.FromString(payload), ())
+def own_kind(root: Descriptor) -> pa.StructType:
+    """Return the Arrow type of a descriptor's messages.  Raises NoSchema."""
+    left = [FIELDS_MAX]
+    return pa.struct([(one.name, _type(one, (), left)) for one in root.fields])
+
+
+def reader(root: Descriptor, kind: pa.DataType) -> Read:
+    """Return the function that reads messages of a descriptor as values of a type, `joined` with its own."""
+    message = message_factory.GetMessageClass(root)
+    wider = widening(own_kind(root), kind) or same
+
+    def read(payload: bytes) -> Any:
+        try:
+            parsed = message.FromString(payload)
+        except DecodeError:
+            raise Unfit(f"its bytes are no message {root.full_name}") from None
+        return wider(_value(parsed, ()))
+    return read
 
 
 def _is_map(one: FieldDescriptor) -> bool:
     return one.message_type is not None and one.message_type.GetOptions().map_entry
 
 
-def _type(one: FieldDescriptor, inside: tuple[str, ...]) -> pa.DataType:
-    """Return the Arrow type of a field.  inside: the enclosing messages; a recursive one is bytes of the wire."""
+def _type(one: FieldDescriptor, inside: tuple[str, ...], left: list[int]) -> pa.DataType:
+    """Return the Arrow type of a field.  Raises NoSchema.
+
+    inside: the enclosing messages; a recursive one is bytes of the wire.  left: the number of fields that may follow.
+    """
+    left[0] -= 1
+    if left[0] < 0:
+        raise NoSchema(f"its schema has more than {FIELDS_MAX:,} fields")
     if one.message_type is not None and _is_map(one):
-        key, value = (_type(one.message_type.fields_by_name[name], inside) for name in ("key", "value"))
+        key, value = (_type(one.message_type.fields_by_name[name], inside, left) for name in ("key", "value"))
         return pa.map_(key, value)
     if one.message_type is None:
         is_bytes = one.cpp_type == _F.CPPTYPE_STRING and one.type == _F.TYPE_BYTES
@@ -61,7 +81,7 @@ def _type(one: FieldDescriptor, inside: tuple[str, ...]) -> pa.DataType:
         kind = pa.binary()
     else:
         within = (*inside, one.message_type.full_name)
-        kind = pa.struct([(other.name, _type(other, within)) for other in one.message_type.fields])
+        kind = pa.struct([(other.name, _type(other, within, left)) for other in one.message_type.fields])
     return pa.list_(kind) if one.is_repeated else kind
 
 

@@ -4,18 +4,15 @@ A record's fields become columns: those of the newest version, and behind them f
 Other schemas become one column, `value`; pairs become `key` and `value`. A topic without a schema keeps its payloads as
 they are, in `_payload`.
 
-Avro messages are read with the version that they were written with. JSON is parsed by Arrow, many messages at once
-where all of them fit; otherwise, and for types that Arrow's parser lacks, one by one. The reason why a payload does not
-fit is given to the caller, and its row is null.
+A column has one type, which holds the values of all versions (shapes.py). Avro and Protobuf messages are read with the
+version that they were written with. JSON is parsed by Arrow, many messages at once where all of them fit; otherwise,
+and for types that Arrow's parser lacks, one by one. The reason why a payload does not fit is given to the caller, and
+its row is null.
 """
-import io
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +21,9 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
-from geminga.storage.jobs import typed
-from geminga.storage.jobs.typed import NoSchema
+from geminga.storage.jobs import avro_values, json_values, shapes
+from geminga.storage.jobs.shapes import NoSchema, Shape
+from geminga.storage.jobs.typed import definition_of
 from geminga.storage.schemas import plain_values, registry
 from geminga.storage.schemas.registry import Definition
 from geminga.storage.tables import protobuf_values
@@ -42,8 +40,11 @@ _MOMENT = pa.timestamp("us", "UTC")
 _PLAIN: dict[int, pa.DataType] = {
     S.Bool: pa.bool_(), S.Int8: pa.int32(), S.Int16: pa.int32(), S.Int32: pa.int32(), S.Int64: pa.int64(),
     S.Float: pa.float32(), S.Double: pa.float64(), S.Date: _MOMENT, S.Timestamp: _MOMENT, S.Instant: _MOMENT,
-    S.Time: pa.time64("us"), S.LocalDate: pa.date32(), S.LocalTime: pa.time64("us"),
-    S.LocalDateTime: pa.timestamp("us")}
+    S.Time: pa.string(), S.LocalDate: pa.date32(), S.LocalTime: pa.string(), S.LocalDateTime: pa.timestamp("us")}
+# Times of day are text: Spark reads no file that has a column of them.
+_READERS: dict[int, Read] = plain_values.READERS | {
+    S.Time: lambda payload: shapes.time_text(1_000 * plain_values.milliseconds_of_day(payload)),
+    S.LocalTime: lambda payload: shapes.time_text(0, plain_values.nanoseconds_of_day(payload))}
 
 
 @dataclass
@@ -75,6 +76,11 @@ class Values:
     def schema(self) -> pa.Schema:
         """Arrow schema of the columns.  Raises NoSchema if the topic's schema cannot be a table."""
         return self._form.schema
+
+    @property
+    def takes_empty(self) -> bool:
+        """Whether a payload without bytes is a value, and not the absence of one."""
+        return self.is_raw or self._form.takes_empty
 
     @property
     def is_raw(self) -> bool:
@@ -119,98 +125,64 @@ def form_of(newest: Definition, versions: dict[bytes, Definition]) -> Form:
     if kind in _RAW_KINDS:
         return Form(pa.schema([(RAW, pa.binary())]))
     if kind == S.String:
-        return Text(pa.schema([(VALUE, pa.string())]))
+        return Text()
     if kind in (S.Json, S.Avro):
         return _record(newest, versions)
     if kind == S.ProtobufNative:
         roots = {version: protobuf_values.descriptor(one.data) for version, one in versions.items()}
         newest_root = protobuf_values.descriptor(newest.data)
-        readers = {version: protobuf_values.reader(root) for version, root in roots.items()}
-        return OneByOne(protobuf_values.kind_of((newest_root, *reversed(roots.values()))), readers)
+        kind_of_all = protobuf_values.kind_of((newest_root, *reversed(roots.values())))
+        readers = {version: protobuf_values.reader(root, kind_of_all) for version, root in roots.items()}
+        return OneByOne(kind_of_all, readers, takes_empty=True)
     if kind == S.KeyValue:
         return _pair(newest, versions)
     if kind not in _PLAIN:
         raise NoSchema(f"schemas of type {registry.TYPES[kind]} cannot be tables")
-    return OneByOne(_PLAIN[kind], plain_values.READERS[kind])
+    return OneByOne(_PLAIN[kind], _READERS[kind])
 
 
 # -- Avro's definitions, of AVRO and JSON
 
 def _record(newest: Definition, versions: dict[bytes, Definition]) -> Form:
     """Return the form of Avro and JSON values, with the fields of all versions."""
-    whole, parsed = _merged(_parsed(newest.data), {version: _parsed(one.data) for version, one in versions.items()})
-    is_avro = newest.kind == S.Avro
-    kind, fit = typed.shape_of(whole, is_avro)
+    definitions = {version: definition_of(one.data) for version, one in versions.items()}
+    last, is_avro = definition_of(newest.data), newest.kind == S.Avro
+    names = {version: _new_names(one, last) if is_avro else {} for version, one in definitions.items()}
+    all_shapes = [shapes.shape_of(last, is_avro=is_avro), *(
+        _renamed(shapes.shape_of(one, is_avro=is_avro), names[version])
+        for version, one in reversed(definitions.items()))]
+    whole = shapes.joined_shapes(all_shapes)
     if is_avro:
-        return OneByOne(kind, {version: _avro_reader(one, whole, fit) for version, one in parsed.items()})
-    is_plain = pa.types.is_struct(kind) and bool(len(kind)) and _is_plain(whole)
-    return (Json if is_plain else OneByOne)(kind, _json_reader(kind, fit))
+        return OneByOne(whole.kind, {version: avro_values.reader(one, whole.kind, names[version])
+                                     for version, one in definitions.items()})
+    return (Json if whole.type == "record" and _is_plain(whole) else OneByOne)(whole.kind, json_values.reader(whole))
 
 
-def _json_reader(kind: pa.DataType, fit: Callable[[Any], Any]) -> Read:
-    def read(payload: bytes) -> Any:
-        value = json.loads(payload)
-        if pa.types.is_struct(kind) and not isinstance(value, dict | None):
-            raise ValueError("it is no JSON object")
-        return fit(value)
-    return read
+def _new_names(older: Any, newest: Any) -> dict[str, str]:
+    """Return {name of an older record's field: its name in the newest}, for fields that have another one by an alias.
+    """
+    if not all(isinstance(one, dict) and one.get("type") == "record" for one in (older, newest)):
+        return {}
+    present = {one["name"] for one in newest["fields"]}
+    aliases = {alias: one["name"] for one in newest["fields"] for alias in one.get("aliases", ())}
+    had = {one["name"] for one in older["fields"]}
+    return {name: aliases[name] for name in had if name not in present and aliases.get(name, name) not in had}
 
 
-def _avro_reader(writer: Any, reader: Any, fit: Callable[[Any], Any]) -> Read:
-    def read(payload: bytes) -> Any:
-        stream = io.BytesIO(payload)
-        value = fit(fastavro.schemaless_reader(stream, writer, reader))
-        if stream.read(1):
-            raise ValueError("there are bytes behind its value")
-        return value
-    return read
+def _renamed(shape: Shape, names: dict[str, str]) -> Shape:
+    """Return the shape of a record whose fields have other names."""
+    if not names:
+        return shape
+    fields = {names.get(name, name): inner for name, inner in shape.fields.items()}
+    return Shape(pa.struct([(name, inner.kind) for name, inner in fields.items()]), shape.type, fields=fields)
 
 
-def _parsed(data: bytes) -> Any:
-    """Return a definition, of which fastavro can make sense, as its author wrote it.  Raises NoSchema."""
-    try:
-        typed.definition_of(data)
-    except NoSchema as error:
-        raise NoSchema(f"its schema {error}") from None
-    return json.loads(data)
-
-
-def _merged(newest: Any, versions: dict[bytes, Any]) -> tuple[Any, dict[bytes, Any]]:
-    """Return (a definition with the fields of all versions, the versions), as fastavro has parsed them."""
-    if isinstance(newest, dict) and newest.get("type") == "record":
-        fields, seen = list(newest["fields"]), {one["name"].lower() for one in newest["fields"]}
-        for one in reversed(versions.values()):
-            for older in one["fields"] if isinstance(one, dict) and one.get("type") == "record" else ():
-                if older["name"].lower() not in seen:
-                    seen.add(older["name"].lower())
-                    fields.append({"name": older["name"], "type": _optional(older["type"]), "default": None})
-        newest = typed.with_aliases(newest | {"fields": fields}, versions.values())
-    try:
-        return fastavro.parse_schema(newest), {version: fastavro.parse_schema(one) for version, one in versions.items()}
-    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-        raise NoSchema(f"the versions of its schema cannot be one table: {typed.said(error)}") from None
-
-
-def _optional(kind: Any) -> list[Any]:
-    return ["null", *(one for one in (kind if isinstance(kind, list) else [kind]) if one != "null")]
-
-
-def _is_plain(schema: Any) -> bool:
-    """Whether Arrow's parser of JSON reads values of an Avro schema as json.loads and typed.shape_of do."""
-    if isinstance(schema, list):
-        rest = [one for one in schema if one != "null"]
-        return len(rest) == 1 and _is_plain(rest[0])
-    if isinstance(schema, str):
-        return schema in ("boolean", "int", "long", "float", "double", "string")
-    match schema["type"]:
-        case "record":
-            return bool(schema["fields"]) and all(_is_plain(one["type"]) for one in schema["fields"])
-        case "array":
-            return _is_plain(schema["items"])
-        case "enum":
-            return True
-        case inner:
-            return _is_plain(inner)
+def _is_plain(shape: Shape) -> bool:
+    """Whether Arrow's parser of JSON reads values of a shape as json_values does, or fails."""
+    if shape.type in ("record", "array"):
+        inner = shape.fields.values() if shape.item is None else (shape.item,)
+        return all(map(_is_plain, inner))
+    return shape.type in ("boolean", "int", "long", "float", "double", "string", "enum")
 
 
 # -- pairs
@@ -220,30 +192,41 @@ def _pair(newest: Definition, versions: dict[bytes, Definition]) -> Form:
 
     With separated halves the payload is the value, and the key is the message's.
     """
-    kinds = [kind for kind, _ in _halves_of(newest)]
-    halves = {version: [read for _, read in _halves_of(one)] for version, one in versions.items()}
+    halves = {version: _halves_of(one) for version, one in versions.items()}
+    kinds = [one.kind for one in _halves_of(newest)]
+    for own in reversed(halves.values()):
+        kinds = [shapes.joined(kind, one.kind) for kind, one in zip(kinds, own, strict=True)]
+    reads = {version: [_widened(one, kind) for one, kind in zip(own, kinds, strict=True)]
+             for version, own in halves.items()}
     if newest.properties.get("kv.encoding.type") == "SEPARATED":
-        return OneByOne(pa.struct([(VALUE, kinds[1])]), {version: _one(read) for version, (_, read) in halves.items()})
+        return OneByOne(pa.struct([(VALUE, kinds[1])]), {version: _one(read) for version, (_, read) in reads.items()},
+                        takes_empty=all(value.takes_empty for _, value in halves.values()))
     return OneByOne(pa.struct([(KEY, kinds[0]), (VALUE, kinds[1])]),
-                    {version: _both(reads) for version, reads in halves.items()})
+                    {version: _both(both) for version, both in reads.items()})
 
 
-def _halves_of(pair: Definition) -> list[tuple[pa.DataType, Read]]:
-    """Return (Arrow type, reader) of a pair's key and value."""
-    halves: list[tuple[pa.DataType, Read]] = []
+def _halves_of(pair: Definition) -> list[OneByOne]:
+    """Return the forms of a pair's key and value."""
+    halves: list[OneByOne] = []
     for name, data in zip((KEY, VALUE), plain_values.halves(pair.data), strict=True):
         text = pair.properties.get(f"{name}.schema.type", "BYTES").upper()
         kind = registry.TYPES.index(text) if text in registry.TYPES else _BYTES
         if kind in _RAW_KINDS or kind == S.KeyValue:
-            halves.append((pa.binary(), bytes))
+            halves.append(OneByOne(pa.binary(), bytes, takes_empty=True))
         elif kind == S.String:
-            halves.append((pa.string(), bytes.decode))
+            halves.append(OneByOne(pa.string(), bytes.decode, takes_empty=True))
         else:
             one = Definition(kind, data or b"", {})
             form = form_of(one, {b"": one})
             assert isinstance(form, OneByOne)
-            halves.append((form.kind, form.reader_of(b"")))
+            halves.append(form)
     return halves
+
+
+def _widened(form: OneByOne, kind: pa.DataType) -> Read:
+    """Return the reader of a half, with values of a type `joined` with its own."""
+    read, wider = form.reader_of(b""), shapes.widening(form.kind, kind)
+    return read if wider is None else lambda payload: wider(read(payload))
 
 
 def _one(read: Read) -> Read:

@@ -1,6 +1,7 @@
 """Tasks of an export: stretches of a topic's partitions -> Parquet files, and small files -> larger ones.
 
-A task runs in this process or in one of Spark's Python workers.
+A task runs in the process beside this one, or beside one of Spark's Python workers: see apart.py.  A message that ends
+this process is found, and rejected.
 """
 import contextlib
 import itertools
@@ -21,7 +22,8 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import reading
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.entry_blocks import ViewReplaced
-from geminga.storage.tables import columns
+from geminga.storage.tables import apart, columns
+from geminga.storage.tables.apart import Ended, Mark
 from geminga.storage.tables.columns import REJECTED
 from geminga.storage.tables.commits import COMPACTED, DataFile
 from geminga.storage.tables.commits import REJECTED as REJECTED_FOLDER
@@ -34,6 +36,8 @@ _FILE_BYTES = 256 << 20              # of rows in memory, after which a file is 
 _TOLD_MAX = 20                       # lines about rejected messages, and about damage, of a task
 _REPEATING = "_producer", "_partition", "_ledger_id", "_schema_version"      # columns with few values
 _DAY_US = 86_400_000_000
+_PATIENCE_S, _BYTES_A_SECOND = 60.0, 1e6      # processor time that messages may take, and more for their bytes
+_ENDINGS_MAX = 40                    # of a task's process, after which its table fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,78 @@ class Written:
     error: str = ""                             # why the task failed
 
 
-def write(source: Source, task: int, stretches: Iterable[Stretch]) -> Written:
+@dataclass(slots=True)
+class Care:
+    """Messages that have ended the process of a task: first those of a batch, then which one."""
+
+    suspects: list[Mark] = field(default_factory=list)      # entries whose messages are read one by one
+    refused: dict[Mark, str] = field(default_factory=dict)      # messages that are not read -> why
+
+    def learn(self, ended: Ended) -> bool:
+        """Note what had been read when a process ended.  Returns whether another one may come further."""
+        mark, count = ended.mark, len(self.suspects) + len(self.refused)
+        if mark is None or mark in self.suspects or count >= _ENDINGS_MAX:
+            return False
+        if mark.is_alone:
+            self.refused[mark] = str(ended)
+        else:
+            self.suspects.append(mark)
+        return True
+
+    def pieces(self, batch: pa.RecordBatch, ledger_id: int) -> Iterator[tuple[pa.RecordBatch, str]]:
+        """Yield the messages of a batch in pieces, each with the reason why its payloads are not read, if there is one.
+        """
+        entries = batch["entry_id"].to_numpy()
+        alone = np.zeros(len(batch), bool)
+        for one in self.suspects:
+            if one.ledger_id == ledger_id:
+                alone |= (entries >= one.first) & (entries <= one.last)
+        together = batch.filter(pa.array(~alone)) if alone.any() else batch
+        if len(together):
+            known = together["entry_id"].to_numpy()
+            _mark(Mark(ledger_id, int(known.min()), int(known.max())), together)
+            yield together, ""
+        for at in np.flatnonzero(alone).tolist():
+            one, entry, index = batch.slice(at, 1), int(entries[at]), batch["batch_index"][at].as_py()
+            mark = Mark(ledger_id, entry, entry, -1 if index is None else index, 1)
+            _mark(mark, one)
+            yield one, self.refused.get(mark, "")
+
+
+def _mark(mark: Mark, batch: pa.RecordBatch) -> None:
+    apart.mark(mark, _PATIENCE_S + batch.nbytes / _BYTES_A_SECOND)
+
+
+def write_apart(source: Source, task: int, stretches: list[Stretch]) -> Written:
+    """Write the messages of stretches as `write` does, in the process beside this one."""
+    care = Care()
+    while True:
+        try:
+            written: Written = apart.run(write, source, task, stretches, care)
+            return written
+        except Ended as ended:
+            if not care.learn(ended):
+                at = ended.mark and f", at {ended.mark.ledger_id}:{ended.mark.first}"
+                return Written(error=f"its messages cannot be read: {ended}{at or ''}")
+        except OSError as error:
+            return Written(error=text_of(error))
+        except Exception as error:      # of a library, about this topic: other topics can be exported
+            traceback.print_exc()
+            return Written(error=f"{type(error).__name__}: {error}")
+
+
+def write(source: Source, task: int, stretches: Iterable[Stretch], care: Care) -> Written:
     """Write the messages of stretches as Parquet files, synced."""
     result = Written()
-    files = _Files(source.folder, f"{source.token}-{task}", source.content, columns.schema_of(source.values))
 
     def report(text: str) -> None:
         result.damaged += 1
         if len(result.damage) < _TOLD_MAX:
             result.damage.append(text)
 
+    files: _Files | None = None
     try:
+        files = _Files(source.folder, f"{source.token}-{task}", source.content, columns.schema_of(source.values))
         for stretch in stretches:
             cancelled = source.cancelled.get(stretch.partition_id, {}).get(stretch.ledger_id)
             number = source.numbers[stretch.partition_id]
@@ -80,13 +145,14 @@ def write(source: Source, task: int, stretches: Iterable[Stretch]) -> Written:
             for batch in reading.batches(source.data_dir, stretch, columns.READ, report):
                 if cancelled:
                     batch = batch.filter(pc.invert(pc.is_in(batch["entry_id"], pa.array(cancelled, pa.int64()))))
-                rows, beside, told = columns.rows_of(batch, number, source.values, files.schema)
-                files.add(rows, alone)
-                files.add(beside, alone)
-                result.rows += len(rows)
-                result.rejected += len(beside)
-                for one in told[:max(0, _TOLD_MAX - len(result.told))]:
-                    result.told.append(_line(number, one))
+                for piece, refused in care.pieces(batch, stretch.ledger_id):
+                    rows, beside, told = columns.rows_of(piece, number, source.values, files.schema, refused)
+                    files.add(rows, alone)
+                    files.add(beside, alone)
+                    result.rows += len(rows)
+                    result.rejected += len(beside)
+                    for one in told[:max(0, _TOLD_MAX - len(result.told))]:
+                        result.told.append(_line(number, one))
         result.files = files.close()
     except OSError as error:
         result.error = text_of(error)
@@ -96,7 +162,8 @@ def write(source: Source, task: int, stretches: Iterable[Stretch]) -> Written:
         traceback.print_exc()
         result.error = f"{type(error).__name__}: {error}"
     finally:
-        files.abandon()
+        if files is not None:
+            files.abandon()
     return result
 
 
