@@ -40,7 +40,7 @@ _METADATA = (
     Field("uncompressed_size", 9, maximum=_UINT32_MAX), Field("messages", 11, maximum=_INT32_MAX, default=ABSENT),
     Field("encryption_keys", 13, is_bytes=True, is_repeated=True), Field("key_is_base64", 17, maximum=1),
     Field("ordering_key", 18, is_bytes=True), Field("deliver_at_time", 19), Field("marker_type", 20, default=ABSENT),
-    Field("compacted_batch_indexes", 31, is_bytes=True))
+    Field("chunk_count", 27), Field("compacted_batch_indexes", 31, is_bytes=True))
 # Of a property and of an encryption key: both are required.
 _PAIR = Field("key", 1, is_bytes=True), Field("value", 2, is_bytes=True)
 _KEY_METADATA = Field("metadata", 3, is_bytes=True)
@@ -151,6 +151,8 @@ def _read_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDAr
     rows["publish_time"], rows["deliver_at"] = publish_times, columns.number("deliver_at_time")
     if "marker_type" in columns.numbers:
         odd |= columns.numbers["marker_type"] != ABSENT
+    if "chunk_count" in columns.numbers:
+        odd |= columns.numbers["chunk_count"] > _ONE
     odd |= columns.has("compacted_batch_indexes")      # the library reads the numbers in it
     rows["flags"] = KEPT_CHECKSUM
     _read_counts(columns, ends - stops, rows, odd)

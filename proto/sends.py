@@ -47,7 +47,7 @@ SEND_ROW = np.dtype([
     ("message_index", "<u8"),        # the owner fills it in
     ("size", "<u4"),                 # bytes of the entry
     ("messages", "<u4"),             # 1, or how many a batch holds; 0: a marker
-    ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; 0 without HAS_KEY
+    ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; without HAS_KEY 0, or a chunk's
     ("flags", "<u4"),
     ("crc32c", "<u4"),               # as it stands in the entry
     ("checksum", "<u4"),             # the owner fills it in
@@ -77,7 +77,7 @@ class Columns(NamedTuple):
 # Bits of `flags`, stored in the index as well.
 KEPT_CHECKSUM = 1    # the entry begins with magic and checksum; only in ledgers of format version 1 may it be missing
 IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
-IS_CHUNK = 4
+IS_CHUNK = 4         # the metadata, or the SEND, say that it is one of a message's chunks
 HAS_KEY = 8
 IS_LAST_CHUNK = 16
 IN_TRANSACTION = 64  # on the way to the owner, message_index has the transaction's id (names.transaction)
@@ -109,14 +109,16 @@ def read_one(command: api.CommandSend, entry: bytes, *, reads_positions: bool = 
         flags, transaction = KEPT_CHECKSUM | IN_TRANSACTION, _transaction(command)
     if metadata.HasField("num_messages_in_batch"):
         flags |= IS_BATCH
-    if command.is_chunk:
+    # Some clients say it in the metadata only, which are all that consumers see.
+    if command.is_chunk or metadata.num_chunks_from_msg > 1:
         flags |= IS_CHUNK | min(max(metadata.chunk_id, 0), CHUNK_ID_MAX) << CHUNK_ID
         if metadata.chunk_id + 1 >= metadata.num_chunks_from_msg > 0:
             flags |= IS_LAST_CHUNK
     key = _key(metadata)
     if key is not None:
         flags |= HAS_KEY
-    key_hash = 0 if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
+    sticky = key if key is not None or not flags & IS_CHUNK else _key_of_chunk(metadata)
+    key_hash = 0 if sticky is None else mmh3_32_uintdigest(sticky) & 0x7FFFFFFF
     messages = max(1, metadata.num_messages_in_batch)
     if metadata.HasField("marker_type"):
         messages, flags = 0, flags & ~IS_BATCH | IS_MARKER
@@ -223,6 +225,15 @@ def _key(metadata: api.MessageMetadata) -> bytes | None:
     return key_bytes(metadata.partition_key, metadata.partition_key_b64_encoded)
 
 
+def _key_of_chunk(metadata: api.MessageMetadata) -> bytes:
+    """Return the key that keeps the chunks of a message without a key together.
+
+    All of them have their message's sequence id.
+    """
+    name: str | bytes = metadata.producer_name
+    return (name if isinstance(name, bytes) else name.encode()) + b"-%d" % metadata.sequence_id
+
+
 def key_bytes(key: str | bytes, is_base64: bool) -> bytes:
     """Return the bytes of a key that are hashed.
 
@@ -319,7 +330,7 @@ def learn(frame: bytes, row: Row) -> Layout | None:
     do not use.
     """
     total, command_end = len(frame), 8 + SIZES.unpack_from(frame, 0)[1]
-    if not _has_checksum(frame, command_end) or row[FLAGS] & IS_MARKER:      # markers are rare
+    if not _has_checksum(frame, command_end) or row[FLAGS] & (IS_MARKER | IS_CHUNK):      # rare, or large
         return None
     metadata_at = command_end + CHECKSUM_END + 4
     head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]

@@ -1,8 +1,8 @@
 """Pending entries: which consumer of a subscription has which entry that is not acknowledged.
 
-Each entry has a slot: the number of the consumer that has the entry, NOBODY, or TO_REDELIVER if the entry was given
-back or passed over.  A slot takes two bytes while any entry of its ledger is pending; nothing is kept for other
-ledgers, or on disk.
+Each entry has a slot: the number of the consumer that has the entry, NOBODY, TO_REDELIVER if the entry was given back
+or passed over, or WAITING if only a consumer without permits may get it.  A slot takes two bytes while any entry of its
+ledger is pending; nothing is kept for other ledgers, or on disk.
 
     entries of ledger 7      0 1 2 3 4 5 6
     slots                    0 0 1 1 R 2 0      0, 1: acknowledged; 2, 3: consumer 1; 4: given back;
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-NOBODY, TO_REDELIVER = 0, 0xFFFF
-SLOTS_MAX = CONSUMERS_MAX = TO_REDELIVER - 1      # of one subscription
+NOBODY, WAITING, TO_REDELIVER = 0, 0xFFFE, 0xFFFF
+SLOTS_MAX = CONSUMERS_MAX = WAITING - 1      # of one subscription
 NEVER_MS = 1 << 62
 _PIECE = 1 << 14              # entries searched at once
 _RUN = 32                     # entries of a run that is worth a range of its own
@@ -27,6 +27,7 @@ class _Held:
     slots: NDArray[np.uint16]     # (entries,), grows
     out: int = 0                  # entries that consumers have
     to_redeliver: int = 0
+    waiting: int = 0
     lowest: int = 0               # no entry to be redelivered lies before this one
 
 
@@ -50,8 +51,9 @@ class PendingAcks:
         for ledger_id, held in self._ledgers.items():
             back = np.flatnonzero(held.slots == TO_REDELIVER)
             assert held.to_redeliver == len(back), (self, ledger_id)
-            assert held.out == np.count_nonzero(held.slots) - len(back), (self, ledger_id)
-            assert held.out or held.to_redeliver, (self, ledger_id)
+            assert held.waiting == np.count_nonzero(held.slots == WAITING), (self, ledger_id)
+            assert held.out == np.count_nonzero(held.slots) - len(back) - held.waiting, (self, ledger_id)
+            assert held.out or held.to_redeliver or held.waiting, (self, ledger_id)
             assert not len(back) or held.lowest <= back[0], (self, ledger_id)
 
     def give(self, ledger_id: int, entries: Entries, slot: int, *, is_again: bool) -> None:
@@ -73,6 +75,22 @@ class PendingAcks:
         held.slots[_index(entries)] = TO_REDELIVER
         self._count_to_redeliver(held, int(entries[0]), len(entries))
 
+    def set_aside(self, ledger_id: int, entries: Entries, *, is_again: bool) -> None:
+        """Mark entries that wait for one consumer; is_again: they were waiting for redelivery."""
+        self.give(ledger_id, entries, WAITING, is_again=is_again)
+        held = self._ledgers[ledger_id]
+        held.out -= len(entries)
+        held.waiting += len(entries)
+
+    def recall(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
+        """Mark those of the entries (n,), ascending, that wait for one consumer, to be redelivered."""
+        held = self._ledgers.get(ledger_id)
+        entries = entries[self.slots(ledger_id, entries) == WAITING]
+        if held is not None and len(entries):
+            held.slots[entries] = TO_REDELIVER
+            held.waiting -= len(entries)
+            self._count_to_redeliver(held, int(entries[0]), len(entries))
+
     def settle(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """Forget acknowledged entries (n,) of a ledger; return the slots (n,) that they had."""
         held = self._ledgers.get(ledger_id)
@@ -83,15 +101,17 @@ class PendingAcks:
         slots[:len(known)] = held.slots[known]
         held.slots[known] = NOBODY
         again = int(np.count_nonzero(slots == TO_REDELIVER))
-        held.out -= int(np.count_nonzero(slots)) - again
+        waiting = int(np.count_nonzero(slots == WAITING)) if held.waiting else 0
+        held.out -= int(np.count_nonzero(slots)) - again - waiting
         held.to_redeliver -= again
         self.to_redeliver -= again
-        assert held.out >= 0 and held.to_redeliver >= 0, (self, ledger_id)
+        held.waiting -= waiting
+        assert held.out >= 0 and held.to_redeliver >= 0 and held.waiting >= 0, (self, ledger_id)
         self._drop_if_idle(ledger_id, held)
         return slots
 
     def slot(self, ledger_id: int, entry_id: int) -> int:
-        """Return the slot of an entry: its consumer's number, NOBODY or TO_REDELIVER."""
+        """Return the slot of an entry: its consumer's number, NOBODY, WAITING or TO_REDELIVER."""
         held = self._ledgers.get(ledger_id)
         return int(held.slots[entry_id]) if held is not None and entry_id < len(held.slots) else NOBODY
 
@@ -106,7 +126,7 @@ class PendingAcks:
     def settle_up_to(self, ledger_id: int, entry_id: int) -> list[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """Forget all entries up to a position, which are acknowledged.
 
-        Returns [(ledger id, entries, slots)] of the entries that were pending or waited for redelivery.
+        Returns [(ledger id, entries, slots)] of the entries that had a slot.
         """
         settled = []
         for other in [other for other in self._ledgers if other <= ledger_id]:
@@ -162,12 +182,12 @@ class PendingAcks:
     def out(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """Yield (ledger id, entries, slots) of all entries that consumers have."""
         for ledger_id, held in self._ledgers.items():
-            entries = np.flatnonzero((held.slots != NOBODY) & (held.slots != TO_REDELIVER))
+            entries = np.flatnonzero((held.slots != NOBODY) & (held.slots < WAITING))
             if len(entries):
                 yield ledger_id, entries, held.slots[entries]
 
     def knows(self, ledger_id: int) -> bool:
-        """Whether any entry of the ledger is pending or waits for redelivery."""
+        """Whether any entry of the ledger has a slot."""
         return ledger_id in self._ledgers
 
     def _held(self, ledger_id: int, last: int) -> _Held:
@@ -192,7 +212,7 @@ class PendingAcks:
         self.to_redeliver += count
 
     def _drop_if_idle(self, ledger_id: int, held: _Held) -> None:
-        if not held.out and not held.to_redeliver:
+        if not (held.out or held.to_redeliver or held.waiting):
             del self._ledgers[ledger_id]
 
 

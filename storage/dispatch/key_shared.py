@@ -4,8 +4,11 @@ A key is known by its hash, and each hash belongs to one consumer.  If a hash ge
 holds entries of it, the hash is *draining*: the new consumer gets none of its entries until those are acknowledged or
 given back.  Entries are passed over if their consumer has no permits or their hash is draining.  They are withheld, and
 delivered before all newer entries of the same hash, so the order within a key is kept.
+
+The chunks of a message have one hash.  If it moves while the former consumer has some of them, that consumer gets the
+others too, as chunk_pins.py says: it would wait for them, and the new one for it.
 """
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +17,22 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.sends import IS_CHUNK, IS_LAST_CHUNK
 from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER, Entries
 from geminga.storage.delayed.index import Released
+from geminga.storage.dispatch.chunk_pins import Message
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.readable import ReadableLedger
-from geminga.storage.topics.subscription import Batch, Consumer, EntriesOfLedger, Obstacle, Subscription, busy
+from geminga.storage.topics.subscription import (
+    Batch,
+    Consumer,
+    EntriesOfLedger,
+    EntryIds,
+    Obstacle,
+    Subscription,
+    busy,
+)
 
 if TYPE_CHECKING:
     from geminga.storage.ledgers.position import Position
@@ -202,6 +215,10 @@ class KeyShared(Shared):
         most = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.to_redeliver
         return min(most, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
 
+    def heard(self, entries: Mapping[int, EntryIds]) -> None:
+        super().heard(entries)
+        self._served = frozenset()
+
     def released(self, entries: list[EntriesOfLedger]) -> None:
         super().released(entries)
         self._served = frozenset()
@@ -236,13 +253,16 @@ class KeyShared(Shared):
         assert self.ranges is not None, self
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
         hashes = hashes_of(ledger, ids)
-        slots = self.ranges.slots(hashes)
+        slots = owners = self.ranges.slots(hashes)
         if self.draining:
             is_draining = np.isin(hashes, np.fromiter(self.draining, np.int64))
             numbers, counts = np.unique(hashes[is_draining], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                 self.draining[number].blocked += count
             slots = np.where(is_draining, NOBODY, slots)
+        chunks: dict[int, Message] = {}
+        if self.subscription.partition.may_have_chunks(ledger, int(ids[0])):
+            slots, chunks = self._follow_pins(ledger, ids, slots)
         messages = self.subscription.messages(ledger, entries)
         is_left = np.ones(len(ids), bool)
         for consumer, mine in self._shares(takers, slots):
@@ -250,9 +270,42 @@ class KeyShared(Shared):
                 count, many = self.reach(ledger, ids[mine], messages[mine], room)
                 is_left[mine[:count]] = False
                 self.give(consumer, ledger, ids[mine[:count]], many, batches, is_again=is_again)
+                if chunks:
+                    self._pin(consumer, ledger, ids, mine[:count], chunks)
+                    self._count_moved(consumer, hashes, mine[:count], owners)
         if not is_again and is_left.any():
             self.pending.withhold(ledger.ledger_id, ids[is_left])
         return len(ids)
+
+    def _follow_pins(
+        self, ledger: ReadableLedger, ids: NDArray[np.int64], slots: NDArray[np.uint16]
+    ) -> tuple[NDArray[np.uint16], dict[int, Message]]:
+        """Return (slots (n,) of entries ids (n,), {index: message} of chunks), chunks at consumers that are pinned."""
+        chunks = self.chunks.messages(ledger, ids, np.flatnonzero(ledger.column("flags")[ids] & IS_CHUNK))
+        slots = slots.copy()
+        for index, message in chunks.items():
+            if (pin := self.chunks.of(message)) is not None:
+                slots[index] = pin.slot
+        return slots, chunks
+
+    def _pin(self, consumer: Consumer, ledger: ReadableLedger, ids: NDArray[np.int64], given: NDArray[np.intp],
+             chunks: dict[int, Message]) -> None:
+        """Pin the consumer to the messages of the chunks that it was given: the indexes `given` of ids (n,)."""
+        flags = ledger.column("flags")
+        for index in given.tolist():
+            if (message := chunks.get(index)) is not None:
+                entry = ids[index:index + 1]
+                is_last = bool(flags[entry[0]] & IS_LAST_CHUNK)
+                freed = self.chunks.gave(message, ledger.ledger_id, entry, consumer.slot, is_last=is_last)
+                assert not freed, (self, freed)      # withheld chunks of all consumers wait alike
+
+    def _count_moved(self, consumer: Consumer, hashes: NDArray[np.int64], given: NDArray[np.intp],
+                     owners: NDArray[np.uint16]) -> None:
+        """Count chunks of draining hashes that their former consumer was given, the indexes `given` of hashes (n,)."""
+        for number in hashes[given[owners[given] != consumer.slot]].tolist() if not self._is_loose else ():
+            draining = self.draining.setdefault(number, Draining(
+                consumer.slot, 0, self.subscription.partition.now_ms))
+            draining.entries += 1
 
     def _shares(
         self, takers: list[Consumer], slots: NDArray[np.uint16]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.sends import HAS_KEY
+from geminga.proto.sends import HAS_KEY, IS_CHUNK
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.subscription import Consumer
 
@@ -26,10 +26,11 @@ _SPREAD = 0x9E3779B1    # odd: consecutive entries without a key get hashes far 
 def hashes_of(ledger: ReadableLedger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
     """Hashes (n,) of the entries' keys, 1 .. 65535 as in Apache Pulsar; entry ids spread those without a key.
 
-    Compacted ledgers do not keep hashes: consumers with ranges of hashes cannot read them.
+    Chunks without a key have a hash of producer and sequence id, which all chunks of a message share.  Compacted
+    ledgers do not keep hashes: consumers with ranges of hashes cannot read them.
     """
     hashes: NDArray[np.int64] = ledger.column("key_hash")[entries].astype(np.int64)
-    keyless = (ledger.column("flags")[entries] & HAS_KEY) == 0
+    keyless = (ledger.column("flags")[entries] & (HAS_KEY | IS_CHUNK)) == 0
     hashes[keyless] = entries[keyless] * _SPREAD >> 8
     hashes &= HASHES - 1
     hashes[hashes == 0] = 1

@@ -1,23 +1,25 @@
 """Shared: each entry goes to one of many consumers, in turns; consumers of lower priority levels are served first."""
 import heapq
 import itertools
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, TO_REDELIVER, Entries, PendingAcks
+from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, WAITING, Entries, PendingAcks
 from geminga.storage.delayed.index import DelayedIndex, Released
+from geminga.storage.dispatch.chunk_pins import WAITING_MAX, ChunkPins, Message
 from geminga.storage.ledgers.position import Position
 from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.topics.permits import within_permits
-from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, EntriesOfLedger, Subscription
+from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, EntriesOfLedger, EntryIds, Subscription
 
 _TURN = 500                # entries in a row to one consumer, if there are enough to go round
 _TURNS = 4                 # turns of each consumer, if there are many more entries
 _STRETCH = 1 << 16         # entries examined at once for delays
+_CAUSES_MAX = 100          # consumers listed in one answer for which chunks wait
 
 
 class Shared(Dispatcher):
@@ -28,6 +30,7 @@ class Shared(Dispatcher):
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
         self.pending = PendingAcks()
+        self.chunks = ChunkPins()
         self.unacknowledged = 0                                  # messages that all consumers hold
         self.is_blocked = False                                  # by too many of these
         self.broker_bound = 0                                    # bound of these while the broker has too many; 0: none
@@ -38,6 +41,7 @@ class Shared(Dispatcher):
     def check(self) -> None:
         """Assert that slots and counts of messages agree with the consumers that are attached."""
         self.pending.check()
+        self.chunks.check()
         consumers = self.subscription.consumers
         assert all(self._slots[consumer.slot] is consumer for consumer in consumers), self
         assert len(consumers) + len(self._free) + 1 == len(self._slots), self
@@ -63,6 +67,8 @@ class Shared(Dispatcher):
 
     def detach(self, consumer: Consumer) -> None:
         assert self._slots[consumer.slot] is consumer, (self, consumer)
+        if self.chunks:
+            self._recall(self.chunks.left(consumer.slot))
         self.pending.take_back(consumer.slot)
         self._slots[consumer.slot] = None
         heapq.heappush(self._free, consumer.slot)
@@ -122,6 +128,11 @@ class Shared(Dispatcher):
             elif consumer.permits <= 0:
                 causes.append({"cause": "no permits", "consumer": consumer.name})
         schedule = self._schedule
+        chunks = Counter[int]()
+        for pin in self.chunks.pins_waiting:
+            chunks[pin.slot] += len(pin.waiting)
+        causes += ({"cause": "chunks", "consumer": self._consumer_at(slot).name, "chunks": count}
+                   for slot, count in chunks.most_common(_CAUSES_MAX))
         if schedule is not None and (later := schedule.waiting_of(self.subscription.cursor)):
             causes.append({"cause": "delayed messages", "until_ms": schedule.next_due_ms(), "messages": later})
         return causes or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
@@ -131,8 +142,10 @@ class Shared(Dispatcher):
     def next_batches(self, ledgers: Sequence[ReadableLedger]) -> list[Batch]:
         batches: list[Batch] = []
         # Without entries, skip asking each of perhaps thousands of consumers for its room.
-        if not self.pending.to_redeliver and not self.has_unread(ledgers):
+        if not (self.pending.to_redeliver or self.chunks.waiting or self.has_unread(ledgers)):
             return batches
+        if self.chunks.waiting:
+            self._recall_for_permits()
         if self._redeliver_some(batches):
             self._deliver_new(batches, ledgers)
         return batches
@@ -158,7 +171,7 @@ class Shared(Dispatcher):
             for entries in self._due(ledger, first, end):
                 while len(entries):
                     takers = self._takers()
-                    if (ahead := self.look_ahead(takers)) <= 0:
+                    if (ahead := self.look_ahead(takers)) <= 0 or self.chunks.waiting >= WAITING_MAX:
                         return
                     done = self.deal(takers, ledger, entries[:ahead], batches, is_again=False)
                     subscription.read = ledger.ledger_id, int(entries[done - 1]) + 1
@@ -222,15 +235,82 @@ class Shared(Dispatcher):
             return False
         schedule = self._schedule
         is_all_later = schedule is not None and schedule.limit is not None and self.subscription.read >= schedule.limit
-        return self.pending.to_redeliver > 0 or (not is_all_later and self.has_unread(ledgers))
+        return self.pending.to_redeliver > 0 or (not is_all_later and self.has_unread(ledgers)) or any(
+            self.room(self._consumer_at(pin.slot)) > 0 for pin in self.chunks.pins_waiting)
 
     def deal(
         self, takers: list[Consumer], ledger: ReadableLedger, entries: Entries, batches: list[Batch], *, is_again: bool
     ) -> int:
         """Deliver entries to the consumers in turns, beginning with the first; return how many were delivered.
 
-        is_again: they are redelivered.
+        is_again: they are redelivered.  Chunks go to the consumers of their messages, or wait for these.
         """
+        if not self.subscription.partition.may_have_chunks(ledger, int(entries[0])):
+            return self._deal_in_turns(takers, ledger, entries, batches, is_again=is_again)
+        dealt = 0
+        for run, message, is_last in self.chunks.runs(ledger, entries):
+            if message is None:
+                count = self._deal_in_turns(self._takers(), ledger, run, batches, is_again=is_again)
+            else:
+                count = self._deal_chunks(message, ledger, run, batches, is_last=is_last, is_again=is_again)
+            dealt += count
+            if count < len(run):
+                break
+        return dealt
+
+    def _deal_chunks(
+        self, message: Message, ledger: ReadableLedger, entries: Entries, batches: list[Batch], *, is_last: bool,
+        is_again: bool,
+    ) -> int:
+        """Deliver chunks of one message to its consumer, or set aside what it has no room for; return how many.
+
+        If no consumer has any of the message, the one whose turn it is gets it.  is_last: the last chunk is among them.
+        """
+        if (pin := self.chunks.of(message)) is not None:
+            consumer = self._consumer_at(pin.slot)
+        elif takers := self._takers():
+            consumer = takers[0]
+        else:
+            return 0
+        count = 0
+        if (room := self.room(consumer)) > 0:
+            count, many = self.reach(ledger, entries, self.subscription.messages(ledger, entries), room)
+            self.give(consumer, ledger, entries[:count], many, batches, is_again=is_again)
+            self._last_served = consumer.slot
+            self._recall(self.chunks.gave(message, ledger.ledger_id, entries[:count], consumer.slot,
+                                          is_last=is_last and count == len(entries)))
+        if count < len(entries):
+            self.pending.set_aside(ledger.ledger_id, entries[count:], is_again=is_again)
+            self.chunks.wait(message, ledger.ledger_id, entries[count:])
+        return len(entries)
+
+    def _recall_for_permits(self) -> None:
+        """Have chunks redelivered that waited for consumers that have room by now."""
+        left: dict[int, int] = {}
+        for pin in self.chunks.pins_waiting:
+            room = left.setdefault(pin.slot, self.room(self._consumer_at(pin.slot)))
+            if room > 0:
+                taken = self.chunks.take(pin, room)
+                left[pin.slot] = room - len(taken)
+                self._recall(taken)
+
+    def _recall(self, positions: Collection[Position]) -> None:
+        """Have chunks redelivered that wait for no consumer any more."""
+        by_ledger: dict[int, list[int]] = {}
+        for ledger_id, entry_id in sorted(positions):
+            by_ledger.setdefault(ledger_id, []).append(entry_id)
+        for ledger_id, entries in by_ledger.items():
+            self.pending.recall(ledger_id, np.array(entries, np.int64))
+
+    def _consumer_at(self, slot: int) -> Consumer:
+        consumer = self._slots[slot]
+        assert consumer is not None, (self, slot)
+        return consumer
+
+    def _deal_in_turns(
+        self, takers: list[Consumer], ledger: ReadableLedger, entries: Entries, batches: list[Batch], *, is_again: bool
+    ) -> int:
+        """Deliver entries that are no chunks; as `deal`."""
         messages, at = self.subscription.messages(ledger, entries), 0
         for _, level in itertools.groupby(takers, key=_priority):
             waiting, turn = deque(level), 0
@@ -284,23 +364,31 @@ class Shared(Dispatcher):
 
     def _settled(self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
         """Count entries (n,) as acknowledged that were at these slots (n,)."""
-        is_out = (slots != NOBODY) & (slots != TO_REDELIVER)
+        if self.chunks.waiting:
+            self.chunks.gone(ledger.ledger_id, entries[slots == WAITING])
+        is_out = (slots != NOBODY) & (slots < WAITING)
         entries, slots = entries[is_out], slots[is_out]
         if not len(entries):
             return
         messages = self.subscription.messages(ledger, entries)
         for slot, count in enumerate(np.bincount(slots, messages).tolist()):
             if count:
-                consumer = self._slots[slot]
-                assert consumer is not None, (self, slot)
+                consumer = self._consumer_at(slot)
                 self._count_unacknowledged(consumer, -int(count))
                 consumer.acknowledged += int(count)
 
+    @property
+    def hears_clients(self) -> bool:
+        return bool(self.chunks)
+
+    def heard(self, entries: Mapping[int, EntryIds]) -> None:
+        for ledger_id, some in entries.items():
+            self._recall(self.chunks.acknowledged(ledger_id, some))
+
     def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:
         slot = self.pending.slot(ledger.ledger_id, entry_id)
-        if NOBODY < slot < TO_REDELIVER:
-            consumer = self._slots[slot]
-            assert consumer is not None, (self, slot)
+        if NOBODY < slot < WAITING:
+            consumer = self._consumer_at(slot)
             self._count_unacknowledged(consumer, -messages)
             consumer.acknowledged += messages
 
@@ -330,10 +418,12 @@ class Shared(Dispatcher):
             ledger = self.subscription.partition.find(ledger_id)
             if ledger is not None and len(entries):
                 self._count_unacknowledged(consumer, -int(self.subscription.messages(ledger, entries).sum()))
+            if self.chunks:
+                self._recall(self.chunks.given_back(ledger_id, entries))
         return [(ledger_id, entries) for ledger_id, entries in taken if len(entries)]
 
     def let_go(self) -> None:
-        self.pending = PendingAcks()
+        self.pending, self.chunks = PendingAcks(), ChunkPins()
         for consumer in self.subscription.consumers:
             self._count_unacknowledged(consumer, -consumer.unacknowledged)
 

@@ -9,7 +9,6 @@ Few rows are read one by one, many as arrays (proto/rows.py has the reason).
 """
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +24,9 @@ from geminga.storage.ledgers.position import NOWHERE, Position, entries_up_to
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Consumer, Subscription
+from geminga.storage.topics.subscription import Consumer, EntryIds, Subscription
 
 _FEW_ROWS = 64      # acknowledgements of a pass that are cheaper one by one than as arrays
-
-EntryIds: TypeAlias = list[int] | NDArray[np.uint64] | NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -265,6 +262,8 @@ def acknowledge(owner: OwnerContext, by_consumer: dict[int, Acks]) -> None:
                 (position for position in sorted(acks.cumulative, reverse=True) if has(position)), NOWHERE)
         before = totals[ACKNOWLEDGED]
         move(owner, subscription, acks, ACKNOWLEDGED)
+        if dispatcher.hears_clients:
+            dispatcher.heard(acks.single)
         if not subscription.is_spread and (active := dispatcher.active) is not None:
             active.acknowledged += totals[ACKNOWLEDGED] - before
 

@@ -137,6 +137,10 @@ class NonPersistentTopic:
         """The entries of the pass, while they are dispatched."""
         return self.passing
 
+    def may_have_chunks(self, ledger: ReadableLedger, entry_id: int) -> bool:
+        """False: clients send chunks to persistent topics only."""
+        return False
+
     def give_up_lost(self, ledger: Ledger) -> None:
         """Nothing to do: entries that are never stored are never lost on disk."""
 

@@ -28,7 +28,7 @@ from geminga.storage.ledgers.checkpoints import FileSnapshot
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
 from geminga.storage.ledgers.position import NOWHERE, Position
-from geminga.storage.ledgers.readable import StoredLedger
+from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics import exported
 from geminga.storage.topics.exported import Exported
@@ -167,6 +167,13 @@ class Partition(ManagedLedger):
     def readable_ledgers(self) -> Sequence[StoredLedger]:
         """The ledgers as far as consumers get entries of them: up to the first open transaction."""
         return self.ledgers if self.limit is None else cut_ledger.before(self.ledgers, self.limit)
+
+    def may_have_chunks(self, ledger: ReadableLedger, entry_id: int) -> bool:
+        """Whether entries of the ledger from that one on may be chunks.
+
+        Chunks are counted as they are published.  Those from before the partition was opened were not counted.
+        """
+        return self.chunks_in > 0 or ledger.column("message_index").item(entry_id) < self.loaded_message
 
     def unreadable(self, ledger: StoredLedger, first: int, end: int) -> NDArray[np.bool_]:
         """Return which of a ledger's entries first .. end - 1 are markers, or published by aborted transactions."""

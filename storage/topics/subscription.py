@@ -7,9 +7,9 @@
     Subscription    a name, a cursor, the consumers attached, and how far they were delivered entries
 """
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ SubType = api.CommandSubscribe.SubType
 _SPREAD = SubType.Shared, SubType.Key_Shared
 _STRETCH = 4_096           # entries of a compacted view that are examined at once
 EntriesOfLedger = tuple[int, NDArray[np.int64]]      # (ledger id, entries (n,))
+EntryIds: TypeAlias = list[int] | NDArray[np.uint64] | NDArray[np.int64]
 
 
 class Topic(Protocol):
@@ -83,6 +84,9 @@ class Topic(Protocol):
 
     def with_view(self, view: CompactedLedgers | None, ledger_id: int) -> Sequence[StoredLedger]:
         """The view's compacted ledgers from that id up to the view's horizon, and the ledgers behind the horizon."""
+
+    def may_have_chunks(self, ledger: ReadableLedger, entry_id: int) -> bool:
+        """Whether entries of the ledger from that one on may be chunks.  Nearly always False, and cheap."""
 
     def give_up_lost(self, ledger: Ledger) -> None:
         """Discard the entries of the ledger whose index rows are lost, for all subscriptions."""
@@ -270,6 +274,14 @@ class Dispatcher(ABC):
     @abstractmethod
     def acknowledged_up_to(self, position: Position) -> None:
         """Note that all entries up to the position are acknowledged."""
+
+    @property
+    def hears_clients(self) -> bool:
+        """Whether `heard` is to be called."""
+        return False
+
+    def heard(self, entries: Mapping[int, EntryIds]) -> None:      # noqa: B027
+        """Note {ledger id: entries} that clients acknowledge, also those that were acknowledged or skipped before."""
 
     @abstractmethod
     def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:

@@ -22,7 +22,7 @@ from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import EntriesOfLedger, Subscription, SubType
+from geminga.storage.topics.subscription import EntriesOfLedger, EntryIds, Subscription, SubType
 
 _SPREAD = SubType.Shared, SubType.Key_Shared
 
@@ -115,7 +115,7 @@ def _remove(subscription: Subscription, withheld: Withheld, transaction: int) ->
 
 def _commit(owner: OwnerContext, subscription: Subscription, withheld: Withheld, transaction: int) -> None:
     acks = withheld.by_transaction[transaction]
-    single: dict[int, acknowledge.EntryIds] = {
+    single: dict[int, EntryIds] = {
         ledger_id: list(entries) for ledger_id, entries in acks.entries.items()}
     acknowledge.move(owner, subscription, Acks(up_to=acks.up_to, single=single), ACKNOWLEDGED)
     for ledger_id, entry_id, bits in _parts(subscription, acks):

@@ -267,6 +267,12 @@ def _reason(cause: Cause) -> str:
     return f": {plain(cause['error'])}" if cause.get("error") else ""
 
 
+def _chunks(cause: Cause, whole: Standstill) -> str:
+    count = cause["chunks"]
+    what = "1 chunk waits" if count == 1 else f"{count:,} chunks wait"
+    return f"{what} for permits of consumer {plain(cause['consumer'])}, which has the first ones of the messages."
+
+
 _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "no backlog": lambda cause, whole: "there is nothing to deliver.",
     "end of topic": lambda cause, whole: "the topic is terminated, and everything in it is acknowledged.",
@@ -275,6 +281,7 @@ _SENTENCES: dict[str, Callable[[Cause, Standstill], str]] = {
     "unacknowledged messages of the subscription": _too_many_together,
     "unacknowledged messages of the broker": _too_many_together,
     "delayed messages": _delayed, "draining key": _draining, "hashes that no consumer takes": _gaps,
+    "chunks": _chunks,
     "dispatch rate": _rate, "publish rate": _rate, "open transaction": _open_transaction,
     "acknowledged in a transaction": _pending,
     "parked": lambda cause, whole: "messages are in quarantine.",

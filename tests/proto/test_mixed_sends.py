@@ -137,8 +137,9 @@ def test_metadata_of_any_bytes_are_read_as_the_library_does_or_left_to_it(damage
     send(entry_of(api.MessageMetadata(producer_name="p", sequence_id=1).SerializePartialToString())),
     send(entry_of(message_metadata(marker_type=10))), send(is_chunk=True),
     send(entry_of(message_metadata(num_messages_in_batch=2_000_000_000))),
+    send(entry_of(message_metadata(num_chunks_from_msg=2))),
     send(message_id=api.MessageIdData(ledgerId=1, entryId=2)), send(txnid_least_bits=4),
-    send(b"\x0e\x01\0\0\0\0\0\0"), send(entry_of(message_metadata(sequence_id=2**63)))], ids=range(10))
+    send(b"\x0e\x01\0\0\0\0\0\0"), send(entry_of(message_metadata(sequence_id=2**63)))], ids=range(11))
 def test_what_needs_a_closer_look_is_left_to_the_library(frame):
     neighbours = [usual(number, random.Random(number)) for number in range(4)]
     assert read([*neighbours[:2], frame, *neighbours[2:]]).odd.tolist() == [False, False, True, False, False]

@@ -37,7 +37,7 @@ def understood(frame: bytes) -> tuple:
     if 6 * metadata.num_messages_in_batch > max(unpacked, len(body) - 4 - size) and metadata.num_messages_in_batch > 1:
         return "refused", said.producer_id, said.sequence_id, api.NotAllowedError
     flags = 1 + (2 if metadata.HasField("num_messages_in_batch") else 0)
-    if said.is_chunk:
+    if is_chunk := said.is_chunk or metadata.num_chunks_from_msg > 1:
         is_last = metadata.HasField("num_chunks_from_msg") and metadata.chunk_id >= metadata.num_chunks_from_msg - 1
         flags += 4 + (16 if is_last else 0) + 256 * metadata.chunk_id
     key = None
@@ -47,7 +47,8 @@ def understood(frame: bytes) -> tuple:
         key = metadata.partition_key.encode()
         if metadata.partition_key_b64_encoded:
             key = base64.b64decode(key)
-    key_hash = mmh3.hash(key, signed=False) & 0x7FFFFFFF if key is not None else 0
+    sticky = f"{metadata.producer_name}-{metadata.sequence_id}".encode() if key is None and is_chunk else key
+    key_hash = mmh3.hash(sticky, signed=False) & 0x7FFFFFFF if sticky is not None else 0
     row = {
         "producer_id": said.producer_id, "sequence_id": said.sequence_id,
         "highest_sequence_id": said.highest_sequence_id,
