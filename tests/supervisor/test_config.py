@@ -445,6 +445,23 @@ def test_every_setting_of_pulsar_is_told_as_it_was_written(written, name):
     assert texts(replace(config, pulsar_texts={}), config.storage, {})[name] == BACK.get(name, said(name))
 
 
+def test_every_default_is_pulsars_or_on_the_page_of_differences():
+    """The page calls a difference that is not on it a bug.  It says both values, and no difference that is none."""
+    lines = (Path(__file__).parent / "pulsar_defaults.txt").read_text().splitlines()
+    pulsars = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    ours = shown_of({})
+    assert pulsars.keys() == ours.keys()
+    assert {name: (pulsars[name], ours[name]) for name in ours if pulsars[name] != ours[name]} == told_differences()
+
+
+def told_differences():
+    """Return {setting: (Pulsar's default, ours)} of the table in compatibility.md."""
+    part = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text().partition("### Defaults")[2]
+    rows = re.findall(r"^\| (`.+?`) \| (.*?) ?\| (.*?) ?\| \S.*\|$", part.partition("\n### ")[0], re.MULTILINE)
+    return {name: (theirs.strip("`"), ours.strip("`")) for names, theirs, ours in rows
+            for name in re.findall(r"`(\w+)`", names)}
+
+
 @pytest.mark.parametrize("settings, told", [
     ({}, {"webServicePortTls": "", "brokerServicePortTls": "", "keepAliveIntervalSeconds": "30", "tlsEnabled": "false",
           "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": "0.16", "managedLedgerMaxSizePerLedgerMbytes": "64",
