@@ -1,4 +1,5 @@
 """The console's routes: pages, their updates, files, and errors as pages."""
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
@@ -10,8 +11,9 @@ from geminga.proto.responses import SERVER_VERSION
 from geminga.supervisor.admin.app import errors_as_json
 from geminga.supervisor.admin.requests.authentication import AUTHENTICATOR, IDENTITY, is_page
 from geminga.supervisor.admin.requests.authorization import refusal
+from geminga.supervisor.admin.requests.origins import comes_from_a_browser, is_socket, may_change
 from geminga.supervisor.admin.requests.request_parts import TOPICS
-from geminga.supervisor.admin.requests.sessions import COOKIE, SESSION
+from geminga.supervisor.admin.requests.sessions import SESSION
 from geminga.supervisor.console import dialogs, live, rendering, sign_in, static_files, tail
 from geminga.supervisor.console.asking import Asking, Refused
 from geminga.supervisor.console.history import HISTORY, History
@@ -44,6 +46,8 @@ _HEADERS = {
     "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin"}
 _LOOKS = "GET", "HEAD", "OPTIONS"
+# A path of this site.  Browsers drop tabs and line breaks and read \\ as /, and two slashes begin another site's name.
+_OWN_PATH = re.compile(r"/(?!/)[^\x00-\x20\x7f-\x9f\\]*")
 _CALLS_MAX = 12              # requests of a page that it names: one that sums up asks for many alike
 _VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
 
@@ -95,9 +99,8 @@ async def errors_as_pages(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _refuse_changes(request: web.Request, is_read_only: bool) -> None:
-    """Refuse a change that a browser asks for, if the console only shows.  Raises 403."""
-    if is_read_only and request.method not in _LOOKS and (
-            COOKIE in request.cookies or "Sec-Fetch-Site" in request.headers):
+    """Refuse a change or a WebSocket that a browser asks for, if the console only shows.  Raises 403."""
+    if is_read_only and (may_change(request) or is_socket(request)) and comes_from_a_browser(request):
         raise web.HTTPForbidden(text="Browsers may change nothing here: read_only of [console] is set")
 
 
@@ -172,7 +175,7 @@ async def updates(request: web.Request) -> web.StreamResponse:
 async def show_sign_in(request: web.Request) -> web.Response:
     """Answer with the page on which somebody signs in."""
     next_ = request.query.get("next", "/")
-    if not next_.startswith("/") or next_.startswith(("//", "/\\")):      # another site
+    if not _OWN_PATH.fullmatch(next_):
         next_ = "/"
     authenticator = request.app[AUTHENTICATOR]
     methods = [method for method in sign_in.METHODS if authenticator.asks_for(method)]

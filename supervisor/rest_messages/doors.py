@@ -1,7 +1,7 @@
 """Doors: the paths of messages over plain HTTP, in the admin process.
 
     POST /topics/{domain}/{tenant}/{namespace}/{topic}[/partitions/{number}]
-    GET  /topics/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}
+    POST /topics/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}, and GET with a proof
     POST /topics/{domain}/{tenant}/{namespace}/{topic}/subscription/{subscription}/ack, and /nack
 
 Requests pass all checks of REST here: names of the host, other sites' pages, credentials and rights.  Then they are
@@ -22,6 +22,7 @@ from aiohttp import web
 from geminga.proto.names import TopicName
 from geminga.supervisor.admin.openapi import SAID, Said
 from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.origins import refuse_unproven
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
     TOPICS,
@@ -128,9 +129,15 @@ async def produce(request: web.Request) -> web.StreamResponse:
     return await _hand_on(request, PRODUCE, partition)
 
 
+@routes.post(_SUBSCRIPTION)
 @routes.get(_SUBSCRIPTION, allow_head=False)
 async def receive(request: web.Request) -> web.StreamResponse:
-    """Answer with messages of a subscription as soon as there are some, or send them as server-sent events."""
+    """Answer with messages of a subscription as soon as there are some, or send them as server-sent events.
+
+    By POST, whose body is not looked at, or by a GET that no page of another site can have a browser send.
+    """
+    if request.method == "GET":
+        refuse_unproven(request, request[IDENTITY])
     return await _hand_on(request, RECEIVE)
 
 

@@ -19,7 +19,7 @@ from geminga.proto.names import TopicName
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.handing_over import hand_over
-from geminga.supervisor.admin.requests.origins import GUARD
+from geminga.supervisor.admin.requests.origins import GUARD, shows_a_token
 from geminga.supervisor.admin.requests.request_parts import TOPICS
 from geminga.supervisor.web import frames
 from geminga.supervisor.web.visits import CONSUMER, PRODUCER, Visit, Visits
@@ -124,7 +124,7 @@ def _refuse_foreign_pages(request: web.Request) -> None:
 
     A browser lets any page connect to any host, and adds the user's cookies, passwords and certificates.
     """
-    if "token" in request.query or request.headers.get("Authorization", "").lower().startswith("bearer "):
+    if shows_a_token(request, request[IDENTITY]):
         return
     for origin in request.headers.getall("Origin", ()):
         try:

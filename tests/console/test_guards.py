@@ -104,8 +104,21 @@ def test_a_console_that_only_shows_lets_browsers_change_nothing(start_broker, tm
     broker = start_broker("--config", str(tmp_path / "shows.toml"))
     topic = unique_topic().replace("://", "/")
     path = f"/admin/v2/{topic}"
-    assert ask(broker, "PUT", path, {}, **{"Sec-Fetch-Site": "same-origin"}).status == 403
+    browsers = {"Sec-Fetch-Site": "same-origin"}, {"Origin": broker.http_url}      # the latter over HTTP by a name
+    for browser in browsers:
+        assert ask(broker, "PUT", path, {}, **browser).status == 403
     assert ask(broker, "PUT", path, {}).status == 204      # a tool
+    taking = f"/topics/{topic}/subscription/s"
+    for browser in browsers:
+        assert ask(broker, "POST", taking, **browser).status == 403
+        assert ask(broker, "GET", taking, **browser, **{"X-Requested-With": "script"}).status == 403
+        for door in ("producer", "reader"):
+            status = ask(broker, "GET", f"/ws/v2/{door}/{topic}", Upgrade="websocket", **browser).status
+            assert status == 403, (door, browser)
+    token = {"Authorization": "Bearer x", "Origin": broker.http_url}      # which a page cannot add to a handshake
+    assert ask(broker, "GET", f"/ws/v2/producer/{topic}", Upgrade="websocket", **token).status == 400
+    assert ask(broker, "POST", f"{taking}?wait=0").status == 200
+    assert ask(broker, "GET", path + "/stats", **browsers[0]).status == 200
     assert "read_only" in ask(broker, "GET", "/").text
     name = f"/console/actions/unload?topic={topic.replace('/', '://', 1)}"
     assert "disabled" in ask(broker, "GET", name).text

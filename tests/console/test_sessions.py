@@ -141,8 +141,13 @@ def test_a_cookie_is_for_this_site_only_and_hidden_from_scripts(several):
 # -- signing in
 
 def test_pages_send_those_without_credentials_to_the_sign_in_and_back(several):
-    answer = ask(several, "GET", "/console/sign-in?next=//evil.example/")
-    assert answer.status == 200 and "evil" not in answer.text
+    for elsewhere in ("//evil.example/", "/%5Cevil.example", "/%09/evil.example", "/%0A/evil.example",
+                      "/%0D%09/evil.example", "/x%5C..%5C/evil.example", "%09//evil.example", "http:evil.example",
+                      "javascript:evil", "evil.example"):
+        answer = ask(several, "GET", f"/console/sign-in?next={elsewhere}")
+        assert answer.status == 200 and "evil" not in answer.text and 'data-next="/"' in answer.text, elsewhere
+    assert 'data-next="/console/topics?match=a%20b"' in ask(
+        several, "GET", "/console/sign-in?next=%2Fconsole%2Ftopics%3Fmatch%3Da%2520b").text
     answer = ask(several, "GET", "/?a=1")
     assert (answer.status, answer.headers["Location"]) == (303, "/console/sign-in?next=/?a%3D1")
     assert ask(several, "GET", "/admin/v2/tenants").status == 401      # REST does not redirect

@@ -119,12 +119,36 @@ def test_a_page_that_asks_whether_it_may_is_not_told_that_it_may(broker, topic):
 
 # -- bodies
 
+MOZILLA = "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"
+
+
+def test_gets_that_change_something_are_for_tools_and_pages_of_the_broker(broker, topic):
+    """Over plain HTTP by a name a browser does not say whose page asks, and Pulsar's tools send no proof."""
+    made = topic + "-by-a-page"
+    for path in (made + "/partitions?checkAllowAutoCreation=true", "/admin/v2/brokers/health"):
+        assert asked(broker, "GET", path, User_Agent=MOZILLA)[0] == 403
+        assert not is_there(broker, made)
+        assert asked(broker, "GET", path, User_Agent=MOZILLA, Sec_Fetch_Site="same-origin")[0] == 200
+        assert asked(broker, "GET", path, User_Agent="Pulsar-Java-v4.0.7")[0] == 200
+    assert asked(broker, "GET", topic + "/partitions", User_Agent=MOZILLA)[0] == 200
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_body_that_only_a_script_that_may_can_send_is_taken_for_json(broker, topic, kind):
+    """A page cannot send a PUT unasked, whatever its body is: `curl -X PUT -d` names a form's type."""
+    assert asked(broker, "PUT", topic + "/properties", b'{"a":"b"}', Content_Type=kind)[0] == 204
+    assert asked(broker, "PUT", topic + "/properties", b"a=b", Content_Type=kind)[0] == 400
+    assert asked(broker, "PUT", topic + "-parted/partitions", b"2", Content_Type=kind)[0] == 204
+    assert asked(broker, "DELETE", topic + "-parted/partitions", Content_Type=kind)[0] == 204
+    assert json.loads(request("GET", f"{broker.http_url}{topic}/properties")[1]) == {"a": "b"}
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_body_that_a_form_could_send_is_refused_also_without_any_word_of_a_site(broker, topic, kind):
-    for body in (b'{"a":"b"}', b""):
-        status, text = asked(broker, "PUT", topic + "/properties", body, Content_Type=kind)
+    for body in (b"5", b""):
+        status, text = asked(broker, "POST", topic + "/messageTTL?messageTTL=5", body, Content_Type=kind)
         assert (status, "application/json" in text) == (403, True)
-    assert json.loads(request("GET", f"{broker.http_url}{topic}/properties")[1]) == {}
+    assert request("GET", f"{broker.http_url}{topic}/messageTTL")[1] == ""
 
 
 def test_bodies_are_json_and_one_without_a_type_is_taken_for_it(broker, topic):
@@ -227,16 +251,16 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
     with contextlib.closing(broker):
         broker.start()
         assert asked(broker, "PUT", path, **known)[0] == 204
-        for told in ({"Sec_Fetch_Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Host": "evil.example"},
-                     {"Content_Type": FORMS[0]}):
+        for told in ({"Sec_Fetch_Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             assert asked(broker, "DELETE", path, **known, **told)[0] == 403
+        assert asked(broker, "POST", path + "/terminate", **known, Content_Type=FORMS[0])[0] == 403
         assert asked(broker, "GET", "/metrics", **known, Host="evil.example")[0] == 403
         # the browser is not asked for a password either
         assert asked(broker, "GET", "/admin/v2/tenants", Host="evil.example")[0] == 403
         assert asked(broker, "DELETE", path, **known)[0] == 204
         refused = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines()
                    if '"status": 403' in line]
-        assert len(refused) == 4 and all(one["request"] == f"DELETE {path}" for one in refused)
+        assert [one["request"] for one in refused] == [f"DELETE {path}"] * 3 + [f"POST {path}/terminate"]
 
 
 # -- where backups go

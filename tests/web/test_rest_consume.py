@@ -39,7 +39,7 @@ def place_of(topic, subscription="s"):
 def take(rest, topic, subscription="s", **parameters):
     """Return the messages of one call."""
     query = "&".join(f"{name}={value}" for name, value in parameters.items())
-    status, answer = rest.ask("GET", f"{place_of(topic, subscription)}?{query}")
+    status, answer = rest.ask("POST", f"{place_of(topic, subscription)}?{query}")
     assert status == 200, answer
     return answer["messages"]
 
@@ -79,7 +79,8 @@ def consumers(rest, topic, subscription="s"):
 def curl(rest, topic, *options, **parameters):
     """Yield a curl that reads the events of a subscription."""
     query = "&".join(f"{name}={value}" for name, value in parameters.items())
-    command = ["curl", "-sSN", "-H", "Accept: text/event-stream", *options, f"{rest.http_url}{place_of(topic)}?{query}"]
+    command = ["curl", "-sSN", "-X", "POST", "-H", "Accept: text/event-stream", *options,
+               f"{rest.http_url}{place_of(topic)}?{query}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         limit = threading.Timer(2 * SECONDS, process.kill)      # so that a test that waits for an event ends
         limit.start()
@@ -283,7 +284,7 @@ def test_the_end_of_a_terminated_topic_is_told(rest):
     topic = subscribed(rest, None, "last")
     rest.ask("POST", f"/admin/v2/{path_of(topic)}/terminate")
     ack(rest, topic, *take_all(rest, topic, 1))
-    assert eventually(lambda: rest.ask("GET", f"{place_of(topic)}?wait=0")[1].get("endOfTopic"), SECONDS)
+    assert eventually(lambda: rest.ask("POST", f"{place_of(topic)}?wait=0")[1].get("endOfTopic"), SECONDS)
 
 
 def test_unused_consumers_end_and_what_they_had_taken_in_advance_is_free(rest, sockets):
@@ -308,7 +309,7 @@ def test_other_parameters_need_that_no_call_waits(rest):
     waiting = threading.Thread(target=lambda: take(rest, topic, wait=SECONDS))
     waiting.start()
     eventually(lambda: consumers(rest, topic) == 1, SECONDS)
-    assert rest.ask("GET", f"{place_of(topic)}?subscriptionType=Exclusive")[0] == 409
+    assert rest.ask("POST", f"{place_of(topic)}?subscriptionType=Exclusive")[0] == 409
     rest.publish(topic, "x")
     waiting.join()
     assert [one["payload"] for one in take(rest, topic, subscriptionType="Exclusive", wait=SECONDS)] == ["x"]
@@ -336,7 +337,7 @@ def test_a_stream_that_comes_back_goes_on_behind_its_last_event(rest):
         events = [event(stream) for _ in range(4)]
     with curl(rest, topic, "-H", f"Last-Event-ID: {events[1]['id']}", **parameters) as stream:
         assert [json.loads(event(stream)["data"])["payload"] for _ in range(2)] == ["c", "d"]
-    assert rest.ask("GET", place_of(topic), None, Accept="text/event-stream", **{"Last-Event-ID": "x"})[0] == 400
+    assert rest.ask("POST", place_of(topic), None, Accept="text/event-stream", **{"Last-Event-ID": "x"})[0] == 400
 
 
 def test_a_stream_and_calls_share_a_subscription(rest):
@@ -379,10 +380,12 @@ def test_bytes_behind_a_call_for_messages_harm_nobody(rest):
     topic, where = subscribed(rest, None, "x"), urlsplit(rest.http_url)
     for more in ("Content-Length: 99\r\n\r\n{", f"\r\nGET /status.html HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n"):
         with socket.create_connection((where.hostname, where.port), SECONDS) as link:
-            link.sendall(f"GET {place_of(topic)}?wait=0 HTTP/1.1\r\nHost: {where.netloc}\r\n{more}".encode())
+            link.sendall(f"POST {place_of(topic)}?wait=0 HTTP/1.1\r\nHost: {where.netloc}\r\n{more}".encode())
             came = b""
             while b'{"messages":[' not in came:
-                came += link.recv(65_536)
+                some = link.recv(65_536)
+                assert some, came
+                came += some
         assert came.startswith(b"HTTP/1.1 200") and b"Connection: close" in came
 
 
@@ -390,7 +393,7 @@ def test_a_slow_reader_costs_little_and_holds_up_nobody(broker, rest):
     topic, where = subscribed(rest), urlsplit(rest.http_url)
     slow = socket.create_connection((where.hostname, where.port))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    slow.sendall(f"GET {place_of(topic)} HTTP/1.1\r\nHost: {where.netloc}\r\nAccept: text/event-stream\r\n\r\n"
+    slow.sendall(f"POST {place_of(topic)} HTTP/1.1\r\nHost: {where.netloc}\r\nAccept: text/event-stream\r\n\r\n"
                  .encode())
     assert b"200" in slow.recv(20)
     processes = [psutil.Process(broker.child(role)) for role in ("web", "admin")]
@@ -412,7 +415,7 @@ def test_a_slow_reader_costs_little_and_holds_up_nobody(broker, rest):
     "consumerName=", "maxRedeliverCount=0", "deadLetterTopic=x"])
 def test_wrong_parameters_are_refused(rest, query):
     topic = subscribed(rest)
-    status, answer = rest.ask("GET", f"{place_of(topic)}?{query}")
+    status, answer = rest.ask("POST", f"{place_of(topic)}?{query}")
     assert status == 400 and query.partition("=")[0] in answer["reason"]
 
 
@@ -433,10 +436,10 @@ def test_wrong_acknowledgements_are_refused_and_change_nothing(rest, what, body)
 def test_missing_places_and_taken_subscriptions_have_their_status(rest, sockets):
     missing = unique_topic()
     for path in (place_of(missing), "/topics/persistent/public/nothing/t/subscription/s"):
-        assert rest.ask("GET", path)[0] == rest.ask("POST", path + "/ack", {"messageIds": []})[0] == 404
+        assert rest.ask("POST", path)[0] == rest.ask("POST", path + "/ack", {"messageIds": []})[0] == 404
     topic = rest.topic()
     sockets.consumer(topic, "s")      # Exclusive
-    assert rest.ask("GET", place_of(topic))[0] == 409
+    assert rest.ask("POST", place_of(topic))[0] == 409
     for method, path, status in (("PUT", place_of(topic), 405), ("GET", place_of(topic) + "/ack", 405),
                                  ("GET", f"/topics/{path_of(topic)}/subscription/", 404)):
         assert rest.ask(method, path, None)[0] == status
@@ -445,8 +448,40 @@ def test_missing_places_and_taken_subscriptions_have_their_status(rest, sockets)
 def test_pages_of_other_sites_take_no_messages(rest):
     topic = subscribed(rest, None, "x")
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://example.com"}, {"Host": "example.com"}):
-        assert rest.ask("GET", place_of(topic), None, **headers)[0] == 403
+        for method in ("GET", "POST"):
+            assert rest.ask(method, place_of(topic), None, **headers)[0] == 403
     assert len(take(rest, topic)) == 1
+
+
+IMAGE = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0", "Accept": "image/*"}
+
+
+@pytest.mark.parametrize("more", ["", "?token=any", "?subscriptionMode=NonDurable"])
+def test_an_image_of_a_page_takes_no_message_and_makes_no_subscription(rest, more):
+    """Over plain HTTP by a name browsers do not say whose page asks, and a GET names no origin."""
+    topic = subscribed(rest, None, "x")
+    for subscription in ("s", "planted"):
+        for headers in (IMAGE, {}, {"Authorization": "Basic eDp5"}, {"Accept": "text/event-stream"}):
+            status, answer = rest.ask("GET", place_of(topic, subscription) + more, None, **headers)
+            assert status == 403 and "POST" in answer["reason"]
+    assert list(rest.ask("GET", f"/admin/v2/{path_of(topic)}/stats")[1]["subscriptions"]) == ["s"]
+    assert backlog(rest, topic) == 1
+
+
+@pytest.mark.parametrize("proof", [
+    {"X-Requested-With": "script"}, {"Sec-Fetch-Site": "same-origin"}, {"Authorization": "Bearer any"}])
+def test_a_get_that_no_page_of_another_site_can_send_takes_messages(rest, proof):
+    topic = subscribed(rest, None, "x")
+    status, answer = rest.ask("GET", place_of(topic), None, **proof)
+    assert status == 200 and len(answer["messages"]) == 1
+
+
+def test_a_token_in_the_address_proves_that_a_get_is_asked_for_where_tokens_are(start_broker, tmp_path):
+    broker, tokens = guarded_broker(start_broker, tmp_path, "admin")
+    admin = Rest(broker.http_url, Authorization=f"Bearer {tokens['admin']}")
+    topic = subscribed(admin, None, "x")
+    status, answer = Rest(broker.http_url).ask("GET", f"{place_of(topic)}?token={tokens['admin']}")
+    assert status == 200 and len(answer["messages"]) == 1
 
 
 def test_rights_to_consume_are_those_of_the_subscription(start_broker, tmp_path):
@@ -478,7 +513,7 @@ def test_every_message_comes_before_it_is_gone_whatever_is_killed(start_broker):
 
     def consume():
         while not is_over.is_set():
-            status, answer = rest.ask("GET", f"{place_of(topic)}?max=20&wait=1&ackTimeoutMillis=2000")
+            status, answer = rest.ask("POST", f"{place_of(topic)}?max=20&wait=1&ackTimeoutMillis=2000")
             if status == 200 and answer["messages"]:
                 seen.update(one["payload"] for one in answer["messages"])
                 # An answer that is lost leaves open whether they are acknowledged.

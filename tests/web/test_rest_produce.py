@@ -264,7 +264,7 @@ def test_a_wrong_body_is_refused_and_says_where_it_is_wrong(rest, body, status, 
 @pytest.mark.parametrize(("method", "path", "status"), [
     ("POST", "persistent/public/default/missing-{}", 404), ("POST", "persistent/public/nothing/t", 404),
     ("POST", "persistent/nobody/default/t", 404), ("POST", "other/public/default/t", 404),
-    ("POST", "persistent/public/default", 404), ("POST", "persistent/public/default/t/subscription/s", 405),
+    ("POST", "persistent/public/default", 404), ("PUT", "persistent/public/default/t/subscription/s", 405),
     ("GET", "persistent/public/default/t", 405), ("PUT", "persistent/public/default/t", 405),
     ("POST", "persistent/public/default/%ff", 400),
 ])

@@ -324,7 +324,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     # Messages over plain HTTP
     (WRITES, "POST", ("/topics" + _OPS, "/topics" + _OPS + "/partitions/{number}")),
     (READS, "GET", (_CONSUMING,)),
-    (READS, "POST", (_CONSUMING + "/ack", _CONSUMING + "/nack")),
+    (READS, "POST", (_CONSUMING, _CONSUMING + "/ack", _CONSUMING + "/nack")),
     # WebSocket: the doors look at each topic that the address names.
     (None, "GET", ("/ws/v2/{kind}/{rest}", "/ws/v3/{kind}/{rest}")),
 )

@@ -11,6 +11,10 @@ headers show such requests:
 
 Addresses are never foreign: a name can be pointed elsewhere, an address cannot. Tools send neither of the first two
 headers, and their Host is the name or address that they were given.
+
+Not all requests of browsers have them. Sec-Fetch-Site comes over HTTPS and to loopback addresses only, and Origin with
+changes and WebSocket, but with no plain GET. A GET that an image of a page asks for over plain HTTP looks like that of
+a tool. So a GET that takes messages needs a proof, which no page can have a browser send (`refuse_unproven`).
 """
 import asyncio
 import ipaddress
@@ -20,8 +24,10 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from geminga.storage.runtime.log import log
+from geminga.supervisor.admin.requests.sessions import COOKIE
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
+from geminga.workers.identity.authentication import LOCAL, Identity
 
 # load balancers probe under names of their own, and these routes reveal nothing else
 _PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"
@@ -29,9 +35,12 @@ _LOOKS = "GET", "HEAD", "OPTIONS"
 # a GET that publishes a message, and those that take messages, so they count as changes
 _HEALTH = "/admin/v2/brokers/health"
 _MESSAGES = "/topics/"
+_SOCKETS = "/ws/"
 _OWN_SITES = "same-origin", "none"                                 # "none" is a request by the user, such as a bookmark
 _JSON = "application/json", "text/json"
 _FORMS = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
+_PROOF = "X-Requested-With"      # any value: a page of another site has to ask first whether it may send the header
+_BROWSERS = "Mozilla/"           # how the User-Agent of every browser begins
 _TOLD_MAX = 100                                                    # foreign names that are logged
 
 
@@ -64,9 +73,11 @@ class Guard:
                         text=f"{host[:255]!r} is not a name of this broker; hosts of [http] in its configuration names "
                         "those that are, beside its addresses"
                     )
-        if _may_change(request):
+        if may_change(request):
             _refuse_other_sites(request)
             _refuse_forms(request)
+            if request.method in _LOOKS and not request.path.startswith(_MESSAGES):
+                _refuse_browsers_without_a_site(request)
 
     def knows(self, host: str) -> bool:
         """Whether the host of a page is this one, or is named by the configuration."""
@@ -102,11 +113,62 @@ async def guard(request: web.Request, handler) -> web.StreamResponse:
     return await handler(request)
 
 
-def _may_change(request: web.Request) -> bool:
+def may_change(request: web.Request) -> bool:
+    """Whether the request may change something.  Some do although they are GETs; a WebSocket is looked at by itself."""
     if request.method in _LOOKS:
         return (request.path == _HEALTH or request.path.startswith(_MESSAGES)
                 or "checkAllowAutoCreation" in request.query)
     return True
+
+
+def comes_from_a_browser(request: web.Request) -> bool:
+    """Whether a browser sends this change or this handshake of a WebSocket.
+
+    Browsers name the site of a page only to addresses that they trust.  They name its origin with every change and
+    handshake.  Libraries for WebSocket name an origin too, but no page can add a token to a handshake.
+    """
+    headers = request.headers
+    if COOKIE in request.cookies or "Sec-Fetch-Site" in headers:
+        return True
+    return "Origin" in headers and not (is_socket(request) and _has_token_in_header(request))
+
+
+def is_socket(request: web.Request) -> bool:
+    """Whether the request asks for a WebSocket."""
+    return request.path.startswith(_SOCKETS)
+
+
+def refuse_unproven(request: web.Request, identity: Identity) -> None:
+    """Refuse a GET that changes something, unless no page of another site can have a browser send it.  Raises 403.
+
+    A browser's word for the page's site is proof, as foreign sites have been refused before.
+    """
+    is_told = not {"Sec-Fetch-Site", _PROOF}.isdisjoint(request.headers)
+    if is_told or identity.method == LOCAL or shows_a_token(request, identity):
+        return
+    raise web.HTTPForbidden(text="Any web page can have a browser send this GET, which takes messages: ask by POST, or "
+                                 f"send a header {_PROOF} or a token")
+
+
+def shows_a_token(request: web.Request, identity: Identity) -> bool:
+    """Whether whoever asks knows a token, which browsers do not add by themselves, as they do passwords.
+
+    A token in the address, where any page can write one, counts only if the broker has accepted it.
+    """
+    return _has_token_in_header(request) or ("token" in request.query and identity.method == "token")
+
+
+def _has_token_in_header(request: web.Request) -> bool:
+    return request.headers.get("Authorization", "").lower().startswith("bearer ")
+
+
+def _refuse_browsers_without_a_site(request: web.Request) -> None:
+    """Refuse a GET that changes little and is asked for by Pulsar's tools, if a browser sends it.  Raises 403.
+
+    The tools cannot be taught to send a proof, so only the name that browsers give themselves tells the two apart.
+    """
+    if "Sec-Fetch-Site" not in request.headers and request.headers.get("User-Agent", "").startswith(_BROWSERS):
+        raise web.HTTPForbidden(text="Any web page can have a browser send this GET, which changes something")
 
 
 def _refuse_other_sites(request: web.Request) -> None:
@@ -122,11 +184,16 @@ def _refuse_other_sites(request: web.Request) -> None:
 
 
 def _refuse_forms(request: web.Request) -> None:
-    """Refuse a body with a content type that an HTML form can send.  Raises 403, 415."""
+    """Refuse a body with a content type that an HTML form can send.  Raises 403, 415.
+
+    Forms, and scripts that do not ask first whether they may, send no other bodies than those of a POST.
+    """
     resource = request.match_info.route.resource
     if "Content-Type" not in request.headers or (resource is not None and resource.canonical.endswith("{rest}")):
         return      # the route itself refuses these, and says why
     kind = request.content_type
+    if kind in _FORMS and request.method != "POST":
+        return
     if kind in _FORMS:
         raise web.HTTPForbidden(text=f"A body of {kind} may come from a form of any web page: "
                                      "bodies are application/json")
