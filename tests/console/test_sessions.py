@@ -189,6 +189,39 @@ def test_a_change_in_a_session_needs_the_secret_of_the_page(several):
     assert (line["role"], line["method"], line["request"]) == ("admin", "token", f"PUT {path}")
 
 
+NOT_TEXT = "\xff\xfe", "secr\xe9t"      # http.client writes each character as a byte, so neither is UTF-8
+
+
+@pytest.mark.parametrize("value", NOT_TEXT)
+def test_a_secret_that_is_not_ascii_is_a_wrong_one(several, value):
+    cookie = sign_in(several, token=token("admin"))
+    answer = ask(several, "PUT", "/admin/v2/tenants/by-bytes", {}, Cookie=cookie, **{HEADER: value})
+    assert answer.status == 403 and HEADER in answer.text
+
+
+def test_a_header_that_is_not_ascii_is_never_an_error_of_the_brokers_own(several):
+    value, topic = NOT_TEXT[0], "persistent/public/default/missing"
+    admin = {"Authorization": f"Bearer {token('admin')}"}
+    for header in ("Cookie", "Host", "Origin", "Sec-Fetch-Site", "Accept", "Last-Event-ID", "User-Agent", "Upgrade",
+                   "Sec-WebSocket-Key", "X-Pulsar-ListenerName", "X-Requested-With", HEADER):
+        said = f"{COOKIE}={value}" if header == "Cookie" else value
+        for method, path in (
+                ("GET", "/"), ("DELETE", "/admin/v2/tenants/missing"), ("GET", f"/lookup/v2/topic/{topic}"),
+                ("POST", f"/topics/{topic}/subscription/s?wait=0"), ("GET", f"/ws/v2/reader/{topic}")):
+            answer = ask(several, method, path, **admin | {header: said})
+            assert answer.status != 500, (header, method, path, answer.text)
+    # Few, as wrong guesses are answered late.
+    assert ask(several, "GET", "/admin/v2/tenants", Authorization=f"Bearer {value}").status == 401
+    assert "G290" not in several.log()
+
+
+def test_a_principal_that_is_not_utf_8_is_nobody(several):
+    """A proxy names the role for which it asks, here with bytes that are no text."""
+    answer = ask(several, "GET", "/admin/v2/tenants", **{
+        "Authorization": f"Bearer {token('admin')}", "X-Original-Principal": NOT_TEXT[0]})
+    assert answer.status == 401
+
+
 def test_another_sites_page_changes_nothing_even_with_cookie_and_secret(several):
     cookie = sign_in(several, token=token("admin"))
     answer = ask(several, "DELETE", "/admin/v2/tenants/by-cookie", Cookie=cookie, Origin="http://evil.example",

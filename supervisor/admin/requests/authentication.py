@@ -121,6 +121,8 @@ class HttpAuthenticator:
 
     async def _admit(self, request: web.Request, credentials: Credentials) -> Identity:
         principal = request.headers.get("X-Original-Principal")
+        if principal is not None and not _is_text(principal):
+            raise NotAuthenticated("INVALID_PRINCIPAL", "a principal that is not UTF-8")
         original = Original(principal) if principal is not None else None
         if not self._authenticator.is_slow(credentials):
             return self._authenticator.admit(credentials, original, may_repeat=True)
@@ -143,6 +145,15 @@ class HttpAuthenticator:
             return Credentials(method, base64.b64decode(rest.strip(), validate=True), certificate)
         except (binascii.Error, ValueError):
             return Credentials(method, b"", certificate)      # an empty user and password belong to nobody
+
+
+def _is_text(value: str) -> bool:
+    """Whether a header's bytes were UTF-8; others stand in it as halves of characters, which nothing can write."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 AUTHENTICATOR = web.AppKey("authenticator", HttpAuthenticator)

@@ -92,7 +92,8 @@ def session_of(request: web.Request) -> Session | None:
     if session is None:
         return None
     sent = request.headers.get(HEADER, "")
-    if request.method not in _LOOKS and not hmac.compare_digest(sent.encode(), session.secret.encode()):
+    is_secret = hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), session.secret.encode())
+    if request.method not in _LOOKS and not is_secret:
         raise web.HTTPForbidden(text=f"A change in a session carries its secret in the header {HEADER}: load the page "
                                      "again")
     request[SESSION] = session
