@@ -118,8 +118,13 @@ def refuse_reserved(topic: TopicName) -> None:
 
 def without_partition(text: str) -> str:
     """Return the name of the partitioned topic when `text` names a partition, else `text`."""
+    return split_partition(text)[0]
+
+
+def split_partition(text: str) -> tuple[str, int]:
+    """Return (name of the partitioned topic, number) when `text` names a partition, else (`text`, -1)."""
     match = _PARTITION.match(text)
-    return match[1] if match else text
+    return (match[1], int(match[2])) if match else (text, -1)
 
 
 def _invalid(text: str, why: str) -> Refusal:

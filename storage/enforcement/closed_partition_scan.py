@@ -21,9 +21,9 @@ _EACH_TICK = 50      # partitions looked at in a second; opening one takes a mil
 class ClosedPartitionScan(Watcher):
     """Opener of an owner's closed partitions whose policies act without clients."""
 
-    def __init__(self, owner: OwnerContext, is_mine: Callable[[str], bool]):
-        """is_mine: whether a partition of that name is this owner's."""
-        self._owner, self._is_mine = owner, is_mine
+    def __init__(self, owner: OwnerContext, is_mine: Callable[[str], bool], waits: Callable[[], bool]):
+        """is_mine: whether a partition of that name is this owner's.  waits: whether others may still recover one."""
+        self._owner, self._is_mine, self._waits = owner, is_mine, waits
         self._left: Iterator[str] = iter(())
         self._replicated: set[str] = set()      # partitions with a replication cursor, which may have to be deleted
         self.begin()
@@ -36,6 +36,8 @@ class ClosedPartitionScan(Watcher):
     def tick(self, now_ms: int) -> None:
         """Look at the next few stored partitions; called once a second."""
         owner = self._owner
+        if self._waits():
+            return
         for text in itertools.islice(self._left, _EACH_TICK):
             name = names.parse(text)
             if name in owner.by_name:

@@ -111,12 +111,17 @@ class Owner(Decisions):
         self.discovery = Discovery(self.catalogue, self._configured.discovery_grace_s * 1000)
         self.snapshots = BackupSnapshots(self, recovery)
         self._durability = Durability(self, self.space)
-        self.partitions = PartitionTable(self, self._durability, self.space, self.snapshots, recovery, is_mine)
+        self.partitions = PartitionTable(self, self._durability, self.space, self.snapshots, recovery, is_mine,
+                                         self._waits_for_owners)
         self.by_name = self.partitions.by_name
+
+    def _waits_for_owners(self) -> bool:
+        return self.coordinator.waits_for_owners
 
     def _make_watchers(self, is_mine: Callable[[str], bool]) -> None:
         """Make what looks at open partitions again and again: policies, limits, upkeep and statistics."""
-        self.closed_scan, self.missing = ClosedPartitionScan(self, is_mine), MissingFiles(self)
+        self.closed_scan = ClosedPartitionScan(self, is_mine, self._waits_for_owners)
+        self.missing = MissingFiles(self)
         self.schedules = DelayedScheduler(self)
         self.expiry, self.quotas, self.retention = MessageTtl(self), BacklogQuotas(self), Retention(self)
         self.puncher, self.views = HolePuncher(self), CompactedViews(self)

@@ -34,17 +34,17 @@ class PartitionTable(Watcher):
     """Open partitions of one owner, by name."""
 
     def __init__(self, owner: OwnerContext, durability: Durability, space: DiskSpace, snapshots: BackupSnapshots,
-                 recovery: "Recovery | None", is_mine: Callable[[str], bool]):
+                 recovery: "Recovery | None", is_mine: Callable[[str], bool], waits: Callable[[], bool]):
         """Make a table without open partitions.
 
         recovery: states that are in the journal but not yet in state files.  is_mine: whether a partition's name
-        belongs to this owner.
+        belongs to this owner.  waits: whether other owners may still recover partitions of this one.
         """
         self.by_name: dict[TopicName, Partition] = {}
         self.watchers: list[Watcher] = []               # all of them, for partitions
         self.topic_watchers: list[TopicWatcher] = []    # watchers that non-persistent topics need too
         self._owner, self._durability, self._space, self._snapshots = owner, durability, space, snapshots
-        self._recovery, self._is_mine = recovery, is_mine
+        self._recovery, self._is_mine, self._waits = recovery, is_mine, waits
         self._next_slot = -1
         self._to_forget: Iterator[Partition] = iter(())      # partitions whose producers this round has yet to look at
 
@@ -52,9 +52,14 @@ class PartitionTable(Watcher):
         return f"<PartitionTable open={len(self.by_name)}>"
 
     def refuse_foreign(self, name: TopicName) -> None:
-        """Raise Refusal if the topic belongs to another owner: two owners would overwrite each other's entries."""
+        """Raise Refusal if the topic belongs to another owner, or its former owner may still recover it.
+
+        Two owners would overwrite each other's entries.
+        """
         if not self._is_mine(str(name)):
             raise Refusal(api.ServiceNotReady, f"Topic {name} is not served here; look it up again")
+        if self._waits():
+            raise Refusal(api.ServiceNotReady, f"The former owner of {name} is being started; try again")
 
     def find(self, name: TopicName) -> Partition | None:
         """Return the partition with this name, and open it if it is only on disk; None if it does not exist.

@@ -35,13 +35,16 @@ from geminga.storage.ledgers.checkpoints import Snapshot
 from geminga.storage.ledgers.journal_reader import Replay, StoredRecord, Told
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner import replayed_ops
+from geminga.storage.runtime.routing import PLACEMENT
 from geminga.storage.topics.partition import Partition
 from geminga.storage.transactions import transaction_table
 from geminga.storage.transactions.transaction_table import TransactionTable
 
 _ROWS_AT_ONCE = 1_000_000      # entries that are sorted by ledger at a time
 _KEPT_MAX = 32         # segments; a broker that is killed repeatedly would otherwise replay ever more
-_OWNERS = "owners"     # the file with the number of owners that the journals belong to
+# The file that says which owners the journals belong to: their number, and the version of placement.  Programs that
+# know one placement only compare the text with their number, and find that partitions have moved.
+_OWNERS = "owners"
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +396,7 @@ def journal_folder(data_dir: Path, owner: int) -> Path:
 def recover_owner(data_dir: Path, index: int, owners: int, told: Told = _tell_nobody, *, has_moved: bool) -> Recovered:
     """Recover from the journal of the owner with this index.  Raises CorruptFile, StorageFull, OSError.
 
-    has_moved: another number of owners wrote the journals, so records may belong to another owner's partitions.  Then
+    has_moved: as the function of that name says, so records may belong to another owner's partitions.  Then
     all changes are synced, and no owner serves before all owners have recovered.  A journal of an owner that no longer
     exists is recovered and removed by one of the current owners.
     """
@@ -407,19 +410,26 @@ def recover_owner(data_dir: Path, index: int, owners: int, told: Told = _tell_no
 
 
 def has_moved(data_dir: Path, owners: int) -> bool:
-    """Whether the journals were written by another number of owners, or may have been."""
+    """Whether the journals may have records of partitions that other owners have now.
+
+    So it is if another number of owners wrote them, or a program that placed partitions by another rule.
+    """
     if not (data_dir / "journal").exists():
         return False
     try:
-        return (data_dir / "journal" / _OWNERS).read_text().strip() != str(owners)
+        return (data_dir / "journal" / _OWNERS).read_text() != _placed(owners)
     except FileNotFoundError:
         return True
 
 
 def settle(data_dir: Path, owners: int) -> None:
-    """Store the number of owners, after all of them have recovered.  Raises OSError."""
+    """Store the number of owners and their placement, after all of them have recovered.  Raises OSError."""
     if not has_moved(data_dir, owners):
         return
     path = data_dir / "journal" / _OWNERS
-    write_anew(path, b"%d\n" % owners)
+    write_anew(path, _placed(owners).encode())
     sync(path.parent, os.fsync)
+
+
+def _placed(owners: int) -> str:
+    return f"{owners} placement {PLACEMENT}\n"

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import mmh3
 
-from geminga.proto.names import REMEMBERED_MAX
+from geminga.proto.names import REMEMBERED_MAX, split_partition
+
+# The version of the rule by which `owner_of` places partitions. Journals are recovered by their partitions' owners, so
+# the data folder says by which rule they were written.
+#   Version 1: the hash of the partition's own name. Of two owners, one had both partitions of half the topics.
+#   Version 2: the rank of owners for the topic, then the partition's number.
+PLACEMENT = 2
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
@@ -18,14 +24,17 @@ def socket_path(run_dir: Path, serial: int) -> str:
 def owner_of(partition: str, owners: int) -> int:
     """Return the index, below `owners`, of the owner process that a partition belongs to.
 
-    Rendezvous hashing: every process computes the same answer without asking, and few partitions move when `owners`
-    changes.
+    Rendezvous hashing of the topic's name ranks the owners, and partitions take them in turn. So every process computes
+    the same answer without asking, no owner has two partitions of a topic more than another one, and of the topics
+    without partitions few move when `owners` changes. A change of this rule has to change PLACEMENT.
     """
     return _remembered(partition, owners) if len(partition) <= REMEMBERED_MAX else _owner_of(partition, owners)
 
 
 def _owner_of(partition: str, owners: int) -> int:
-    return max(range(owners), key=lambda owner: mmh3.hash(partition, owner, signed=False))
+    topic, number = split_partition(partition)
+    ranked = sorted(range(owners), key=lambda owner: mmh3.hash(topic, owner, signed=False), reverse=True)
+    return ranked[max(number, 0) % owners]
 
 
 _remembered = lru_cache(maxsize=65_536)(_owner_of)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-VERSION = 1
+VERSION = 2      # since 2, both programs place partitions by version 2 of routing.PLACEMENT
 HELLO, ACK, TAKE_OVER, REFUSED, WELCOME, FILE, VIEW, CATALOGUE, RECORDS, MARK, END = range(1, 12)
 PAGE = 4096                      # bytes of the catalogue that are sent together
 _MAGIC = 0x44454547              # "GEED"

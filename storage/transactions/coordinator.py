@@ -91,6 +91,11 @@ class Coordinator(Watcher):
         return f"<Coordinator ready={self.is_ready} open={self.active} under_way={len(self._under_way)}>"
 
     @property
+    def waits_for_owners(self) -> bool:
+        """Whether other owners have not recovered yet, so that their journals may have records of partitions here."""
+        return bool(self._missing)
+
+    @property
     def active(self) -> int:
         """Number of transactions that have not ended."""
         return sum(len(table.by_id) for table in self._tables.values())

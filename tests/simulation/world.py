@@ -204,6 +204,8 @@ class World:
                 recovery.journal_folder(self.disk.root, other), segment_bytes=size, segments_max=2
             ).close()
         started = Rig(self.disk.root, now_ms=self.now_ms, owners=self.owners, has_moved=is_moved, **self.options)
+        for other in range(self.owners - 1):
+            started.owner.exchange.owner_is_up(other)
         recovery.settle(self.disk.root, self.owners)
         return started
 
