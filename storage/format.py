@@ -14,7 +14,7 @@
                                             (index_repair.py).  *.new: an index that is being rewritten
     <data>/partitions/<id>/state            all other durable data of the partition, as of a checkpoint, in two
                                             copies: STATE_HEADER, then CURSOR_ROWs, PART_ROWs, ARRAY_ROWs,
-                                            SEQUENCE_ROWs, the arrays' bytes, and TYPE_ROWs
+                                            SEQUENCE_ROWs, the arrays' bytes, TYPE_ROWs, OP_ROWs and MISSED_ROWs
     <data>/partitions/<id>/compacted/<n>/   the n-th compacted view: its manifest `view` (compacted_ledgers.py), and for
                                             each ledger with kept entries <ledger>.ledger and .index as above, with a
                                             COMPACTED_ROW per kept entry, ascending; <ledger>.keys and .mask
@@ -48,6 +48,8 @@ what each version added.
       - freed rows; a program that does not know them repairs them, and reports discarded entries as lost
       - `exported`; a program that does not know it deletes messages that are not exported
       - TYPE_CHANGED and TYPE_ROWs; a program that does not know them skips both, and writes states without types
+      - MISSED and MISSED_ROWs, and runs of TRANSACTION_SEQUENCE; a program that does not know them skips them: late
+        messages are duplicates there, and so are those of an aborted transaction that come again
       - positions of replicators, which older programs forget with sequence ids; markers, which they find discarded
 
 FOLDER_VERSION is the version of the whole folder, and keeps older programs away from it.  Raise it whenever a released
@@ -158,6 +160,10 @@ SEQUENCE_ROW = np.dtype([            # progress of producers, for deduplication
     ("next_chunk", "<u4"),           # 0: no such message
     ("crc32c", "<u4"),               # of the first chunk
 ])
+MISSED_ROW = np.dtype([              # ids that a producer has passed over, ascending within a producer
+    ("producer", "<i8", 2),
+    ("first", "<i8"), ("last", "<i8"),      # a gap; above SEQUENCE_ROW's `last`: ids that are supposed to be stored
+])
 TYPE_ROW = np.dtype([                # subscriptions that have had consumers
     ("subscription_id", "<u8"),
     ("type", "<u4"),                 # CommandSubscribe.SubType
@@ -236,14 +242,15 @@ SOURCE = np.dtype("<u4")             # per row: offset of its entry in the recor
 #   PART_ACKNOWLEDGED     | kind   word_number   subscription_id  partition_id  ledger_id    entry_id     word
 #   REDELIVERED, DIED     | kind   count         subscription_id  partition_id  ledger_id    first_entry  more_entries
 #   TOTAL                 | kind   reason        subscription_id  partition_id  .            .            messages
-#   PRODUCED              | kind   .             .                partition_id  producer_a   sequence_id  producer_b
+#   PRODUCED              | kind   supposed      .                partition_id  producer_a   sequence_id  producer_b
+#   MISSED                | kind   count_high    count_low        partition_id  producer_a   first        producer_b
 #   CHUNKED               | kind   next_chunk    crc32c           partition_id  producer_a   sequence_id  producer_b
 #   SEQUENCES_FORGOTTEN   | kind   .             .                partition_id  .            .            .
 #   PARTITION_DELETED, DELAYED: as SEQUENCES_FORGOTTEN
 #   COORDINATED           | kind   state         role             .             opened_ms    lifetime_ms  transaction
 #   ADDED_TO_TRANSACTION  | kind   .             subscription_id  partition_id  .            .            transaction
 #   TRANSACTION_ENTRIES   | kind   .             more_entries     partition_id  ledger_id    first_entry  transaction
-#   TRANSACTION_SEQUENCE  | kind   .             .                partition_id  producer_a   sequence_id  transaction
+#   TRANSACTION_SEQUENCE  | kind   place         more             partition_id  producer_a   sequence_id  transaction
 #   TRANSACTION_ACKS      | kind   .             subscription_id  partition_id  ledger_id    first, more  transaction
 #   TRANSACTION_ACK_UP_TO | kind   .             subscription_id  partition_id  ledger_id    entry_id     transaction
 #   TRANSACTION_ACK_PART  | kind   word_number   subscription_id  partition_id  ledger_id    entry, word  transaction
@@ -265,7 +272,7 @@ PART_ACKNOWLEDGED = 7      # 64 bits of a batch's messages, 1 = not acknowledged
 REDELIVERED = 8            # the redelivery count of first_entry, and of more_entries behind it
 DIED = 9                   # the count of consumers that disconnected while they held it; entry -1: all become 0
 TOTAL = 10                 # messages that the subscription no longer needs, by reason (an index of cursor.REASONS)
-PRODUCED = 11              # sequence id of the producer's last completely stored message
+PRODUCED = 11              # the highest sequence id of the producer's completely stored messages
 CHUNKED = 12               # a chunked message: its next chunk (0: it is complete), and the checksum of the first
 SEQUENCES_FORGOTTEN = 13   # of all producers
 PARTITION_DELETED = 14     # its id is never used again
@@ -274,11 +281,12 @@ TYPE_CHANGED = 16          # the subscription's consumers are of this CommandSub
 COORDINATED = 17           # a transaction of this owner's coordinators has this state from now on
 ADDED_TO_TRANSACTION = 18  # ... may publish to this partition, or acknowledge on this subscription of it (0: none)
 TRANSACTION_ENTRIES = 19   # entries that an open transaction published: first_entry, and more_entries behind it
-TRANSACTION_SEQUENCE = 20  # a producer's sequence id before its first message in a transaction, and that of its last
+TRANSACTION_SEQUENCE = 20  # sequence ids that a producer used in a transaction
 TRANSACTION_ACKS = 21      # entries that an open transaction acknowledges: first_entry, and more_entries behind it
 TRANSACTION_ACK_UP_TO = 22 # ... all entries up to this position
 TRANSACTION_ACK_PART = 23  # ... 32 messages of a batch, a bit each, 1 = acknowledged by the transaction
 TRANSACTION_ENDED = 24     # everything of the transaction is applied, or undone, in this partition
+MISSED = 25                # a gap in a producer's sequence ids begins at this one; count 0: no gap begins there
 
 LEDGER_OPENED_OP = np.dtype([
     ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
@@ -309,9 +317,14 @@ TOTAL_OP = np.dtype([
     ("kind_and_reason", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V16"),
     ("messages", "<i8")])
 PRODUCED_OP = np.dtype([
-    ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"),
+    ("kind_and_supposed", "<u4"),    # ids above it that are supposed to be stored; older programs wrote 0
+    ("unused", "V4"), ("partition_id", "<u8"),
     ("producer_a", "<i8"),           # the halves of producer_sequences.identity
     ("sequence_id", "<i8"), ("producer_b", "<i8")])
+MISSED_OP = np.dtype([
+    ("kind_and_count_high", "<u4"),  # the high 24 bits of the number of ids in the gap
+    ("count_low", "<u4"),            # ... and the low 32 bits
+    ("partition_id", "<u8"), ("producer_a", "<i8"), ("first", "<i8"), ("producer_b", "<i8")])
 CHUNKED_OP = np.dtype([
     ("kind_and_next_chunk", "<u4"), ("crc32c", "<u4"), ("partition_id", "<u8"), ("producer_a", "<i8"),
     ("sequence_id", "<i8"), ("producer_b", "<i8")])
@@ -334,10 +347,12 @@ TRANSACTION_ENTRIES_OP = np.dtype([
     ("kind", "<u4"), ("more_entries", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("first_entry", "<i8"),
     ("transaction", "<u8")])
 TRANSACTION_SEQUENCE_OP = np.dtype([
-    ("kind_and_place", "<u4"),       # 0: before the transaction, 1: its last
-    ("unused", "V4"), ("partition_id", "<u8"),
+    ("kind_and_place", "<u4"),       # RUN; older programs wrote BEFORE, and then LAST
+    ("more", "<u4"),                 # of a RUN: ids behind the first one
+    ("partition_id", "<u8"),
     ("producer_a", "<i8"),           # the first half of producer_sequences.identity
     ("sequence_id", "<i8"), ("transaction", "<u8")])
+BEFORE, LAST, RUN = 0, 1, 2          # sequence_id is that before the transaction, its last one, or a run's first one
 TRANSACTION_ACKS_OP = np.dtype([
     ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
     ("first_entry", "<u4"), ("more_entries", "<u4"), ("transaction", "<u8")])
@@ -355,7 +370,7 @@ OPS = {
     ACKNOWLEDGED: ACKNOWLEDGED_OP, CURSOR_RESET: CURSOR_RESET_OP, SUBSCRIPTION_DELETED: SUBSCRIPTION_OP,
     PART_ACKNOWLEDGED: PART_ACKNOWLEDGED_OP, REDELIVERED: COUNTED_OP, DIED: COUNTED_OP, TOTAL: TOTAL_OP,
     PRODUCED: PRODUCED_OP, CHUNKED: CHUNKED_OP, SEQUENCES_FORGOTTEN: PARTITION_OP, PARTITION_DELETED: PARTITION_OP,
-    DELAYED: PARTITION_OP, TYPE_CHANGED: TYPE_CHANGED_OP,
+    DELAYED: PARTITION_OP, TYPE_CHANGED: TYPE_CHANGED_OP, MISSED: MISSED_OP,
     COORDINATED: COORDINATED_OP, ADDED_TO_TRANSACTION: ADDED_OP, TRANSACTION_ENTRIES: TRANSACTION_ENTRIES_OP,
     TRANSACTION_SEQUENCE: TRANSACTION_SEQUENCE_OP, TRANSACTION_ACKS: TRANSACTION_ACKS_OP,
     TRANSACTION_ACK_UP_TO: TRANSACTION_ACK_UP_TO_OP, TRANSACTION_ACK_PART: TRANSACTION_ACK_PART_OP,

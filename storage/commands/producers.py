@@ -274,8 +274,8 @@ def close_producers(owner: OwnerContext, topic: Topic) -> None:
 def close_refused(owner: OwnerContext, session: Session, producer_id: int) -> None:
     """Close a producer whose SEND was refused, if its partition deduplicates, or if it is a replicator.
 
-    The client sends the refused message and all later ones again. If a later SEND were stored first, deduplication
-    would take the refused one for a duplicate, and it would be lost.
+    The client sends the refused message and all later ones again. If a later SEND were stored first, messages would
+    change their order, and a replicator's refused one would be taken for a duplicate and be lost.
     """
     producer = session.producers.get(producer_id)
     if producer is None or not isinstance(producer.partition, Partition):

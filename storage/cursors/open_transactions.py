@@ -27,8 +27,8 @@ class OpenTransaction:
     """The entries that one open transaction has published in one partition, and its acknowledgements there."""
 
     entries: dict[int, list[tuple[int, int]]] = field(default_factory=dict)      # ledger id -> runs (first, end)
-    # First half of a producer's identity -> its sequence id before the transaction, and that of its last message in it.
-    sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # First half of a producer's identity -> runs of its sequence ids in the transaction, first id -> last id.
+    sequences: dict[int, dict[int, int]] = field(default_factory=dict)
     acks: dict[int, TransactionAcks] = field(default_factory=dict)               # by subscription id
 
     @property
@@ -56,9 +56,9 @@ class OpenTransaction:
         for ledger_id, runs in sorted(self.entries.items()):
             for first, end in runs:
                 yield journal_ops.transaction_entries(transaction, partition_id, ledger_id, first, end)
-        for producer, (before, last) in self.sequences.items():
-            yield journal_ops.transaction_sequence(transaction, partition_id, producer, before, is_last=False)
-            yield journal_ops.transaction_sequence(transaction, partition_id, producer, last, is_last=True)
+        for producer, runs_of_ids in self.sequences.items():
+            for first, last in runs_of_ids.items():
+                yield journal_ops.transaction_sequences(transaction, partition_id, producer, first, last)
         for subscription_id, acks in self.acks.items():
             yield from acks.ops(transaction, partition_id, subscription_id)
 
@@ -199,9 +199,18 @@ class OpenTransactions:
                 return
             self.published(transaction, int(op["ledger_id"]), first, first + int(op["more_entries"]) + 1)
         elif kind == format.TRANSACTION_SEQUENCE:
-            producer, sequence_id = int(op["producer_a"]), int(op["sequence_id"])
-            is_last = bool(int(op["kind_and_place"]) >> format.NUMBER)
-            before = self.of(transaction).sequences.get(producer, (sequence_id, sequence_id))[0]
-            self.of(transaction).sequences[producer] = (before if is_last else sequence_id), sequence_id
+            ids = self.of(transaction).sequences.setdefault(int(op["producer_a"]), {})
+            _note_ids(ids, int(op["kind_and_place"]) >> format.NUMBER, int(op["sequence_id"]), int(op["more"]))
         else:
             self.of(transaction).acks_of(int(op["subscription_id"])).apply(kind, op)
+
+
+def _note_ids(ids: dict[int, int], place: int, sequence_id: int, more: int) -> None:
+    """Note in `ids`, first id -> last id, the sequence ids of a transaction that a TRANSACTION_SEQUENCE_OP has."""
+    if place == format.RUN:
+        ids[sequence_id] = sequence_id + more
+    elif place == format.BEFORE:
+        ids.clear()
+        ids[max(sequence_id + 1, 0)] = sequence_id      # empty, until LAST follows
+    elif ids:
+        ids[next(iter(ids))] = sequence_id

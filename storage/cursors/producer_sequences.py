@@ -1,8 +1,15 @@
-"""Deduplication: the last sequence id of each producer name, so that a message sent twice is stored once.
+"""Deduplication: the sequence ids stored under each producer name, so that a message sent twice is stored once.
 
-Sequence ids of a producer rise.  A SEND whose sequence id is not above the last stored one is a duplicate: its receipt
-has no position.  One record of the journal holds the entries and the sequence ids of a pass, so a crash never parts
-them, and a start reads no entries to learn sequence ids.
+Sequence ids of a producer rise, but need not arrive in that order: a delayed message overtakes the batch that is being
+filled.  So each producer has its highest id, and the gaps below it (missing_ids.py).  A SEND is a duplicate if all ids
+that it names were stored: its receipt has no position.  If some were stored and others not, as in a batch that was cut
+anew, it is stored whole, because a receipt promises that nothing is lost.  One record of the journal holds the entries
+and the sequence ids of a pass, so a crash never parts them, and a start reads no entries to learn sequence ids.
+
+A batch of Java's client names its first and its last id.  Other clients name the first only.  Such a batch is supposed
+to hold the ids that follow and are missing, one for each message.  A batch with a key holds messages of that key alone:
+it is supposed to hold the id that it names, and others are left as gaps.  Supposed ids never make a SEND a duplicate
+that names a higher id than any before.
 
 All chunks of a message have the same sequence id.  While the chunks of a message arrive, the number of the next one is
 known.  A producer that lost its state sends its message again from the first chunk, which then differs from the stored
@@ -11,8 +18,10 @@ again discards the chunks it has.
 
 A replicator of another cluster publishes messages of many producers, in the order of its own topic.  In place of a
 sequence id counts the position of each entry there (proto/names.py), and always, whether or not the topic
-deduplicates.  A replicator may pause for weeks while its cluster cannot be reached, so its position is never too old.
+deduplicates.  Positions leave no gaps, because a replicator sends in their order and leaves some out for good.  A
+replicator may pause for weeks while its cluster cannot be reached, so its position is never too old.
 """
+import itertools
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -23,11 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.rows import Rows
-from geminga.proto.sends import CHUNK_ID, CHUNK_ID_MAX, IS_CHUNK, IS_LAST_CHUNK
+from geminga.proto.sends import CHUNK_ID, CHUNK_ID_MAX, HAS_KEY, IS_CHUNK, IS_LAST_CHUNK
 from geminga.storage import format
+from geminga.storage.cursors.missing_ids import Gap, MissingIds
 from geminga.storage.ledgers import journal_ops
 
 NONE = -(1 << 63)             # a sequence id below all others
+HIGHEST = (1 << 63) - 1       # the highest sequence id
 NOWHERE = (1 << 64) - 1       # ledger id and entry id of a duplicate's receipt
 # Unfinished chunked messages of one producer.  Its threads may interleave some; without a bound, abandoned ones would
 # pile up.
@@ -35,7 +46,11 @@ _UNDER_WAY_MAX = 64
 _HALVES = struct.Struct("<qq")
 # Replicators of one topic whose positions are kept.  Without a bound, clients that invent names would fill the disk.
 REPLICATORS_MAX = 1_000
+# Gaps of all producers of one partition, a MB.  Beyond it, producers that were inactive longest lose theirs.
+PARTITION_GAPS_MAX = 65_536
+_SUPPOSED_MAX = (1 << 24) - 1     # ids above the highest, as many as an op of the journal can count
 _REPLICATOR = b"repl"         # the end of a replicator's identity
+_NO_GAPS = MissingIds()
 
 
 def identity(name: str, *, is_replicator: bool = False) -> bytes:
@@ -55,6 +70,13 @@ def span(sequence_id: int, highest: int) -> tuple[int, int]:
     return first, max(first, highest - (1 << 64) if highest >> 63 else highest)
 
 
+def supposed_end(first: int, last: int, messages: int, highest: int, flags: int) -> int:
+    """Return the last id that a SEND is supposed to hold: `last`, unless it is a batch that names its first id only."""
+    if highest or messages < 2 or flags & (HAS_KEY | IS_CHUNK):
+        return last
+    return min(first + messages - 1, HIGHEST)
+
+
 def spans(sequence_ids: NDArray[np.uint64], highest: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first and the last sequence id of many SENDs, as signed numbers: two arrays (n,)."""
     first = sequence_ids.view(np.int64)
@@ -63,29 +85,107 @@ def spans(sequence_ids: NDArray[np.uint64], highest: NDArray[np.uint64]) -> tupl
     return first, np.where(highest == 0, first, np.maximum(first, highest.view(np.int64)))
 
 
+def supposed_ends(first: NDArray[np.int64], last: NDArray[np.int64], messages: NDArray[np.uint32],
+                  highest: NDArray[np.uint64], flags: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return `supposed_end` of many SENDs, an array (n,); it is `last` itself if it has the same ids."""
+    is_supposed = (messages > 1) & (highest == 0) & (flags & (HAS_KEY | IS_CHUNK) == 0)
+    if not is_supposed.any():
+        return last
+    more = np.where(is_supposed, messages.astype(np.int64) - 1, 0)
+    ends: NDArray[np.int64] = last + np.minimum(more, HIGHEST - np.maximum(last, 0))
+    return ends
+
+
 @dataclass(slots=True)
 class Progress:
     """The sequence ids stored under one producer name."""
 
-    last: int = NONE              # sequence id of the last message stored whole
+    last: int = NONE              # the highest sequence id of a message stored whole
     # Unfinished chunked messages: sequence id -> (number of the next chunk, CRC32-C of the first).  Replaced, never
     # changed.
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
+    missing: MissingIds = _NO_GAPS      # ids below `last` of which nothing was stored
+    supposed: int = NONE          # ids above `last` up to here are supposed to be in the batch that was stored last
     seen_ms: int = 0
 
     def copy(self) -> "Progress":
-        return Progress(self.last, self.under_way)
+        return Progress(self.last, self.under_way, self.missing, self.supposed)
 
-    def take(self, first: int, last: int, flags: int, crc32c: int) -> bool:
-        """Return whether a SEND is new, and note a new one as stored."""
+    @property
+    def reach(self) -> int:
+        """The highest id that was stored or is supposed to be; -1 if there is none, as ids from 0 on may be late."""
+        return max(self.last, self.supposed, -1)
+
+    def take(self, first: int, last: int, end: int, flags: int, crc32c: int) -> bool:
+        """Return whether a SEND is new, and note a new one as stored.  end: as `supposed_end` returns it."""
         if flags & IS_CHUNK:
             return self._take_chunk(first, flags, crc32c)
-        if first <= self.last:
+        if first > self.last:
+            self.rise(self._gap_below(first), last, end)
+        elif not self._is_late(first, last, end):
             return False
-        self.last = last
+        elif end > last:
+            self._take_late_batch(first, end)
+        else:
+            self._store(first, last)
         if first in self.under_way:
             self._set(first, 0, 0)
         return True
+
+    def _is_late(self, first: int, last: int, end: int) -> bool:
+        """Whether a SEND whose first id is not above the highest has messages that were not stored."""
+        return end > (self.reach if end > last else self.last) or self.missing.touches(first, end)
+
+    def rise(self, gaps: list[Gap], last: int, end: int) -> None:
+        """Note SENDs whose ids are above the highest one, up to `last`, and the gaps that they leave.
+
+        end: the highest id that any of them is supposed to hold.
+        """
+        if gaps:
+            self.missing = self.missing.with_gaps(gaps)
+        self.last = last
+        self.suppose(max(end, self.supposed))
+
+    def _gap_below(self, first: int) -> list[Gap]:
+        """Return the gap that a SEND leaves whose first id is above the highest one; none if it follows that."""
+        reach = self.reach
+        return [(reach + 1, first - 1)] if first > reach + 1 else []
+
+    def suppose(self, end: int) -> None:
+        """Suppose that ids above the highest one, up to `end`, are stored; few enough for an op of the journal."""
+        self.supposed = min(end, self.last + _SUPPOSED_MAX, HIGHEST) if end > self.last else NONE
+
+    def _store(self, first: int, last: int) -> None:
+        """Note first .. last as stored, where first is not above the highest id."""
+        self.missing = self.missing.without(first, last)
+        if last > self.last:
+            self.last = last
+            self.suppose(self.supposed)
+
+    def _take_late_batch(self, first: int, end: int) -> None:
+        """Note a batch that names only its first id, which is not above the highest one.
+
+        If that id was missing, the batch holds the next missing ones.  Else it begins with messages that came before.
+        """
+        if self.missing.touches(first, first):
+            last_missing, above = self.missing.nth(first, end - first + 1)
+            self.missing = self.missing.without(first, last_missing)
+            end = self.reach + above
+        else:
+            self.missing = self.missing.without(first, end)
+        self.suppose(max(end, self.supposed))
+
+    def give_back(self, first: int, last: int) -> None:
+        """Note that nothing of first .. last is stored any more.  They count as unsent, also if they were the highest.
+        """
+        self.under_way = {key: value for key, value in self.under_way.items() if not first <= key <= last}
+        if first > self.last:
+            return
+        self.missing = self.missing.with_missing(first, min(last, self.last))
+        top = self.missing.top
+        if top is not None and top[1] == self.last:
+            self.missing = self.missing.without(*top)
+            self.last, self.supposed = top[0] - 1, NONE
 
     def take_position(self, position: int) -> bool:
         """Return whether an entry at this position of its source is new, and note a new one as stored.
@@ -99,11 +199,14 @@ class Progress:
 
     def _take_chunk(self, sequence_id: int, flags: int, crc32c: int) -> bool:
         chunk, (following, beginning) = flags >> CHUNK_ID, self.under_way.get(sequence_id, (0, 0))
-        is_new = sequence_id > self.last
+        is_new = sequence_id > self.last or self.missing.touches(sequence_id, sequence_id)
         if following:
             is_new = chunk >= following or (chunk == 0 and crc32c != beginning)
         if is_new and flags & IS_LAST_CHUNK:
-            self.last = max(self.last, sequence_id)
+            if sequence_id > self.last:
+                self.rise(self._gap_below(sequence_id), sequence_id, sequence_id)
+            else:
+                self._store(sequence_id, sequence_id)
             self._set(sequence_id, 0, 0)
         elif is_new:
             self._set(sequence_id, min(chunk + 1, CHUNK_ID_MAX), beginning if chunk else crc32c)
@@ -122,6 +225,11 @@ class Progress:
         self.under_way = under_way
 
 
+def _above(progress: Progress) -> list[Gap]:
+    """Return the ids above the highest one that are supposed to be stored, as (first, last), if there are any."""
+    return [(progress.last + 1, progress.supposed)] if progress.supposed > progress.last else []
+
+
 class Sequences:
     """Deduplication state of a partition: the progress of all its producers and replicators."""
 
@@ -129,6 +237,7 @@ class Sequences:
         # By identity, the longest inactive first.
         self.by_producer: OrderedDict[bytes, Progress] = OrderedDict()
         self.by_replicator: OrderedDict[bytes, Progress] = OrderedDict()
+        self._gaps = 0      # of all producers
 
     def __repr__(self) -> str:
         return f"<Sequences of {len(self.by_producer)} producers and {len(self.by_replicator)} replicators>"
@@ -147,8 +256,11 @@ class Sequences:
         """Set the progress of a producer, and count it as active now."""
         progress.seen_ms = now_ms
         table = self._table(producer)
+        self._gaps += len(progress.missing) - len(self.of(producer).missing)
         table[producer] = progress
         table.move_to_end(producer)
+        if self._gaps > PARTITION_GAPS_MAX:
+            self._forget_gaps()
         if len(self.by_replicator) > REPLICATORS_MAX:
             self.by_replicator.popitem(last=False)
 
@@ -161,6 +273,7 @@ class Sequences:
     def clear(self) -> None:
         """Forget all producers, but no replicator."""
         self.by_producer.clear()
+        self._gaps = 0
 
     # -- eviction
 
@@ -183,19 +296,35 @@ class Sequences:
                 break
             is_excess = len(self.by_producer) > count_max
             producer, progress = self.by_producer.popitem(last=False)
+            self._gaps -= len(progress.missing)
             if producer in connected:
                 self.learn(producer, progress, now_ms)
             else:
                 evicted += is_excess and now_ms - progress.seen_ms < inactive_ms
         return evicted
 
+    def _forget_gaps(self) -> None:
+        """Forget half of all gaps, those of the longest inactive producers.
+
+        No op says so: after a kill they may be known again, and are still gaps.
+        """
+        for progress in self.by_producer.values():
+            if self._gaps <= PARTITION_GAPS_MAX // 2:
+                break
+            self._gaps -= len(progress.missing)
+            progress.missing = _NO_GAPS
+
     # -- at rest
 
     def ops(self, partition_id: int, producer: bytes, progress: Progress) -> bytes:
         """Return the journal ops, as bytes, that change a producer's progress from the present one to `progress`."""
         halves, known, ops = _HALVES.unpack(producer), self.of(producer), b""
-        if progress.last != known.last:
-            ops = journal_ops.produced(partition_id, halves, progress.last)
+        if progress.last != known.last or progress.supposed != known.supposed:
+            ops = journal_ops.produced(
+                partition_id, halves, progress.last, supposed=max(progress.supposed - progress.last, 0))
+        if progress.missing is not known.missing:
+            ops += b"".join([journal_ops.missed(partition_id, halves, first, last)
+                             for first, last in progress.missing.changes(known.missing)])
         if progress.under_way is not known.under_way:
             for sequence_id in sorted(known.under_way.keys() | progress.under_way.keys()):
                 following, beginning = progress.under_way.get(sequence_id, (0, 0))
@@ -206,15 +335,36 @@ class Sequences:
 
     def apply_produced(self, ops: Rows) -> None:
         """Apply PRODUCED_OPs (n,) from the journal."""
-        for _, _, _, low, sequence_id, high in ops.tolist():
+        for kind, _, _, low, sequence_id, high in ops.tolist():
             producer = _HALVES.pack(low, high)
-            self._table(producer).setdefault(producer, Progress()).last = sequence_id
+            progress = self._table(producer).setdefault(producer, Progress())
+            progress.last = sequence_id
+            progress.suppose(sequence_id + (kind >> format.NUMBER))
+
+    def apply_missed(self, ops: Rows) -> None:
+        """Apply MISSED_OPs (n,) from the journal."""
+        by_producer: dict[bytes, dict[int, int]] = {}
+        for kind, less, _, low, first, high in ops.tolist():
+            identity = _HALVES.pack(low, high)
+            if (gaps := by_producer.get(identity)) is None:
+                gaps = by_producer[identity] = dict(self.of(identity).missing)
+            count = kind >> format.NUMBER << 32 | less
+            gaps.pop(first, None)
+            if count:
+                gaps[first] = first + count - 1
+        for identity, gaps in by_producer.items():
+            self._set_missing(identity, sorted(gaps.items()))
 
     def apply_chunked(self, ops: Rows) -> None:
         """Apply CHUNKED_OPs (n,) from the journal."""
         for kind, crc32c, _, low, sequence_id, high in ops.tolist():
             progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress())
             progress._set(sequence_id, kind >> format.NUMBER, crc32c)
+
+    def _set_missing(self, producer: bytes, gaps: Iterable[Gap]) -> None:
+        progress = self.by_producer.setdefault(producer, Progress())
+        before, progress.missing = len(progress.missing), MissingIds(gaps)
+        self._gaps += len(progress.missing) - before
 
     def rows(self) -> NDArray[np.void]:
         """Return the progress of all producers and replicators as SEQUENCE_ROWs (n,), in the order of eviction."""
@@ -227,11 +377,26 @@ class Sequences:
             format.SEQUENCE_ROW,
         )
 
+    def missed_rows(self) -> NDArray[np.void]:
+        """Return the gaps of all producers, and ids that are supposed to be stored, as MISSED_ROWs (n,)."""
+        return np.array([
+            (_HALVES.unpack(producer), first, last)
+            for producer, progress in self.by_producer.items()
+            for first, last in (*progress.missing, *_above(progress))], format.MISSED_ROW)
+
     def load(self, rows: NDArray[np.void]) -> None:
         """Add the producers' progress that SEQUENCE_ROWs (n,) hold."""
         for (low, high), last, sequence_id, following, beginning in rows.tolist():
             producer = _HALVES.pack(low, high)
             self._table(producer).setdefault(producer, Progress(last))._set(sequence_id, following, beginning)
+
+    def load_missed(self, rows: NDArray[np.void]) -> None:
+        """Add the gaps that MISSED_ROWs (n,) hold to the progress of their producers, which was loaded before."""
+        for identity, its in itertools.groupby(rows.tolist(), lambda row: _HALVES.pack(*row[0])):
+            progress, gaps = self.of(identity), [(first, last) for _, first, last in its]
+            if gaps[-1][0] > progress.last:
+                progress.suppose(gaps.pop()[1])
+            self._set_missing(identity, gaps)
 
     def begin(self, now_ms: int) -> None:
         """Count all producers of a partition that was just opened as active until now; earlier time does not count."""

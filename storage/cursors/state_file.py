@@ -2,7 +2,7 @@
 
     state    copy, copy
     copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | SEQUENCE_ROWs | the arrays' bytes | TYPE_ROWs
-             | OP_ROWs of open transactions
+             | OP_ROWs of open transactions | MISSED_ROWs, up to the end
 
 One TRANSACTION_ENTRIES_OP has no transaction, but the position `settled`: all transactions with entries up to there had
 ended when the state was taken.
@@ -88,8 +88,9 @@ def encode(partition_id: int, state: State) -> bytes:
     types = [(subscription_id, cursor.last_type, 0) for subscription_id, cursor in state.cursors.items()
              if cursor.last_type is not None]
     ops = state.transactions.ops(partition_id) if state.transactions is not None else b""
-    # Types and ops stand last, because older programs do not look behind the arrays' bytes.
-    body = b"".join([*tables, sequences.tobytes(), *blobs, np.array(types, format.TYPE_ROW).tobytes(), ops])
+    # What came later stands last, because older programs do not look behind what they know.
+    body = b"".join([*tables, sequences.tobytes(), *blobs, np.array(types, format.TYPE_ROW).tobytes(), ops,
+                     state.sequences.missed_rows().tobytes()])
     fields = {
         "magic": format.STATE_MAGIC,
         "partition_id": partition_id,
@@ -180,10 +181,12 @@ def _decode(copy: bytes) -> State:
         at += size
     for subscription_id, last_type, _ in np.frombuffer(copy, format.TYPE_ROW, int(head["types"]), at).tolist():
         state.cursors[subscription_id].last_type = last_type
-    if head["transactions"]:
-        at += int(head["types"]) * format.TYPE_ROW.itemsize
-        for op in np.frombuffer(copy, format.OP_ROW, int(head["transactions"]), at)[:, np.newaxis]:
-            state.with_transactions().apply(op.view(format.OPS[int(op["kind"][0])]))
+    at += int(head["types"]) * format.TYPE_ROW.itemsize
+    for op in np.frombuffer(copy, format.OP_ROW, int(head["transactions"]), at)[:, np.newaxis]:
+        state.with_transactions().apply(op.view(format.OPS[int(op["kind"][0])]))
+    at += int(head["transactions"]) * format.OP_ROW.itemsize
+    state.sequences.load_missed(np.frombuffer(copy, format.MISSED_ROW, -1, at) if at < len(copy)
+                                else np.empty(0, format.MISSED_ROW))
     return state
 
 

@@ -14,7 +14,7 @@ _MARK_DELETE, _CURSOR_RESET = struct_of(format.MARK_DELETE_OP), struct_of(format
 _PART_ACKNOWLEDGED, _COUNTED = struct_of(format.PART_ACKNOWLEDGED_OP), struct_of(format.COUNTED_OP)
 _TOTAL, _PRODUCED, _CHUNKED = struct_of(format.TOTAL_OP), struct_of(format.PRODUCED_OP), struct_of(format.CHUNKED_OP)
 _SUBSCRIPTION, _PARTITION = struct_of(format.SUBSCRIPTION_OP), struct_of(format.PARTITION_OP)
-_TYPE_CHANGED = struct_of(format.TYPE_CHANGED_OP)
+_TYPE_CHANGED, _MISSED = struct_of(format.TYPE_CHANGED_OP), struct_of(format.MISSED_OP)
 
 _COORDINATED, _ADDED = struct_of(format.COORDINATED_OP), struct_of(format.ADDED_OP)
 _T_ENTRIES, _T_SEQUENCE = struct_of(format.TRANSACTION_ENTRIES_OP), struct_of(format.TRANSACTION_SEQUENCE_OP)
@@ -129,12 +129,20 @@ def total(partition_id: int, subscription_id: int, reason: int, messages: int) -
 
 # -- producers
 
-def produced(partition_id: int, producer: tuple[int, int], sequence_id: int) -> bytes:
-    """Return the op with the sequence id of a producer's last completely stored message.
+def produced(partition_id: int, producer: tuple[int, int], sequence_id: int, *, supposed: int = 0) -> bytes:
+    """Return the op with the highest sequence id of a producer's completely stored messages.
 
-    producer: the halves of its identity.
+    producer: the halves of its identity.  supposed: how many ids above it are supposed to be stored.
     """
-    return _PRODUCED.pack(format.PRODUCED, partition_id, producer[0], sequence_id, producer[1])
+    kind = format.PRODUCED | supposed << format.NUMBER
+    return _PRODUCED.pack(kind, partition_id, producer[0], sequence_id, producer[1])
+
+
+def missed(partition_id: int, producer: tuple[int, int], first: int, last: int) -> bytes:
+    """Return the op for a gap in a producer's sequence ids, first .. last; of none if `last` is below `first`."""
+    count = last - first + 1
+    kind = format.MISSED | count >> 32 << format.NUMBER
+    return _MISSED.pack(kind, count & 0xFFFFFFFF, partition_id, producer[0], first, producer[1])
 
 
 def chunked(partition_id: int, producer: tuple[int, int], sequence_id: int, *, next_chunk: int, crc32c: int) -> bytes:
@@ -181,14 +189,13 @@ def transaction_entries(transaction: int, partition_id: int, ledger_id: int, fir
     return _T_ENTRIES.pack(format.TRANSACTION_ENTRIES, end - first - 1, partition_id, ledger_id, first, transaction)
 
 
-def transaction_sequence(transaction: int, partition_id: int, producer: int, sequence_id: int, *,
-                         is_last: bool) -> bytes:
-    """Return the op for the sequence id of a producer before a transaction, or of its last message in it.
+def transaction_sequences(transaction: int, partition_id: int, producer: int, first: int, last: int) -> bytes:
+    """Return the op for sequence ids first .. last that a producer has used in a transaction.
 
     producer: the first half of its identity.
     """
-    kind = format.TRANSACTION_SEQUENCE | is_last << format.NUMBER
-    return _T_SEQUENCE.pack(kind, partition_id, producer, sequence_id, transaction)
+    kind = format.TRANSACTION_SEQUENCE | format.RUN << format.NUMBER
+    return _T_SEQUENCE.pack(kind, last - first, partition_id, producer, first, transaction)
 
 
 def transaction_acks(transaction: int, partition_id: int, subscription_id: int, ledger_id: int, first: int,

@@ -38,7 +38,7 @@ _OPS = {
     getattr(format, name): name.lower().replace("_", " ")
     for name in (
         "LEDGER_OPENED", "LEDGER_DELETED", "MARK_DELETE", "ACKNOWLEDGED", "CURSOR_RESET", "SUBSCRIPTION_DELETED",
-        "PART_ACKNOWLEDGED", "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "CHUNKED", "SEQUENCES_FORGOTTEN",
+        "PART_ACKNOWLEDGED", "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "MISSED", "CHUNKED", "SEQUENCES_FORGOTTEN",
         "PARTITION_DELETED", "DELAYED", "TYPE_CHANGED", "COORDINATED", "ADDED_TO_TRANSACTION",
         "TRANSACTION_ENTRIES", "TRANSACTION_SEQUENCE", "TRANSACTION_ACKS", "TRANSACTION_ACK_UP_TO",
         "TRANSACTION_ACK_PART", "TRANSACTION_ENDED",
@@ -398,6 +398,10 @@ def _state(path: Path) -> Iterator[Line]:
             continue
         yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
             {"under_way": int(row["sequence_id"]), "next_chunk": int(row["next_chunk"])} if row["next_chunk"] else {})
+    for producer, first, last in known.sequences.missed_rows().tolist():
+        identity = np.array(producer, np.int64).tobytes()
+        what = "missing" if first <= known.sequences.of(identity).last else "supposed"
+        yield {"producer": identity.hex(), what: f"{first}-{last}"}
 
 
 def _table(path: Path) -> Iterator[Line]:

@@ -230,6 +230,10 @@ def _learn_produced(target: Target, run: Run) -> None:
     target.state(run.partition_id).sequences.apply_produced(run.rows)
 
 
+def _learn_missed(target: Target, run: Run) -> None:
+    target.state(run.partition_id).sequences.apply_missed(run.rows)
+
+
 def _learn_chunked(target: Target, run: Run) -> None:
     target.state(run.partition_id).sequences.apply_chunked(run.rows)
 
@@ -273,6 +277,7 @@ _APPLY: dict[int, Callable[[Target, Run], None]] = {
     format.TOTAL: _set_totals,
     format.PRODUCED: _learn_produced,
     format.CHUNKED: _learn_chunked,
+    format.MISSED: _learn_missed,
     format.SEQUENCES_FORGOTTEN: _forget_sequences,
     format.PARTITION_DELETED: _delete_partition,
     format.DELAYED: _begin_delayed_index,

@@ -135,9 +135,7 @@ class Participant(Watcher):
         pending.end(owner, partition, transaction, commits=commits)
         ended = transactions.by_id.get(transaction)
         if ended is not None:
-            if commits:
-                publishing.keep_sequences(owner, partition, ended)
-            else:
+            if not commits:
                 _discard(owner, partition, ended)
                 publishing.take_back_sequences(owner, partition, ended)
             owner.note(partition, journal_ops.transaction_ended(transaction, partition.partition_id))

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from geminga.proto.sends import IS_CHUNK, IS_LAST_CHUNK
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.open_transactions import OpenTransaction
-from geminga.storage.cursors.producer_sequences import Progress
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
@@ -25,7 +23,9 @@ def _runs(planned: Plan, group: Group) -> Iterator[tuple[int, int, int]]:
             yield int(mine[first]), at + first, at + end
 
 
-SequenceIds = dict[tuple[int, int], tuple[int, int]]      # (transaction, producer) -> as in OpenTransaction.sequences
+# (transaction, producer, first id) -> last id, as in OpenTransaction.sequences
+SequenceIds = dict[tuple[int, int, int], int]
+_RUN_MAX = 1 << 32      # sequence ids in one run, as many as an op of the journal can count
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +50,47 @@ def stored(planned: Plan, producers: Mapping[int, Producer]) -> list[Stored]:
         ops += [journal_ops.transaction_entries(transaction, partition_id, ledger_id, first, end)
                 for transaction, first, end in runs]
         sequences = _sequences(planned, group, producers) if partition.deduplicates else {}
-        for (transaction, producer), (before, last) in sequences.items():
-            if _known(partition, transaction).get(producer, (None,))[0] != before:
-                ops.append(journal_ops.transaction_sequence(
-                    transaction, partition_id, producer, before, is_last=False))
-            ops.append(journal_ops.transaction_sequence(transaction, partition_id, producer, last, is_last=True))
+        ops += [journal_ops.transaction_sequences(transaction, partition_id, producer, first, last)
+                for (transaction, producer, first), last in sequences.items()]
         stored.append(Stored(partition, ledger_id, runs, sequences))
     planned.ops = b"".join(ops)
     return stored
 
 
-def _known(partition: Partition, transaction: int) -> dict[int, tuple[int, int]]:
-    """Return the sequence ids of an open transaction, as in OpenTransaction."""
+def _known(partition: Partition, transaction: int, producer: int) -> dict[int, int]:
+    """Return the sequence ids of a producer in an open transaction, as in OpenTransaction."""
     known = partition.transactions.by_id.get(transaction) if partition.transactions is not None else None
-    return {} if known is None else known.sequences
+    return {} if known is None else known.sequences.get(producer, {})
 
 
 def _sequences(planned: Plan, group: Group, producers: Mapping[int, Producer]) -> SequenceIds:
-    """Return the sequence ids of transactions once the group is stored.
-
-    The partition deduplicates, so the sequence ids of a producer rise.
-    """
+    """Return the new and longer runs of sequence ids in transactions once the group is stored."""
     assert planned.transactions is not None and planned.stored is not None, planned
     partition = group.partition
     found: SequenceIds = {}
     rows = planned.stored[group.first:group.first + group.count]
-    columns = (rows[name].tolist() for name in ("producer", "sequence_id", "highest_sequence_id", "flags"))
-    lasts: dict[int, int] = {}      # by producer: the sequence id of its last message that is stored whole
+    columns = (rows[name].tolist()
+               for name in ("producer", "sequence_id", "highest_sequence_id", "messages", "flags"))
+    highest_ids: dict[int, int] = {}               # by producer, of all that was stored before
+    runs: dict[tuple[int, int], int] = {}          # (transaction, producer) -> first id of its newest run
     transactions = planned.transactions[group.first:group.first + group.count].tolist()
-    for transaction, handle, sequence_id, highest, flags in zip(transactions, *columns, strict=True):
+    for transaction, handle, sequence_id, highest, messages, flags in zip(transactions, *columns, strict=True):
         identity = producers[handle].identity
-        producer, last = half_of(identity), producer_sequences.span(sequence_id, highest)[1]
-        if producer not in lasts:
-            lasts[producer] = partition.sequences.of(identity).last
+        producer, (first, last) = half_of(identity), producer_sequences.span(sequence_id, highest)
+        end = producer_sequences.supposed_end(first, last, messages, highest, flags)
+        if producer not in highest_ids:
+            highest_ids[producer] = partition.sequences.of(identity).reach
         if transaction:
-            before, so_far = found.get((transaction, producer)) or _known(partition, transaction).get(
-                producer, (lasts[producer], last))
-            # An abort must not take back what another message, outside of all open transactions, has used since.
-            if so_far < lasts[producer] < last and lasts[producer] not in _lasts_of_others(partition, found, producer):
-                before = lasts[producer]
-            found[transaction, producer] = before, max(so_far, last)
-        if not flags & IS_CHUNK or flags & IS_LAST_CHUNK:
-            lasts[producer] = max(lasts[producer], last)
+            known = _known(partition, transaction, producer)
+            begin = runs.get((transaction, producer), next(reversed(known), None))
+            so_far = None if begin is None else found.get((transaction, producer, begin), known.get(begin))
+            # Nothing lies above a run that ends with the highest id, so it goes on even if some ids are passed over.
+            if begin is None or so_far != highest_ids[producer] or not so_far <= first <= end < begin + _RUN_MAX:
+                begin = first
+            found[transaction, producer, begin] = max(end, begin)
+            runs[transaction, producer] = begin
+        highest_ids[producer] = max(highest_ids[producer], end)
     return found
-
-
-def _lasts_of_others(partition: Partition, found: SequenceIds, producer: int) -> set[int]:
-    """Return the last sequence id of a producer in each open transaction."""
-    assert partition.transactions is not None, partition
-    return {last for (_, its), (_, last) in found.items() if its == producer} | {
-        each.sequences[producer][1] for each in partition.transactions.by_id.values() if producer in each.sequences}
 
 
 def apply(stored: list[Stored]) -> None:
@@ -109,68 +100,29 @@ def apply(stored: list[Stored]) -> None:
         assert transactions is not None, each      # else its SENDs were refused
         for transaction, first, end in each.runs:
             transactions.published(transaction, each.ledger_id, first, end)
-        for (transaction, producer), sequence_ids in each.sequences.items():
-            transactions.of(transaction).sequences[producer] = sequence_ids
+        for (transaction, producer, first), last in each.sequences.items():
+            transactions.of(transaction).sequences.setdefault(producer, {})[first] = last
 
 
 # -- the way back
 
 def take_back_sequences(owner: OwnerContext, partition: Partition, ended: OpenTransaction) -> None:
-    """Give producers the sequence ids back that an aborted transaction used, where no later message stands.
+    """Give producers the sequence ids back that an aborted transaction used.
 
     A client may send the messages again, with the same sequence ids: they are no duplicates.
     """
     if not ended.sequences or not partition.sequences.by_producer:
         return
     by_half = {half_of(identity): identity for identity in partition.sequences.by_producer}
-    for producer, (before, last) in ended.sequences.items():
-        _link(owner, partition, ended, producer)
+    for producer, runs in ended.sequences.items():
         if (identity := by_half.get(producer)) is None:      # it was absent for long
             continue
-        known = partition.sequences.of(identity)
-        under_way = {sequence_id: chunk for sequence_id, chunk in known.under_way.items()
-                     if not before < sequence_id <= last}
-        others = [its[1] for _, each in _others(partition, ended) if (its := each.sequences.get(producer)) is not None]
-        kept = max([before, *(other for other in others if before < other < last)])      # these may commit yet
-        progress = Progress(kept if before < known.last <= last else known.last,
-                            known.under_way if len(under_way) == len(known.under_way) else under_way)
+        progress = partition.sequences.of(identity).copy()
+        for first, last in runs.items():
+            progress.give_back(first, last)
         if ops := partition.sequences.ops(partition.partition_id, identity, progress):
             owner.note(partition, ops)
             partition.sequences.learn(identity, progress, owner.now_ms)
-
-
-def _link(owner: OwnerContext, partition: Partition, ended: OpenTransaction, producer: int) -> None:
-    """Have other open transactions of a producer, behind an aborted one, go back to where the aborted one began."""
-    before, last = ended.sequences[producer]
-    for transaction, each in _others(partition, ended):
-        its = each.sequences.get(producer)
-        if its is not None and before < its[0] <= last:
-            _go_back_to(owner, partition, transaction, each, producer, before)
-
-
-def keep_sequences(owner: OwnerContext, partition: Partition, ended: OpenTransaction) -> None:
-    """Have other open transactions of a producer go back no further than to what a committed one has used."""
-    for producer, (_, last) in ended.sequences.items():
-        for transaction, each in _others(partition, ended):
-            its = each.sequences.get(producer)
-            if its is not None and its[0] < last < its[1]:
-                _go_back_to(owner, partition, transaction, each, producer, last)
-
-
-def _others(partition: Partition, ended: OpenTransaction) -> Iterator[tuple[int, OpenTransaction]]:
-    """Yield (id, transaction) of the partition's open transactions but the one that ends."""
-    assert partition.transactions is not None, partition
-    return ((transaction, each) for transaction, each in partition.transactions.by_id.items() if each is not ended)
-
-
-def _go_back_to(owner: OwnerContext, partition: Partition, transaction: int, each: OpenTransaction, producer: int,
-                before: int) -> None:
-    """Note the sequence id that a producer has again after an abort of an open transaction."""
-    last = each.sequences[producer][1]
-    each.sequences[producer] = before, last
-    for sequence_id, is_last in ((before, False), (last, True)):
-        owner.note(partition, journal_ops.transaction_sequence(
-            transaction, partition.partition_id, producer, sequence_id, is_last=is_last))
 
 
 def half_of(identity: bytes) -> int:

@@ -61,7 +61,8 @@ def told(planned):
     ]
     receipts = [(worker, bytes(rows)) for worker, rows in planned.receipts]
     tables = bytes(planned.index), bytes(planned.sources), bytes(planned.record(b"").groups)
-    progress = {producer.name: (progress.last, progress.under_way) for _, producer, progress in planned.progress}
+    progress = {producer.name: (progress.last, progress.under_way, [*progress.missing], progress.supposed)
+                for _, producer, progress in planned.progress}
     return groups, tables, sorted(receipts), sorted(planned.refused), progress, planned.duplicates
 
 

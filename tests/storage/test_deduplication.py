@@ -12,6 +12,7 @@ from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.cursors import producer_sequences
+from geminga.storage.cursors.missing_ids import GAPS_MAX, MissingIds
 from geminga.storage.errors import StorageFull
 from geminga.storage.owner import replayed_ops
 from geminga.storage.owner.owner_pass import TICK_MS
@@ -90,7 +91,7 @@ def last_told(rig, topic, **fields):
 def test_what_is_sent_again_is_answered_in_its_place_and_not_stored(rig):
     producer = rig.producer("a", producer_name="p")
     assert send(rig, producer, 0, 1, 2) == [False] * 3
-    assert send(rig, producer, 1, 2, 3, 3, 0, 7, 5) == [True, True, False, True, True, False, True]
+    assert send(rig, producer, 1, 2, 3, 3, 0, 7, 7) == [True, True, False, True, True, False, True]
     assert kept(rig, "a") == ["0", "1", "2", "3", "7"]
     assert rig.counters.read()["entries_duplicate"] == 5
     assert rig.counters.read()["entries_in"] == 5
@@ -132,12 +133,15 @@ def test_one_that_waited_for_its_turn_is_told_when_that_comes(rig):
 
 
 @pytest.mark.parametrize(
-    "again, is_duplicate", [((10, 19), True), ((10, 30), True), ((19, 25), True), ((20, 29), False)], ids=str)
-def test_a_batch_is_judged_by_its_first_message_and_counts_up_to_its_last(rig, again, is_duplicate):
+    "again, is_duplicate",
+    [((10, 19), True), ((12, 17), True), ((10, 30), False), ((19, 25), False), ((20, 29), False)], ids=str)
+def test_a_batch_is_a_duplicate_if_all_its_messages_are_stored(rig, again, is_duplicate):
+    """A batch that was cut anew, of which some messages were stored and some were not, is stored: its receipt says so.
+    """
     producer = rig.producer("a", producer_name="p")
     assert send(rig, producer, Message(10, b"", highest=19, more={"num_messages_in_batch": 10})) == [False]
     assert send(rig, producer, Message(again[0], b"", highest=again[1])) == [is_duplicate]
-    assert send(rig, producer, again[1] + 1) == [False]
+    assert send(rig, producer, max(again[1], 19) + 1) == [False]
 
 
 def test_a_message_that_stands_alone_may_say_no_highest_id_or_its_own(rig):
@@ -157,6 +161,127 @@ def test_without_deduplication_everything_is_stored(rigs):
     assert send(rig, producer, 1, 1, 0) == [False] * 3
     assert last_told(rig, "a", producer_name="q") == -1
     assert not rig.partition("a").sequences
+
+
+# -- late
+
+def batch(first, count, highest=0, **more):
+    """Return a batch as clients send it: Java's names its last id too."""
+    return Message(first, b"%d+%d" % (first, count), highest=highest, more={"num_messages_in_batch": count} | more)
+
+
+def reopened(rigs, rig, producer, how):
+    """Return the rig and the producer after a kill, a clean stop or an unload, or as they are."""
+    if not how:
+        return rig, producer
+    if how == "unload":
+        rig.asked("unload", "a")
+    rig = {"kill": rigs.crash, "stop": rigs.restart, "unload": lambda same: same}[how](rig)
+    return rig, rig.producer("a", producer_name="p")
+
+
+@pytest.mark.parametrize("how", ["", "kill", "stop", "unload"])
+@pytest.mark.parametrize("highest", [0, 19])
+def test_a_delayed_message_that_overtakes_its_batch_costs_nothing(rigs, rig, how, highest):
+    """A producer that batches sends delayed messages at once, and the batch around them later: a receipt means stored.
+    """
+    producer, around = rig.producer("a", producer_name="p"), batch(0, 17, highest)
+    assert send(rig, producer, 3, 10, 17) == [False] * 3
+    rig, producer = reopened(rigs, rig, producer, how)
+    assert send(rig, producer, 3, around, 23, batch(20, 3)) == [True] + [False] * 3
+    rig, producer = reopened(rigs, rig, producer, how)
+    assert send(rig, producer, 3, 10, 17, around, 23, batch(20, 3)) == [True] * 6
+    assert send(rig, producer, 24) == [False]
+    assert kept(rig, "a") == ["3", "10", "17", "0+17", "23", "20+3", "24"]
+    assert rig.partition("a").sequences.of(producer_sequences.identity("p")).missing == MissingIds()
+
+
+@pytest.mark.parametrize("count", [3, publish_plan.FEW_MAX + 1], ids=["few", "many"])
+def test_each_late_message_is_stored_once(rigs, rig, count):
+    producer, late = rig.producer("a", producer_name="p"), [2 * number for number in range(count)]
+    assert send(rig, producer, *(each + 1 for each in late)) == [False] * count
+    assert send(rig, producer, *late[::-1]) == [False] * count
+    rig = rigs.crash(rig)
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, *range(2 * count), 2 * count) == [True] * 2 * count + [False]
+
+
+@pytest.mark.parametrize("length", [7, 10])
+def test_batches_that_name_their_first_id_only_leave_no_gaps(rigs, rig, length):
+    """Clients but Java's name the first id of a batch only. A run that begins anew may cut its batches differently."""
+    producer = rig.producer("a", producer_name="p")
+    for first in range(0, 50, 10):
+        assert send(rig, producer, batch(first, 10)) == [False]
+    rig = rigs.crash(rig)
+    producer = rig.producer("a", producer_name="p")
+    firsts = range(0, 63, length)
+    assert send(rig, producer, *(batch(first, length) for first in firsts)) == [first <= 40 for first in firsts]
+
+
+def test_a_batch_with_a_key_is_supposed_to_hold_its_first_id_only(rig):
+    """Batches of several keys are filled at the same time, so the ids behind a batch's first one may be another's."""
+    producer = rig.producer("a", producer_name="p")
+    keyed = [batch(first, count, partition_key=str(first)) for first, count in ((1, 3), (5, 1), (0, 2))]
+    assert send(rig, producer, *keyed) == [False] * 3
+    assert send(rig, producer, *keyed, 5, 3) == [True] * 4 + [False]
+
+
+def test_a_chunked_message_may_be_late(rigs, rig):
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, 1, 4, *chunks(2, 3, end=2), 5) == [False] * 5
+    rig = rigs.crash(rig)
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, *chunks(2, 3), 3, 4) == [True, True, False, False, True]
+    assert send(rig, producer, *chunks(2, 3)) == [True] * 3
+
+
+@pytest.mark.parametrize("step", [1, publish_plan.FEW_MAX + 1], ids=["few", "many"])
+def test_of_too_many_gaps_the_lowest_are_forgotten(rigs, rig, step):
+    """Ids in a forgotten gap count as stored, which is what an id below the highest one always meant."""
+    producer, ids = rig.producer("a", producer_name="p"), [*range(1, 2 * GAPS_MAX + 4, 2)]
+    for at in range(0, len(ids), step) if step > 1 else [0]:
+        send(rig, producer, *ids[at:at + (step if step > 1 else len(ids))])
+    rig = rigs.crash(rig)
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, 0, ids[-1] - 1, ids[-1]) == [True, False, True]
+    assert len(rig.partition("a").sequences.of(producer_sequences.identity("p")).missing) <= GAPS_MAX
+
+
+def test_a_partition_bounds_the_gaps_of_all_its_producers(monkeypatch):
+    """Producers that were inactive longest lose their gaps first."""
+    monkeypatch.setattr(producer_sequences, "PARTITION_GAPS_MAX", 100)
+    found = producer_sequences.Sequences()
+    for number in range(300):
+        progress = producer_sequences.Progress(9, missing=MissingIds([(1, 2), (4, 5)]))
+        found.learn(producer_sequences.identity(str(number)), progress, number)
+        assert len(found.missed_rows()) == found._gaps <= 100
+    assert found.of(producer_sequences.identity("299")).missing and not found.of(
+        producer_sequences.identity("0")).missing
+
+
+IDS = st.integers(0, 40)
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(steps=st.lists(st.tuples(st.booleans(), IDS, IDS)), first=IDS, count=st.integers(1, 40))
+def test_missing_ids_are_a_set(steps, first, count):
+    """Gaps hold the ids that were put in and not taken out, and tell what has changed since."""
+    found, before, expected = MissingIds(), MissingIds(), set()
+    for number, (adds, low, high) in enumerate(steps):
+        low, high = min(low, high), max(low, high)
+        assert found.touches(low, high) == bool(expected & {*range(low, high + 1)})
+        found = found.with_missing(low, high) if adds else found.without(low, high)
+        expected = expected | {*range(low, high + 1)} if adds else expected - {*range(low, high + 1)}
+        before = found if number == len(steps) // 2 else before
+    assert {each for low, high in found for each in range(low, high + 1)} == expected
+    ahead = sorted(each for each in expected if each >= first)
+    assert found.nth(first, count)[1] == max(0, count - len(ahead))
+    assert not ahead or found.nth(first, count)[0] == ahead[min(count, len(ahead)) - 1]
+    told = dict(before)
+    for low, high in found.changes(before):
+        told.pop(low, None)
+        told |= {low: high} if high >= low else {}
+    assert sorted(told.items()) == [*found]
 
 
 # -- through kills
@@ -258,8 +383,8 @@ def test_it_is_switched_on_and_off_at_any_time(rigs, rig):
     assert send(rig, producer, 0, 10, 11, 0) == [False] * 4
     partition.deduplicates = True
     again = rigs.crash(rig)
-    assert send(again, again.producer("a", producer_name="p"), 1, 0, 2) == [False, True, False]
-    assert send(rig, producer, 1, 0, 2) == [False, True, False]
+    assert send(again, again.producer("a", producer_name="p"), 1, 1, 2) == [False, True, False]
+    assert send(rig, producer, 1, 1, 2) == [False, True, False]
 
 
 def test_what_was_known_stays_forgotten_when_the_journal_has_forgotten_that(rigs):
@@ -318,13 +443,14 @@ def test_chunks_of_two_threads_of_one_producer_may_take_turns(rigs, rig):
     """
     five, six = chunks(5, 2), chunks(6, 3)
     producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, *range(5)) == [False] * 5
     first = [five[0], six[0], Message(7, b"7"), six[1]]
     assert send(rig, producer, *first) == [False] * 4
     again = rigs.crash(rig)
     producer = again.producer("a", producer_name="p")
     assert send(again, producer, *first, six[2], five[1]) == [True] * 4 + [False] * 2
     assert send(again, producer, *five, *six, 7, 8) == [True] * 6 + [False]
-    assert kept(again, "a") == ["5/0", "6/0", "7", "6/1", "6/2", "5/1", "8"]
+    assert kept(again, "a")[5:] == ["5/0", "6/0", "7", "6/1", "6/2", "5/1", "8"]
 
 
 @pytest.mark.parametrize("count", [1, publish_plan.FEW_MAX + 1])
@@ -408,43 +534,58 @@ def test_who_publishes_again_is_the_least_inactive():
 SEQUENCES = st.dictionaries(
     st.text(max_size=5),
     st.tuples(
-        st.sampled_from([producer_sequences.NONE, -1, 0, 2**63 - 1]),
+        st.sampled_from([producer_sequences.NONE, -1, 0, 100, 2**63 - 1]),
         st.dictionaries(
             st.integers(-2, 9), st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 2**32 - 1)), max_size=3
         ),
+        st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=4, unique_by=lambda gap: gap[0]),
+        st.integers(0, 2),
     ),
     max_size=5,
 )
 
 
 def known(found):
-    return {producer: (progress.last, progress.under_way) for producer, progress in found.by_producer.items()}
+    return {producer: said(progress) for producer, progress in found.by_producer.items()}
+
+
+def said(progress):
+    return progress.last, progress.under_way, [*progress.missing], progress.supposed
+
+
+def progress_of(last, under_way, gaps, supposed):
+    """Return progress with gaps at 10 * first, of a length each, and so many ids that are supposed to be stored."""
+    missing = MissingIds((10 * first, 10 * first + length - 1) for first, length in sorted(gaps))
+    made = producer_sequences.Progress(last, under_way, missing if last >= 100 else MissingIds())
+    if -1 <= last < 2**63 - 1:
+        made.suppose(last + supposed)
+    return made
 
 
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(before=SEQUENCES, after=SEQUENCES)
 def test_rows_and_ops_say_all_of_it(before, after):
-    """Rows of the state file hold all sequence ids and chunks. Journal ops lead from an earlier state to a later
+    """Rows of the state file hold all sequence ids, gaps and chunks. Journal ops lead from an earlier state to a later
     one, however often they are applied.
     """
     made = []
     for asked in (before, after):
         found = producer_sequences.Sequences()
-        for name, (last, under_way) in asked.items():
-            found.learn(producer_sequences.identity(name), producer_sequences.Progress(last, under_way), 0)
+        for name, about in asked.items():
+            found.learn(producer_sequences.identity(name), progress_of(*about), 0)
         made.append(found)
     read = producer_sequences.Sequences()
     read.load(made[0].rows())
+    read.load_missed(made[0].missed_rows())
     assert list(known(read).items()) == list(known(made[0]).items())
     ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1].by_producer.items()])
+    apply = {format.PRODUCED: read.apply_produced, format.CHUNKED: read.apply_chunked, format.MISSED: read.apply_missed}
     for _ in range(2):
         for run in replayed_ops.in_runs(np.frombuffer(ops, format.OP_ROW)):
-            (read.apply_produced if run.kind == format.PRODUCED else read.apply_chunked)(run.rows)
-        progress = {name: read.of(producer_sequences.identity(name)) for name in after}
-        assert {name: each.last for name, each in progress.items()} == {name: last for name, (last, _) in after.items()}
-        assert {name: each.under_way for name,
-                each in progress.items()} == {name: found for name, (_, found) in after.items()}
+            apply[run.kind](run.rows)
+        assert {name: said(read.of(producer_sequences.identity(name))) for name in after} == {
+            name: said(progress_of(*about)) for name, about in after.items()}
 
 
 # -- many producers
@@ -453,17 +594,17 @@ class Model:
     """The rules of deduplication in their simplest form, for producers of all topics."""
 
     def __init__(self):
-        self.last, self.begun, self.stored = {}, {}, {}
+        self.ids, self.begun, self.stored = {}, {}, {}
 
     def sent(self, topic, name, message):
         """Whether the model takes the message for a duplicate."""
-        key = topic, name
-        last, begun = self.last.get(key), self.begun.setdefault(key, {})
+        ids, begun = self.ids.setdefault((topic, name), set()), self.begun.setdefault((topic, name), {})
+        its = {*range(message.sequence_id, max(message.sequence_id, message.highest) + 1)}
         entries = begun.get(message.sequence_id)
         if message.chunks and entries:
             duplicate = message.chunk < len(entries) and (message.chunk > 0 or message.payload == entries[0])
         else:
-            duplicate = last is not None and message.sequence_id <= last
+            duplicate = its <= ids
         if duplicate:
             return True
         self.stored.setdefault(topic, []).append(message.payload.decode())
@@ -472,10 +613,7 @@ class Model:
                                           *[None] * message.chunk]
         else:
             begun.pop(message.sequence_id, None)
-            if message.chunks:
-                self.last[key] = max(message.sequence_id, last if last is not None else message.sequence_id)
-            else:
-                self.last[key] = max(message.sequence_id, message.highest)
+            ids |= its
         return False
 
 
@@ -505,6 +643,8 @@ PASS = st.lists(
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(passes=st.lists(st.tuples(PASS, st.booleans()), min_size=1, max_size=5))
+@example(passes=[([("a", "p", [Message(7), Message(2, highest=4)]), ("a", "p", [Message(3), Message(5), Message(1)])],
+                  True), ([("a", "p", [Message(number) for number in range(9)])], False)])
 @example(passes=[([("a", "p", [Message(1, highest=3)]), ("a", "p", [Message(2)]), ("a", "q", [Message(2)])], True)])
 def test_many_producers_in_one_pass_are_told_apart(rigs, passes):
     """Duplicates are recognized for each producer, in passes with two topics that deduplicate and one that does not,

@@ -30,6 +30,7 @@ ONE = [
     (ops.deaths_forgotten(7, 5), (9, 5, 7, 0, -1, 0)),
     (ops.total(7, 5, 2, 44), (10 | 2 << 8, 5, 7, 0, 0, 44)),
     (ops.produced(7, (-1, 2), -3), (11, 0, 7, -1, -3, 2)),
+    (ops.produced(7, (-1, 2), -3, supposed=9), (11 | 9 << 8, 0, 7, -1, -3, 2)),
     (ops.chunked(7, (-1, 2), 8, next_chunk=4, crc32c=0xFFFFFFFF), (12 | 4 << 8, 0xFFFFFFFF, 7, -1, 8, 2)),
     (ops.sequences_forgotten(7), (13, 0, 7, 0, 0, 0)),
     (ops.partition_deleted(7), (14, 0, 7, 0, 0, 0)),
@@ -39,7 +40,9 @@ ONE = [
      (17 | 2 << 8, 0xFFFFFFFF, 0, 1_700_000_000_000, 12, 9)),
     (ops.added_to_transaction(9, 7, 5), (18, 5, 7, 0, 0, 9)),
     (ops.transaction_entries(9, 7, 3, 4, 6), (19, 1, 7, 3, 4, 9)),
-    (ops.transaction_sequence(9, 7, -1, 8, is_last=True), (20 | 1 << 8, 0, 7, -1, 8, 9)),
+    (ops.transaction_sequences(9, 7, -1, 8, 11), (20 | 2 << 8, 3, 7, -1, 8, 9)),
+    (ops.missed(7, (-1, 2), 5, 5 + (3 << 32)), (25 | 3 << 8, 1, 7, -1, 5, 2)),
+    (ops.missed(7, (-1, 2), 5, 4), (25, 0, 7, -1, 5, 2)),
     (ops.transaction_acks(9, 7, 5, 3, 4, 6), (21, 5, 7, 3, 4 | 1 << 32, 9)),
     (ops.transaction_ack_up_to(9, 7, 5, (3, -1)), (22, 5, 7, 3, -1, 9)),
     (ops.transaction_ack_part(9, 7, 5, (3, 4), 2, 6), (23 | 2 << 8, 5, 7, 3, 4 | 6 << 32, 9)),
@@ -72,7 +75,7 @@ def test_every_kind_has_fields_a_reader_and_a_name():
     """Each kind of operation has a row in every table. Otherwise a start would skip it, or a dump would print its
     number.
     """
-    assert set(format.OPS) == set(range(1, 25)) == set(replayed_ops._APPLY) == set(dump._OPS)
+    assert set(format.OPS) == set(range(1, 26)) == set(replayed_ops._APPLY) == set(dump._OPS)
     for dtype in format.OPS.values():
         assert field_names(dtype)[0].startswith("kind") and dtype.fields["partition_id"][1] == 8
 
@@ -94,6 +97,9 @@ _OPS = st.one_of(
     st.builds(ops.mark_delete, _PARTITIONS, _SUBSCRIPTIONS, _POSITIONS),
     st.builds(ops.total, _PARTITIONS, _SUBSCRIPTIONS, st.integers(0, 2), st.integers(0, 9)),
     st.builds(ops.produced, _PARTITIONS, st.tuples(st.integers(-1, 1), st.just(2)), st.integers(-3, 3)),
+    st.builds(lambda *about, count: ops.missed(*about, about[-1] + count - 1), _PARTITIONS,
+              st.tuples(st.integers(-1, 1), st.just(2)), st.integers(0, 9).map(lambda first: 10 * first),
+              count=st.integers(0, 9)),
     st.builds(ops.cursor_reset, _PARTITIONS, _SUBSCRIPTIONS, _POSITIONS, since=st.integers(0, 9)),
     st.builds(ops.subscription_deleted, _PARTITIONS, _SUBSCRIPTIONS),
     st.builds(ops.type_changed, _PARTITIONS, _SUBSCRIPTIONS, st.integers(0, 3)),
@@ -125,8 +131,8 @@ class States:
 
     def shown(self):
         """Return everything that ops may change, in a form that can be compared."""
-        states = {number: (state.sequences.rows().tobytes(), {about: _shown(cursor) for about, cursor
-                                                              in sorted(state.cursors.items())})
+        states = {number: (state.sequences.rows().tobytes(), state.sequences.missed_rows().tobytes(),
+                           {about: _shown(cursor) for about, cursor in sorted(state.cursors.items())})
                   for number, state in self.states.items()}
         return states, {number: (table.by_id, list(table._ended.items()))
                         for number, table in self.coordinators.items()}

@@ -1,8 +1,12 @@
 """Sequence ids of messages in transactions: a commit uses them up, an abort gives them back, also of chunks."""
+import numpy as np
 import pytest
 
 from geminga.proto import envelope
 from geminga.proto.sends import IN_TRANSACTION
+from geminga.storage import format
+from geminga.storage.cursors.open_transactions import OpenTransactions
+from geminga.storage.ledgers import journal_ops
 
 from .test_deduplication import DUPLICATE, Message, chunks, section
 from .transactional import TransactionalRig, killed_at
@@ -53,13 +57,14 @@ def test_an_abort_gives_sequence_ids_back_and_a_commit_does_not(rig, tmp_path, c
     rig.close()
 
 
-def test_nothing_goes_back_before_a_later_message(rig):
+def test_ids_below_a_later_message_go_back_as_well(rig):
+    """Messages that were undone are in no topic, so a receipt without storing them again would be a loss."""
     producer = rig.producer("t", producer_name="p")
     transaction = rig.begin("t")
     send(rig, producer, 1, 2, transaction=transaction)
     send(rig, producer, 3)
     rig.end(transaction, "t", commits=False)
-    assert send(rig, producer, 1, 2, 3, 4) == [True, True, True, False]
+    assert send(rig, producer, 1, 2, 3, 4) == [False, False, True, False]
 
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["one pass", "passes"])
@@ -122,14 +127,31 @@ def test_two_aborted_transactions_of_a_producer_go_back_in_any_order(rig, tmp_pa
     rig.close()
 
 
-def test_an_aborted_transaction_before_a_committed_one_stays_used(rig):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_late_message_of_an_aborted_transaction_may_be_sent_again(rig, tmp_path, killed):
+    producer = rig.producer("t", producer_name="p")
+    send(rig, producer, 1, 9)
+    transaction = rig.begin("t")
+    assert send(rig, producer, 5, 3, 11, transaction=transaction) == [False] * 3
+    if killed:
+        rig = killed_at(rig, tmp_path / "open")
+        producer = rig.producer("t", producer_name="p")
+    rig.end(transaction, "t", commits=False)
+    if killed:
+        rig = killed_at(rig, tmp_path / "ended")
+        producer = rig.producer("t", producer_name="p")
+    assert send(rig, producer, 9, 3, 5, 11, 5) == [True, False, False, False, True]
+    rig.close()
+
+
+def test_an_aborted_transaction_before_a_committed_one_goes_back(rig):
     producer = rig.producer("t", producer_name="p")
     first, second = rig.begin("t"), rig.begin("t")
     send(rig, producer, 1, 2, transaction=first)
     send(rig, producer, 3, transaction=second)
     rig.end(first, "t", commits=False)
     rig.end(second, "t")
-    assert send(rig, producer, 1, 2, 3, 4) == [True, True, True, False]
+    assert send(rig, producer, 1, 2, 3, 4) == [False, False, True, False]
 
 
 @pytest.mark.parametrize("end", [1, 2, 3], ids=["first", "unfinished", "whole"])
@@ -176,3 +198,17 @@ def test_plain_messages_of_the_same_pass_stay_used(rig, count):
     rig.run((envelope.SENDS_IN_TRANSACTIONS, rows, data))
     rig.end(transaction, "t", commits=False)
     assert send(rig, producer, *range(1, 2 * count + 1)) == [True] * count + [False] * count
+
+
+def test_journals_of_older_programs_have_one_run_of_ids():
+    """Older programs wrote the id before a transaction, and then its last one, anew at each pass."""
+    found, ops = OpenTransactions(), []
+    for place, sequence_id in ((format.BEFORE, 4), (format.LAST, 6), (format.BEFORE, 4), (format.LAST, 9)):
+        op = np.zeros(1, format.TRANSACTION_SEQUENCE_OP)
+        op["kind_and_place"] = format.TRANSACTION_SEQUENCE | place << format.NUMBER
+        op["producer_a"], op["sequence_id"], op["transaction"] = 7, sequence_id, 1
+        ops.append(op)
+    found.apply(np.concatenate(ops))
+    assert found.of(1).sequences == {7: {5: 9}}
+    found.apply(np.frombuffer(journal_ops.transaction_sequences(1, 1, 7, 11, 12), format.TRANSACTION_SEQUENCE_OP))
+    assert found.of(1).sequences == {7: {5: 9, 11: 12}}
