@@ -367,6 +367,9 @@ def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -
             entries = wanted.setdefault(identity.ledgerId, set())
             if identity.entryId < ledger.entries:
                 entries.add(identity.entryId)
+        elif _dispatcher(subscription).hears_clients:      # the ledger was deleted while it had the entry
+            _dispatcher(subscription).heard({identity.ledgerId: [identity.entryId]})
+            owner.wake(subscription.partition)
     if request.message_ids and not wanted:
         return
     if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):

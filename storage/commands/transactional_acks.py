@@ -49,7 +49,7 @@ def acknowledge_in_transaction(owner: OwnerContext, session: Session, command: a
         bits = request.txnid_most_bits, request.txnid_least_bits
         raise Refusal(api.TransactionNotFound,
                       "Transaction ({},{}) is not open, or lacks this subscription".format(*bits))
-    _tell_dispatcher(subscription, request)      # also if it is refused below, because the messages are gone by now
+    _tell_dispatcher(owner, subscription, request)      # also if it is refused, because the messages are gone by now
     asked = _Reading(owner, subscription, transaction).read(request)
     consumer.acked_ms = owner.now_ms
     if subscription.is_durable or _is_open(subscription.partition, transaction):
@@ -63,12 +63,14 @@ def acknowledge_in_transaction(owner: OwnerContext, session: Session, command: a
             request_id=request.request_id)
 
 
-def _tell_dispatcher(subscription: Subscription, request: api.CommandAck) -> None:
+def _tell_dispatcher(owner: OwnerContext, subscription: Subscription, request: api.CommandAck) -> None:
+    """Tell the dispatcher which whole entries the client is done with."""
     dispatcher = subscription.dispatcher
     if dispatcher is not None and dispatcher.hears_clients and request.ack_type == api.CommandAck.Individual:
-        whole = [identity for identity in request.message_id if not identity.ack_set]
-        for identity in whole:
-            dispatcher.heard({identity.ledgerId: [identity.entryId]})
+        for identity in request.message_id:
+            if not identity.ack_set:
+                dispatcher.heard({identity.ledgerId: [identity.entryId]})
+        owner.wake(subscription.partition)
 
 
 def _active(consumer: Consumer) -> Consumer:

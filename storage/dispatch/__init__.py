@@ -5,6 +5,7 @@
     shared.py        entries go round among all consumers
     key_shared.py    each key goes to one of many consumers, in order
     ranges.py        the consumer that each hash of a key belongs to
+    removed_entries.py    entries that were skipped or expired while a consumer of key_shared.py works on them
     chunk_pins.py    the consumer that gets all chunks of a message, in shared.py and key_shared.py
 
 Imports: `topics/`, `cursors/`, `delayed/`, `ledgers/`.  Start with `exclusive.py`.

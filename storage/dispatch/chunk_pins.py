@@ -56,9 +56,9 @@ class ChunkPins:
     def __repr__(self) -> str:
         return f"<ChunkPins pins={len(self._pins)} held={len(self._held)} waiting={len(self._waiting)}>"
 
-    def __bool__(self) -> bool:
-        """Whether any consumer is pinned."""
-        return bool(self._pins)
+    def __len__(self) -> int:
+        """The number of messages that have a pin."""
+        return len(self._pins)
 
     def check(self) -> None:
         """Assert that the tables by position are those of the pins."""

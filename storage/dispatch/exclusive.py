@@ -45,10 +45,12 @@ class Exclusive(Dispatcher):
     # The entries that the consumer holds are those between cursor and read position.  So this dispatcher keeps nothing
     # that acknowledgements would change.
 
-    def acknowledged(self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64]) -> None:
+    def acknowledged(
+        self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64], *, by_client: bool = True
+    ) -> None:
         pass
 
-    def acknowledged_up_to(self, position: Position) -> None:
+    def acknowledged_up_to(self, position: Position, *, by_client: bool = True) -> None:
         pass
 
     def part_acknowledged(self, ledger: ReadableLedger, entry_id: int, messages: int) -> None:

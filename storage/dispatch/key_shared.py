@@ -2,8 +2,9 @@
 
 A key is known by its hash, and each hash belongs to one consumer.  If a hash gets another consumer while the former one
 holds entries of it, the hash is *draining*: the new consumer gets none of its entries until those are acknowledged or
-given back.  Entries are passed over if their consumer has no permits or their hash is draining.  They are withheld, and
-delivered before all newer entries of the same hash, so the order within a key is kept.
+given back, also if the subscription needs them no more (removed_entries.py).  Entries are passed over if their consumer
+has no permits or their hash is draining.  They are withheld, and delivered before all newer entries of the same hash,
+so the order within a key is kept.
 
 The chunks of a message have one hash.  If it moves while the former consumer has some of them, that consumer gets the
 others too, as chunk_pins.py says: it would wait for them, and the new one for it.
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.sends import IS_CHUNK, IS_LAST_CHUNK
-from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER, Entries
+from geminga.storage.cursors.pending_acks import NOBODY, WAITING, Entries
 from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.chunk_pins import Message
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
+from geminga.storage.dispatch.removed_entries import RemovedEntries
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.readable import ReadableLedger
 from geminga.storage.topics.subscription import (
@@ -60,6 +62,7 @@ class KeyShared(Shared):
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
         self.ranges: AutoSplit | Consistent | Sticky | None = None       # None until the first consumer attaches
+        self.removed = RemovedEntries()                                  # that consumers still work on
         self._draining: dict[int, Draining] = {}                         # by hash
         self._is_stale = False      # hashes may have got other consumers since _draining was computed
         self._is_loose = False      # out-of-order delivery is allowed: no hash drains
@@ -69,11 +72,12 @@ class KeyShared(Shared):
     def check(self) -> None:
         """Assert that the draining hashes are those of the slots, and what Shared asserts."""
         super().check()
+        self.removed.check()
+        assert not (self._is_loose and self.removed), self
         if self._is_stale or self.ranges is None:
             return
         counts: dict[int, int] = {}
-        for ledger_id, entries, slots in self.pending.out() if not self._is_loose else ():
-            hashes = hashes_of(self._known(ledger_id), entries)
+        for _, _, slots, hashes in self._in_hand():
             for each in hashes[self.ranges.slots(hashes) != slots].tolist():
                 counts[each] = counts.get(each, 0) + 1
         assert counts == {number: draining.entries for number, draining in self._draining.items()}, self
@@ -121,6 +125,7 @@ class KeyShared(Shared):
 
     def detach(self, consumer: Consumer) -> None:
         assert self.ranges is not None, self
+        self.removed.leave(consumer.slot)
         super().detach(consumer)
         self.ranges.remove(consumer)
         self._reassigned()
@@ -141,8 +146,7 @@ class KeyShared(Shared):
         """Find the hashes of which entries are held by another consumer than the one they belong to."""
         assert self.ranges is not None, self
         before, self._draining = self._draining, {}
-        for ledger_id, entries, slots in self.pending.out() if not self._is_loose else ():
-            hashes = hashes_of(self._known(ledger_id), entries)
+        for _, _, slots, hashes in self._in_hand():
             moved = np.flatnonzero(self.ranges.slots(hashes) != slots)
             numbers, firsts, counts = np.unique(hashes[moved], return_index=True, return_counts=True)
             former = slots[moved[firsts]].tolist()
@@ -157,16 +161,25 @@ class KeyShared(Shared):
             if number not in self._draining:
                 self._cleared(draining)
 
+    def _in_hand(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16], NDArray[np.int64]]]:
+        """Yield (ledger id, entries, slots, hashes) of all entries that keep their hashes at the consumers there."""
+        if self._is_loose:
+            return
+        for ledger_id, entries, slots in self.pending.out():
+            yield ledger_id, entries, slots, hashes_of(self._known(ledger_id), entries)
+        for ledger_id, rows in self.removed:
+            yield ledger_id, rows["entry_id"], rows["slot"], rows["hash"]
+
     def _cleared(self, draining: Draining) -> None:
         """Count a hash that drains no longer, for its former consumer."""
         if (consumer := self._slots[draining.slot]) is not None:
             consumer.hashes_cleared += 1
 
-    def _drained(self, ledger: ReadableLedger, entries: NDArray[np.int64]) -> None:
-        """Count entries that consumers hold no longer off the draining hashes."""
+    def _drained(self, hashes: NDArray[np.int64]) -> None:
+        """Count entries with these hashes (n,), on which consumers work no longer, off the draining hashes."""
         if self._is_stale:      # _find_draining will count without them
             return
-        for number in hashes_of(ledger, entries).tolist():
+        for number in hashes.tolist():
             if (draining := self._draining.get(number)) is not None:
                 draining.entries -= 1
                 if not draining.entries:
@@ -174,26 +187,38 @@ class KeyShared(Shared):
                     self._cleared(draining)
                     self._served = frozenset()
 
-    def _settled(self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
-        super()._settled(ledger, entries, slots)
-        if self._draining:
-            self._drained(ledger, entries[(slots != NOBODY) & (slots != TO_REDELIVER)])
+    def settled(
+        self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16], *, by_client: bool
+    ) -> None:
+        super().settled(ledger, entries, slots, by_client=by_client)
+        if (by_client and not self._draining) or self._is_loose:      # nearly always
+            return
+        is_out = (slots != NOBODY) & (slots < WAITING)
+        entries, slots = entries[is_out], slots[is_out]
+        if len(entries):
+            hashes = hashes_of(ledger, entries)
+            self._drained(hashes if by_client else self.removed.add(ledger.ledger_id, entries, slots, hashes))
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
         redelivered = super().redeliver(consumer, wanted)
         self._served = frozenset()
         for ledger_id, entries in redelivered if self._draining else ():
-            self._drained(self._known(ledger_id), entries)
+            self._drained(hashes_of(self._known(ledger_id), entries))
+        if self.removed:
+            for ledger_id, entries in wanted.items():
+                self._drained(self.removed.finish(ledger_id, entries, consumer.slot))
+            if not wanted:
+                self._drained(self.removed.leave(consumer.slot))
         return redelivered
 
     def causes(self) -> list[dict[str, Any]]:
         causes = [cause for cause in super().causes()
                   if not (self.draining and cause["cause"] == "no acknowledgements")]
         oldest: dict[int, Position] = {}
-        for ledger_id, entries, _ in self.pending.out() if self.draining else ():
-            hashes = hashes_of(self._known(ledger_id), entries)
+        for ledger_id, entries, _, hashes in self._in_hand() if self.draining else ():
             for at in np.flatnonzero(np.isin(hashes, np.fromiter(self.draining, np.int64))).tolist():
-                oldest.setdefault(int(hashes[at]), (ledger_id, int(entries[at])))
+                number, position = int(hashes[at]), (ledger_id, int(entries[at]))
+                oldest[number] = min(oldest.get(number, position), position)
         for number, draining in sorted(self.draining.items())[:_CAUSES_MAX]:
             assert self.ranges is not None, self
             waiting = self._slots[int(self.ranges.slots(np.array([number]))[0])]
@@ -215,9 +240,17 @@ class KeyShared(Shared):
         most = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.to_redeliver
         return min(most, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
 
+    @property
+    def hears_clients(self) -> bool:
+        return bool(self.removed) or super().hears_clients
+
     def heard(self, entries: Mapping[int, EntryIds]) -> None:
+        pins = len(self.chunks)
         super().heard(entries)
-        self._served = frozenset()
+        if len(self.chunks) < pins:      # what is left of the messages may go to other consumers
+            self._served = frozenset()
+        for ledger_id, some in entries.items() if self.removed else ():
+            self._drained(self.removed.finish(ledger_id, some))
 
     def released(self, entries: list[EntriesOfLedger]) -> None:
         super().released(entries)

@@ -352,18 +352,22 @@ class Shared(Dispatcher):
         self._count_unacknowledged(consumer, messages)
         batches.append((consumer, ledger, entries))
 
-    def acknowledged(self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64]) -> None:
+    def acknowledged(
+        self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64], *, by_client: bool = True
+    ) -> None:
         entries = np.asarray(entries, np.int64)
-        self._settled(ledger, entries, self.pending.settle(ledger.ledger_id, entries))
+        self.settled(ledger, entries, self.pending.settle(ledger.ledger_id, entries), by_client=by_client)
 
-    def acknowledged_up_to(self, position: Position) -> None:
+    def acknowledged_up_to(self, position: Position, *, by_client: bool = True) -> None:
         for ledger_id, entries, slots in self.pending.settle_up_to(*position):
             ledger = self.subscription.partition.find(ledger_id)
             if ledger is not None:
-                self._settled(ledger, entries, slots)
+                self.settled(ledger, entries, slots, by_client=by_client)
 
-    def _settled(self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
-        """Count entries (n,) as acknowledged that were at these slots (n,)."""
+    def settled(
+        self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16], *, by_client: bool
+    ) -> None:
+        """Count entries (n,) as acknowledged that were at these slots (n,).  by_client: as for `acknowledged`."""
         if self.chunks.waiting:
             self.chunks.gone(ledger.ledger_id, entries[slots == WAITING])
         is_out = (slots != NOBODY) & (slots < WAITING)
@@ -433,7 +437,7 @@ class Shared(Dispatcher):
         Consumers of a reader's subscription may still hold some of them.
         """
         if self.pending.knows(ledger.ledger_id):
-            self.acknowledged(ledger, np.arange(ledger.entries))
+            self.acknowledged(ledger, np.arange(ledger.entries), by_client=False)
 
 
 def _priority(consumer: Consumer) -> int:

@@ -308,7 +308,7 @@ def _acknowledge_up_to(
         owner.count(subscription, reason, _messages_up_to(subscription, position))
         cursor.mark_delete = position
         if subscription.dispatcher is not None:
-            subscription.dispatcher.acknowledged_up_to(position)
+            subscription.dispatcher.acknowledged_up_to(position, by_client=reason == ACKNOWLEDGED)
         # Only now: the dispatcher counts the messages that were left of batches, which `forget` drops.
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
             cursor.forget(passed)
@@ -381,7 +381,7 @@ def _acknowledged(
         messages = int(cursor.messages_of(ledger, np.asarray(entries, np.int64)).sum())
     owner.count(subscription, reason, messages)
     if subscription.dispatcher is not None:
-        subscription.dispatcher.acknowledged(ledger, entries)
+        subscription.dispatcher.acknowledged(ledger, entries, by_client=reason == ACKNOWLEDGED)
     if cursor.parts:
         cursor.forget_parts(ledger.ledger_id, entries)
 

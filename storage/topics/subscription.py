@@ -268,12 +268,18 @@ class Dispatcher(ABC):
         return bool(ledgers) and self.subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)
 
     @abstractmethod
-    def acknowledged(self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64]) -> None:
-        """Note entries (n,), ascending, that are acknowledged now and were not before."""
+    def acknowledged(
+        self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64], *, by_client: bool = True
+    ) -> None:
+        """Note entries (n,), ascending, that are acknowledged now and were not before.
+
+        by_client: False if they were skipped, expired or evicted, or their ledger is deleted, so that a consumer that
+        has some may be at work on them.
+        """
 
     @abstractmethod
-    def acknowledged_up_to(self, position: Position) -> None:
-        """Note that all entries up to the position are acknowledged."""
+    def acknowledged_up_to(self, position: Position, *, by_client: bool = True) -> None:
+        """Note that all entries up to the position are acknowledged.  by_client: as for `acknowledged`."""
 
     @property
     def hears_clients(self) -> bool:

@@ -312,6 +312,23 @@ BUGS = [
         ("self._served.issuperset(", "not self._served.isdisjoint(", "what was withheld is overtaken"),
     ),
     *of(
+        "storage/dispatch/removed_entries.py",
+        "storage/test_dispatch_key_shared.py",
+        ('is_done & (rows["slot"] == slot) if slot else is_done', 'is_done & (rows["slot"] == slot)',
+         "an acknowledgement lets no key go"),
+        ("        while self._count > ENTRIES_MAX:", "        while False:", "they are kept without a bound"),
+    ),
+    *of(
+        "storage/topics/acknowledge.py",
+        "storage/test_dispatch_key_shared.py",
+        ("acknowledged_up_to(position, by_client=reason == ACKNOWLEDGED)", "acknowledged_up_to(position)",
+         "a skip lets a key go that a consumer works on"),
+        ("acknowledged(ledger, entries, by_client=reason == ACKNOWLEDGED)", "acknowledged(ledger, entries)",
+         "an expiry lets a key go that a consumer works on"),
+        ("        if dispatcher.hears_clients:\n            dispatcher.heard(acks.single)\n", "",
+         "a key whose entry was skipped drains for ever"),
+    ),
+    *of(
         "storage/dispatch/chunk_pins.py",
         "storage/test_chunks.py",
         ("            return freed if pin is None else self._end(pin)", "            return freed",

@@ -10,6 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent
 from geminga.storage.topics.subscription import SubType
 
+from . import transacting
 from .rig import T
 
 MANY = 1_000
@@ -294,6 +295,113 @@ def test_a_key_that_comes_back_counts_as_done_with(moved):
     rig, _, _old, new, _ = moved
     rig.close_consumer(new)
     assert hashes_told(rig) == ([(0, 1, 0), (0, 1, 0)], [[]])
+
+
+# -- entries that are removed while a consumer works on them
+
+def remove(rig, how, positions):
+    """Remove all entries from the subscription, in one of the ways in which that happens."""
+    if how == "skipped":
+        rig.asked("skip", "a", subscription="sub", entries=len(positions))
+    elif how == "cleared":
+        rig.asked("clear", "a", subscription="sub")
+    elif how == "expired":
+        rig.now_ms += 60_000
+        rig.asked("expire", "a", subscription="sub", seconds=1)
+    else:
+        rig.run(after_ms=60_000)
+        rig.run(after_ms=2_000)
+    assert not rig.partition("a").subscriptions["sub", True].cursor.backlog(rig.partition("a").ledgers)
+
+
+REMOVALS = {"skipped": {}, "cleared": {}, "expired": {}, "too old": {"message_ttl_s": 3}, "evicted": {
+    "backlog_quota_age_s": 3, "backlog_quota_policy": "consumer_backlog_eviction"}}
+
+
+@pytest.fixture(params=REMOVALS)
+def removed(request, rigs):
+    """Return (rig, producer, old consumer, new consumer, positions): the old one works on entries, which are removed.
+
+    The hash of B has moved to the new consumer.
+    """
+    rig = rigs(**SPLIT, **REMOVALS[request.param])
+    producer, old = rig.producer("a"), join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    positions = publish(rig, producer, "A", "B", "A", "B").positions
+    is_late = request.param in ("cleared", "too old")      # the hash moves afterwards
+    new = None if is_late else join(rig, "new")
+    remove(rig, request.param, positions)
+    new = new or join(rig, "new")
+    rig.run(rig.flow(new, MANY))
+    return rig, producer, old, new, positions
+
+
+@pytest.mark.parametrize("how", ["acknowledged", "given back", "all given back", "closed"])
+def test_a_key_stays_at_a_consumer_that_works_on_what_was_removed(removed, how):
+    rig, producer, old, new, positions = removed
+    answers = publish(rig, producer, "A", "B")
+    assert (got(rig, answers, old), got(rig, answers, new)) == (["A"], [])
+    assert hashes_told(rig)[0] == [(1, 0, 2), (1, 0, 2), (0, 0, 0)]
+    rig.partition("a").check()
+    if how == "closed":
+        answers = rig.close_consumer(old)
+    elif how == "all given back":
+        answers = rig.run(rig.redeliver(old))
+    else:
+        say = rig.acks if how == "acknowledged" else rig.redeliver
+        assert not rig.run(say(old, positions[1])).gifts
+        assert hashes_told(rig)[0][0] == (1, 0, 1)
+        answers = rig.run(say(old, positions[3]))
+    assert "B" in got(rig, answers, new)
+    rig.partition("a").check()
+    assert got(rig, publish(rig, producer, "B"), new) == ["B"]
+
+
+def test_a_refused_acknowledgement_in_a_transaction_lets_the_key_go(rigs):
+    """The message was skipped, so the transaction cannot acknowledge it; the consumer has finished with it."""
+    rig = rigs(**SPLIT)
+    producer, old = rig.producer("t"), rig.consumer("t", subType=SubType.Key_Shared, consumer_name="old")
+    rig.run(rig.flow(old, MANY))
+    [position] = publish(rig, producer, "B").positions
+    rig.asked("skip", "t", subscription="sub", entries=1)
+    new = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="new")
+    rig.run(rig.flow(new, MANY))
+    transacting.open_for(rig, transacting.FIRST)
+    assert got(rig, publish(rig, producer, "B"), new) == []
+    answers = rig.run(transacting.ack(rig, old, transacting.FIRST, position))
+    assert [one.ackResponse.error for one in answers.commands(T.ACK_RESPONSE)] == [api.TransactionConflict]
+    assert got(rig, answers, new) == ["B"]
+
+
+def test_what_is_removed_and_never_finished_is_bounded(rigs, monkeypatch):
+    """The key of the entry that was removed longest ago moves, those of later ones wait."""
+    monkeypatch.setattr("geminga.storage.dispatch.removed_entries.ENTRIES_MAX", 2)
+    rig = rigs(**SPLIT)
+    producer, old = rig.producer("a"), join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    publish(rig, producer, "B", "C", "D")
+    rig.asked("clear", "a", subscription="sub")
+    new = join(rig, "new")
+    rig.run(rig.flow(new, MANY))
+    assert got(rig, publish(rig, producer, "B", "C", "D"), new) == ["B"]
+    rig.partition("a").check()
+
+
+def test_a_key_stays_while_the_ledger_of_what_was_removed_is_deleted(rigs):
+    rig = rigs(**SPLIT, roll_over_entries=2)
+    producer, old = rig.producer("a"), join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    positions = publish(rig, producer, "B", "B").positions
+    publish(rig, producer, "A")
+    rig.asked("clear", "a", subscription="sub")
+    for _ in range(3):
+        rig.run(after_ms=1_000)
+    assert rig.partition("a").find(positions[0][0]) is None
+    new = join(rig, "new")
+    rig.run(rig.flow(new, MANY))
+    assert got(rig, publish(rig, producer, "B"), new) == []
+    rig.run(rig.acks(old, positions[0]))
+    assert got(rig, rig.run(rig.redeliver(old, positions[1])), new) == ["B"]
 
 
 def test_who_may_get_keys_out_of_order_does_not_wait(rigs):
