@@ -25,7 +25,7 @@ from geminga.storage.dispatch.chunk_pins import Message
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.removed_entries import RemovedEntries
 from geminga.storage.dispatch.shared import Shared
-from geminga.storage.ledgers.readable import ReadableLedger
+from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 from geminga.storage.topics.subscription import (
     Batch,
     Consumer,
@@ -137,10 +137,13 @@ class KeyShared(Shared):
     @property
     def draining(self) -> dict[int, Draining]:
         """Return {hash: Draining} for all entries that consumers hold now."""
+        self._look_for_moved()
+        return self._draining
+
+    def _look_for_moved(self) -> None:
         if self._is_stale:
             self._is_stale = False
             self._find_draining()
-        return self._draining
 
     def _find_draining(self) -> None:
         """Find the hashes of which entries are held by another consumer than the one they belong to."""
@@ -187,6 +190,16 @@ class KeyShared(Shared):
                     self._cleared(draining)
                     self._served = frozenset()
 
+    def acknowledged(
+        self, ledger: StoredLedger, entries: list[int] | NDArray[np.int64], *, by_client: bool = True
+    ) -> None:
+        self._look_for_moved()      # before the entries are gone: a hash that they clear counts as cleared
+        super().acknowledged(ledger, entries, by_client=by_client)
+
+    def acknowledged_up_to(self, position: "Position", *, by_client: bool = True) -> None:
+        self._look_for_moved()
+        super().acknowledged_up_to(position, by_client=by_client)
+
     def settled(
         self, ledger: ReadableLedger, entries: NDArray[np.int64], slots: NDArray[np.uint16], *, by_client: bool
     ) -> None:
@@ -200,6 +213,7 @@ class KeyShared(Shared):
             self._drained(hashes if by_client else self.removed.add(ledger.ledger_id, entries, slots, hashes))
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> list[EntriesOfLedger]:
+        self._look_for_moved()
         redelivered = super().redeliver(consumer, wanted)
         self._served = frozenset()
         for ledger_id, entries in redelivered if self._draining else ():

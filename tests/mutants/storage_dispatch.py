@@ -309,6 +309,8 @@ BUGS = [
          "many consumers get keys backwards"),
         ("                slots[index] = pin.slot", "                pass",
          "the rest of a message goes to the new owner of its key", "storage/test_chunks.py"),
+        ("        self._look_for_moved()      # before", "        pass      # before",
+         "keys that moved and were acknowledged at once do not count as cleared"),
         ("self._served.issuperset(", "not self._served.isdisjoint(", "what was withheld is overtaken"),
     ),
     *of(

@@ -297,6 +297,18 @@ def test_a_key_that_comes_back_counts_as_done_with(moved):
     assert hashes_told(rig) == ([(0, 1, 0), (0, 1, 0)], [[]])
 
 
+def test_keys_that_are_done_with_count_though_nobody_asked_meanwhile(rigs):
+    """A hash that moved and drained counts as cleared, though neither statistics nor new entries looked at it."""
+    rig = rigs(**SPLIT)
+    producer, old = rig.producer("a"), join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    positions = publish(rig, producer, "A", "B", "B").positions
+    join(rig, "new")
+    rig.run(rig.acks(old, positions[1]))
+    rig.run(rig.redeliver(old, positions[2]))
+    assert hashes_told(rig)[0] == [(0, 1, 0), (0, 1, 0), (0, 0, 0)]
+
+
 # -- entries that are removed while a consumer works on them
 
 def remove(rig, how, positions):

@@ -137,7 +137,10 @@ def test_much_comes_back_at_once(rigs):
 
 @pytest.mark.parametrize("how", ["same", "closed", "killed", "stopped"])
 def test_how_often_something_came_back_is_counted_exactly(rigs, how):
-    """A redelivery count rises with each request of a consumer, not when one closes, and survives a restart."""
+    """A redelivery count rises with each request of a consumer, not when one closes.
+
+    It outlives the last consumer and a restart, so that a message that consumers fail on becomes a dead letter.
+    """
     rig = rigs(roll_over_entries=3)
     producer, consumer = rig.producer("a"), rig.consumer("a", **SHARED)
     positions = sum((rig.publish(producer, b"x") for _ in range(7)), [])
