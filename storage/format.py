@@ -50,6 +50,7 @@ what each version added.
       - TYPE_CHANGED and TYPE_ROWs; a program that does not know them skips both, and writes states without types
       - MISSED and MISSED_ROWs, and runs of TRANSACTION_SEQUENCE; a program that does not know them skips them: late
         messages are duplicates there, and so are those of an aborted transaction that come again
+      - names promised to transactions, which older programs take for a partition 0 that does not exist
       - positions of replicators, which older programs forget with sequence ids; markers, which they find discarded
 
 FOLDER_VERSION is the version of the whole folder, and keeps older programs away from it.  Raise it whenever a released
@@ -248,7 +249,7 @@ SOURCE = np.dtype("<u4")             # per row: offset of its entry in the recor
 #   SEQUENCES_FORGOTTEN   | kind   .             .                partition_id  .            .            .
 #   PARTITION_DELETED, DELAYED: as SEQUENCES_FORGOTTEN
 #   COORDINATED           | kind   state         role             .             opened_ms    lifetime_ms  transaction
-#   ADDED_TO_TRANSACTION  | kind   .             subscription_id  partition_id  .            .            transaction
+#   ADDED_TO_TRANSACTION  | kind   .             subscription_id  partition_id  promised     promised     transaction
 #   TRANSACTION_ENTRIES   | kind   .             more_entries     partition_id  ledger_id    first_entry  transaction
 #   TRANSACTION_SEQUENCE  | kind   place         more             partition_id  producer_a   sequence_id  transaction
 #   TRANSACTION_ACKS      | kind   .             subscription_id  partition_id  ledger_id    first, more  transaction
@@ -342,7 +343,11 @@ COORDINATED_OP = np.dtype([
     ("lifetime_ms", "<i8"),          # ... allowed; of an ended one, that which it had
     ("transaction", "<u8")])
 ADDED_OP = np.dtype([
-    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V16"), ("transaction", "<u8")])
+    ("kind", "<u4"), ("subscription_id", "<u4"),
+    ("partition_id", "<u8"),         # 0: a topic that was not there, by its name
+    ("promised", "V16"),             # hash of that name; else zeros, as older programs always wrote
+    ("transaction", "<u8")])
+PROMISED_SIZE = 16
 TRANSACTION_ENTRIES_OP = np.dtype([
     ("kind", "<u4"), ("more_entries", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("first_entry", "<i8"),
     ("transaction", "<u8")])

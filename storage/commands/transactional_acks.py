@@ -30,6 +30,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Subscription
 from geminga.storage.transactions import pending
+from geminga.storage.transactions.named import NOT_STORED
 
 _WORD = 64
 _IMPLIED_MAX = 1 << 14      # words of ack sets that one command leaves out; a batch may claim any number of messages
@@ -86,16 +87,18 @@ def _is_open(partition: Partition, transaction: int) -> bool:
 
 
 def _is_added(partition: Partition, subscription: Subscription, transaction: int) -> bool:
-    """Whether the subscription was added to the transaction.
+    """Whether the subscription was added to the transaction, or one of its topic that was not there then.
 
-    A reader's subscription has no name that could be added.  It ends with its consumer, so nobody can miss the effect.
+    Either way the partition will be told of the transaction's end.  A reader's subscription has no name that could be
+    added.  It ends with its consumer, so nobody can miss the effect.
     """
     if not subscription.is_durable:
         return True
     transactions, subscription_id = partition.transactions, subscription.cursor.subscription_id
     if transactions is None:
         return False
-    if subscription_id in transactions.added.get(transaction, ()):
+    added = transactions.added.get(transaction, ())
+    if subscription_id in added or NOT_STORED in added:
         return True
     known = transactions.by_id.get(transaction)      # opened again, and not told yet what was added
     return known is not None and subscription_id in known.acks

@@ -184,6 +184,13 @@ def added_to_transaction(transaction: int, partition_id: int, subscription_id: i
     return _ADDED.pack(format.ADDED_TO_TRANSACTION, subscription_id, partition_id, transaction)
 
 
+def promised_to_transaction(transaction: int, promised: bytes) -> bytes:
+    """Return the op that adds a topic which is not there to a transaction.  promised: hash of its name, 16 bytes."""
+    op = np.zeros(1, format.ADDED_OP)
+    op["kind"], op["promised"], op["transaction"] = format.ADDED_TO_TRANSACTION, np.void(promised), transaction
+    return op.tobytes()
+
+
 def transaction_entries(transaction: int, partition_id: int, ledger_id: int, first: int, end: int) -> bytes:
     """Return the op for entries first .. end - 1 that a transaction published."""
     return _T_ENTRIES.pack(format.TRANSACTION_ENTRIES, end - first - 1, partition_id, ledger_id, first, transaction)

@@ -343,7 +343,9 @@ def _op(op: Rows) -> Line:
         return line
     known = op.view(format.OPS[kind])
     for name in field_names(known.dtype)[1:]:
-        if name != "partition_id" and not name.startswith("unused"):
+        if name == "promised":
+            line |= {name: promise.hex()} if any(promise := bytes(known[name][0])) else {}
+        elif name != "partition_id" and not name.startswith("unused"):
             line[_OP_FIELDS.get(name, name)] = int(known[name][0])
     first = field_names(known.dtype)[0]
     if first.startswith("kind_and_"):

@@ -48,6 +48,7 @@ LIFETIME_MIN_MS = 100                # transactions of a shorter life are aborte
 _LIFETIME_MAX_MS = 1 << 50           # a sum with today's time still fits into a journal's op
 _WAITING_MAX = 100_000               # requests that wait for other owners; one of them may be down for long
 _TOLD_MAX = 1_000                    # ended transactions that a connection is remembered to know
+PROMISED_MAX = 10_000                # topics of one transaction that do not exist; each takes memory until it ends
 _EXPIRED_MAX = 1_000                 # transactions whose time is over that one pass aborts
 _GONE = -1                           # in place of an owner's index: the partition was deleted
 
@@ -229,10 +230,24 @@ class Coordinator(Watcher):
         elif transaction.state == ABORTING:
             self._of(transaction).left.add(partition_id)
             what = envelope.ABORT
-        elif transaction.state == OPEN and (partition_id, 0) in transaction.added:
+        elif transaction.state == OPEN and self._is_added(transaction, partition_id):
             what = envelope.ADD
         if (to := self._owner_of(partition_id)) != _GONE:
             self._owner.peers.send(to, what, transaction_id, partition_id, 0)
+
+    def _is_added(self, transaction: Transaction, partition_id: int) -> bool:
+        """Whether a transaction may publish to a partition.
+
+        A topic that was not there when its name was added is there now: its partition is added.
+        """
+        if (partition_id, 0) in transaction.added:
+            return True
+        name = self._owner.catalogue.partitions.name_of(partition_id)
+        if name is None or not transaction.promised or named.hash_of(name) not in transaction.promised:
+            return False
+        self._add(transaction, (partition_id, 0))
+        self._owner.answer_needs_sync()      # the partition's owner may store what the transaction does before we sync
+        return True
 
     # -- commands of clients
 
@@ -261,13 +276,14 @@ class Coordinator(Watcher):
             kind: int, answer: Answer) -> None:
         """Add topics or subscriptions to a transaction; answer its client once the topics' owners have noted that.
 
-        wanted: (topic, subscription or None) of each.  A topic or subscription that is not stored is passed over.
-        Raises Refusal, StorageFull.
+        wanted: (topic, subscription or None) of each.  A topic that is not stored is promised (named.py), and a
+        subscription of one is passed over.  Raises Refusal, StorageFull.
         """
         transaction = self._mine(session, bits)
         if transaction.state != OPEN:
             raise _ending(transaction)
         _check_room(self._waiting)
+        self._promise(transaction, {*named.promised(self._owner, wanted)} - transaction.promised)
         request, found = Request(session, request_id, kind, answer), self._found(transaction, wanted)
         for used, to in found.items():
             if used not in transaction.added:
@@ -292,6 +308,16 @@ class Coordinator(Watcher):
             found[used] = self._owner_of(used[0], name)
             transaction.written[str(name)] = written
         return found
+
+    def _promise(self, transaction: Transaction, topics: set[bytes]) -> None:
+        """Note topics that are not there as the transaction's, by the hashes of their names.  Raises Refusal."""
+        if len(transaction.promised) + len(topics) > PROMISED_MAX:
+            raise Refusal(api.NotAllowedError, f"A transaction takes {PROMISED_MAX} topics that do not exist")
+        for topic in topics:
+            transaction.promised.add(topic)
+            self._append(self._table(transaction), journal_ops.promised_to_transaction(transaction.transaction, topic))
+        if topics:
+            self._owner.answer_needs_sync()
 
     def _add(self, transaction: Transaction, used: Used) -> None:
         transaction.added.add(used)

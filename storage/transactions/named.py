@@ -1,8 +1,14 @@
-"""What clients name when they add to a transaction: topics and subscriptions, and their ids."""
+"""What clients name when they add to a transaction: topics and subscriptions, and their ids.
+
+A topic may be added before it is there, as in Apache Pulsar, which keeps names.  Its name is promised to the
+transaction, as a hash.  Once it is there, the first SEND in the transaction has its partition added.
+"""
 from collections.abc import Iterator
+from hashlib import blake2b
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
+from geminga.storage import format
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.transactions.transaction_table import Used
 
@@ -17,6 +23,19 @@ def stored(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterato
     for name, written, subscription in [(names.parse(topic), topic, subscription) for topic, subscription in wanted]:
         if name.is_persistent and (used := _ids(owner, name, subscription)) is not None:
             yield used, name, written
+
+
+def promised(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterator[bytes]:
+    """Yield the hash of each topic in `wanted` that is to be published to and is not stored.  Raises Refusal."""
+    for topic, subscription in wanted:
+        name = names.parse(topic)
+        if subscription is None and name.is_persistent and _ids(owner, name, None) is None:
+            yield hash_of(str(name))
+
+
+def hash_of(topic: str) -> bytes:
+    """Return 16 bytes that stand for a topic's name, as an op of the journal has room for."""
+    return blake2b(topic.encode(), digest_size=format.PROMISED_SIZE).digest()
 
 
 def _ids(owner: OwnerContext, name: TopicName, subscription: str | None) -> Used | None:

@@ -48,6 +48,7 @@ class Transaction:
     lifetime_ms: int
     state: int = OPEN
     added: set[Used] = field(default_factory=set)
+    promised: set[bytes] = field(default_factory=set)      # topics that were not there when added: named.hash_of
     written: dict[str, str] = field(default_factory=dict, compare=False)      # topic -> as a client wrote it
     role_name: str | None = field(default=None, compare=False)     # None: its coordinator has restarted since
     # When its end was decided, or taken up again by a coordinator that restarted; 0: it is open.
@@ -119,11 +120,15 @@ class TransactionTable(SnapshotFile):
     def apply(self, ops: Rows) -> None:
         """Apply ops (n,) of one kind, as read from a journal or the file, in their order."""
         if ops.dtype == format.ADDED_OP:
-            for subscription_id, partition_id, transaction in zip(
-                    ops["subscription_id"].tolist(), ops["partition_id"].tolist(), ops["transaction"].tolist(),
+            for subscription_id, partition_id, promised, transaction in zip(
+                    *(ops[name].tolist() for name in ("subscription_id", "partition_id", "promised", "transaction")),
                     strict=True):
-                if transaction in self.by_id:      # else it has ended since
-                    self.by_id[transaction].added.add((partition_id, subscription_id))
+                if (known := self.by_id.get(transaction)) is None:      # it has ended since
+                    continue
+                if partition_id:
+                    known.added.add((partition_id, subscription_id))
+                else:
+                    known.promised.add(promised)
             return
         for row, kind_and_state, role, opened_ms, lifetime_ms, transaction in zip(ops, *(
                 ops[name].tolist() for name in ("kind_and_state", "role", "opened_ms", "lifetime_ms", "transaction")),
@@ -149,6 +154,7 @@ class TransactionTable(SnapshotFile):
                 continue
             ops.append(each.op())
             ops += [journal_ops.added_to_transaction(each.transaction, *used) for used in sorted(each.added)]
+            ops += [journal_ops.promised_to_transaction(each.transaction, name) for name in sorted(each.promised)]
         body = b"".join(ops)
         fields = {"magic": _MAGIC, "coordinator": self.coordinator, "size": len(body)}
         bare = format.header(_HEADER, **fields)

@@ -7,13 +7,14 @@ import pytest
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.sends import IN_TRANSACTION
+from geminga.storage import format
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.offline import dump
 from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
 from geminga.storage.owner import requests
 from geminga.storage.runtime.routing import owner_of
-from geminga.storage.transactions import coordinator, transaction_table
+from geminga.storage.transactions import coordinator, named, transaction_table
 from geminga.storage.transactions.transaction_table import ENDED_MAX, ENDED_MS
 
 from .files import flip
@@ -233,6 +234,61 @@ def test_topics_and_subscriptions_that_are_not_stored_are_passed_over(rig):
     assert rig.added_to(bits) == {(partition_id, 0), (partition_id, number)}
     assert rig.add(bits, "t", "a/b") == [api.InvalidTopicName]
     assert rig.end(bits) == [SUCCESS]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(("action", "expected"), [(api.COMMIT, [b"a"]), (api.ABORT, [])], ids=["commit", "abort"])
+def test_a_topic_may_be_added_before_it_is_there(rig, tmp_path, action, expected, killed):
+    """As in Apache Pulsar, which keeps names: a success that counted for nothing had the client's messages refused."""
+    bits, bare = rig.new(), rig.new()
+    assert rig.add(bits, "later") == rig.add(bits, "later", "never") == [SUCCESS]
+    if killed:
+        rig.owner.journal.write_early(rig.owner.coordinator._tables[0])
+        rig = rig.crashed(tmp_path / "after")
+    producer = rig.producer("later")
+    assert refusals(publish_in(rig, bare, producer, b"no")) == REFUSED
+    assert refusals(publish_in(rig, bits, producer, b"a")) == STORED
+    assert rig.added_to(bits) == {(rig.partition("later").partition_id, 0)}
+    if killed:
+        rig.close()
+        rig = rig.crashed(tmp_path / "again")
+    assert rig.end(bits, action) == [SUCCESS]
+    assert texts(rig, "later") == expected
+    rig.close()
+
+
+def test_a_table_has_the_topics_that_are_not_there_yet(tmp_path):
+    """They come from the journal, or from the file."""
+    ops = [journal_ops.coordinated(9, transaction_table.OPEN, 0, opened_ms=5, lifetime_ms=1),
+           journal_ops.added_to_transaction(9, 7, 0), journal_ops.promised_to_transaction(9, named.hash_of("a\0"))]
+    table = transaction_table.TransactionTable(tmp_path / "table", 0)
+    for op in ops:
+        table.apply(np.frombuffer(op, format.OPS[op[0]]))
+    (tmp_path / "transactions" / "0").mkdir(parents=True)
+    (tmp_path / "transactions" / "0" / "table").write_bytes(table.encode())
+    for known in (table, transaction_table.read(tmp_path, 0)):
+        assert (known.by_id[9].added, known.by_id[9].promised) == ({(7, 0)}, {named.hash_of("a\0")})
+
+
+def test_a_transaction_takes_so_many_topics_that_are_not_there(rig, monkeypatch):
+    monkeypatch.setattr(coordinator, "PROMISED_MAX", 2)
+    bits = rig.new()
+    assert rig.add(bits, "a", "b", "a") == rig.add(bits, "b") == [SUCCESS]
+    assert rig.add(bits, "b", "c") == [api.NotAllowedError]
+
+
+def test_a_subscription_may_be_added_before_it_is_there(rig):
+    producer, bits = rig.producer("t"), rig.new()
+    assert rig.add_subscription(bits, "t", "later") == [SUCCESS]
+    consumer = rig.consumer("t", "later")
+    [position] = rig.publish(producer, b"plain")
+    rig.receive(consumer)
+    [answer] = rig.run(rig.command(
+        "ack", consumer_id=consumer.object_id, ack_type=0, request_id=5, **of(bits),
+        message_id=[api.MessageIdData(ledgerId=position[0], entryId=position[1])])).commands()
+    assert not answer.ackResponse.HasField("error")
+    assert rig.end(bits) == [SUCCESS]
+    assert rig.partition("t").subscriptions["later", True].cursor.is_acknowledged(*position)
 
 
 def test_the_subscription_of_a_reader_gives_no_right_to_publish(rig):
