@@ -1,7 +1,8 @@
 """The process `geminga-replicator`: it sends entries of partitions to other clusters.
 
 Lanes follow the catalogue: there is one for each replication cursor (`pulsar.repl.CLUSTER`), which owners make and
-delete as policies say.  Records of clusters say where to.  Without a cursor the process sleeps, and has loaded little.
+delete as policies say.  Records of clusters say where to.  Partitioned topics that are replicated are made there before
+they have cursors.  Without either the process sleeps, and has loaded little.
 """
 import asyncio
 import contextlib
@@ -28,6 +29,7 @@ from geminga.workers.owners.following import follow
 if TYPE_CHECKING:
     from geminga.supervisor.replication.remote import Remote
 
+_LISTS = "replicationClusters"      # the policy
 _LOOK_S = 0.25               # between two looks whether the catalogue has changed
 _TICK_S = 1.0                # between two looks for silent remotes
 _GOODBYE_S = 1.0             # that remotes have for receipts when the process stops
@@ -38,6 +40,7 @@ class Replicator:
 
     def __init__(self, config: Config, counters: Counters) -> None:
         self._own, self._clients, self._counters = config.cluster_name, config.data_dir / CLIENTS, counters
+        self._window_s = config.storage.stats_window_s
         self._catalogue = Catalogue(config.data_dir / "catalogue.sqlite")
         self._loop = asyncio.get_running_loop()
         self.remotes: dict[str, Remote] = {}
@@ -69,14 +72,18 @@ class Replicator:
             remote = names.remote_of(subscription)
             if remote and remote != self._own:
                 wanted[remote].append(partition)
-        if not wanted and not self.remotes:
+        if not wanted and not self.remotes and not self._catalogue.policies.everywhere(_LISTS):
             return
-        from geminga.supervisor.replication.remote import Remote  # a process without lanes does not need it
-        records = self._records()
-        for name in self.remotes.keys() | wanted.keys():
+        from geminga.supervisor.replication.partitioned import replicated  # a process without lanes does not need it
+        from geminga.supervisor.replication.remote import Remote  # likewise
+        records, partitioned = self._records(), replicated(self._catalogue, self._own)
+        for name in self.remotes.keys() | wanted.keys() | (partitioned.keys() & records.keys()):
             if name not in self.remotes:
-                self.remotes[name] = Remote(self._own, name, self._clients, self._catalogue, self._counters)
-            self.remotes[name].configure(records.get(name), wanted.get(name, ()), names.parse)
+                self.remotes[name] = Remote(self._own, name, self._clients, self._catalogue, self._counters,
+                                            self._window_s)
+            is_known = name in records      # nothing goes to a cluster without a record, whatever lists say
+            self.remotes[name].configure(records.get(name), wanted.get(name, ()),
+                                         partitioned.get(name, ()) if is_known else (), names.parse)
 
     def _records(self) -> dict[str, Any]:
         from geminga.supervisor.replication.records import RECORDS  # likewise

@@ -4,11 +4,10 @@ Channels are few: each takes some lanes, and there are at most CHANNELS_MAX to a
 made or is lost, one probe after the other tries again, and lanes wait for its success.
 """
 import asyncio
-import ssl
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -22,9 +21,12 @@ from geminga.supervisor.replication.backoff import Backoff
 from geminga.supervisor.replication.channel import Channel, RemoteSide
 from geminga.supervisor.replication.connection import Ended, T
 from geminga.supervisor.replication.lane import Lane, LinkDown, Standstill
-from geminga.supervisor.replication.partitioned import PartitionedTopics, partitions_there
+from geminga.supervisor.replication.partitioned import PartitionedTopics, Upkeep, partitions_there
 from geminga.supervisor.replication.records import Place, WrongRecord, place_of
 from geminga.supervisor.replication.schemas import schema_of
+
+if TYPE_CHECKING:
+    import ssl
 
 CHANNELS_MAX = 16            # channels to one broker, as many as Pulsar's brokers make
 _LANES_FEW = 32              # lanes of a channel; with more on all of them, another channel is made
@@ -41,15 +43,20 @@ Key = tuple[str, str]        # address of a broker or proxy, and host:port of th
 class Remote:
     """One other cluster."""
 
-    def __init__(self, own: str, name: str, clients: Path, catalogue: Catalogue, counters: Counters) -> None:
-        """own, name: this cluster and the other one.  clients: the socket of the workers in the data folder."""
-        self.own, self.name, self.counters = own, name, counters
+    def __init__(self, own: str, name: str, clients: Path, catalogue: Catalogue, counters: Counters,
+                 window_s: float) -> None:
+        """own, name: this cluster and the other one.  clients: the socket of the workers in the data folder.
+
+        window_s: of which rates are averages.
+        """
+        self.own, self.name, self.counters, self.window_s = own, name, counters, window_s
         self._clients, self._catalogue = clients, catalogue
         self._loop = asyncio.get_running_loop()
         self._record: dict[str, Any] | None = None
         self._place: Place | None = None
         self._tls: ssl.SSLContext | None = None
-        self._partitioned = PartitionedTopics(catalogue)
+        self._partitioned = PartitionedTopics(catalogue, name)
+        self._upkeep = Upkeep(self, self._partitioned)
         self.lanes: dict[str, Lane] = {}               # by the partition's name
         self._channels: dict[Key, list[Channel]] = {}
         self._connecting: dict[Key, asyncio.Lock] = {}
@@ -61,7 +68,7 @@ class Remote:
         self._up_s = 0.0
         self._is_told = False                          # whether the log has that the link is down
         self._backoff = Backoff()
-        self._waiting: dict[Lane, None] = {}
+        self._waiting: dict[Lane | Upkeep, None] = {}
         self._probe_timer: asyncio.TimerHandle | None = None
         self._probe_task: asyncio.Task[None] | None = None
 
@@ -70,9 +77,12 @@ class Remote:
 
     # -- what the process says
 
-    def configure(self, record: dict[str, Any] | None, partitions: Iterable[str],
+    def configure(self, record: dict[str, Any] | None, partitions: Iterable[str], partitioned: Iterable[str],
                   parse: Callable[[str], TopicName]) -> None:
-        """Follow the cluster's record and the partitions whose entries go there."""
+        """Follow the cluster's record, the partitions whose entries go there, and their partitioned topics.
+
+        Raises StorageFull.
+        """
         if record != self._record:
             self._record = record
             self._begin_anew()
@@ -84,6 +94,7 @@ class Remote:
         for name in sorted(wanted - self.lanes.keys()):
             lane = self.lanes[name] = Lane(self, parse(name))
             lane.start()
+        self._upkeep.follow(map(parse, partitioned))
 
     def _begin_anew(self) -> None:
         """Use the new record: end all channels."""
@@ -94,10 +105,12 @@ class Remote:
         self._waiting.clear()
         for lane in self.lanes.values():
             lane.start()
+        self._upkeep.begin_anew()
 
     async def stop(self, seconds: float) -> None:
         """End all lanes, and give the remote some seconds for receipts."""
         until = self._loop.time() + seconds
+        self._upkeep.close()
         for channel in self._all_channels():
             channel.hold(is_held=True)
         while any(lane.unanswered for lane in self.lanes.values()) and self._loop.time() < until:
@@ -115,6 +128,8 @@ class Remote:
         """Look once a second for silent remotes, and for channels without lanes.  now_s: the loop's time."""
         for lane in list(self.lanes.values()):
             lane.look(now_s)
+        if self._upkeep not in self._waiting:
+            self._upkeep.start()
         for channel in self._all_channels():
             silent_s = now_s - channel.remote.heard_s
             if silent_s > _SILENCE_S:
@@ -137,9 +152,9 @@ class Remote:
     def is_up(self) -> bool:
         return any(self._channels.values())
 
-    def wait_for_link(self, lane: Lane) -> float:
-        """Start a lane when there is a connection again; return the seconds until the next try."""
-        self._waiting[lane] = None
+    def wait_for_link(self, waiting: Lane | Upkeep) -> float:
+        """Start a lane, or the upkeep, when there is a connection again; return the seconds until the next try."""
+        self._waiting[waiting] = None
         if self._probe_timer is None and self._probe_task is None:
             self._probe_soon(self._backoff.next_s())
         return max(0.0, self.next_try_s - time.time())
@@ -171,8 +186,8 @@ class Remote:
             self._probe_task = None
         self.next_try_s = 0.0
         waiting, self._waiting = self._waiting, {}
-        for lane in waiting:
-            lane.start()
+        for one in waiting:
+            one.start()
 
     def _went_down(self, why: str) -> None:
         self.error, self._up_s = why, 0.0
@@ -224,10 +239,21 @@ class Remote:
 
         Raises LinkDown, ClientError, Standstill.
         """
-        if topic.partition >= 0 and not self._partitioned.is_made(topic):
-            place = self._usable_place()
-            channel = await self._service_channel()
-            await self._partitioned.make(topic, place, channel.remote)
+        if topic.partition >= 0:
+            await self.keep(topic.base, topic.partition + 1)
+
+    async def keep(self, topic: TopicName, least: int) -> None:
+        """Have a partitioned topic there with at least so many partitions.  Raises LinkDown, ClientError, Standstill.
+        """
+        place = self._usable_place()
+        channel = await self._service_channel()
+        await self._partitioned.make(topic, least, place, channel.remote)
+
+    def stands_still(self, topic: TopicName, why: str) -> None:
+        """Stop the lanes of a partitioned topic that is not there: what they send goes to topics that nobody finds."""
+        for lane in list(self.lanes.values()):
+            if lane.is_sending and lane.topic.partition >= 0 and lane.topic.base == topic:
+                lane.failed(why, is_lasting=True)
 
     async def channel_for(self, topic: str) -> Channel:
         """Return a channel to the broker there that serves the topic.  Raises LinkDown, ClientError."""
@@ -246,7 +272,7 @@ class Remote:
             if not url:
                 raise ClientError("LOOKUP: the remote names no address " + ("with" if place.is_secure else "without")
                                   + " TLS")
-            key = (place.urls[0], urlsplit(url).netloc) if answer.proxy_through_service_url else (url, "")
+            key = (place.urls[0], _netloc(url)) if answer.proxy_through_service_url else (url, "")
             try:
                 channel = await self._channel(key)
             except LinkDown as error:      # one broker of several: the link may be up
@@ -320,7 +346,7 @@ class Remote:
                 raise LinkDown(self.error)      # the probe tries, and no one else
             try:
                 channel = await self._connect(key)
-            except (OSError, TimeoutError, ClientError, ssl.SSLError) as error:
+            except (OSError, TimeoutError, ClientError, ValueError) as error:      # ValueError: a host that is no name
                 why = _reason(error, key[0])
                 if not self.is_up:
                     self._went_down(why)
@@ -376,8 +402,19 @@ async def _refuse_partitioned(side: RemoteSide, topic: str) -> None:
         raise Standstill(f"{topic} is a partitioned topic there, of {count} partitions, and none here")
 
 
+def _netloc(url: str) -> str:
+    """Return host and port of a URL that another cluster names.  Raises ClientError."""
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        raise ClientError(f"LOOKUP: the remote names {url!r}, which is no address") from None
+
+
 def _reason(error: Exception, url: str) -> str:
-    place = urlsplit(url).netloc
+    try:
+        place = urlsplit(url).netloc
+    except ValueError:
+        place = url
     if isinstance(error, TimeoutError):
         return f"{place}: no answer within {_CONNECT_S:g} s"
     if isinstance(error, ClientError):

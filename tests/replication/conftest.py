@@ -22,14 +22,14 @@ def replicate(broker: Broker, topic: str, *remotes: str) -> None:
     set_clusters(broker, topic, *remotes)
 
 
-def set_clusters(broker: Broker, topic: str, *remotes: str, partitions: Iterable[int] = ()) -> None:
+def set_clusters(broker: Broker, topic: str, *remotes: str, partitions: Iterable[int] = (), opens: bool = True) -> None:
     """Have a topic go to other clusters, and open it, or some of its partitions: then they have their cursors."""
     admin, path = f"{broker.http_url}/admin/v2", topic.replace("://", "/")
     own = json.loads(_asked("GET", f"{admin}/clusters"))
     _asked("POST", f"{admin}/tenants/public", {"allowedClusters": own})
     [local] = json.loads(_asked("GET", f"{admin}/namespaces/public/default/replication"))
     _asked("POST", f"{admin}/{path}/replication", [local, *remotes])
-    for opened in [f"{path}-partition-{number}" for number in partitions] or [path]:
+    for opened in ([f"{path}-partition-{number}" for number in partitions] or [path]) if opens else ():
         _asked("GET", f"{admin}/{opened}/stats")
 
 

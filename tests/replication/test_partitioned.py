@@ -13,6 +13,9 @@ class Administration:
 
     def __init__(self, far):
         administration, self.requests, self.fails = self, [], 0
+        self.is_five = False           # it answers as Pulsar 5.0 does, else as 4.0
+        self.bare = set()              # partitions that do not belong to their topic, as 5.0's PUT makes them
+        self.plain = set()             # topics without partitions
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def log_message(self, *_):
@@ -25,7 +28,10 @@ class Administration:
                 self._change()
 
             def do_GET(self):
-                self._answer(200, b'{"partitions": %d}' % far.partitions.get(self._topic(), 0))
+                topic = self._topic()
+                if topic not in far.partitions and topic not in administration.plain:
+                    return self._answer(404, b"")
+                self._answer(200, b'{"partitions": %d}' % far.partitions.get(topic, 0))
 
             def _topic(self):
                 return "persistent://" + self.path.partition("/persistent/")[2].partition("/partitions")[0]
@@ -36,10 +42,18 @@ class Administration:
                 if administration.fails:
                     administration.fails -= 1
                     return self._answer(500, b"")
+                topic = self._topic()
                 with far.lock:
-                    if self.command == "PUT" and self._topic() in far.partitions:
+                    if topic in administration.plain:
                         return self._answer(409, b"")
-                    far.partitions[self._topic()] = count
+                    if self.command == "PUT" and topic in far.partitions:
+                        if not administration.is_five:
+                            return self._answer(409, b"")
+                        administration.bare |= {(topic, number) for number in range(far.partitions[topic], count)}
+                    elif any(name == topic for name, _ in administration.bare) and "force=true" not in self.path:
+                        return self._answer(409, b"")
+                    else:
+                        far.partitions[topic] = count
                 self._answer(204, b"")
 
             def _answer(self, status, body):
@@ -83,10 +97,83 @@ def test_a_partitioned_topic_is_made_and_enlarged_there(replication, far_and_adm
     assert administration.requests[-1] == ("PUT", "createLocalTopicOnly=true", 3)
     assert len(administration.requests) == 2      # the first one failed
     assert request("POST", partitions_url(replication.broker.http_url, topic), b"4")[0] == 204
+    eventually(lambda: far.partitions[topic] == 4, 20, "the topic is enlarged there without a message")
     set_clusters(replication.broker, topic, name, partitions=[3])
     replication.publish(f"{topic}-partition-3", numbered(5))
     arrive(far, f"{topic}-partition-3", numbered(5))
-    assert administration.requests[-1] == ("POST", "updateLocalTopicOnly=true&force=false", 4)
+    assert administration.requests[-1] == ("POST", "updateLocalTopicOnly=true&force=true", 4)
+
+
+def test_a_cluster_that_says_it_has_enlarged_a_topic_is_looked_at(replication, far_and_administration):
+    """Pulsar 5.0 answers 204 to a PUT for a topic that exists, and makes partitions that do not belong to it."""
+    name, far, administration = far_and_administration
+    administration.is_five = True
+    replication.know(name, far.url, serviceUrl=administration.url)
+    topic = parted(replication, name, 1)
+    eventually(lambda: far.partitions.get(topic) == 1, 20, "the topic is made there")
+    request("PUT", f"{administration.url}/admin/v2/{topic.replace('://', '/')}/partitions", b"3")
+    assert far.partitions[topic] == 1 and administration.bare
+    assert request("POST", partitions_url(replication.broker.http_url, topic), b"3")[0] == 204
+    eventually(lambda: far.partitions[topic] == 3, 20, "the topic is enlarged there")
+
+
+def test_a_partitioned_topic_is_made_there_before_it_has_a_message(replication, far_and_administration):
+    """A consumer there would make a topic without partitions otherwise."""
+    name, far, administration = far_and_administration
+    replication.know(name, far.url, serviceUrl=administration.url)
+    before = partitioned_topic(replication.broker.http_url, 2)      # which is replicated later
+    set_clusters(replication.broker, before, name, opens=False)
+    eventually(lambda: far.partitions.get(before) == 2, 20, "the topic is made there")
+    administration.fails = 2
+    replication.know(name, far.url, serviceUrl=administration.url, tlsAllowInsecureConnection=True)
+    with far.lock:
+        del far.partitions[before]
+    replication.know(name, far.url, serviceUrl=administration.url)
+    eventually(lambda: far.partitions.get(before) == 2, 20, "it is made after failures too")
+
+
+def test_a_partitioned_topic_that_was_deleted_there_is_made_again_and_the_log_says_so(
+        replication, far_and_administration):
+    name, far, administration = far_and_administration
+    replication.know(name, far.url, serviceUrl=administration.url)
+    topic = parted(replication, name, 2)
+    part = f"{topic}-partition-1"
+    replication.publish(part, numbered(5))
+    arrive(far, part, numbered(5))
+    with far.lock:
+        del far.partitions[topic]
+    far.forget(part)
+    replication.publish(part, numbered(5, 5))
+    eventually(lambda: far.partitions.get(topic) == 2, 20, "it is made again")
+    arrive(far, part, numbered(5, 5))
+    assert f"partitioned topic {topic} was deleted at cluster {name}" in replication.broker.log()
+
+
+def test_what_stands_in_the_way_of_a_partitioned_topic_there_is_told_and_heals(replication, far_and_administration):
+    name, far, administration = far_and_administration
+    replication.know(name, far.url, serviceUrl=administration.url)
+    topic = partitioned_topic(replication.broker.http_url, 2)
+    administration.plain.add(topic)
+    set_clusters(replication.broker, topic, name, partitions=range(2))
+    part = f"{topic}-partition-0"
+    replication.publish(part, numbered(5))
+    lane = eventually(lambda: (lane := replication.lane(part, name)).get("error") and lane, 20)
+    assert "is a topic without partitions there" in lane["error"] and "delete it there" in lane["error"]
+    administration.plain.clear()
+    replication.know(name, far.url, serviceUrl=administration.url, tlsAllowInsecureConnection=True)      # no minute
+    arrive(far, part, numbered(5))
+
+
+@pytest.mark.parametrize("url", ["http://h\xf6st.invalid:1", f"http://{'a' * 70}.invalid:1", "http://127.0.0.1:1"])
+def test_an_address_that_leads_nowhere_is_the_remotes_fault(replication, far_and_administration, url):
+    name, far, _ = far_and_administration
+    replication.know(name, far.url, serviceUrl=url)
+    topic = partitioned_topic(replication.broker.http_url, 1)
+    set_clusters(replication.broker, topic, name, partitions=[0])
+    replication.publish(f"{topic}-partition-0", numbered(1))
+    lane = eventually(lambda: (lane := replication.lane(f"{topic}-partition-0", name)).get("error") and lane, 20)
+    assert "this broker's own" not in lane["error"] and "making the partitioned topic there" in lane["error"]
+    assert "G290" not in replication.broker.log()
 
 
 def test_a_topic_that_is_there_already_is_fine(replication, far_and_administration):
