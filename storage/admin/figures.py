@@ -139,10 +139,6 @@ class SubscriptionFigures:
 class ReplicationFigures:
     """Statistics of what goes from a topic to one other cluster."""
 
-    message_rate: float
-    byte_rate: float
-    messages_out: int              # delivered to the replicator since the topic was opened
-    bytes_out: int
     expire_rate: float
     expired: int                   # messages
     backlog: int                   # entries

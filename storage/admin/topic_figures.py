@@ -109,9 +109,8 @@ def _replication(owner: AdministeredOwner, partition: Partition) -> dict[str, Re
     figures = {}
     for cursor in partition.subscriptions.values():
         if cursor.remote is not None:
-            counts, rates, since_ms = subscription_counts(cursor), rates_of(cursor, 8), came_ms(cursor)
+            rates, since_ms = rates_of(cursor, 8), came_ms(cursor)
             figures[cursor.remote] = ReplicationFigures(
-                message_rate=rates[0], byte_rate=rates[1], messages_out=counts[0], bytes_out=counts[1],
                 expire_rate=rates[6], expired=cursor.cursor.totals[EXPIRED],
                 backlog=cursor.cursor.backlog(partition.ledgers), backlog_bytes=backlog_bytes(cursor.cursor, partition),
                 delay_s=max(0, owner.now_ms - since_ms) // 1000 if since_ms else 0,

@@ -49,6 +49,7 @@ class Remote(Protocol):
     own: str
     name: str
     counters: Counters
+    window_s: float              # of which rates are averages
 
     async def opening(self) -> Any:
         """Wait for a turn to open; release it with `opened`."""
@@ -62,17 +63,17 @@ class Remote(Protocol):
         """Return the newest schema there.  Raises ClientError."""
     async def schema_there(self, topic: TopicName, version: bytes, channel: Channel) -> bytes:
         """Return the remote's version of a schema.  Raises ClientError, Standstill."""
-    def wait_for_link(self, lane: "Lane") -> float: ...
+    def wait_for_link(self, waiting: "Lane") -> float: ...
     def progressed(self) -> None: ...
 
 
 class Lane:
     """One partition's entries on their way to one cluster."""
 
-    __slots__ = ("_backoff", "_batch", "_channel", "_consumer_id", "_epoch", "_heard_s", "_loop", "_obstacle",
-                 "_opened_s", "_owed", "_permits", "_producer_id", "_remote", "_rewriter", "_schemas", "_task",
-                 "_timer", "_told", "_unanswered", "_worker", "bytes_sent", "entries_filtered", "entries_sent", "error",
-                 "messages_sent", "next_try_s", "since_ms", "state", "topic")
+    __slots__ = ("_backoff", "_batch", "_channel", "_consumer_id", "_epoch", "_heard_s", "_loop", "_measured",
+                 "_obstacle", "_opened_s", "_owed", "_permits", "_producer_id", "_rates", "_remote", "_rewriter",
+                 "_schemas", "_task", "_timer", "_told", "_unanswered", "_worker", "bytes_sent", "entries_filtered",
+                 "entries_sent", "error", "messages_sent", "next_try_s", "since_ms", "state", "topic")
 
     def __init__(self, remote: Remote, topic: TopicName) -> None:
         self._remote, self.topic = remote, topic
@@ -95,6 +96,8 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
         self.since_ms = 0
         self.entries_sent = self.messages_sent = self.bytes_sent = self.entries_filtered = 0
+        self._measured = self._loop.time(), 0, 0      # when the window began, messages and bytes sent until then
+        self._rates = 0.0, 0.0                        # messages and bytes a second, in the last complete window
 
     def __repr__(self) -> str:
         return f"<Lane {self.topic} to {self._remote.name}: {self.state} {self._unanswered}>"
@@ -279,7 +282,11 @@ class Lane:
     # -- the end of sending
 
     def look(self, now_s: float) -> None:
-        """Begin again if the remote answers nothing.  now_s: the loop's time."""
+        """Begin again if the remote answers nothing, and measure rates.  now_s: the loop's time."""
+        began_s, messages, size = self._measured
+        if (seconds := now_s - began_s) >= self._remote.window_s:
+            self._rates = (self.messages_sent - messages) / seconds, (self.bytes_sent - size) / seconds
+            self._measured = now_s, self.messages_sent, self.bytes_sent
         if self.state != SENDING:
             return
         if self._unanswered.count and now_s - self._heard_s > SILENCE_S:
@@ -368,4 +375,4 @@ class Lane:
                 "address": channel.address if channel is not None else "", "unanswered": self.unanswered,
                 "error": self.error, "nextTry": round(self.next_try_s * 1000) if self.state == WAITING else 0,
                 "entriesSent": self.entries_sent, "messagesSent": self.messages_sent, "bytesSent": self.bytes_sent,
-                "entriesFiltered": self.entries_filtered}
+                "messageRate": self._rates[0], "byteRate": self._rates[1], "entriesFiltered": self.entries_filtered}

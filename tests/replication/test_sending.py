@@ -7,7 +7,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..harness import eventually, request
-from .conftest import arrive, numbered
+from .conftest import Replication, arrive, numbered
 from .far import POSITION
 
 T = api.BaseCommand.Type
@@ -304,3 +304,33 @@ def test_a_broker_behind_a_proxy_is_reached_through_it(replication):
     replication.publish(topic, numbered(20))
     arrive(far, topic, numbered(20))
     assert [one.connect.proxy_to_broker_url for one in far.commands(T.CONNECT)] == ["", "broker.example.com:6650"]
+
+
+def test_statistics_count_what_was_sent_and_nothing_else(start_broker, tmp_path):
+    """Entries that name other clusters, or came from one, go through the replicator and are not sent."""
+    (tmp_path / "geminga.toml").write_text("[storage]\nstats_window_s = 1\n")
+    broker = start_broker("--config", str(tmp_path / "geminga.toml"), "--workers", "1", "--owners", "1")
+    replication = Replication(broker)
+    try:
+        name, far = replication.far()
+        topic = replication.topic(name)
+        producer = replication.client.create_producer(topic, batching_enabled=False)
+        for number in range(10):
+            producer.send(b"kept", disable_replication=True)
+            producer.send(b"%d" % number)
+        arrive(far, topic, numbered(10))
+        eventually(lambda: replication.backlog(topic, name) == 0, 20)
+        told = replication.figures(topic, name)
+        assert told["msgOutCount"] == 10 and 0 < told["bytesOutCount"] < 10 * 1_000
+        series = f'pulsar_replication_rate_out{{cluster="standalone",namespace="public/default",topic="{topic}"'
+
+        def only_kept_ones_count_nothing():
+            """Whether a second has passed in which nothing was sent, though messages went through the replicator."""
+            producer.send(b"kept", disable_replication=True)
+            text = request("GET", f"{broker.http_url}/metrics")[1]
+            rates = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(series)]
+            return rates == [0.0] and replication.figures(topic, name)["msgRateOut"] == 0.0
+
+        eventually(only_kept_ones_count_nothing, 20)
+    finally:
+        replication.close()

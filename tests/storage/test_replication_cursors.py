@@ -574,7 +574,7 @@ def test_statistics_tell_what_another_cluster_does_not_have(rigs):
     told = rig.shown("stats", TOPIC, **ASKED)
     assert told["subscriptions"] == {} and told["msgOutCounter"] == 0
     far = told["replication"]["far"]
-    assert (far["replicationBacklog"], far["connected"], far["msgOutCount"]) == (1, True, 2)
+    assert (far["replicationBacklog"], far["connected"]) == (1, True)
     assert far["replicationDelayInSeconds"] == 7 and far["replicationBacklogSize"] == told["backlogSize"] > 0
     rig.close_consumer(consumer)
     assert rig.shown("stats", TOPIC, **ASKED)["replication"]["far"]["connected"] is False

@@ -12,7 +12,7 @@ from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.monitoring import coordinators
 from geminga.supervisor.admin.monitoring.collector import Collector
 from geminga.supervisor.admin.monitoring.series import Series
-from geminga.supervisor.admin.monitoring.stats import measure
+from geminga.supervisor.admin.monitoring.stats import measure, put_sent
 from geminga.supervisor.admin.requests.owners import Owners
 from geminga.supervisor.configuration.config import Config
 
@@ -34,7 +34,7 @@ class Metrics:
 
     def configure(self, config: Config) -> None:
         """Apply a changed configuration."""
-        self._cluster, self._options = config.cluster_name, config.metrics
+        self._cluster, self._options, self._data_dir = config.cluster_name, config.metrics, config.data_dir
         self.collector.configure(config)
 
     async def text(self) -> bytes:
@@ -44,6 +44,7 @@ class Metrics:
         measured, self.collector.coordinators = await asyncio.gather(
             measure(self._owners, most, consumers=options.consumers, producers=options.producers),
             coordinators.coordinators(self._owners))
+        await put_sent(self._data_dir, measured)
         self.collector.measured = measured
         head = generate_latest(self._registry)
         series = Series(self._cluster, [owner for owner in measured if owner is not None])

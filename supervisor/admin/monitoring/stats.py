@@ -3,6 +3,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,9 @@ async def _add_lanes(request: web.Request, topics: Sequence[TopicName], told: Se
     for topic, cluster, one in replicated:
         lane = lanes.get((str(topic), cluster))
         one["connected"] = lane is not None and lane["connected"]
+        if lane is not None:
+            one |= {"msgRateOut": lane["messageRate"], "msgThroughputOut": lane["byteRate"],
+                    "msgOutCount": lane["messagesSent"], "bytesOutCount": lane["bytesSent"]}
         if lane is not None and lane["connected"]:
             one |= {"outboundConnection": lane["address"],
                     "outboundConnectedSince": topic_json.iso(lane["connectedSince"])}
@@ -307,6 +311,24 @@ async def measure(owners: Owners, most: int, *, consumers: bool = False, produce
     return await asyncio.gather(*map(ask, range(owners.count)))
 
 
+async def put_sent(data_dir: Path, measured: Iterable[Measured | None]) -> None:
+    """Replace rates of what owners gave the replicator by rates of what it sent to other clusters.
+
+    The replicator passes over entries that came from another cluster, or that name others.
+    """
+    rows = [(owner, at, (owner.head["topics"][number], remote)) for owner in measured if owner is not None
+            for at, (number, remote) in enumerate(owner.head["replication"])]
+    lanes = await replicator.lanes_of(data_dir, [topic for _, _, (topic, _) in rows]) if rows else {}
+    for owner in {owner for owner, _, _ in rows}:
+        owner.replication = owner.replication.copy()      # it is a view of bytes that came
+    for owner, at, key in rows:
+        lane = lanes.get(key)
+        owner.replication[at, _SENT] = (lane["messageRate"], lane["byteRate"]) if lane is not None else (0.0, 0.0)
+
+
+_SENT = [SUBSCRIPTION_COLUMNS.index(name) for name in ("rate_out", "throughput_out")]
+
+
 def _objects(columns: tuple[str, ...], table: np.ndarray) -> list[dict[str, float]]:
     return [dict(zip(columns, row, strict=True)) for row in table.tolist()]
 
@@ -315,7 +337,9 @@ def _objects(columns: tuple[str, ...], table: np.ndarray) -> list[dict[str, floa
 async def broker_topics(request: web.Request) -> web.Response:
     """Answer with statistics of all topics that are loaded."""
     told: dict[str, Any] = {}
-    for measured in filter(None, await measure(request.app[OWNERS], _EVERYTHING, consumers=True, producers=True)):
+    every = await measure(request.app[OWNERS], _EVERYTHING, consumers=True, producers=True)
+    await put_sent(request.app[TOPICS].config.data_dir, every)
+    for measured in filter(None, every):
         topics = [_loaded_topic(row) for row in _objects(TOPIC_COLUMNS, measured.topics)]
         rows = _objects(SUBSCRIPTION_COLUMNS, measured.subscriptions)
         for (number, name), row in zip(measured.head["subscriptions"], rows, strict=True):

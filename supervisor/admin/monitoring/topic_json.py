@@ -94,10 +94,8 @@ def _replication(figures: TopicFigures) -> Json:
 
 
 def replication_stats(figures: ReplicationFigures) -> Json:
-    """Return what goes to another cluster; the replicator adds what it knows of the connection."""
-    return {"msgRateOut": figures.message_rate, "msgOutCount": figures.messages_out,
-            "msgThroughputOut": figures.byte_rate, "bytesOutCount": figures.bytes_out,
-            "msgRateExpired": figures.expire_rate, "msgExpiredCount": figures.expired,
+    """Return what is to go to another cluster; the replicator adds what it sent, and how its connection is."""
+    return {"msgRateExpired": figures.expire_rate, "msgExpiredCount": figures.expired,
             "replicationBacklog": figures.backlog, "replicationBacklogSize": figures.backlog_bytes,
             "connected": figures.is_connected, "replicationDelayInSeconds": figures.delay_s}
 
