@@ -62,6 +62,7 @@ class Shape:
     java_class: str = ""             # of Java's reflection
     fields: "dict[str, Shape]" = field(default_factory=dict)      # of a record
     item: "Shape | None" = None      # of an array, and of a map's values
+    takes_one: bool = False          # whether a value may be an item alone, as older versions of the schema have it
 
 
 def shape_of(definition: Any, *, is_avro: bool) -> Shape:
@@ -181,8 +182,10 @@ def joined(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     if pa.types.is_list(one) and pa.types.is_list(other):
         return pa.list_(joined(one.value_type, other.value_type))
     for many, alone in ((one, other), (other, one)):      # Protobuf's fields may become repeated ones
-        if pa.types.is_list(many) and (item := joined(many.value_type, alone)) != pa.string():
-            return pa.list_(item)
+        if pa.types.is_list(many) and not pa.types.is_list(alone):
+            item = joined(many.value_type, alone)
+            if item != pa.string() or many.value_type == alone:
+                return pa.list_(item)
     return pa.string()
 
 
@@ -210,13 +213,19 @@ def _joined_shape(one: Shape, other: Shape) -> Shape:
     if one.item is not None and other.item is not None and one.type == other.type:
         item = _joined_shape(one.item, other.item)
         kind = pa.list_(item.kind) if one.type == "array" else pa.map_(pa.string(), item.kind)
-        return Shape(kind, one.type, item=item, java_class=one.java_class or other.java_class)
+        return Shape(kind, one.type, item=item, java_class=one.java_class or other.java_class,
+                     takes_one=one.takes_one or other.takes_one)
+    for many, alone in ((one, other), (other, one)):
+        if many.type == "array" and many.item is not None and alone.type != "array":
+            item = _joined_shape(many.item, alone)
+            if item.kind != pa.string() or many.item.kind == alone.kind:
+                return Shape(pa.list_(item.kind), "array", item=item, takes_one=True)
     kind = joined(one.kind, other.kind)
     if kind == pa.string() and (one.kind != other.kind or (one.type == "text") != (other.type == "text")):
         return Shape(kind, "any")
     alike = next((shape for shape in (one, other) if shape.kind == kind), None)
     if alike is None:
-        return Shape(kind, next((name for name, primitive in PRIMITIVES.items() if primitive == kind), "any"))
+        return Shape(kind, next((name for name, primitive in PRIMITIVES.items() if primitive == kind), "decimal"))
     logical = one.logical if one.logical == other.logical else ""
     return Shape(kind, alike.type, logical, alike.scale, alike.java_class, alike.fields, alike.item)
 
@@ -271,8 +280,10 @@ def text_of(value: Any, kind: pa.DataType) -> str | None:
     if value is None or pa.types.is_string(kind):
         return value      # type: ignore[no-any-return]
     read = pa.scalar(value, kind).as_py(maps_as_pydicts="lossy")
+    if isinstance(read, datetime.time):
+        return time_text(((read.hour * 60 + read.minute) * 60 + read.second) * 1_000_000 + read.microsecond)
     text = dumped(read)
-    return text[1:-1] if isinstance(read, datetime.date | datetime.time) else text
+    return text[1:-1] if isinstance(read, datetime.date) else text
 
 
 def dumped(value: Any) -> str:

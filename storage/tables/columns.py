@@ -13,7 +13,7 @@
 Messages that no row can show are in a table beside it, with the stored payload and the reason: encrypted ones, and
 those whose payload does not fit the schema.
 """
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geminga.storage.jobs import message_columns
+from geminga.storage.jobs.shapes import joined, same, widening
 from geminga.storage.tables.values import RAW, Values
 
 PREFIX, REASON = "_", "_reason"
@@ -64,7 +65,8 @@ def rows_of(batch: pa.RecordBatch, partition: int | None, values: Values, schema
             ) -> tuple[pa.RecordBatch, pa.RecordBatch, list[Rejected]]:
     """Return (rows of the table, rows of the table of rejected messages, the rejected messages).
 
-    batch: messages with the columns READ.  partition: the number of their partition, if their topic has some.
+    batch: messages with the columns READ.  partition: the number of their partition, if their topic has some.  schema:
+    of the table's next files, `settled`.
     refused: why no payload is to be read.
     """
     own = _own(batch, partition)
@@ -81,6 +83,7 @@ def rows_of(batch: pa.RecordBatch, partition: int | None, values: Values, schema
     reasons |= dict.fromkeys(np.flatnonzero(encrypted).tolist(), ENCRYPTED)
     if refused:
         reasons |= dict.fromkeys(range(len(batch)), refused)
+    columns = [cast(column, one.type) for column, one in zip(columns, list(schema)[len(own):], strict=True)]
     rows = pa.RecordBatch.from_arrays([*own, *columns], schema=schema)
     if not reasons:
         return rows, _NOTHING, []
@@ -143,14 +146,36 @@ def _text(column: pa.Array) -> pa.Array:
                          for one in column.view(pa.binary()).to_pylist()], pa.string())
 
 
-def joined(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return a schema with the columns of all, of the widest type that one of them has.  Raises ArrowTypeError."""
-    return pa.unify_schemas(list(schemas), promote_options="permissive")
+def settled(wanted: pa.Schema, known: pa.Schema | None) -> pa.Schema:
+    """Return the schema of a table's next files: each column has a type that holds the values of earlier files too."""
+    if known is None:
+        return wanted
+    return pa.schema([one.with_type(joined(known.field(one.name).type, one.type)) if one.name in known.names else one
+                      for one in wanted])
+
+
+def all_of(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """Return a schema with the columns of all, each of a type that holds the values of all."""
+    found: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for one in schema:
+            found[one.name] = joined(found[one.name], one.type) if one.name in found else one.type
+    return pa.schema(list(found.items()))
+
+
+def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as a type, `joined` with its own."""
+    if column.type == kind:
+        return column
+    if not pa.types.is_nested(kind) and kind != pa.string():
+        return column.cast(kind)
+    wider = widening(column.type, kind) or same
+    return pa.array([wider(one) for one in column.to_pylist()], kind)
 
 
 def as_schema(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     """Return batches as a table of a schema, whose other columns are null."""
     table = pa.Table.from_batches(list(batches))
-    arrays = [table[one.name].cast(one.type) if one.name in table.column_names
-              else pa.nulls(table.num_rows, one.type) for one in schema]
+    arrays = [pa.chunked_array([cast(chunk, one.type) for chunk in table[one.name].chunks], one.type)
+              if one.name in table.column_names else pa.nulls(table.num_rows, one.type) for one in schema]
     return pa.Table.from_arrays(arrays, schema=schema)

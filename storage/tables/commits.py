@@ -12,6 +12,7 @@ that again, or deletes staged files that no commit names.  Hence each message is
 
 Every _WHOLE_EVERY-th commit names all files; older commits are deleted then.
 """
+import base64
 import json
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -20,14 +21,16 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from geminga.proto.names import TopicName
 from geminga.storage.ledgers.position import Position
+from geminga.storage.tables import columns
 from geminga.storage.tables.places import Place
 
 MESSAGES, COMPACTED = "messages", "compacted"      # contents of a table
 REJECTED = "-rejected"
-VERSION = 1
+VERSION = 2                          # since 2 with a schema
 _INNER = "_geminga"                  # folder that Spark, Arrow and DuckDB's day=* leave out
 _WHOLE_EVERY = 100
 
@@ -68,6 +71,7 @@ class Commit:
     rejected: int = 0                # rows of rejected messages
     size: int = 0                    # bytes of all files
     everything: tuple[DataFile, ...] | None = None      # all files of the table, in some commits
+    schema: str = ""                 # types of all columns of all files, as Arrow has them, in base64; empty: not known
 
     def encode(self) -> bytes:
         positions = {str(one): f"{at[0]}:{at[1]}" for one, at in self.positions.items()}
@@ -88,6 +92,12 @@ class Commit:
 
 def _files(stored: list[dict[str, Any]]) -> tuple[DataFile, ...]:
     return tuple(DataFile(**one) for one in stored)
+
+
+def _encoded(schema: pa.Schema, known: pa.Schema | None) -> str:
+    """Return a schema as a commit has it, with other columns that were known."""
+    others = [] if known is None else [one for one in known if one.name not in schema.names]
+    return base64.b64encode(pa.schema([*schema, *others]).serialize()).decode()
 
 
 def folder_of(topic: TopicName) -> str:
@@ -136,15 +146,16 @@ class ParquetTable:
                schema: pa.Schema) -> None:
         """Commit staged files, and put them into place.
 
-        positions: of the partitions that have come further.  removed: files that the added ones replace.  schema: not
-        needed, as each file has its own.  Raises CannotExport, OSError; then the next opening of the table finds the
-        commit made, or not at all.
+        positions: of the partitions that have come further.  removed: files that the added ones replace.  schema: the
+        columns that all files with one of them have in these types.  Raises CannotExport, OSError; then the next
+        opening of the table finds the commit made, or not at all.
         """
         last = self.last or Commit(0, self._broker, str(self.topic), "")
         gone = {one.path for one in removed}
         commit = replace(
             last, number=last.number + 1, token=token, at_ms=time.time_ns() // 1_000_000,
             positions={**last.positions, **positions}, added=tuple(added), removed=tuple(sorted(gone)), everything=None,
+            schema=_encoded(schema, self.schema()[0]),
             files=last.files + len(added) - len(removed),
             rows=last.rows + sum(one.rows * (not one.is_rejected) for one in added)
             - sum(one.rows * (not one.is_rejected) for one in removed),
@@ -173,6 +184,21 @@ class ParquetTable:
         for path in commit.removed:
             self.place.delete(f"{self._folder}/{path}")
         self.place.delete(staged)
+
+    def schema(self) -> tuple[pa.Schema | None, bool]:
+        """Return (all columns of the files, whether each has one type in all of them).  Raises OSError.
+
+        Tables that an older program has begun say it in their files only, which are read if they are on this host;
+        otherwise None.
+        """
+        if self.last is None:
+            return None, True
+        if self.last.schema:
+            return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.last.schema))), True
+        paths = [self.place.fetch(f"{self._folder}/{one.path}") for one in self.files() if not one.is_rejected]
+        if None in paths:
+            return None, True
+        return columns.all_of(pq.read_schema(path) for path in paths), False
 
     def files(self) -> list[DataFile]:
         """Return all files of the table.  Raises CannotExport, OSError."""

@@ -13,12 +13,13 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from geminga.proto.names import TopicName
 from geminga.storage import format
@@ -56,6 +57,12 @@ class Table(Protocol):
     @property
     def positions(self) -> dict[int, Position]:
         """Position of each partition, by id, up to which all messages are in the table."""
+
+    def schema(self) -> tuple[pa.Schema | None, bool]:
+        """Return (all columns of the files, whether each has one type in all of them); None: they need not have.
+
+        Raises OSError.
+        """
 
     def recover(self) -> None:
         """Finish or undo what a killed run left.  For a run that is about to write.  Raises CannotExport, OSError."""
@@ -109,6 +116,7 @@ class Planned:
     wanted: Wanted
     table: Table | None = None
     values: Values = field(default_factory=Values)
+    schema: pa.Schema | None = None  # of the table's next files
     partitions: list[_Partition] = field(default_factory=list)
     error: str = ""                  # why the table cannot be written
     rows: int = 0                    # of this night, as the fields below
@@ -240,6 +248,9 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
         due.sort(key=attrgetter("bytes_new"), reverse=True)
     done, total = 0, sum(one.messages for one in due)
     try:
+        for one in due:
+            _settle_types(one, scratch, engine, ends)
+        due = [one for one in due if not one.error]
         for some in _rounds(due):
             try:
                 _round(data_dir, [one for one in some if not one.planned.error], scratch, engine, exported,
@@ -251,10 +262,86 @@ def run(data_dir: Path, planned: list[Planned], scratch: Path, engine: Engine, e
                     piece.planned.error = piece.planned.error or text_of(error)
             done += sum(piece.messages for piece in some)
         for one in due:
-            one.is_late = not one.error and len(one.positions) < len(one.partitions)
+            one.is_late |= not one.error and len(one.positions) < len(one.partitions)
         _merge_small([one for one in due if one.positions and not one.error], scratch, engine, ends)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+# -- one type for each column
+
+def _settle_types(planned: Planned, scratch: Path, engine: Engine, ends: float) -> None:
+    """Choose the types of a table's next files, and rewrite its files where a column had another type until now.
+
+    The files are rewritten before there are others, some in each commit.  A run that ends between two commits leaves
+    the rest to the next one: only the last of these commits has the new types as those of all files.
+    """
+    table = planned.table
+    assert table is not None
+    try:
+        wanted, (known, is_settled) = columns.schema_of(planned.values), table.schema()
+        planned.schema = columns.settled(wanted, known)
+        if known is None or (is_settled and all(one.type == known.field(one.name).type for one in planned.schema
+                                                if one.name in known.names)):
+            return
+        types = columns.all_of([planned.schema, known])
+        for group in _by_bytes(one for one in table.files() if not one.is_rejected):
+            if time.monotonic() >= ends:
+                raise OutOfTime
+            _recast(planned, table, group, types, known, scratch, engine, ends)
+        table.commit(secrets.token_hex(8), {}, [], [], types)
+    except OutOfTime:
+        planned.is_late, planned.partitions = True, []
+    except Exception as error:
+        planned.error = f"its files cannot get the types of the topic's schema: {_text(error)}"
+
+
+def _by_bytes(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
+    """Group files by about _MERGED_BYTES."""
+    some: list[DataFile] = []
+    for one in files:
+        some.append(one)
+        if sum(other.size for other in some) >= _MERGED_BYTES:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _recast(planned: Planned, table: Table, group: list[DataFile], types: pa.Schema, known: pa.Schema, scratch: Path,
+            engine: Engine, ends: float) -> None:
+    """Replace those files of a group that have other types."""
+    token = secrets.token_hex(8)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    old = [(one, path) for one in group if _differs(path := table.local(one, scratch), types)]
+    targets = [scratch / f"{token}-{number}{f'-p{one.partition_id}' * (one.partition_id > 0)}.parquet"
+               for number, (one, _) in enumerate(old)]
+    rows = engine.each(_Recast([path for _, path in old], targets, types), len(old), lambda *told: None, EXPORTING,
+                       [one.rows for one, _ in old], ends)
+    if rows != [one.rows for one, _ in old]:
+        raise CannotExport(f"{rows} rows were read of files that have {[one.rows for one, _ in old]}")
+    made = [replace(one, path=f"{one.path.rpartition('/')[0]}/{target.name}", size=target.stat().st_size)
+            for (one, _), target in zip(old, targets, strict=True)]
+    if made:
+        table.stage(token, list(zip(targets, made, strict=True)))
+        table.commit(token, {}, made, [one for one, _ in old], known)
+
+
+def _differs(path: Path, types: pa.Schema) -> bool:
+    return any(one.type != types.field(one.name).type for one in pq.read_schema(path) if one.name in types.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recast:
+    """The function of tasks that rewrite files."""
+
+    paths: list[Path]
+    targets: list[Path]
+    types: pa.Schema
+
+    def __call__(self, number: int) -> int:
+        return writing.recast(self.paths[number], self.targets[number], self.types)
 
 
 def _recover(planned: Planned) -> None:
@@ -351,7 +438,8 @@ def _source(data_dir: Path, planned: Planned, pieces: list[_Piece], scratch: Pat
         amended.read()               # the partition's owner reports damage of this file
         if entries := amended.cancelled():
             cancelled[partition_id] = entries
-    return Source(data_dir, planned.wanted.content, planned.values, numbers, cancelled, scratch, token)
+    assert planned.schema is not None
+    return Source(data_dir, planned.wanted.content, planned.values, planned.schema, numbers, cancelled, scratch, token)
 
 
 def _weights(pieces: list[_Piece]) -> dict[Stretch, int]:
@@ -382,7 +470,7 @@ def _tasks(pieces: list[_Piece]) -> Iterator[list[Stretch]]:
 def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], token: str, exported: Exported) -> None:
     """Commit what a round has written of one table."""
     table, files = planned.table, [one for result in written for one in result.files]
-    assert table is not None
+    assert table is not None and planned.schema is not None
     for result in written:
         planned.told += result.told[:max(0, _LINES_MAX - len(planned.told))]
         planned.damage += result.damage[:max(0, _LINES_MAX - len(planned.damage))]
@@ -396,7 +484,7 @@ def _finish(planned: Planned, pieces: list[_Piece], written: list[Written], toke
         removed = [one for one in table.files() if one.partition_id in ends] if (
             planned.wanted.content == COMPACTED) else []
         table.stage(token, files)
-        table.commit(token, ends, added, removed, columns.schema_of(planned.values))
+        table.commit(token, ends, added, removed, planned.schema)
     except Exception as error:
         planned.error = _text(error)
         for path, _ in files:
@@ -455,13 +543,12 @@ def _merge(planned: Planned, table: Table, group: list[DataFile], scratch: Path,
     paths = [table.local(one, scratch) for one in group]
     target = scratch / f"{token}.parquet"
     (rows,) = engine.each(_Merge(paths, target), 1, lambda *told: None, EXPORTING, [0], ends)
-    if rows is None:      # a column has changed its type: these files stay as they are
-        return
     merged = DataFile(f"{group[0].path.rpartition('/')[0]}/{target.name}", rows, target.stat().st_size, group[0].day)
     if rows != sum(one.rows for one in group):
         raise CannotExport(f"{rows} rows were read of files that have {sum(one.rows for one in group)}")
     table.stage(token, [(target, merged)])
-    table.commit(token, {}, [merged], group, columns.schema_of(planned.values))
+    assert planned.schema is not None
+    table.commit(token, {}, [merged], group, planned.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,5 +558,5 @@ class _Merge:
     paths: list[Path]
     target: Path
 
-    def __call__(self, number: int) -> int | None:
+    def __call__(self, number: int) -> int:
         return writing.merge(self.paths, self.target)

@@ -117,6 +117,11 @@ class IcebergTable:
             raise CannotExport(f"the property {_POSITIONS} of {self._name} has no positions: {error}") from None
         return positions
 
+    def schema(self) -> tuple[None, bool]:
+        """Say that columns widen without their files: Iceberg's readers do it, for the types that it lets become wider.
+        """
+        return None, True
+
     def recover(self) -> None:
         """Finish what a killed run has begun.  Raises CannotExport, OSError."""
         with java_errors(str(self._name)):
@@ -245,7 +250,8 @@ class IcebergTable:
         try:
             table.updateSchema().unionByNameWith(wanted).commit()
         except Py4JJavaError as error:
-            raise CannotExport(f"{name} cannot take over the topic's schema: {reason_of(error)}") from None
+            raise CannotExport(f"{name} cannot take over the topic's schema: {reason_of(error)}.  Rename the column, "
+                               "and the next night adds the new one") from None
         table.refresh()
         return table
 

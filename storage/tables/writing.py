@@ -47,6 +47,7 @@ class Source:
     data_dir: Path
     content: str                                # of the table: its folder
     values: Values
+    schema: pa.Schema                           # of the files
     numbers: dict[int, int | None]              # partition id -> number of the partition, if the topic has some
     cancelled: dict[int, dict[int, list[int]]]  # partition id -> ledger id -> entries that no consumer gets
     folder: Path                                # for the files
@@ -137,7 +138,7 @@ def write(source: Source, task: int, stretches: Iterable[Stretch], care: Care) -
 
     files: _Files | None = None
     try:
-        files = _Files(source.folder, f"{source.token}-{task}", source.content, columns.schema_of(source.values))
+        files = _Files(source.folder, f"{source.token}-{task}", source.content, source.schema)
         for stretch in stretches:
             cancelled = source.cancelled.get(stretch.partition_id, {}).get(stretch.ledger_id)
             number = source.numbers[stretch.partition_id]
@@ -289,23 +290,51 @@ class _File:
 
 
 def writer_of(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return a writer of a new Parquet file.  Raises OSError."""
-    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1,
+    """Return a writer of a new Parquet file.  Raises OSError.
+
+    Floating-point columns have no statistics, as those leave out NaN: readers would pass over files and row groups that
+    have rows with NaN, or take a column of 0 and NaN for one of 0 only.
+    """
+    counted = [path for one in schema for path, kind in _leaves(one.name, one.type) if not pa.types.is_floating(kind)]
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, write_statistics=counted,
                             use_dictionary=[name for name in _REPEATING if name in schema.names])
 
 
-# -- merging
+def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield (path, type) of the columns that a field has in a Parquet file."""
+    if pa.types.is_struct(kind):
+        for one in kind:
+            yield from _leaves(f"{path}.{one.name}", one.type)
+    elif pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    else:
+        yield path, kind
 
-def merge(paths: list[Path], target: Path) -> int | None:
+
+# -- rewriting
+
+def merge(paths: list[Path], target: Path) -> int:
     """Write the rows of Parquet files into one file, synced; return how many.  Raises OSError, pa.ArrowException.
 
-    Columns that only some of the files have are null in the rows of the others.  None: a column has types in them that
-    no type has all values of.
+    Columns that only some of the files have are null in the rows of the others.
     """
-    try:
-        schema = columns.joined([pq.read_schema(path) for path in paths])
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
+    return _write_all(paths, target, columns.all_of(pq.read_schema(path) for path in paths))
+
+
+def recast(path: Path, target: Path, schema: pa.Schema) -> int:
+    """Write the rows of a Parquet file into another one, synced; return how many.  Raises OSError, pa.ArrowException.
+
+    The columns that the schema has too get its types.
+    """
+    own = pq.read_schema(path)
+    return _write_all([path], target, pa.schema(
+        [one.with_type(schema.field(one.name).type) if one.name in schema.names else one for one in own]))
+
+
+def _write_all(paths: list[Path], target: Path, schema: pa.Schema) -> int:
     count = 0
     with writer_of(target, schema) as writer:
         for rows in _groups(paths, schema):

@@ -4,6 +4,7 @@ import itertools
 import json
 import time
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -343,16 +344,72 @@ def test_small_files_of_a_day_become_one(lake):
     assert planned.table.last.rows == exports._MERGE_MIN and planned.table.last.files == 1
 
 
-def test_files_whose_columns_cannot_be_one_stay_as_they_are(lake, monkeypatch):
-    monkeypatch.setattr(exports, "_MERGE_MIN", 2)
+WIDER = [      # (types of a field, its values in JSON, the column's type, its values)
+    (("int", "long"), ("1", "5000000000"), "int64", [1, 5_000_000_000]),
+    (("long", "int"), ("5000000000", "1"), "int64", [1, 5_000_000_000]),
+    (("int", "double"), ("1", "0.5"), "double", [0.5, 1.0]),
+    (("float", "double"), ("0.5", "0.1"), "double", [0.1, 0.5]),
+    (("string", "bytes"), ('"a"', '"b"'), "binary", [b"a", b"b"]),
+    (("bytes", "string"), ('"a"', '"b"'), "binary", [b"a", b"b"]),
+    (("long", "string", "boolean"), ("1", '"a"', "true"), "string", ["1", "a", "true"]),
+    (("long", {"type": "array", "items": "int"}), ("1", "[2]"), "list<element: int64>", [[1], [2]])]
+
+
+@pytest.mark.parametrize(("types", "texts", "kind", "values"), WIDER)
+def test_a_column_has_one_type_in_all_files(lake, types, texts, kind, values):
+    """Earlier files are rewritten when a version of the schema makes a column wider, and no row is lost."""
     [topic] = lake.topic()
-    for kind, value in (("long", "1"), ("string", '"a"'), ("string", '"b"')):
-        version = lake.schema({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
-        topic.publish(Message("k", b'{"x": %s}' % value.encode()), schema_version=version)
+    for of_field, text in zip(types, texts, strict=True):
+        version = lake.schema({"type": "record", "name": "R", "fields": [{"name": "x", "type": of_field}]})
+        topic.publish(Message("k", b'{"x": %s}' % text.encode()), schema_version=version)
         [report] = lake.export()
-        assert report["outcome"] == "exported" and not report["error"]
-    found = [row["x"] for path in lake.target.rglob("day=*/*.parquet") for row in pq.read_table(path).to_pylist()]
-    assert sorted(map(str, found)) == ["1", "a", "b"]
+        assert (report["outcome"], report["error"], report["rejected"]) == ("exported", "", 0)
+    found = [pq.read_table(path, partitioning=None) for path in lake.target.rglob("day=*/*.parquet")]
+    assert {str(one.schema.field("x").type) for one in found} == {kind}
+    assert sorted(row["x"] for one in found for row in one.to_pylist()) == values
+    assert report["table"]["rows"] == len(types)
+
+
+def test_a_wider_column_over_kills_has_each_row_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(exports, "_MERGED_BYTES", 1)      # a commit for each file
+    for operation in itertools.count(1):
+        (tmp_path / str(operation)).mkdir()
+        lake = Lake(tmp_path / str(operation))
+        [topic] = lake.topic()
+        for number, kind in enumerate(("int", "int", "long")):
+            version = lake.schema({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
+            topic.publish(Message("k", b'{"x": %d}' % number), schema_version=version)
+            lake.place = MortalPlace(lake.target, operation if number == 2 else 10 ** 9)
+            is_killed = True
+            with contextlib.suppress(Killed):
+                lake.export()
+                is_killed = False
+        lake.place = LocalPlace(lake.target)
+        lake.export()
+        assert sorted(row["x"] for row in lake.rows()) == [0, 1, 2]
+        assert {str(pq.read_schema(path).field("x").type) for path in lake.target.rglob("day=*/*.parquet")} == {"int64"}
+        if not is_killed:
+            break
+    assert operation > 15
+
+
+def test_files_of_older_programs_get_one_type(lake):
+    """Their commits say nothing of types, and files of a column may differ."""
+    [topic] = lake.topic()
+    for kind in ("int", "long"):
+        version = lake.schema({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
+        topic.publish(Message("k", b'{"x": 1}'), schema_version=version)
+        lake.export()
+    commits = lake.target / "public/default/orders/_geminga/messages/commits"
+    newest = max(commits.iterdir())
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 1, "schema": ""}))
+    [one, two] = sorted(lake.target.rglob("day=*/*.parquet"))
+    pq.write_table(pq.read_table(one, partitioning=None).cast(pq.read_schema(one).set(
+        pq.read_schema(one).get_field_index("x"), pa.field("x", pa.int32()))), one)
+    topic.publish(Message("k", b'{"x": 1}'), schema_version=version)
+    lake.export()
+    assert [str(pq.read_schema(path).field("x").type) for path in lake.target.rglob("day=*/*.parquet")] == ["int64"] * 3
+    assert [row["x"] for row in lake.rows()] == [1, 1, 1] and two
 
 
 def test_late_messages_rewrite_no_file(lake):
