@@ -10,9 +10,11 @@ as Avro would have them:
     LocalDateTime               local-timestamp-millis    [2024,1,31,10,15]    milliseconds since 1970
     Instant                     timestamp-micros          1700000000.123456789 microseconds since 1970
     char, char[]                int            "c"                             the number of the character
-    byte[]                      bytes          "AQL/"                          the bytes
+    byte[], ByteBuffer          bytes          "AQL/"                          the bytes
     float, double               double         "NaN"                           NaN, and infinity
     Map with keys that are no text             {"1":"one"}                     pairs of key and value
+
+Dates and times as text of ISO 8601, as Go has them, become the numbers of their logical types too.
 """
 import base64
 import binascii
@@ -21,6 +23,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -35,14 +38,18 @@ _FLOAT_MAX = 3.4028235677973366e38       # from here on a number is infinite as 
 _SECONDS = re.compile(r"-?[0-9]+\.[0-9]{9}|0\.0|0E-9")      # as Java's clients write moments
 _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _SHOWN_MAX = 40      # characters of a value that a reason shows
+_BYTES = "[B"        # Java's name of byte[]
 _EPOCH = datetime.datetime(1970, 1, 1)
 
 Fit = Callable[[Any, str], Any]       # (a parsed value, the path of its field) -> the column's.  Raises Unfit
 
 
-def reader(shape: Shape) -> Callable[[bytes], Any]:
-    """Return the function that reads payloads as values of a shape.  It raises Unfit."""
-    fit = _fit_of(shape)
+def reader(shape: Shape, *, is_of_java: bool = False) -> Callable[[bytes], Any]:
+    """Return the function that reads payloads as values of a shape.  It raises Unfit.
+
+    is_of_java: whether bytes are base64, whatever their class is.
+    """
+    fit = _fit_of(_with_base64(shape) if is_of_java else shape)
 
     def read(payload: bytes) -> Any:
         value = parsed(payload)
@@ -50,6 +57,13 @@ def reader(shape: Shape) -> Callable[[bytes], Any]:
             raise Unfit("it is no JSON object")
         return fit(value, "")
     return read
+
+
+def _with_base64(shape: Shape) -> Shape:
+    """Return a shape in which all bytes are Java's arrays."""
+    return replace(shape, java_class=_BYTES if shape.type == "bytes" else shape.java_class,
+                   fields={name: _with_base64(inner) for name, inner in shape.fields.items()},
+                   item=None if shape.item is None else _with_base64(shape.item))
 
 
 def parsed(payload: bytes) -> Any:
@@ -92,7 +106,7 @@ def _fitting(shape: Shape) -> Fit:
         return _text
     if pa.types.is_decimal(kind):
         return _decimal
-    return _bytes if shape.java_class == "[B" else _text_bytes
+    return _bytes if shape.java_class == _BYTES else _text_bytes
 
 
 def _unfit(path: str, value: Any, wanted: str) -> NoReturn:
@@ -120,6 +134,8 @@ def _array(shape: Shape, item: Shape) -> Fit:
             value = list(value)
         if isinstance(value, dict) and key is not None:
             value = [{"key": _key(name, key), "value": one} for name, one in value.items()]
+        if shape.takes_one and not isinstance(value, list):
+            value = [value]
         if not isinstance(value, list):
             _unfit(path, value, "array")
         return [fit(one, f"{path}[{at}]") for at, one in enumerate(value)]
@@ -163,6 +179,8 @@ def _integer(shape: Shape) -> Fit:
             value = math.floor(value * _PER_SECOND[logical.rpartition("-")[2]])
         elif isinstance(value, str) and is_character and len(value) == 1:
             value = ord(value)
+        elif isinstance(value, str) and logical:
+            value = _from_text(value, logical, path)
         elif isinstance(value, Decimal) and value.adjusted() < 20 and value == value.to_integral_value():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -171,6 +189,25 @@ def _integer(shape: Shape) -> Fit:
             _unfit(path, value, f"number of {shape.kind}")
         return value
     return integer
+
+
+def _from_text(value: str, logical: str, path: str) -> int:
+    """Return a date, a time or both, given as text, as the number that Avro has."""
+    try:
+        if logical == "date":
+            return datetime.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
+        if logical.startswith("time-"):
+            found = datetime.datetime.combine(_EPOCH, datetime.time.fromisoformat(value))
+        else:
+            found = datetime.datetime.fromisoformat(value)
+        if (found.tzinfo is None) != logical.startswith(("local-", "time-")):
+            raise ValueError
+    except ValueError:
+        _unfit(path, value, "date or time")
+    since = found - (_EPOCH if found.tzinfo is None else _EPOCH.replace(tzinfo=datetime.UTC))
+    digits = re.search(r"\.[0-9]{6}([0-9]{1,3})", value)
+    nanoseconds = since // datetime.timedelta(microseconds=1) * 1_000 + (int(digits[1].ljust(3, "0")) if digits else 0)
+    return nanoseconds * _PER_SECOND[logical.rpartition("-")[2]] // 10 ** 9
 
 
 def _parts(value: list[Any], logical: str, path: str) -> int:

@@ -34,6 +34,7 @@ RAW = "_payload"
 KEY = "key"
 _BYTES = registry.TYPES.index("NONE")      # also the type of payloads that are just bytes
 _RAW_KINDS = _BYTES, S.Protobuf
+_JAVA = "__alwaysAllowNull"                # property of schemas that Java's client makes of classes
 NO_SCHEMA = Definition(_BYTES, b"", {})
 _MOMENT = pa.timestamp("us", "UTC")
 # Type of a schema without fields: the type of its column.
@@ -155,7 +156,8 @@ def _record(newest: Definition, versions: dict[bytes, Definition]) -> Form:
     if is_avro:
         return OneByOne(whole.kind, {version: avro_values.reader(one, whole.kind, names[version])
                                      for version, one in definitions.items()})
-    return (Json if whole.type == "record" and _is_plain(whole) else OneByOne)(whole.kind, json_values.reader(whole))
+    return (Json if whole.type == "record" and _is_plain(whole) else OneByOne)(
+        whole.kind, json_values.reader(whole, is_of_java=_JAVA in newest.properties))
 
 
 def _new_names(older: Any, newest: Any) -> dict[str, str]:

@@ -5,6 +5,7 @@
 // With -keyvalues put it publishes lines {"key": .., "value": ..} of its input instead, with -keyvalues get it prints those of
 // a compacted topic. With -delays it publishes the delayed messages of its input to some KIND=TOPIC and prints what comes when,
 // with -retries N it asks for each of them again later, N times.  With -to TOPIC it moves messages there in transactions.
+// With -types it publishes one message with a field of each type.
 //
 // Exit status 0 and a line with "ok" when every message arrived once, unchanged, with its metadata, in the order of its
 // partition, and when nothing came again after all was acknowledged.
@@ -34,6 +35,7 @@ var compressions = map[string]pulsar.CompressionType{
 type options struct {
 	url, topic, compression  string
 	keyValues                string
+	typed                    bool
 	messages, size           int
 	batching, chunking, keys bool
 	cumulative, delayed      bool
@@ -49,6 +51,7 @@ func parse() options {
 	flag.StringVar(&o.topic, "topic", "", "topic, plain or partitioned; nobody else may use it")
 	flag.StringVar(&o.compression, "compression", "none", "none, lz4, zlib, zstd or snappy")
 	flag.StringVar(&o.keyValues, "keyvalues", "", "put or get")
+	flag.BoolVar(&o.typed, "types", false, "publish one message with a field of each type")
 	flag.BoolVar(&o.delayed, "delays", false, "topics are KIND=TOPIC,...")
 	flag.UintVar(&o.retried, "retries", 0, "topics are KIND=TOPIC,...; deliveries before the dead letter topic")
 	flag.StringVar(&o.to, "to", "", "topic to which messages are moved, in transactions, until -silence")
@@ -201,6 +204,9 @@ func run(o options) error {
 	case "get":
 		return o.get(ctx, client)
 	}
+	if o.typed {
+		return o.types(ctx, client)
+	}
 	if o.delayed {
 		return o.delays(ctx, client)
 	}
@@ -244,7 +250,7 @@ func main() {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
-	if o.keyValues != "" || o.delayed || o.retried > 0 || o.to != "" {
+	if o.keyValues != "" || o.typed || o.delayed || o.retried > 0 || o.to != "" {
 		return
 	}
 	fmt.Printf("ok: %d messages\n", o.messages)

@@ -1,6 +1,7 @@
 """Payloads become columns by the versions of their schema; what does not fit is told, and disturbs no other row."""
 import base64
 import json
+import math
 import struct
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_pairs_are_two_columns():
     assert read(apart, [order(id=1)]) == ([{"value": {"id": 1, "name": None, "price": None}}], {})
 
 
-def protobuf_schema(**fields):
+def protobuf_schema(*, is_repeated=False, **fields):
     """Return the schema of a message with an int64 field `id` and these fields, and its class."""
     from google.protobuf import message_factory
 
@@ -160,7 +161,8 @@ def protobuf_schema(**fields):
     root.field.add(name="tags", number=2, type=F.TYPE_STRING, label=F.LABEL_REPEATED)
     root.field.add(name="parent", number=3, type=F.TYPE_MESSAGE, type_name=".shop.Order", label=F.LABEL_OPTIONAL)
     for number, (name, kind) in enumerate(fields.items(), 10):
-        root.field.add(name=name, number=number, type=kind, label=F.LABEL_OPTIONAL)
+        label = F.LABEL_REPEATED if is_repeated else F.LABEL_OPTIONAL
+        root.field.add(name=name, number=number, type=kind, label=label)
     data = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
     text = json.dumps({"fileDescriptorSet": base64.b64encode(data).decode(), "rootMessageTypeName": "shop.Order",
                        "rootFileDescriptorName": "order.proto"}).encode()
@@ -210,3 +212,51 @@ def test_large_numbers_of_messages_are_parsed_together(monkeypatch):
     assert [row["id"] for row in found] == list(range(50_000))
 
 
+
+
+def test_protobuf_of_defaults_and_empty_text_are_values():
+    """A message whose fields all have their defaults has no bytes, as an empty text has none."""
+    text, _ = protobuf_schema()
+    values = values_of(S.ProtobufNative, text)
+    assert values.takes_empty and read(values, [b""]) == ([{"id": 0, "tags": [], "parent": None}], {})
+    assert values_of(S.String, b"").takes_empty and read(values_of(S.String, b""), [b""]) == ([{"value": ""}], {})
+    assert not values_of(S.Json, ORDER).takes_empty
+
+
+@pytest.mark.parametrize("kind", [S.Json, S.Avro])
+def test_json_text_is_json(kind):
+    """Also unions of text, and bytes, which are base64 there."""
+    schema = {"type": "record", "name": "R", "fields": [
+        {"name": "either", "type": ["null", "int", "string", "bytes"]},
+        {"name": "nothing", "type": {"type": "record", "name": "N", "fields": []}}]}
+    found = []
+    for either in (5, "x", '"', None):
+        value = {"either": either, "nothing": {}}
+        [row], reasons = read(values_of(kind, schema), [avro(schema, value) if kind == S.Avro else order(**value)])
+        assert not reasons
+        found.append((row["either"] and json.loads(row["either"]), json.loads(row["nothing"])))
+    assert found == [(5, {}), ("x", {}), ('"', {}), (None, {})]
+    if kind == S.Avro:
+        [row], _ = read(values_of(kind, schema), [avro(schema, {"either": b"\xff", "nothing": {}})])
+        assert row["either"] == '"/w=="'
+
+
+# (definition of the field, JSON of its value, the column's value): numbers keep their digits, or are rejected.
+NUMBERS = [
+    ("long", "1", 1), ("long", "1.0", 1), ("long", "1e3", 1000), ("long", "1.5", None), ("long", "1e400", None),
+    ("int", "2147483648", None), ("long", "true", None), ("long", '"1"', None), ("boolean", "1", None),
+    ("double", "1", 1.0), ("double", '"Infinity"', math.inf), ("double", "1e999", None), ("double", '"x"', None),
+    ("float", "1e39", None), ("float", "0.5", 0.5), ("string", "12.50", "12.50"), ("string", "{}", None),
+    ("string", "123456789012345678901234567890", "123456789012345678901234567890"), ("string", "true", None)]
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), NUMBERS)
+def test_json_numbers_keep_their_digits_or_are_rejected(kind, text, expected):
+    """Alone, and beside a payload with which Arrow's parser would take them all."""
+    schema = {"type": "record", "name": "R", "fields": [
+        {"name": "inner", "type": {"type": "record", "name": "I", "fields": [{"name": "x", "type": kind}]}}]}
+    for others in ([], [b'{"inner": {"x": null}}']):
+        rows, reasons = read(values_of(S.Json, schema), [b'{"inner": {"x": %s}}' % text.encode(), *others])
+        assert (rows[0]["inner"] and rows[0]["inner"]["x"]) == expected
+        if expected is None:
+            assert reasons[0].startswith("field inner.x: ") and " is no " in reasons[0]
