@@ -57,6 +57,8 @@ class Remote(Protocol):
     async def prepare(self, topic: TopicName) -> None:
         """Make sure that the partitioned topic of a partition exists there.  Raises LinkDown, ClientError, Standstill.
         """
+    def doubt(self, topic: TopicName) -> None:
+        """Look again whether the partitioned topic of a partition exists there."""
     async def channel_for(self, topic: str) -> Channel:
         """Return a channel to the broker there that serves the topic.  Raises LinkDown, ClientError."""
     async def schema(self, topic: str, channel: Channel) -> api.Schema | None:
@@ -304,6 +306,7 @@ class Lane:
             return
         self._leave()
         self._remote.counters.add("replication_failures")
+        self._remote.doubt(self.topic)
         if (is_lasting or self._backoff.failures == _TOLD_AFTER) and self._told != why:
             self._told = why
             log.warning(f"replication of a topic stands still: {why}", code="G542", topic=self.topic,

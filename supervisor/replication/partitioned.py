@@ -32,6 +32,9 @@ from geminga.supervisor.replication.records import Place
 _REQUEST_S = 30.0
 _FRESH_S = 1.0               # for which a count counts, so that lanes of many partitions that open together ask once
 _LOOK_S = 60.0               # between two looks whether a topic is still there
+# From a producer that was closed there to the next look: Pulsar deletes partitions before their partitioned topic.
+_SOON_S = 3.0
+_UNDER_WAY = float("inf")
 _NOT_FOUND, _CONFLICT = 404, 409
 _LISTS = "replicationClusters"
 
@@ -70,6 +73,11 @@ class PartitionedTopics:
     def wanted(self, topic: TopicName) -> int:
         """Return the number of partitions that a topic has here.  Raises StorageFull."""
         return self._catalogue.topics.partition_count(topic) or 0
+
+    def doubt(self, topic: TopicName) -> None:
+        """Look at the topic before the next lane of it opens, however long the last look is ago."""
+        if topic in self._seen:
+            self._seen[topic] = self._seen[topic][0], float("-inf")
 
     def is_missing(self, topic: TopicName) -> bool:
         """Whether the last look found no partitioned topic of that name there."""
@@ -136,6 +144,12 @@ class Upkeep:
         self._counts = counts
         self.start()
 
+    def look_soon(self, topic: TopicName) -> None:
+        """Look at a topic in some seconds, as something has happened to a partition of it there."""
+        if topic in self._due_s:
+            due_s = self._due_s[topic]
+            self._due_s[topic] = min(due_s, self._loop.time() + _SOON_S)
+
     def begin_anew(self) -> None:
         """Look at all topics now: the cluster's record has changed."""
         self._failures.clear()
@@ -166,9 +180,13 @@ class Upkeep:
         """Look at one topic, and say when to look again.  Raises LinkDown."""
         backoff, told = self._failures.pop(topic, (Backoff(), ""))
         again_s = _LOOK_S
+        if topic in self._due_s:
+            self._due_s[topic] = _UNDER_WAY
         try:
             await self._side.keep(topic, self._counts.get(topic, 0))
         except LinkDown:
+            if topic in self._due_s:
+                self._due_s[topic] = 0.0
             raise
         except Standstill as error:
             again_s = self._failed(topic, str(error), backoff, told, slow_s())
@@ -179,7 +197,7 @@ class Upkeep:
         except Exception as error:
             log.error(f"a partitioned topic cannot be made at cluster {self._side.name}: {error!r}", code="G290",
                       topic=topic)
-        if topic in self._due_s:
+        if self._due_s.get(topic) == _UNDER_WAY:      # else something has asked for another look meanwhile
             self._due_s[topic] = self._loop.time() + again_s
 
     def _failed(self, topic: TopicName, why: str, backoff: Backoff, told: str, again_s: float) -> float:

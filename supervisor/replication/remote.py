@@ -249,6 +249,12 @@ class Remote:
         channel = await self._service_channel()
         await self._partitioned.make(topic, least, place, channel.remote)
 
+    def doubt(self, topic: TopicName) -> None:
+        """Look again whether the partitioned topic of a partition exists there: its lane has failed."""
+        if topic.partition >= 0:
+            self._partitioned.doubt(topic.base)
+            self._upkeep.look_soon(topic.base)
+
     def stands_still(self, topic: TopicName, why: str) -> None:
         """Stop the lanes of a partitioned topic that is not there: what they send goes to topics that nobody finds."""
         for lane in list(self.lanes.values()):

@@ -125,10 +125,9 @@ def test_a_partitioned_topic_is_made_there_before_it_has_a_message(replication, 
     set_clusters(replication.broker, before, name, opens=False)
     eventually(lambda: far.partitions.get(before) == 2, 20, "the topic is made there")
     administration.fails = 2
-    replication.know(name, far.url, serviceUrl=administration.url, tlsAllowInsecureConnection=True)
     with far.lock:
         del far.partitions[before]
-    replication.know(name, far.url, serviceUrl=administration.url)
+    replication.know(name, far.url, serviceUrl=administration.url, tlsAllowInsecureConnection=True)
     eventually(lambda: far.partitions.get(before) == 2, 20, "it is made after failures too")
 
 
@@ -145,7 +144,7 @@ def test_a_partitioned_topic_that_was_deleted_there_is_made_again_and_the_log_sa
     far.forget(part)
     replication.publish(part, numbered(5, 5))
     eventually(lambda: far.partitions.get(topic) == 2, 20, "it is made again")
-    arrive(far, part, numbered(5, 5))
+    eventually(lambda: far.payloads(part)[-5:] == numbered(5, 5), 20, "what was published since is there")
     assert f"partitioned topic {topic} was deleted at cluster {name}" in replication.broker.log()
 
 
