@@ -24,6 +24,7 @@ from geminga.storage.owner.recovery import journal_folder, recover_owner
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
 from geminga.storage.transactions.peers import Links
@@ -39,10 +40,11 @@ class FolderGone(Exception):
 
 
 def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
-        counters: Counters, *, has_moved: bool) -> None:
+        counters: Counters, lease: Lease, *, has_moved: bool) -> None:
     """Run owner `index` of `owners` until told to stop.  Raises CorruptFile, FolderGone, NotDurable.
 
-    serial: number of this process, for its endpoint in run_dir.  has_moved: whether the number of owners has changed.
+    serial: number of this process, for its endpoint in run_dir.  lease: without it nothing is answered.  has_moved:
+    whether the number of owners has changed.
     """
     said = ""
     while True:
@@ -80,7 +82,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     control.send(ready={"recovered": entries})
     links = Links(context, run_dir, serial)
     try:
-        _loop(owner, router, links, control)
+        _loop(owner, router, links, control, lease)
     except OSError as error:
         if is_of_disk(error):
             raise NotDurable(text_of(error)) from error
@@ -155,7 +157,7 @@ def _answerer(control: Control) -> Callable[[], None]:
     return answer
 
 
-def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Control) -> None:
+def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Control, lease: Lease) -> None:
     """Run passes until told to stop, or until new options need a new process."""
     passes, poller = owner.passes, zmq.Poller()
     poller.register(router, zmq.POLLIN)
@@ -191,7 +193,9 @@ def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Contro
                     return
             if not control.is_open:
                 return
-        for worker, frames in passes.end():
+        answers = passes.end()
+        lease.keep()
+        for worker, frames in answers:
             zmq_frames.send(router, [worker_identity(worker), *frames])
         links.send(owner.peers.take_others())
         owner.counters.add("passes")

@@ -69,6 +69,10 @@ class Control:
         """Whether messages for `receive` were read from the socket already, where polling does not show them."""
         return bool(self._kept)
 
+    def is_told(self, name: str) -> bool:
+        """Return whether a message of this name is kept for `receive`."""
+        return any(name in message for message in self._kept)
+
     def answer(self) -> None:
         """Answer pings during a long task.  Other messages are kept for `receive`."""
         try:

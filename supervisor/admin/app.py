@@ -22,6 +22,7 @@ from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.admin import openapi
@@ -180,12 +181,13 @@ def make_app(
     addresses: Addresses,
     counters: dict[tuple[str, int], Counters],
     authenticator: Authenticator,
+    lease: Lease,
     extend: Callable[[web.Application], None] = lambda app: None,
 ) -> web.Application:
     """Return the application.  extend: function that adds what is served beside REST."""
     app = web.Application(
-        middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize,
-                     health.guard],
+        middlewares=[standby.keep_lease, audit.record, errors_as_json, origins.guard, authentication.identify,
+                     authorization.authorize, health.guard],
         client_max_size=_BODY_MAX,
     )
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
@@ -204,7 +206,7 @@ def make_app(
     app[metrics.METRICS].collector.compactions = compactions
     app[alarms.ALARMS_OF] = app[metrics.METRICS].collector.alarms = alarms.Alarms(config, counters)
     app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
-    app[standby.STANDBY] = app[alarms.ALARMS_OF].standby = standby.Standby(config.data_dir, owners)
+    app[standby.STANDBY] = app[alarms.ALARMS_OF].standby = standby.Standby(config.data_dir, owners, lease)
     app.cleanup_ctx.append(app[standby.STANDBY].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
     app[openapi.DOCUMENT], app[openapi.SAID] = {}, {}
@@ -234,7 +236,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
         counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator,
-        connections: list[Connections], extend: Callable[[web.Application], None]) -> None:
+        connections: list[Connections], lease: Lease, extend: Callable[[web.Application], None]) -> None:
     """Serve HTTP as the admin process until the supervisor tells it to stop.
 
     extend: function that adds what is served beside REST.
@@ -242,7 +244,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
-    app = make_app(config, owners, addresses, counters, authenticator, extend)
+    app = make_app(config, owners, addresses, counters, authenticator, lease, extend)
     app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
     app[operations.CONTROL], app[views.CONNECTIONS] = control, connections
     app[views.NAMES] = views.TopicNames()

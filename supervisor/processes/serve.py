@@ -119,6 +119,7 @@ class Supervisor:
         try:
             if warning := standbys.look(config.data_dir, config.standby):
                 log.warning(warning, code="G554")
+            self._lease = standbys.lease_of(config.data_dir)
             data_folder.claim(config.data_dir)
             backup.remove_leftovers(config.data_dir)
             self._stacks = listen(config.data_dir)      # inherited by the children
@@ -174,11 +175,12 @@ class Supervisor:
     # -- bodies of the children
 
     def _be_owner(self, child: Child, control: Control) -> None:
+        self._lease.bind(control)
         self.counters["owner", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         try:
             owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir,
                               self.config.storage, control, self.counters["owner", child.index],
-                              has_moved=self._has_moved)
+                              self._lease, has_moved=self._has_moved)
         except CorruptFile as error:
             log.error(f"{child.name}: {error}; what its journal has for that file would be lost", code="G124")
             sys.exit(EXIT_CANNOT_BOOT)
@@ -191,13 +193,14 @@ class Supervisor:
             sys.exit(1)
 
     def _be_worker(self, child: Child, control: Control) -> None:
+        self._lease.bind(control)
         self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         listeners = Listeners(*self._ports.of_worker(child.index), self.certificates,
                               self._inside[unix_sockets.CLIENTS])
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            listeners, self.addresses, control, self.counters["worker", child.index],
                            self._admissions[child.index], self.config.storage, self.authenticator,
-                           self.config.authorization)
+                           self.config.authorization, self._lease)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
@@ -214,14 +217,15 @@ class Supervisor:
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates,
                               self._inside[unix_sockets.HTTP])
         app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control,
-                self.authenticator, [each.connections for each in self._admissions], extend)
+                self.authenticator, [each.connections for each in self._admissions], self._lease, extend)
 
     def _be_web(self, child: Child, control: Control) -> None:
+        self._lease.bind(control)
         self.counters["web", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.rest_messages.server import Server  # likewise
         from geminga.supervisor.web import process
         process.run(self.config, self._visits, control, self.authenticator, self.counters["web", child.index],
-                    partial(Server, self._inside[calls_path(child.index)]))
+                    partial(Server, self._inside[calls_path(child.index)]), self._lease)
 
     def _be_replicator(self, child: Child, control: Control) -> None:
         self.counters["replicator", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))

@@ -1,11 +1,13 @@
 """The process of a broker that feeds its standby.
 
-    python -m geminga.supervisor.standby.feed DESCRIPTOR FOLDER OWNERS ADDRESS
+    python -m geminga.supervisor.standby.feed DESCRIPTOR FOLDER OWNERS ADDRESS LEASE
 
 The admin process starts it with the connection of a standby that may copy the broker.  It reads files of the data
 folder only.  Lines of JSON on standard output tell the admin process how far the standby is, and that it is promoted.
 Then the admin process has the broker stopped, and writes a line to standard input when all owners have ended: what
 they have written by then is sent too, so nothing is lost.
+
+Marks that the standby acknowledges renew the broker's lease, whose shared memory is behind the descriptor LEASE.
 """
 import contextlib
 import json
@@ -21,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.runtime.lease import ADMIN, FEED, FOREVER, TOLD_SECONDS, Lease
 from geminga.storage.standby import frames, standing
 from geminga.storage.standby.feeding import FORMATS, Feed
 from geminga.storage.standby.frames import Decoder, Frame, Malformed
@@ -43,14 +46,16 @@ class Refused(Exception):
 class Feeding:
     """The connection of one standby."""
 
-    def __init__(self, link: socket.socket, data_dir: Path, owners: int, address: str):
+    def __init__(self, link: socket.socket, data_dir: Path, owners: int, address: str, lease: Lease):
         self._link, self._data_dir, self._owners, self._address = link, data_dir, owners, address
+        self._lease = lease
         link.settimeout(_SILENT_SECONDS)
         self._decoder = Decoder()
         self._feed = Feed(data_dir, owners, self._send)
         self._peer = Peer()
         self._marks: dict[int, float] = {}       # sent, and not acknowledged -> time.monotonic() of their round
         self._as_of = time.monotonic()           # everything before is on the standby's disk
+        self._follows_at = 0.0                   # time.monotonic() at which it surely followed; 0: not known yet
         self._told = 0.0
         self._is_taken_over = self._has_stopped = False
 
@@ -76,6 +81,7 @@ class Feeding:
             is_all = self._feed.round()
             if self._feed.mark not in self._marks and is_all:
                 self._marks[self._feed.mark] = began
+            self._renew_lease()
             self._tell()
             if is_all and self._has_stopped:
                 return self._end()
@@ -122,6 +128,7 @@ class Feeding:
                           time.time_ns() // 1_000_000)
         known = standing.with_identity(self._data_dir)
         standing.write(self._data_dir, replace(known, attached=self._peer))
+        self._lease.renew(ADMIN, self._lease.now() + TOLD_SECONDS)      # which never lapses without a known standby
         why = ""
         if hello["identity"] == known.identity:
             try:
@@ -161,6 +168,7 @@ class Feeding:
             mark, self._feed.heard = int(frame.fields["mark"]), float(frame.fields["stamp"])
             self._as_of = max(self._as_of, *(at for number, at in self._marks.items() if number <= mark), 0.0)
             self._marks = {number: at for number, at in self._marks.items() if number > mark}
+            self._follows_at = self._as_of
         elif frame.kind == frames.TAKE_OVER and not self._feed.is_copying:
             self._is_taken_over = True
             print(json.dumps({"take_over": asdict(self._peer)}), flush=True)
@@ -168,6 +176,14 @@ class Feeding:
             raise Refused(f"the standby cannot go on: {frame.fields['reason']}")
         else:
             raise Malformed(f"a standby sends no frame of kind {frame.kind}")
+
+    def _renew_lease(self) -> None:
+        """Renew the lease from when the last acknowledged mark was sent; a copy without an end cannot be promoted."""
+        if self._feed.is_copying:
+            self._follows_at = time.monotonic()
+            self._lease.renew(FEED, FOREVER)
+        elif self._follows_at and not self._is_taken_over:
+            self._lease.renew(FEED, self._lease.now() - (time.monotonic() - self._follows_at) + TOLD_SECONDS)
 
     def _tell(self) -> None:
         if (now := time.monotonic()) - self._told >= _TELL_SECONDS:
@@ -193,12 +209,12 @@ def _formats(feed: Any, formats: Any) -> str:
 
 def main() -> int:
     """Feed the standby whose connection is the given descriptor, and return the exit status."""
-    descriptor, data_dir, owners, address = sys.argv[1:5]
+    descriptor, data_dir, owners, address, lease = sys.argv[1:6]
     with contextlib.suppress(PermissionError):      # the admin process, which starts this one, is behind all others
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with socket.socket(fileno=int(descriptor)) as link:
         try:
-            Feeding(link, Path(data_dir), int(owners), address).run()
+            Feeding(link, Path(data_dir), int(owners), address, Lease(int(lease))).run()
             return 0
         except (Refused, Overtaken, Malformed, CorruptFile, OSError, sqlite3.Error, KeyError, TypeError,
                 ValueError) as error:

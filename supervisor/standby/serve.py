@@ -156,7 +156,7 @@ class Standby:
             return web.Response(text=self._metrics())
 
         async def took_over(_: web.Request) -> web.Response:
-            return web.json_response({"took_over": False})
+            return web.json_response({"took_over": False, "promoting": self._promoting.locked() or self._is_promoted})
 
         async def unavailable(_: web.Request) -> web.Response:
             return web.json_response({"reason": self.text()}, status=503)

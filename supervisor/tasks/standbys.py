@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from geminga.storage.disk import data_folder
+from geminga.storage.runtime.lease import ADMIN, ALONE_SECONDS, Lease
 from geminga.storage.standby import standing
 from geminga.storage.standby.standing import Peer
 from geminga.supervisor.configuration.config import StandbyOptions
@@ -19,6 +20,10 @@ from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused
 PATH, FEED = "/ops/v1/standby", "/ops/v1/standby/feed"
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 _ASK_SECONDS = 3.0
+_AGAIN_SECONDS = 0.2
+DOUBT_SECONDS = 10.0         # for which a standby that may be promoted, and begins to serve, is asked again
+TOOK_OVER, PROMOTING, FOLLOWS = "took over", "promoting", "follows"      # a standby's answers
+NO_ANSWER = NotReachable, Refused, click.UsageError
 # A broker answers HTTP on a port of Pulsar's protocol so, whether with TLS or without.
 _PLACES = {"pulsar": ("http", re.compile(rb"HTTP is at port (\d+)")),
            "pulsar+ssl": ("https", re.compile(rb"HTTPS is at port (\d+)"))}
@@ -63,6 +68,27 @@ def supersede(data_dir: Path, by: Peer) -> None:
     standing.write(data_dir, replace(standing.read(data_dir), superseded=by))
 
 
+def ask(known: standing.Standing, options: StandbyOptions, seconds: float = _ASK_SECONDS) -> str:
+    """Ask the known standby whether it took over: TOOK_OVER, PROMOTING if it is about to, else FOLLOWS.
+
+    Raises NO_ANSWER.
+    """
+    broker = Broker(known.attached.http, seconds, credentials_of(options))
+    answer = broker.ask("GET", PATH, {"identity": known.identity}).value()
+    said = answer if isinstance(answer, dict) else {}
+    return TOOK_OVER if said.get("took_over") is True else PROMOTING if said.get("promoting") is True else FOLLOWS
+
+
+def _waited_for(known: standing.Standing, options: StandbyOptions) -> str:
+    """Ask the known standby, and again while it is being promoted, for DOUBT_SECONDS at most.  Raises NO_ANSWER."""
+    until, answer = time.monotonic() + DOUBT_SECONDS, ask(known, options)
+    while answer == PROMOTING and time.monotonic() < until:
+        time.sleep(_AGAIN_SECONDS)
+        with suppress(*NO_ANSWER):      # its process ends, and begins anew as a broker
+            answer = ask(known, options)
+    return answer
+
+
 def look(data_dir: Path, options: StandbyOptions) -> str:
     """Look whether the data folder may be served, as far as standbys are concerned, and ask its known standby.
 
@@ -73,20 +99,27 @@ def look(data_dir: Path, options: StandbyOptions) -> str:
         data_folder.mark_superseded(data_dir)      # a kill may have come between the two files
     elif known.attached.http:
         try:
-            broker = Broker(known.attached.http, _ASK_SECONDS, credentials_of(options))
-            answer = broker.ask("GET", PATH, {"identity": known.identity}).value()
-        except (NotReachable, Refused, click.UsageError) as error:
+            answer = _waited_for(known, options)
+        except NO_ANSWER as error:
             text = f"its standby {known.attached.name} does not tell whether it was promoted: {error}"
             if options.required:
                 raise Superseded(f"{data_dir}: {text}; start the standby, or set standby.required = false") from None
             return f"{text}; if it was, both serve from now on, and what clients write here is lost"
-        if not (isinstance(answer, dict) and answer.get("took_over") is True):
+        if answer != TOOK_OVER:
             return ""
         supersede(data_dir, known.attached)
         known = standing.read(data_dir)
     else:
         return ""
     raise Superseded(told(data_dir, known))
+
+
+def lease_of(data_dir: Path) -> Lease:
+    """Return the lease of a broker that begins to serve a folder, after a look at its standby."""
+    lease = Lease()
+    if standing.read(data_dir).attached.http:
+        lease.renew(ADMIN, lease.now() + ALONE_SECONDS)
+    return lease
 
 
 def told(data_dir: Path, known: standing.Standing) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
+from geminga.storage.runtime.lease import Lease
 from geminga.supervisor.pulsar_client.client import NoBroker
 from geminga.supervisor.pulsar_client.requests import Requests
 from geminga.workers.identity.authentication import Identity
@@ -51,12 +52,15 @@ class Taker(Protocol):
 class Inner(asyncio.Protocol):
     """One connection to a worker; `connect` returns it after the handshake."""
 
-    __slots__ = ("_own", "_requests", "_rest", "_takers", "_touched", "_transport", "consumers",
+    __slots__ = ("_lease", "_own", "_requests", "_rest", "_takers", "_touched", "_transport", "consumers",
                  "is_open", "is_paused", "is_writable", "message_size_max", "producers", "watchers")
 
-    def __init__(self, own: "set[Inner] | None") -> None:
-        """own: all connections that one session has alone, of which this becomes one; None: sessions share this one."""
-        self._own = own
+    def __init__(self, own: "set[Inner] | None", lease: Lease) -> None:
+        """Begin a connection, of which nothing is taken while the lease has lapsed.
+
+        own: all connections that one session has alone, of which this becomes one; None: sessions share this one.
+        """
+        self._own, self._lease = own, lease
         self._takers: set[Taker] = set()
         self._touched: set[Taker] = set()              # those that have got something of what came together
         # By number, whose each is.
@@ -81,6 +85,7 @@ class Inner(asyncio.Protocol):
             self._own.add(self)
 
     def data_received(self, data: bytes) -> None:
+        self._lease.keep()
         rest, at = self._rest, 0
         rest += data
         end = len(rest)
@@ -239,12 +244,12 @@ class Inner(asyncio.Protocol):
         self.message_size_max = (await self._requests.greet(request)).max_message_size or 5 << 20
 
 
-async def connect(clients: Path, identity: Identity, own: set[Inner] | None) -> Inner:
-    """Return a connection to one of the workers, on behalf of an identity; see Inner for `own`.
+async def connect(clients: Path, identity: Identity, own: set[Inner] | None, lease: Lease) -> Inner:
+    """Return a connection to one of the workers, on behalf of an identity; see Inner for `own` and `lease`.
 
     Raises OSError, ClientError.
     """
-    _, inner = await unix_sockets.open_connection(f"{unix_sockets.UNIX}{clients}", lambda: Inner(own))
+    _, inner = await unix_sockets.open_connection(f"{unix_sockets.UNIX}{clients}", lambda: Inner(own, lease))
     try:
         await inner.greet(identity)
     except BaseException:
@@ -256,8 +261,8 @@ async def connect(clients: Path, identity: Identity, own: set[Inner] | None) -> 
 class Links:
     """The connections of a process to the workers."""
 
-    def __init__(self, clients: Path) -> None:
-        self._clients = clients
+    def __init__(self, clients: Path, lease: Lease) -> None:
+        self._clients, self._lease = clients, lease
         self._shared: dict[tuple[str, str, str], list[Inner]] = {}      # by role, method and proxy
         self._own: set[Inner] = set()
         self._opening = asyncio.Lock()
@@ -268,14 +273,14 @@ class Links:
     async def get(self, taker: Taker, identity: Identity, *, is_own: bool) -> Inner:
         """Return a connection for a session.  is_own: it has to be the session's own.  Raises OSError, ClientError."""
         if is_own or len(self._own) < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OWN_PART:
-            inner = await connect(self._clients, identity, self._own)
+            inner = await connect(self._clients, identity, self._own, self._lease)
             inner.add(taker)
             return inner
         async with self._opening:
             who = identity.role, identity.method, identity.proxy
             links = self._shared[who] = [link for link in self._shared.get(who, ()) if link.is_open]
             inner = next((link for link in links if link.users < _USERS_MAX), None) \
-                or await connect(self._clients, identity, None)
+                or await connect(self._clients, identity, None, self._lease)
             if inner not in links:
                 links.append(inner)
             inner.add(taker)

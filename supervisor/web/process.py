@@ -17,6 +17,7 @@ import uvloop
 
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.unix_sockets import CLIENTS
 from geminga.supervisor.configuration.config import Config
@@ -173,17 +174,17 @@ def _refuse(connection: Connection, status: HTTPStatus, reason: str) -> None:
 
 
 def run(config: Config, visits: Visits, control: Control, authenticator: Authenticator, counters: Counters,
-        make_beside: Callable[[Links], Beside]) -> None:
+        make_beside: Callable[[Links], Beside], lease: Lease) -> None:
     """Serve WebSockets until the supervisor tells the process to stop.
 
     make_beside: makes what is served beside them, with the connections to workers that both use.
     """
-    uvloop.run(_serve(config, visits, control, authenticator, counters, make_beside))
+    uvloop.run(_serve(config, visits, control, authenticator, counters, make_beside, lease))
 
 
 async def _serve(config: Config, visits: Visits, control: Control, authenticator: Authenticator,
-                 counters: Counters, make_beside: Callable[[Links], Beside]) -> None:
-    links = Links(config.data_dir / CLIENTS)
+                 counters: Counters, make_beside: Callable[[Links], Beside], lease: Lease) -> None:
+    links = Links(config.data_dir / CLIENTS, lease)
     beside = make_beside(links)
     web = Web(links, visits, authenticator, counters, beside)
 

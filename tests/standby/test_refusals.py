@@ -18,6 +18,7 @@ from geminga.storage.catalogue import layout
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.ledgers.journal import Record, open_journal
 from geminga.storage.owner.recovery import journal_folder
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.standby import copy, frames, standing
 from geminga.storage.standby.journal_tail import JournalTail, beginning
 from geminga.supervisor.configuration.config import Config, StandbyOptions
@@ -39,7 +40,7 @@ class Pair:
         (self.first / "partitions").mkdir(parents=True)
         open_catalogue(self.first / "catalogue.sqlite").close()
         self.journal = open_journal(journal_folder(self.first, 0), segment_bytes=1 << 20, segments_max=3)
-        self.feeds, self.told = [], []
+        self.feeds, self.told, self.lease = [], [], Lease()
         monkeypatch.setattr(following, "_AGAIN_LATER_SECONDS", 0.05)
         config = Config(data_dir=self.second, standby=StandbyOptions(of="pulsar://first"))
         self.follower = Follower(config, About("second", "pulsar://:1", "http://:2"))
@@ -51,9 +52,9 @@ class Pair:
             theirs = server.accept()[0]
         with theirs:
             words = [sys.executable, "-P", "-m", "geminga.supervisor.standby.feed", str(theirs.fileno()),
-                     str(self.first), "1", "127.0.0.1"]
+                     str(self.first), "1", "127.0.0.1", str(self.lease.descriptor)]
             self.feeds.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                               pass_fds=[theirs.fileno()], text=True))
+                                               pass_fds=[theirs.fileno(), self.lease.descriptor], text=True))
         threading.Thread(target=self._listen, args=(self.feeds[-1],), daemon=True).start()
         assert ours.recv(len(SWITCHED), socket.MSG_WAITALL) == SWITCHED
         return ours

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import make_counters
+from geminga.storage.runtime.lease import Lease
 from geminga.supervisor.admin import app
 from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests import request_parts
@@ -43,7 +44,7 @@ def made_app(tmp_path, owners=None):
     config, _ = load(None, {}, {"data_dir": tmp_path / "data"})
     where = Addresses("pulsar://127.0.0.1:1", "", "http://127.0.0.1:2")
     counters = {("admin", 0): make_counters(1)[0]}
-    made = app.make_app(config, owners or SimpleNamespace(), where, counters, Authenticator(config.identity))
+    made = app.make_app(config, owners or SimpleNamespace(), where, counters, Authenticator(config.identity), Lease())
     yield made
     made[request_parts.TOPICS].catalogue.close()
 

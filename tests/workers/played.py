@@ -21,6 +21,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import make_counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.routing import owner_of
 from geminga.storage.topics.decisions import Outbox
 from geminga.workers.addresses import Addresses
@@ -285,7 +286,8 @@ class PlayedWorker:
 
         async def made() -> Worker:
             return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, SchemaThread(path, storage),
-                          self.counters, make_admissions(1)[0], Authenticator(IdentityOptions()), authorization)
+                          self.counters, make_admissions(1)[0], Authenticator(IdentityOptions()), authorization,
+                          Lease())
 
         self.worker = self.loop.run_until_complete(made())
         self.owners = [PlayedOwner(self.worker, index) for index in range(OWNERS)]

@@ -23,6 +23,7 @@ from geminga.proto import responses
 from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, NEW, Connection
 from geminga.proto.errors import ProtocolError
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.workers.clients.turns import UNREAD_MIN, Turns, UnfinishedFrames
 from geminga.workers.directory.directory import Directory
 from geminga.workers.failures import attempt, end_failed
@@ -47,6 +48,7 @@ class StreamWorker(Protocol):
     options: WorkerOptions
     counters: Counters
     directory: Directory
+    lease: Lease                         # without it nothing is answered
     turns: Turns
     unfinished: UnfinishedFrames
     buffer: memoryview                   # shared by all connections: a read is dealt with before the next one
@@ -160,6 +162,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         """Handle `count` bytes that were read into the buffer."""
+        self._worker.lease.keep()
         self.was_heard = True
         if self._client.probed_by:
             self._client.answer_probes()

@@ -17,6 +17,7 @@ from geminga.proto.names import TopicName
 from geminga.proto.sends import SEND
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
 from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.opening import OpeningQueue
@@ -192,6 +193,7 @@ class LinksUser(Protocol):
 
     options: WorkerOptions
     is_draining: bool            # publishing has ended: publishers stay paused
+    lease: Lease                 # without it nothing is answered
 
     def stop_publishers(self) -> None:
         """Stop reading from clients that publish: too many bytes are in flight to owners."""
@@ -357,6 +359,7 @@ class OwnerLinks:
 
     def receive(self, link: OwnerLink) -> None:
         """Handle all envelopes that have come from an owner."""
+        self._user.lease.keep()
         link.is_unheard = False
         sections = self.sections
         while not link.socket.closed and zmq_frames.has_come(link.socket):

@@ -12,6 +12,7 @@ from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import log
 from geminga.workers.addresses import Addresses
 from geminga.workers.clients.client import Client
@@ -30,7 +31,7 @@ from geminga.workers.process.worker import Worker, WorkerConfig
 
 def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
         addresses: Addresses, control: Control, counters: Counters, admission: Admission, storage: StorageOptions,
-        authenticator: Authenticator, rights: AuthorizationOptions) -> None:
+        authenticator: Authenticator, rights: AuthorizationOptions, lease: Lease) -> None:
     """Run a worker until the supervisor says stop, or ends."""
     begin_counters(counters)
     admission.clear()
@@ -43,7 +44,7 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
 
     def make() -> Worker:
         return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, admission,
-                      authenticator, authorization)
+                      authenticator, authorization, lease)
 
     uvloop.run(_serve(make, listeners, control))
 

@@ -17,6 +17,7 @@ from geminga.proto.errors import Refusal
 from geminga.storage.disk.syscalls import give_back_memory
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.lease import Lease
 from geminga.storage.runtime.log import DEBUG, LogOptions, log
 from geminga.workers.addresses import Addresses
 from geminga.workers.clients import commands, delivery_queue, messages, replies
@@ -61,9 +62,10 @@ class Worker:
     def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions,
                  directory: Directory,
                  schemas: SchemaThread, counters: Counters, admission: Admission, authenticator: Authenticator,
-                 authorization: Authorization):
+                 authorization: Authorization, lease: Lease):
         """Make a worker.  serial: number of this process among all of the broker's; owners: number of owners."""
         self.options, self.directory, self.counters, self._admission = options, directory, counters, admission
+        self.lease = lease
         self._loop = asyncio.get_running_loop()
         self._authenticator, self._authorization, self._schemas = authenticator, authorization, schemas
         self.is_draining = False                  # no producer or consumer is opened any more

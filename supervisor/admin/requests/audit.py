@@ -105,7 +105,7 @@ async def close(app: web.Application) -> None:
 async def record(request: web.Request, handler) -> web.StreamResponse:
     """Middleware that writes a request into the audit log if it changed something or was refused.
 
-    This middleware is the outermost, so it sees the final answer.
+    Only the standby's lease is outside of this middleware, so it sees the final answer.
     """
     answer = await handler(request)
     if request.method in _LOOKS or (400 <= answer.status < 500 and answer.status not in _REFUSED):

@@ -1,4 +1,12 @@
-"""The standby of this broker: its feed, how far it is, and what happens when it is promoted."""
+"""The standby of this broker: its feed, how far it is, and what happens when it is promoted.
+
+    it acknowledges what the feed sends -> the feed renews the broker's lease (storage/runtime/lease.py)
+    it does not -> asked over HTTP: follows -> the lease is renewed
+                                    took over -> this broker supersedes itself
+                                    is being promoted -> the lease lapses until the end of that is known
+                                    no answer -> the broker serves on, unless the lease had lapsed: then for as long as
+                                                 the standby may be promoted and beginning to serve, it waits
+"""
 import asyncio
 import contextlib
 import json
@@ -6,7 +14,7 @@ import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from geminga.storage.errors import text_of
+from geminga.storage.runtime.lease import ADMIN, ALONE_SECONDS, FEED, FOREVER, TOLD_SECONDS, Lease
 from geminga.storage.runtime.log import log
 from geminga.storage.standby import standing
 from geminga.storage.standby.standing import Peer
@@ -22,19 +31,28 @@ from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.handing_over import hand_over
 from geminga.supervisor.admin.requests.owners import Owners
 from geminga.supervisor.admin.requests.request_parts import TOPICS
+from geminga.supervisor.configuration.config import StandbyOptions
 from geminga.supervisor.tasks import standbys
 from geminga.workers.identity.authentication import NOT_ASKED
 
 routes = web.RouteTableDef()
 _STOP_SECONDS = 8.0          # for the rest of a feed, when all owners have ended
 _LOOK_SECONDS = 0.05
+_WATCH_SECONDS = 0.25        # between two looks at the lease
+_QUIET_SECONDS = 1.5         # without an acknowledgement, after which the standby is asked
+_ASK_SECONDS = 2.0           # for each step of a question: its thread is waited for when the process stops
+_ANSWER_SECONDS = 2.5        # for the standby's answer
+# Paths that tell about the broker itself, and those that its standby needs.
+_ALWAYS = {standbys.PATH, standbys.FEED, "/ops/v1/status", "/metrics"}
 _LINE_MAX = 64 << 10
 
 
 class Standby:
     """The standby that follows this broker, at most one, and the process that sends it records."""
 
-    def __init__(self, data_dir: Path, owners: Owners):
+    def __init__(self, data_dir: Path, owners: Owners, lease: Lease):
+        self.lease = lease
+        self._doubt_until = 0.0            # lease.now() until which a standby without an answer may be promoted
         self._data_dir, self._owners = data_dir, owners
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -75,6 +93,7 @@ class Standby:
         """Forget the known standby, which is not connected.  Raises OSError."""
         standing.write(self._data_dir, replace(standing.read(self._data_dir), attached=Peer()))
         self.known, self._said = Peer(), {}
+        self.lease.renew(ADMIN, FOREVER)
 
     async def feed(self, descriptor: int, address: str, control: Any) -> None:
         """Begin to feed the standby at the other end of a connection, of which the process gets a copy.
@@ -82,7 +101,7 @@ class Standby:
         Raises 409, 503.
         """
         command = [sys.executable, "-P", "-m", "geminga.supervisor.standby.feed", str(descriptor),
-                   str(self._data_dir.resolve()), str(self._owners.count), address]
+                   str(self._data_dir.resolve()), str(self._owners.count), address, str(self.lease.descriptor)]
         ours = {name: value for name, value in os.environ.items()
                 if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
         if self.is_fed:      # another one has come meanwhile
@@ -90,7 +109,8 @@ class Standby:
         self._is_beginning = True
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command, env=ours, stdin=PIPE, stdout=PIPE, pass_fds=[descriptor], limit=_LINE_MAX)
+                *command, env=ours, stdin=PIPE, stdout=PIPE, pass_fds=[descriptor, self.lease.descriptor],
+                limit=_LINE_MAX)
         except OSError as error:
             raise web.HTTPServiceUnavailable(text=f"The feed cannot be started: {text_of(error)}") from None
         finally:
@@ -122,23 +142,83 @@ class Standby:
                 process.kill()
             await process.wait()
             self._process = None
+            self.known = standing.read(self._data_dir).attached      # it may have ended before it said anything
+            if self.lease.seconds_left(FEED) > TOLD_SECONDS:      # the base was being copied
+                self.lease.renew(FEED, self.lease.now() + TOLD_SECONDS)
 
     async def _taken_over(self, by: Peer, process: Process, control: Any) -> None:
         """Have the broker stopped for good, and the feed send what owners have written until then.  Raises OSError."""
-        standbys.supersede(self._data_dir, by)
-        self.is_taken_over = True
-        log.warning(f"standby {by.name} is promoted: this broker stops, and does not serve this folder again",
-                    code="G552")
-        control.send(superseded=True)
+        self._supersede(by, control)
         while any(self._owners.is_up(index) for index in range(self._owners.count)):
             await asyncio.sleep(_LOOK_SECONDS)
         assert process.stdin is not None
         process.stdin.write(b"stopped\n")
         await process.stdin.drain()
 
-    async def serve(self, _app: web.Application) -> AsyncIterator[None]:
-        """Let the feed of a standby that takes over end by itself, any other one with the application."""
+    def _supersede(self, by: Peer, control: Any) -> None:
+        """Have the broker stopped for good.  Raises OSError."""
+        standbys.supersede(self._data_dir, by)
+        self.is_taken_over = True
+        log.warning(f"standby {by.name} is promoted: this broker stops, and does not serve this folder again",
+                    code="G552")
+        control.send(superseded=True)
+
+    async def watch(self, options: Callable[[], StandbyOptions], control: Callable[[], Any]) -> None:
+        """Keep the lease: ask the known standby while its feed does not show that it follows.
+
+        options: returns those in force.  control: returns the connection to the supervisor.
+        """
+        lease = self.lease
+        while not self.is_taken_over:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if self.known.http and lease.seconds_left(FEED) < TOLD_SECONDS - _QUIET_SECONDS:
+                with contextlib.suppress(OSError):      # of the folder, which has to keep the standing
+                    await self._ask(options(), control())
+
+    async def _ask(self, options: StandbyOptions, control: Any) -> None:
+        """Ask the known standby whether it was promoted, and act on the answer.  Raises OSError."""
+        asked, known = self.lease.now(), standing.read(self._data_dir)
+        try:
+            asking = asyncio.to_thread(standbys.ask, known, options, _ASK_SECONDS)
+            answer = await asyncio.wait_for(asking, _ANSWER_SECONDS)
+        except (*standbys.NO_ANSWER, TimeoutError) as error:
+            return self._not_answered(asked, str(error) or "it does not answer in time")
+        if answer == standbys.TOOK_OVER:
+            self._supersede(known.attached, control)
+        elif answer == standbys.PROMOTING:
+            self._doubt_until = self.lease.now() + standbys.DOUBT_SECONDS
+        else:
+            self._doubt_until = 0.0
+            self.lease.renew(ADMIN, asked + TOLD_SECONDS)
+
+    def _not_answered(self, asked: float, why: str) -> None:
+        """Serve on without a standby that did not answer a question of the time `asked`.
+
+        After a lapse, and after a promotion has begun, this is decided only when the standby has had time to begin.
+        """
+        now = self.lease.now()
+        if not self._doubt_until and self.lease.has_lapsed:
+            self._doubt_until = now + standbys.DOUBT_SECONDS
+        if self._doubt_until and now >= self._doubt_until:
+            log.warning(f"standby {self.known.name} does not tell whether it was promoted: {why}; if it was, both "
+                        "serve from now on, and what clients write here is lost", code="G554")
+            self._doubt_until, asked = 0.0, now
+        if not self._doubt_until:
+            self.lease.renew(ADMIN, asked + ALONE_SECONDS)
+
+    async def may_answer(self) -> bool:
+        """Wait while the lease has lapsed; return False if this broker was superseded."""
+        while self.lease.has_lapsed and not self.is_taken_over:
+            await asyncio.sleep(_LOOK_SECONDS)
+        return not self.is_taken_over
+
+    async def serve(self, app: web.Application) -> AsyncIterator[None]:
+        """Watch the lease; let the feed of a standby that takes over end by itself, any other one with the application.
+        """
+        watching = asyncio.create_task(self.watch(lambda: app[TOPICS].config.standby, lambda: app[CONTROL]))
         yield
+        watching.cancel()
+        await asyncio.wait([watching])
         if self._task is None:
             return
         if self.is_taken_over:
@@ -148,6 +228,16 @@ class Standby:
 
 
 STANDBY = web.AppKey("standby", Standby)
+
+
+@web.middleware
+async def keep_lease(request: web.Request,
+                     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Middleware that lets no answer out while the standby may have been promoted.  This one is the outermost."""
+    answer = await handler(request)
+    if request.path in _ALWAYS or await request.app[STANDBY].may_answer():
+        return answer
+    return web.json_response({"reason": "This broker was superseded by its standby"}, status=503)
 
 
 @routes.get(standbys.FEED)
