@@ -33,8 +33,9 @@ from geminga.storage.commands import subscriptions
 from geminga.storage.commands.topic_lookup import cursor_of, has_subscription, stored, subscription_of
 from geminga.storage.cursors.batch_acks import signed_words
 from geminga.storage.cursors.cursor import EXPIRED, Cursor
+from geminga.storage.enforcement.message_ttl import published
 from geminga.storage.ledgers.managed_ledger import EARLIEST
-from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.position import Position, entries_up_to
 from geminga.storage.ledgers.readable import StoredLedger
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
@@ -141,14 +142,15 @@ def expire(owner: AdministeredOwner, question: Expire) -> int | None:
     return entries
 
 
-def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: Subscription, came_ms: int) -> None:
-    """Expire a subscription's entries that were stored, and due, by `came_ms`."""
+def _expire_older(owner: AdministeredOwner, partition: Partition, subscription: Subscription, by_ms: int) -> None:
+    """Expire a subscription's entries that were published by `by_ms`, also those that wait for their delivery time.
+
+    It goes no further than the first entry of an open transaction, which may be committed yet.
+    """
+    last = partition.last_confirmed if partition.limit is None else (partition.limit[0], partition.limit[1] - 1)
     for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
-        if partition.schedule is None:
-            times = ledger.deliver_at[:ledger.entries]
-        else:
-            times = partition.schedule.times_of(ledger, range(ledger.entries))
-        old = np.flatnonzero(np.maximum(ledger.column("broker_time")[:ledger.entries], times) <= came_ms)
+        end = entries_up_to(last, ledger.ledger_id, ledger.entries)
+        old = np.flatnonzero(published(ledger, 0, end) <= by_ms)
         unacknowledged = subscription.cursor.all_unacknowledged(ledger, ledger.entries)
         entries = np.intersect1d(old, unacknowledged, assume_unique=True)
         if len(entries):

@@ -159,7 +159,8 @@ class Rig:
         rows, entries, offset = [], [], 0
         for handle, payload, *more in messages:
             sequence_id = self.number()
-            entry = entry_of(payload, **{"sequence_id": sequence_id} | (more[0] if more else {}))
+            fields = {"sequence_id": sequence_id, "publish_time": self.now_ms} | (more[0] if more else {})
+            entry = entry_of(payload, **fields)
             command = api.CommandSend(
                 producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.command_of(entry).is_chunk
             )

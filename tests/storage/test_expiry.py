@@ -46,6 +46,38 @@ def test_a_message_expires_within_a_second_of_its_time(rigs, kind):
     assert rig.receive(consumer) == []
 
 
+def test_an_age_counts_from_when_a_message_was_published(rigs):
+    """A message that its producer held back for most of its time expires soon after it has come."""
+    rig = rigs(message_ttl_s=TTL_S)
+    rig.consumer("t")
+    rig.run(rig.sends((rig.producer("t"), b"held back", {"publish_time": START_MS - TTL_MS + 10_000})))
+    later(rig, 9_999)
+    assert backlog(rig) == 1
+    later(rig, 1_001)
+    assert backlog(rig) == 0
+
+
+def test_a_producer_whose_clock_is_ahead_keeps_nothing_longer(rigs):
+    rig = rigs(message_ttl_s=TTL_S)
+    rig.consumer("t")
+    rig.run(rig.sends(*[(rig.producer("t"), b"x", {"publish_time": START_MS + ahead_ms}) for ahead_ms in (10**9, 0)]))
+    later(rig, TTL_MS - 1)
+    assert backlog(rig) == 2
+    later(rig, 1_001)
+    assert backlog(rig) == 0
+
+
+def test_messages_expire_in_their_order(rigs):
+    """An old message behind a younger one waits for that."""
+    rig = rigs(message_ttl_s=TTL_S)
+    rig.consumer("t")
+    rig.run(rig.sends(*[(rig.producer("t"), b"x", {"publish_time": START_MS - age_ms}) for age_ms in (0, TTL_MS)]))
+    later(rig, TTL_MS - 1)
+    assert backlog(rig) == 2
+    later(rig, 1_001)
+    assert backlog(rig) == 0
+
+
 def test_without_a_ttl_nothing_expires(rig):
     rig.consumer("t")
     rig.publish(rig.producer("t"), b"a")
@@ -163,14 +195,17 @@ def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
     random_ = random.Random(seed)
     rig = rigs(message_ttl_s=TTL_S, roll_over_entries=random_.choice((3, 10, 1000)))
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    skew_ms = random_.choice((0, 20_000, -TTL_MS))      # of the producer's clock
     kept = {}            # position -> when it expires
     for _ in range(120):
         what = random_.random()
         if what < 0.5:
             delay_ms = random_.choice((0, 0, 0, random_.randrange(3 * TTL_MS)))
-            fields = {"deliver_at_time": rig.now_ms + delay_ms} if delay_ms else {}
+            fields = {"publish_time": rig.now_ms + skew_ms}
+            if delay_ms:
+                fields["deliver_at_time"] = rig.now_ms + delay_ms
             [position] = rig.run(rig.sends((producer, b"x", fields))).positions
-            kept[position] = rig.now_ms + delay_ms + TTL_MS
+            kept[position] = rig.now_ms + max(delay_ms if delay_ms else min(skew_ms, 0), min(skew_ms, 0)) + TTL_MS
         elif what < 0.6 and kept:
             position = random_.choice(list(kept))
             rig.run(rig.acks(consumer, position))

@@ -6,7 +6,7 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.topics.subscription import SubType
 
-from .rig import payload_of
+from .rig import START_MS, payload_of
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -20,10 +20,10 @@ def topic(rig):
     positions = rig.publish(producer, b"0", b"1", b"2")
     rig.owner.roll(rig.partition("t"))
     rig.run(after_ms=DAY_MS)
-    positions += rig.run(rig.sends((producer, b"3", {"batch": 4, "publish_time": DAY_MS}))).positions
+    positions += rig.run(rig.sends((producer, b"3", {"batch": 4}))).positions
     rig.owner.roll(rig.partition("t"))
     positions += rig.run(rig.sends(
-        (producer, b"4", {"publish_time": DAY_MS}), (producer, b"5", {"publish_time": DAY_MS + 5}))).positions
+        (producer, b"4"), (producer, b"5", {"publish_time": rig.now_ms + 5}))).positions
     return positions, producer, consumer
 
 
@@ -47,10 +47,10 @@ def test_messages_are_found_by_position_number_and_time(rig, topic):
         assert data_of(rig.asked("examine", "t", number=99, from_latest=latest))[0] == positions[end]
     assert [tuple(rig.asked("by_index", "t", index=index)) for index in range(9)] == [
         *positions[:3], *[positions[3]] * 4, *positions[4:]]
-    for time_ms, expected in ((0, 0), (2, 3), (DAY_MS, 3), (DAY_MS + 1, 5)):
-        assert tuple(rig.asked("at_time", "t", time_ms=time_ms)) == positions[expected]
+    for after_ms, expected in ((0, 0), (2, 3), (DAY_MS, 3), (DAY_MS + 1, 5)):
+        assert tuple(rig.asked("at_time", "t", time_ms=START_MS + after_ms)) == positions[expected]
     ledger, entry = positions[-1]
-    assert rig.asked("at_time", "t", time_ms=DAY_MS + 6) == [ledger, entry + 1]
+    assert rig.asked("at_time", "t", time_ms=START_MS + DAY_MS + 6) == [ledger, entry + 1]
     assert rig.asked("last_message", "t") == {"ledger": ledger, "entry": entry, "batch_index": -1, "batch_size": 0}
     for question, arguments in (
         ("entry", {"position": [ledger, entry + 1]}),
@@ -80,7 +80,7 @@ def test_peeking_passes_over_what_is_acknowledged_and_gives_nothing_out(rig, top
 
 
 def test_what_is_older_than_that_expires_from_one_subscription_or_from_all(rig, topic):
-    positions, producer, consumer = topic
+    positions, _, consumer = topic
     rig.consumer("t", "other", subType=SubType.Shared)
     assert rig.asked("expire", "t", subscription="sub", seconds=2 * DAY_MS // 1000) == 0
     assert rig.asked("expire", "t", subscription="sub", seconds=3600) == 3
@@ -89,9 +89,31 @@ def test_what_is_older_than_that_expires_from_one_subscription_or_from_all(rig, 
     assert rig.asked("expire", "t", seconds=3600) == 3
     assert rig.asked("why", "t", subscription="other")["messages"] == {
         "published": 9, "acknowledged": 0, "expired": 3, "skipped": 0, "evicted": 0, "backlog": 6}
-    rig.run(rig.sends((producer, b"later", {"deliver_at_time": rig.now_ms + DAY_MS})))
-    assert rig.asked("expire", "t", seconds=0) == 6      # all but the delayed message, of both subscriptions
-    assert rig.asked("analyze", "t", subscription="other")["messages"] == 1
+
+
+@pytest.mark.parametrize("kind", SubType.values(), ids=SubType.keys())
+def test_messages_that_wait_for_their_delivery_time_expire_by_their_age_as_others_do(rig, kind):
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
+    waits = {"deliver_at_time": rig.now_ms + DAY_MS}
+    rig.run(rig.sends((producer, b"waits", waits), (producer, b"now"), (producer, b"waits too", waits)))
+    rig.run(after_ms=60_000)
+    rig.run(rig.sends((producer, b"young", waits)))
+    assert rig.asked("expire", "t", subscription="sub", seconds=30) == 3
+    rig.run(rig.flow(consumer, 9), after_ms=2 * DAY_MS)
+    assert [payload for _, payload in rig.delivered(rig.run(), consumer)] in ([b"young"], [])
+    assert rig.asked("analyze", "t", subscription="sub")["messages"] == 1
+
+
+@pytest.mark.parametrize("ages_s", [[3600] * 6, [3600] * 5 + [-3600], [-3600] + [3600] * 5], ids=str)
+def test_age_counts_from_when_a_message_was_published_and_not_from_its_arrival(rig, ages_s):
+    """A producer was cut off, or its clock is ahead: that does not make its messages younger than their arrival."""
+    producer = rig.producer("t")
+    rig.consumer("t")
+    rig.run(rig.sends(*[(producer, b"x", {"publish_time": rig.now_ms - 1_000 * age_s}) for age_s in ages_s]))
+    assert rig.asked("expire", "t", subscription="sub", seconds=60) == ages_s.count(3600)
+    rig.run(after_ms=60_000)
+    rig.asked("expire", "t", subscription="sub", seconds=60)
+    assert rig.asked("analyze", "t", subscription="sub")["messages"] == 0
 
 
 @pytest.mark.parametrize(("behind", "left"), [(False, 4), (True, 3)])

@@ -480,6 +480,21 @@ def test_sends_that_a_rate_holds_back_keep_their_transaction(rig, commits):
 
 
 @WAYS
+def test_expiry_by_age_goes_no_further_than_an_open_transaction(tmp_path, commits):
+    rig = TransactionalRig(tmp_path / "data")
+    producer = rig.producer("t")
+    rig.consumer("t")
+    rig.publish(producer, b"before")
+    transaction = rig.begin("t")
+    rig.publish_in(transaction, producer, b"in it")
+    rig.publish(producer, b"behind")
+    assert rig.asked("expire", "t", subscription="sub", seconds=0) == 1
+    rig.end(transaction, "t", commits=commits)
+    assert backlog(rig) == 1 + commits
+    rig.close()
+
+
+@WAYS
 def test_messages_of_open_transactions_do_not_expire(tmp_path, commits):
     rig = TransactionalRig(tmp_path / "data", message_ttl_s=60)
     producer = rig.producer("t")
