@@ -89,6 +89,8 @@ def subscriptions(owner: AdministeredOwner, question: ListSubscriptions) -> List
                       lambda one: statistics.recent.of_subscription(one, now_ms))
 
     def name(one: tuple[Subscription, int]) -> str:
+        if question.sort == "type":      # a subscription without a type is the last in either order
+            return _type(one[0]) or ("\x7f" if question.ascending else "")
         return f"{one[0].partition.name} {one[0].name}" if question.sort == "topic" else one[0].name
 
     order = _order(chosen, question, values, name)
@@ -167,7 +169,7 @@ def _in_scope(topics: list[Topic], scope: Scope) -> list[Topic]:
 def _order(chosen: Sequence[Any], question: ListTopics | ListSubscriptions,
            values: Callable[[Sequence[Any], str], NDArray[np.float64]], name: Callable[[Any], str]) -> list[int]:
     """Return the places in `chosen` of the rows to show, first ones first."""
-    if question.sort in ("topic", "subscription"):
+    if question.sort in ("topic", "subscription", "type"):
         by_name = sorted(range(len(chosen)), key=lambda at: name(chosen[at]), reverse=not question.ascending)
         return by_name[:question.most]
     column = values(chosen, question.sort)

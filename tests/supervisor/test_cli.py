@@ -20,7 +20,7 @@ from geminga.supervisor.main import main
 from geminga.supervisor.pulsar_client.rest import topic_path
 from geminga.supervisor.wording import human
 
-from ..harness import Broker, partitioned_topic, request
+from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
 
 HERE = Path(__file__).parent
 REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
@@ -186,7 +186,7 @@ def test_all_partitions_are_peeked_at_one_after_the_other(broker, run):
     topic = partitioned_topic(broker.http_url, 3)
     peek = "topics", "peek", topic, "-s", "sub", "-n"
     status, printed, complaints = run(broker.http_url, *peek, "3")
-    assert (status, printed, len(complaints)) == (1, "", 1)
+    assert (status, printed, len(complaints)) == (1, "", 1)      # there is no such subscription
     with contextlib.closing(pulsar.Client(broker.service_url)) as client:
         client.subscribe(topic, "sub").close()
         for number in (0, 2):
@@ -196,6 +196,21 @@ def test_all_partitions_are_peeked_at_one_after_the_other(broker, run):
     for count, shown in (("3", ["0a", "0b", "2a"]), ("9", ["0a", "0b", "2a", "2b"]), ("1", ["0a"])):
         status, printed, _ = run(broker.http_url, "-o", "json", *peek, count)
         assert (status, [json.loads(line)["payload"] for line in printed.splitlines()]) == (0, shown)
+
+
+def test_peeking_at_an_empty_subscription_says_that_there_is_nothing(broker, run):
+    """Also one whose messages were all acknowledged, and one of a partitioned topic."""
+    plain, parted = unique_topic("peeked"), partitioned_topic(broker.http_url, 2)
+    with contextlib.closing(pulsar.Client(broker.service_url)) as client:
+        for topic in (plain, parted):
+            consumer = client.subscribe(topic, "billing")
+            if topic == plain:
+                client.create_producer(topic).send(b"done")
+                consumer.acknowledge_cumulative(consumer.receive(10_000))
+            consumer.close()
+    for topic in (plain, parted):
+        eventually(lambda topic=topic: run(broker.http_url, "topics", "peek", topic, "-s", "billing", "-n", "3") == (
+            0, "", ["geminga: there are no messages to show"]), 10)
 
 
 def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):

@@ -340,6 +340,20 @@ def test_a_new_subscription_begins_with_what_comes_unless_told_otherwise(broker,
     assert set(stats_of(broker, topic)["subscriptions"]) == {"late", "early"}
 
 
+def test_who_makes_a_subscription_by_consuming_is_told(broker, fill):
+    topic = unique_topic("told")
+    fill(topic, names(0, 2))
+    words = "consume", "--data-dir", broker.data_dir, topic, "-s"
+    status, printed, complaints = run(*words, "early", "--from", "earliest", "-n", "1")
+    assert (status, printed.splitlines(), len(complaints)) == (0, names(0, 1), 1)
+    assert "the subscription early of" in complaints[0] and "is new: it begins with the oldest message" in complaints[0]
+    status, printed, complaints = run(*words, "early", "--from", "earliest")
+    assert (status, printed.splitlines(), len(complaints)) == (0, names(1, 2), 1)
+    assert "goes on where it stands" in complaints[0]
+    assert "it begins with what comes next" in run(*words, "late")[2][0]
+    assert run(*words, "late") == (0, "", [])
+
+
 def test_chunks_are_acknowledged_with_their_message(broker, clients):
     topic = unique_topic("chunks")
     producer = clients.create_producer(topic, chunking_enabled=True)

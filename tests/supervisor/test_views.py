@@ -5,6 +5,7 @@ import pulsar
 import pytest
 
 from geminga.supervisor.admin.monitoring.views import OFFSET_MAX, ROWS_MAX
+from geminga.supervisor.console.pages.tables import TABLES
 
 from ..harness import eventually, partitioned_topic, request
 
@@ -136,6 +137,32 @@ def test_subscriptions_are_found_by_name_in_windows(own, client):
                       WAIT_S)
     assert [row["subscription"] for row in told["rows"]] == ["alpha-2"]
     assert ask(own, f"{path}&subscription={9 * '*'}").startswith("subscription has at most 256 characters")
+
+
+def test_subscriptions_of_topics_that_are_not_loaded_are_known(own, client):
+    """After a restart a subscription is in the table as it was before, without numbers until its topic is used."""
+    for number in range(3):
+        client.subscribe(f"resting-{number}", f"sleeper-{number}").close()
+    for number in range(3):
+        request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/resting-{number}/unload")
+    client.create_producer("resting-1").close()
+    path = f"subscriptions/{NAMESPACE}?match=resting-*&sort=subscription"
+    told = eventually(lambda: one if (one := ask(own, path))["not_loaded"] == 2 else None, WAIT_S)
+    assert [(row["subscription"], row["backlog"]) for row in told["rows"]] == [
+        ("sleeper-0", None), ("sleeper-1", 0), ("sleeper-2", None)] and told["total"] == 3
+    by_backlog = ask(own, path.replace("sort=subscription", "sort=backlog"))["rows"]
+    assert by_backlog[0]["subscription"] == "sleeper-1"      # those without a number come last
+    told = ask(own, f"{path}&subscription=*-2&limit=1")
+    assert [row["topic"] for row in told["rows"]] == [f"{PREFIX}resting-2"]
+    assert (told["total"], told["more"]) == (1, False)
+    assert [row["subscription"] for row in ask(own, f"{path}&limit=1&offset=2")["rows"]] == ["sleeper-2"]
+
+
+def test_every_column_that_the_console_shows_sorts_its_table(own):
+    for table in TABLES.values():
+        for column in table.columns:
+            for order in ("", "&reverse=true"):
+                assert isinstance(ask(own, f"{table.name}?sort={column.key}{order}"), dict), column
 
 
 def test_an_offset_has_a_bound(own):

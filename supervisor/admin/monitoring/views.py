@@ -4,7 +4,9 @@ Every owner answers with its first rows in the asked order, so a request costs a
 Topics that no owner has open have rows without numbers, behind all others.
 """
 import asyncio
+import fnmatch
 import itertools
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -48,7 +50,7 @@ _TEXTS = "topic", "subscription", "type", "address", "role", "library", "listene
 Row = dict[str, Any]
 _TOPIC_KEYS = ("topic", "rate_in", "throughput_in", "rate_out", "throughput_out", "backlog", "backlog_bytes",
                "oldest_seconds", "producers", "consumers", "subscriptions", "storage_bytes")
-_SUBSCRIPTION_KEYS = ("topic", "subscription", "consumers", "backlog", "backlog_bytes", "oldest_seconds",
+_SUBSCRIPTION_KEYS = ("topic", "subscription", "type", "consumers", "backlog", "backlog_bytes", "oldest_seconds",
                       "unacknowledged", "delayed", "to_redeliver", "rate_out", "throughput_out", "redelivery_rate",
                       "acknowledge_rate", "acknowledged_ms", "consumed_ms")
 _OPENED = "producers", "consumers", "topics"      # what a connection has open
@@ -226,11 +228,34 @@ def _empty_row(name: str) -> Row:
 @routes.get("/ops/v1/subscriptions" + _NAMESPACE)
 @routes.get("/ops/v1/subscriptions" + PATH)
 async def subscriptions(request: web.Request) -> web.Response:
-    """Answer with a row for each subscription of topics and partitions that are open."""
+    """Answer with a row for each subscription; those of topics that are not loaded have rows without numbers."""
     asked, named = _asked(request, _SUBSCRIPTION_KEYS, "backlog"), request.query.get("subscription", "")
     _check_pattern("subscription", named)
     listings, missing = await _ask(request, ListSubscriptions(**asked.limits, named=named))
-    return _answer(asked, asked.part(_rows(listings)), sum(one.total for one in listings), missing)
+    loaded, closed = sum(one.total for one in listings), await _of_closed_topics(request, asked, named)
+    rows = _rows(listings) + [dict.fromkeys(_SUBSCRIPTION_KEYS) | {
+        "topic": topic, "subscription": name, "is_durable": True} for topic, name in closed]
+    return _answer(asked, asked.part(rows), loaded + len(closed), missing, not_loaded=len(closed))
+
+
+async def _of_closed_topics(request: web.Request, asked: _Asked, named: str) -> list[tuple[str, str]]:
+    """Return (topic, subscription) of the durable subscriptions of topics that no owner has open."""
+    names = [name for name in filter(Scope(**asked.scope).test(), _names(request)) if _is_kept(name)]
+    question = ListTopics(**asked.scope, sort="topic", ascending=True, most=0, is_bare=True)
+    if sum(one.total for one in (await _ask(request, question))[0]) >= len(names):
+        return []
+    listings, missing = await _ask(request, replace(question, most=OFFSET_MAX))
+    if missing:      # which topics these have open is not known
+        return []
+    closed = set(names).difference(row["topic"] for row in _rows(listings))
+    is_named = re.compile(fnmatch.translate(named or "*")).match
+    return [(topic, name) for topic, name in catalogue_of(request).subscriptions.named("")
+            if topic in closed and is_named(name)]
+
+
+def _is_kept(name: str) -> bool:
+    """Whether a topic, by its complete name, is persistent: others have no subscriptions while they are closed."""
+    return name.startswith("persistent://")
 
 
 # -- clients

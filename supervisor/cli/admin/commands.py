@@ -1,5 +1,6 @@
 """`geminga admin`: click commands, made on demand from rows of the tables of verbs."""
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from string import Formatter
@@ -306,5 +307,9 @@ def _show_messages(entries: Iterator[Any], output: Output) -> None:
         form = output._replace(form="jsonl" if output.form == "json" else output.form)
         form.rows(map(messages.as_json, entries), ())
         return
-    for number, message in enumerate(entries):
+    number = 0
+    for message in entries:
         print(("\n" if number else "") + messages.text(message))
+        number += 1
+    if not number:
+        print("geminga: there are no messages to show", file=sys.stderr)

@@ -239,20 +239,12 @@ def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
     except Refused as refused:
         if refused.status != _NOT_ALLOWED:
             raise
-        reason = refused
     for number in range(broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]):
-        try:
-            for message in _peek(broker, f"{topic}-partition-{number}", values["subscription"], left):
-                yield message
-                left -= 1
-        except Refused as empty:
-            if empty.status not in _NO_ENTRY:
-                raise
-            reason = empty
+        for message in _peek(broker, f"{topic}-partition-{number}", values["subscription"], left):
+            yield message
+            left -= 1
         if not left:
-            break
-    if left == values["count"]:
-        raise reason
+            return
 
 
 def _peek(broker: Broker, topic: str, subscription: str, left: int) -> Iterator[Any]:
@@ -262,8 +254,8 @@ def _peek(broker: Broker, topic: str, subscription: str, left: int) -> Iterator[
         try:
             answer = broker.ask("GET", f"{where}/{position}")
         except Refused as refused:
-            if position > 1 and refused.status in _NO_ENTRY:
-                return      # the backlog has fewer entries
+            if refused.status in _NO_ENTRY:
+                return      # the backlog has fewer entries, or the partition was never used
             raise
         for message in messages.read(answer)[:left]:
             yield message

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from geminga.supervisor.messages.message import Message
     from geminga.supervisor.messages.values import Values
     from geminga.supervisor.pulsar_client.entries import Entry
+    from geminga.supervisor.pulsar_client.rest import Broker
 
 _KINDS = ("exclusive", "shared", "failover", "key_shared")
 _POSITION = re.compile(r"(\d{1,18}):(\d{1,18})")
+_LOOK_S = 2.0                           # limit for a question whether a subscription exists
 _TOGETHER_MAX = 2_000                   # messages that are decoded before they are printed
 _PRINTED_MAX = 256 << 10                # bytes that are written together
 _PRINTED_MAX_ACKNOWLEDGED = 4 << 10     # with a subscription: a pipe that closes leaves few acknowledged and not read
@@ -98,10 +100,33 @@ def consume(topics: tuple[str, ...], subscription: str | None, kind: str | None,
     wish = Wish(Plan(topics, manner, start, follow), chosen, form, parts, is_hex, count, start.since_ms,
                 bool(subscription) and not no_ack)
     broker = target.of(values)
+    if subscription and values.get("url") is None:      # else the address of administration may be another broker's
+        _tell_of_subscription(broker.broker(_LOOK_S), topics, subscription, first)
     try:
         return running.run(broker, lambda: _consumed(broker, wish))
     except KeyboardInterrupt:
         return 0
+
+
+def _tell_of_subscription(broker: "Broker", topics: tuple[str, ...], subscription: str, first: str | None) -> None:
+    """Tell that a subscription will be created, or that --from does not move one that exists.
+
+    Topics that are named by patterns, and brokers that do not answer the question, are passed over.
+    """
+    from geminga.supervisor.pulsar_client.rest import NotReachable, Refused, plain, topic_path
+    for topic in topics:
+        try:
+            known = broker.ask("GET", f"/admin/v2/{topic_path(topic)}/subscriptions").value()
+        except (NotReachable, Refused, ValueError):
+            continue
+        if subscription not in known:
+            where = "the oldest message" if first == "earliest" else "what comes next"
+            print(f"geminga: the subscription {plain(subscription)} of {plain(topic)} is new: it begins with {where}, "
+                  "and keeps messages until they are acknowledged or it is deleted (geminga admin topics unsubscribe)",
+                  file=sys.stderr)
+        elif first is not None:
+            print(f"geminga: --from {first} is for a new subscription: {plain(subscription)} of {plain(topic)} goes on "
+                  "where it stands; geminga admin topics reset-cursor moves it", file=sys.stderr)
 
 
 def _start(text: str | None, subscription: str | None, *, is_follow: bool) -> Any:

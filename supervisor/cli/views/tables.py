@@ -134,9 +134,10 @@ def notes(table: str, answer: dict[str, Any]) -> list[str]:
     lines = []
     if answer["more"]:
         lines.append(f"{len(answer['rows']):,} of {answer['total']:,} {table}; -n shows more")
-    if answer.get("not_loaded"):
-        topics = "1 topic is" if answer["not_loaded"] == 1 else f"{answer['not_loaded']:,} topics are"
-        lines.append(f"{topics} not loaded, as nothing was used there since the start")
+    if number := answer.get("not_loaded"):
+        topics = f"{number:,} {table[:-1] if number == 1 else table}{' of topics that' * (table == 'subscriptions')}"
+        be = "is" if number == 1 and table == "topics" else "are"
+        lines.append(f"{topics} {be} not loaded, as nothing was used there since the start")
     if answer["owners_missing"]:
         lines.append(f"owners {answer['owners_missing']} do not answer: their {table} are left out")
     return lines

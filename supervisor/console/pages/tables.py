@@ -101,11 +101,9 @@ async def _window(ask: Asking, table: Table, offset: str) -> Values:
 
 def _found(table: Table, answer: Values) -> str:
     """Return the sentence that says how many rows there are."""
-    if table is SUBSCRIPTIONS:
-        return rendering.counted("subscriptions.found", answer["total"])
-    told = rendering.counted("topics.found", answer["total"])
+    told = rendering.counted(f"{table.name}.found", answer["total"])
     if answer["not_loaded"]:
-        told += ", " + rendering.counted("topics.found_not_loaded", answer["not_loaded"])
+        told += ", " + rendering.counted(f"{table.name}.found_not_loaded", answer["not_loaded"])
     return told
 
 
