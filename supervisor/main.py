@@ -54,6 +54,7 @@ _SECTIONS = {
         "context": ("access.contexts", "Name brokers, and choose the one that commands talk to."),
         "secure": ("access.secure", "Set up TLS, tokens and authorization in one step."),
         "completion": ("", "Print a script with which a shell completes this command."),
+        "help": ("", "Show the help of a command, as --help behind it does."),
     },
     "Data folder": {
         "backup": ("folder.backup", "Copy a broker's data folder as it is at one moment."),
@@ -78,7 +79,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("connections", "connection"), "clients"),
     **dict.fromkeys(("start", "run", "server", "broker"), "serve"), **dict.fromkeys(("stop", "shutdown"), "drain"),
     **dict.fromkeys(("info", "ping", "health", "report"), "status"), **dict.fromkeys(("perf", "benchmark"), "bench"),
-    **dict.fromkeys(("profile", "login"), "context"), "help": "-h", "version": "--version"}
+    **dict.fromkeys(("profile", "login"), "context"), "version": "--version"}
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -235,6 +236,16 @@ def _complete_context(context: click.Context, parameter: click.Parameter, typed:
               help="The broker of this name: see geminga context.")
 def geminga() -> None:
     """A message broker for one host that Apache Pulsar clients talk to."""
+
+
+@geminga.command("help", epilog="\b\nExamples:\n  geminga help produce\n  geminga help admin topics peek\n\n"
+                                "Exit status: 0 printed; 2 there is no such command.")
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.pass_context
+def show_help(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command, as --help behind it does."""
+    assert context.parent is not None
+    context.parent.command.main([*words, "--help"], prog_name="geminga", standalone_mode=False)
 
 
 @geminga.command(epilog="Exit status: 0 stopped as asked; 1 the broker failed; 2 wrong usage, or a configuration or "

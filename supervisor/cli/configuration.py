@@ -116,6 +116,8 @@ def _look(file: str | None, data_dir: str | None, form: output.Output, *, is_all
             Authenticator(loaded.identity)
         if not is_all:
             places.look(loaded.data_dir)
+            for folder in map(Path, loaded.http.backup_folders):
+                _try_backup_folder(folder)
     except (configuration.ConfigError, Unusable) as error:
         print(f"geminga: {whose}{error}", file=sys.stderr)
         return 2
@@ -138,6 +140,16 @@ def _look(file: str | None, data_dir: str | None, form: output.Output, *, is_all
         lines.append(f"{file or 'the configuration without a file'}: ok{f', as user {user}' if user else ''}")
         form.value({"file": file, "user": user or None, "keys": rows}, lambda _: "\n".join(lines))
     return 0
+
+
+def _try_backup_folder(folder: Path) -> None:
+    """Check that backups could be written to a folder of `http.backup_folders`.  Raises ConfigError."""
+    from geminga.supervisor.configuration import config as configuration
+    from geminga.supervisor.configuration import places
+    try:
+        places.look(folder)
+    except OSError as error:
+        raise configuration.ConfigError(f"http.backup_folders: {folder}: {error.strerror}") from None
 
 
 def _plain(setting: Any) -> Any:

@@ -14,7 +14,15 @@ from geminga.supervisor.cli import output, table_import
 from geminga.supervisor.cli.completion import complete_topic
 from geminga.supervisor.cli.progress import Progress, progress
 from geminga.supervisor.pulsar_client import credentials, target
-from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
+from geminga.supervisor.pulsar_client.rest import (
+    NOT_REACHABLE,
+    REFUSED,
+    WRONG_USAGE,
+    Broker,
+    NotReachable,
+    Refused,
+    topic_path,
+)
 from geminga.supervisor.wording.human import count, size
 
 if TYPE_CHECKING:
@@ -86,7 +94,7 @@ def bring(context: click.Context, topics: tuple[str, ...], url_there: str, subsc
               help="HTTP address of the other cluster, http://HOST:PORT, to create partitioned topics at.")
 @_subscriptions
 @output.FORM
-@target.service_options
+@target.options
 def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, subscriptions: tuple[str, ...],
            form: str, **who: Any) -> int:
     """Copy topics from this broker to a running Pulsar.
@@ -100,7 +108,7 @@ def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, su
             raise click.UsageError("--to-admin-url is needed, to create partitioned topics there")
         return Broker(to_admin_url, credentials=theirs)
 
-    sides = _Sides(_cluster(ours.url, ours.credentials), _cluster(url_there, theirs), admin)
+    sides = _Sides(_cluster(ours.url, ours.credentials), _cluster(url_there, theirs), admin, _counting(ours.broker()))
     return _move(sides, topics, subscriptions, output.Output(form))
 
 
@@ -110,6 +118,17 @@ class _Sides(NamedTuple):
     source: "moving.Cluster"
     target: "moving.Cluster"
     admin: Callable[[], Broker]      # the target's HTTP address, to create partitioned topics at
+    count: Callable[[str], int | None] = lambda topic: None      # entries of a topic at the source, if it can be asked
+
+
+def _counting(broker: Broker) -> Callable[[str], int | None]:
+    """Return a function that asks this broker how many entries a topic has, so that a copy can tell how far it is."""
+    def entries(topic: str) -> int | None:
+        try:
+            return int(broker.ask("GET", f"/admin/v2/{topic_path(topic)}/internalStats").value()["numberOfEntries"])
+        except (NotReachable, Refused):
+            return None
+    return entries
 
 
 def _sides(who: dict[str, Any]) -> tuple[credentials.Credentials, target.Target]:
@@ -213,9 +232,9 @@ class _Copies:
 
         from geminga.supervisor.tasks import moving
         began = time.monotonic()
-        with progress(part) as bar:
+        with progress(part, self._sides.count(part)) as bar:
             copied = self._runner.run(
-                moving.copy_topic(*self._sides[:2], part, self._subscriptions, _Messages(bar)))
+                moving.copy_topic(*self._sides[:2], part, self._subscriptions, _Entries(bar)))
         return {"topic": part, **asdict(copied), "seconds": round(time.monotonic() - began, 3)}
 
     def _fail(self, what: object, why: Exception) -> None:
@@ -274,15 +293,15 @@ async def _partitions(cluster: "moving.Cluster", topic: "names.TopicName") -> in
         connection.close()
 
 
-class _Messages:
-    """Shows copied messages as progress."""
+class _Entries:
+    """Shows copied entries as progress."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar, self._shown = bar, 0
 
     def __repr__(self) -> str:
-        return f"<_Messages {self._shown}>"
+        return f"<_Entries {self._shown}>"
 
     def __call__(self, copied: "moving.Copied") -> None:
-        self._bar.advance(copied.messages - self._shown)
-        self._shown = copied.messages
+        self._bar.advance(copied.entries - self._shown)
+        self._shown = copied.entries

@@ -51,8 +51,11 @@ class Output(NamedTuple):
             for row in rows:
                 print(_json(row), flush=True)
         elif self.form == "table":
-            for line in table(rows, columns):
+            lines = table(rows, columns)
+            for line in lines:
                 print(line)
+            if len(lines) == 1:      # a heading alone looks like an answer that was lost
+                print("geminga: there are none", file=sys.stderr)
         else:
             self._document(list(rows))
 

@@ -2,6 +2,7 @@
 import errno
 import os
 import pwd
+import tempfile
 from pathlib import Path
 
 _ANOTHER = "name another folder with --data-dir, or with data_dir in the configuration"
@@ -19,7 +20,7 @@ def unreadable(path: Path, error: OSError) -> str:
 
 
 def look(data_dir: Path) -> None:
-    """Check that this user could make the data folder, or write to it and its content; change nothing.
+    """Check that this user could make the data folder, or write to it and its content; leave nothing behind.
 
     Raises OSError.
     """
@@ -31,6 +32,21 @@ def look(data_dir: Path) -> None:
     for path in (place, *(place.iterdir() if place == data_dir.absolute() else ())):
         if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)):
             raise PermissionError(errno.EACCES, "it cannot be written to", str(path))
+    if (lock := data_dir / "lock").is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(lock))
+    _write(place)
+
+
+def _write(folder: Path) -> None:
+    """Write a file in a folder and forget it: rights do not tell of a full disk or a file system that takes no files.
+
+    Raises OSError.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:      # the temporary file has a name that says nothing
+        raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
 def unusable(data_dir: Path, error: OSError) -> str:

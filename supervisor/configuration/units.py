@@ -57,15 +57,26 @@ def size(text: str) -> int:
 
 
 def minutes(text: str) -> int:
-    """Parse a time such as 10m or 7d, and return it in whole minutes; -1 stays -1.  Raises ValueError."""
-    amount = seconds(text)
-    return amount // 60 if amount > 0 else amount
+    """Parse a time such as 10m or 7d, and return it in whole minutes; -1 stays -1.
+
+    Raises ValueError, also for a time that would be no minute: 0 has a meaning of its own.
+    """
+    return _whole(text, seconds(text), 60, "a minute", "minutes")
 
 
 def mebibytes(text: str) -> int:
-    """Parse a size such as 10M or 2G, and return it in whole MiB; -1 stays -1.  Raises ValueError."""
-    amount = size(text)
-    return amount >> 20 if amount > 0 else amount
+    """Parse a size such as 10M or 2G, and return it in whole MiB; -1 stays -1.
+
+    Raises ValueError, also for a size that would be no MiB: 0 has a meaning of its own.
+    """
+    return _whole(text, size(text), 1 << 20, "a MiB", "MiB")
+
+
+def _whole(text: str, amount: int, unit: int, one: str, several: str) -> int:
+    if 0 < amount < unit:
+        raise ValueError(f"{text!r} is less than {one}, and would be 0: this value is kept in whole {several}; "
+                         "0 itself can be given")
+    return amount // unit if amount > 0 else amount
 
 
 def _scaled(text: str, units: dict[str, int], expected: str) -> int:

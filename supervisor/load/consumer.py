@@ -70,20 +70,23 @@ class Consumer:
         data, now_us, board = self.link.data, time.time() * 1e6, self._board
         ours = self._stamps.ours(data, ends)
         due_us = self._stamps.due_us(data, ends[ours]).astype(np.float64)
-        messages = np.full(len(starts), self._plan.message.batch)
+        message = self._plan.message
+        messages = np.full(len(starts), message.batch)
+        payloads = np.full(len(starts), message.batch * message.size)      # bytes, counted as those that are published
         if not ours.all():
             others = [self._metadata(int(start), int(end)) for start, end in
                       zip(starts[~ours], ends[~ours], strict=True)]
-            messages[~ours] = [max(1, one.num_messages_in_batch) for one in others]
-            due_us = np.append(due_us, [due for one in others if (due := blocks.due_us_of(one)) is not None])
+            messages[~ours] = [max(1, one.num_messages_in_batch) for one, _ in others]
+            payloads[~ours] = [one.uncompressed_size or size for one, size in others]
+            due_us = np.append(due_us, [due for one, _ in others if (due := blocks.due_us_of(one)) is not None])
         if len(due_us):
             latencies.add(board.arrival_counts[self._number], now_us - due_us)
         self._owe(starts, messages)
-        board.bytes_arrived[self._number] += int((ends - starts).sum())
+        board.bytes_arrived[self._number] += int(payloads.sum())
         board.arrived[self._number] += int(messages.sum())
 
-    def _metadata(self, start: int, end: int) -> api.MessageMetadata:
-        """Return the metadata of a MESSAGE."""
+    def _metadata(self, start: int, end: int) -> tuple[api.MessageMetadata, int]:
+        """Return the metadata of a MESSAGE, and the bytes of its payload."""
         view = memoryview(self.link.inbox)
         at = start + 8 + frames.SIZE.unpack_from(view, start + 4)[0]
         if view[at:at + 2] == _BROKER_METADATA:
@@ -91,7 +94,7 @@ class Consumer:
         if view[at:at + 2] == frames.MAGIC.to_bytes(2, "big"):
             at += frames.CHECKSUM_END
         size = frames.SIZE.unpack_from(view, at)[0]
-        return api.MessageMetadata.FromString(bytes(view[at + 4:min(at + 4 + size, end)]))
+        return api.MessageMetadata.FromString(bytes(view[at + 4:min(at + 4 + size, end)])), max(0, end - at - 4 - size)
 
     def _owe(self, starts: NDArray[np.int64], messages: NDArray[np.int64]) -> None:
         """Note what to acknowledge, and give permits back when half of them are used, as client libraries do."""

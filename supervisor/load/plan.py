@@ -87,7 +87,7 @@ class Board:
     def __init__(self, producers: int, consumers: int) -> None:
         self.published = _shared(producers)        # messages with a receipt
         self.arrived = _shared(consumers)          # messages
-        self.bytes_arrived = _shared(consumers)    # of entries with their metadata
+        self.bytes_arrived = _shared(consumers)    # of payloads, before compression
         self.behind = _shared(producers)           # messages that were due and are not sent yet
         self.publish_counts = _shared(producers, latencies.BUCKETS)
         self.arrival_counts = _shared(consumers, latencies.BUCKETS)

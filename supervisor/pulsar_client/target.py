@@ -111,16 +111,31 @@ def _defaults(given: Mapping[str, Any], folder: Path | None, *, may_be_local: bo
     if given or not may_be_local:
         return {}
     place = folder or installed.data_dir()
-    return (_local(place) if place is not None else None) or {}
+    return (_local(place, is_stopped_too=True) if place is not None else None) or {}
 
 
-def _local(folder: Path) -> dict[str, Any] | None:
-    """Return the addresses of the broker that serves a folder, None if this user may not, or cannot, connect to it."""
+def _local(folder: Path, *, is_stopped_too: bool = False) -> dict[str, Any] | None:
+    """Return the addresses of the broker that serves a folder, None if this user may not, or cannot, connect to it.
+
+    is_stopped_too: also if the broker of the folder does not run.  Nobody answers there then: a broker at the default
+    address would be another one, whose state is not what was asked for.
+    """
     try:
         connect(folder / HTTP, _LOOK_S).close()
-    except OSError:
+    except PermissionError:
         return None
+    except OSError:
+        if not is_stopped_too or not _is_served_folder(folder):
+            return None
     return {"url": f"{UNIX}{folder / CLIENTS}", "admin_url": f"{UNIX}{folder / HTTP}"}
+
+
+def _is_served_folder(folder: Path) -> bool:
+    """Whether a broker has served a folder, as far as this user can see."""
+    try:
+        return (folder / "format").exists()
+    except OSError:
+        return False
 
 
 def _client_conf(path: str) -> dict[str, Any]:

@@ -125,6 +125,9 @@ def test_every_message_arrives_and_topics_of_the_load_are_removed(own, options):
     count = 20 if "2M" in options else 5_000
     assert (status, complaints) == (0, [])
     assert figures["published"] == figures["consumed"] == count
+    size = 2 << 20 if "2M" in options else 1_024 if "1K" in options else 100      # of a payload, counted alike twice
+    for way in ("published", "consumed"):
+        assert figures[f"{way}_bytes_rate"] / figures[f"{way}_rate"] == pytest.approx(size, rel=0.01), way
     for name in ("publish_ms", "end_to_end_ms"):
         assert 0 < figures[name]["p50"] <= figures[name]["p99"] <= figures[name]["max"] < 60_000
     assert topics_of(own) == before

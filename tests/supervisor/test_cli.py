@@ -374,6 +374,9 @@ def test_times_and_sizes_have_units():
     for text in ("", "m", "ten", "10x", "1.5h"):
         with pytest.raises(ValueError):
             units.seconds(text)
+    for read, text in ((units.minutes, "59s"), (units.mebibytes, "1023k")):      # 0 would mean something else
+        with pytest.raises(ValueError, match="is less than a .*would be 0"):
+            read(text)
 
 
 def test_moments_are_ms_or_iso_8601_or_so_long_from_now():

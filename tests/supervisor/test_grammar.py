@@ -22,6 +22,7 @@ OWN_HELP = {"--admin-url", "--compression", "--config", "--count", "--data-dir",
 NOTHING_TO_PRINT = {
     "geminga serve": "runs until it is stopped",
     "geminga top": "a screen; topics, subscriptions, clients and status have its figures",
+    "geminga help": "a text of help",
     "geminga secure": "tells a person each step, and the next ones",
     "geminga completion": "a script for a shell",
     "geminga admin tokens create": "a token, as a file has it",
@@ -57,6 +58,13 @@ def test_without_arguments_groups_print_their_help(capsys):
         assert main(words) == 0
         printed, said = capsys.readouterr()
         assert printed.startswith(" ".join(["Usage: geminga", *words])) and said == "", words
+
+
+def test_help_is_a_command_too(capsys):
+    for words in ((), ("produce",), ("admin",), ("admin", "topics", "peek")):
+        assert main([*words, "--help"]) in (0, None)
+        wanted = capsys.readouterr()
+        assert main(["help", *words]) in (0, None) and capsys.readouterr() == wanted and wanted.out
 
 
 def test_the_version_is_printed_at_every_level(capsys):

@@ -196,10 +196,27 @@ def test_a_data_folder_that_cannot_be_used_is_named_with_what_to_do(place, as_no
     refused(run("serve", "--data-dir", data, "--port", 0, "--http-port", 0, user=NOBODY), 2, pattern)
 
 
-@pytest.mark.parametrize("make", [a_file, below_a_file, not_writable, below_not_writable, not_to_be_looked_into])
+@pytest.mark.parametrize("make", [a_file, below_a_file, not_writable, below_not_writable, not_to_be_looked_into,
+                                  a_folder_as_lock, without_a_file_system])
 def test_the_check_of_a_configuration_finds_the_same_fault_of_the_folder(place, as_nobody, make):  # noqa: F811
     data, pattern = make(place)
     refused(run("config", "check", "--data-dir", data, user=NOBODY), 2, pattern)
+
+
+def test_the_check_of_a_configuration_tries_the_folders_of_backups(tmp_path):
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "geminga.toml").write_text(
+        f"data_dir = '{tmp_path}/data'\n[http]\nbackup_folders = ['{tmp_path}/b', '{tmp_path}/taken/c']\n")
+    refused(run("config", "check", "--config", tmp_path / "geminga.toml"), 2, "http.backup_folders: .*/taken/c: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["geminga.toml", "taken"]      # nothing is left behind
+
+
+def test_a_command_does_not_take_another_broker_for_its_own(tmp_path):
+    """./data has been served, and is not now: whoever answers at the default address would be another broker."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "format").write_text("2\n")
+    for words in (("status",), ("topics",), ("admin", "tenants", "list")):
+        refused(run(*words, GEMINGA_DATA_DIR=tmp_path / "data"), 3, r"data: no broker serves this folder now; --admin")
 
 
 @pytest.mark.parametrize(("option", "key"), [("--port", "network.port"), ("--http-port", "http_port")])

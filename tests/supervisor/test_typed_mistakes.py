@@ -50,7 +50,7 @@ COMMANDS = [
     (("topics", "stats", "orders", *HTTP), WRONG, r"takes one .*PATTERN.  Did you mean geminga admin topics stats\?$"),
     (("sub", "orders"), WRONG, r"no command 'sub'.  Did you mean consume\?"),
     (("namespaces", "list"), WRONG, r"no command 'namespaces'.  Did you mean admin namespaces\?"),
-    (("help",), WRONG, r"no command 'help'.  Did you mean -h\?"),
+    (("help", "prodce"), WRONG, r"no command 'prodce'.  Did you mean produce or upgrade or promote\?"),
 ]
 OPTIONS = [
     (("consume", "orders", "--form", "earliest", *URL), WRONG, r"No such option '--form'. Did you mean '--from'\?"),
