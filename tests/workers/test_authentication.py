@@ -227,12 +227,20 @@ def test_a_key_is_used_for_its_own_algorithms_only():
 
 
 @pytest.mark.parametrize("data", [
-    b"", b".", b"..", b"...", b"garbage", b"\xff\xfe\0", b"a.b.c", b"{}.{}.{}", b"e30.e30.", "Grüße".encode(),
-    b"." * 10_000,
+    b"", b" ", b"\n", b".", b"..", b"...", b"garbage", b"\xff\xfe\0", b"a.b.c", b"{}.{}.{}", b"e30.e30.",
+    "Grüße".encode(), b"." * 10_000,
     b"A" * 100_000, b"W10.W10.W10", base64.urlsafe_b64encode(b"[" * 9_000) + b".e30.AAAA",
 ], ids=lambda data: repr(data[:9]))
 def test_what_is_no_token(data):
-    assert refused(asking(), data) == ("INVALID_AUTH_DATA" if not data else "INVALID_TOKEN")
+    assert refused(asking(), data) == ("INVALID_AUTH_DATA" if not data.strip() else "INVALID_TOKEN")
+
+
+@pytest.mark.parametrize("before, after", [(b"", b"\n"), (b"", b"\r\n"), (b" ", b" "), (b"\n\t", b"")])
+def test_a_token_may_be_sent_as_its_file_is(before, after):
+    """Pulsar takes the end of a line behind a token, and clients send it."""
+    assert role(asking(), before + token({"sub": "who"}) + after) == "who"
+    head, _, rest = token({"sub": "who"}).partition(b".")
+    assert refused(asking(), head + b"\n." + rest) == "INVALID_TOKEN"      # inside it means something
 
 
 def test_a_token_may_not_be_huge():
@@ -249,10 +257,11 @@ BOTH = asking(public_keys=(inline(public(RSA)),))
 @given(good=st.sampled_from([GOOD, RSA_GOOD]), at=st.integers(0, 600), byte=st.integers(0, 255),
        how=st.sampled_from(["change", "insert", "delete"]))
 def test_a_token_changed_anywhere_is_refused(good, at, byte, how):
-    """Even a change that base64 decodes to the same bytes is refused, as a token has one spelling."""
+    """Even a change that base64 decodes to the same bytes is refused: a token has one spelling, but for blanks around.
+    """
     at %= len(good)
     changed = good[:at] + (b"" if how == "delete" else bytes([byte])) + good[at + (how != "insert"):]
-    if changed != good:
+    if changed.strip() != good:
         refused(BOTH, changed)
     assert role(BOTH, good) == "who"
 

@@ -87,8 +87,11 @@ class Tokens:
         return any(key.algorithms[0] in ("ES384", "ES512") for key in (source.get() for source in self._sources))
 
     def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """Return (role, expiry in seconds since 1970 or None) of a valid token.  Raises NotAuthenticated."""
-        if not data:
+        """Return (role, expiry in seconds since 1970 or None) of a valid token.  Raises NotAuthenticated.
+
+        Blanks around a token mean nothing: programs send a token file as it is, with the end of its line.
+        """
+        if not (data := data.strip()):
             raise NotAuthenticated("INVALID_AUTH_DATA", "no token")
         if len(data) > _SIZE_MAX:
             raise NotAuthenticated("INVALID_TOKEN", f"a token of {len(data)} bytes")
