@@ -25,7 +25,9 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = 10
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-            "--window-size=1280,900")
+            "--window-size=1280,900",
+            # Names that the browser does not trust as it does loopback addresses.
+            "--host-resolver-rules=MAP *.example 127.0.0.1")
 needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None,
                                    reason="no browser (Debian: chromium and chromium-driver)")
 

@@ -1,6 +1,8 @@
 """What guards the console: headers of every page, foreign hosts, switches, and bounds."""
 import http.client
+import http.server
 import json
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,6 +11,7 @@ from geminga.supervisor.console import live, static_files
 from geminga.supervisor.console.console import PARTS
 
 from ..harness import eventually, request, unique_topic
+from .browser import needs_browser
 from .test_sessions import ask
 
 pytestmark = pytest.mark.slow
@@ -122,3 +125,62 @@ def test_a_console_that_only_shows_lets_browsers_change_nothing(start_broker, tm
     assert "read_only" in ask(broker, "GET", "/").text
     name = f"/console/actions/unload?topic={topic.replace('/', '://', 1)}"
     assert "disabled" in ask(broker, "GET", name).text
+
+
+STATUS = """
+const [path, how, done] = arguments;
+fetch(path, how).then((answer) => done(answer.status), (error) => done(String(error)));
+"""
+SOCKET = """
+const [path, done] = arguments;
+const socket = new WebSocket(path);
+socket.onopen = () => done("open");
+socket.onerror = () => done("refused");
+"""
+PAGE = b"""<!doctype html><title>elsewhere</title><script>
+const image = new Image();
+image.onerror = () => { document.title = "asked"; };
+image.src = decodeURIComponent(location.hash.slice(1));
+</script>"""
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """A page of another site, which has the browser load an image from the address behind its #."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(PAGE)))
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+
+@needs_browser
+def test_a_browser_by_a_name_over_plain_http_is_taken_for_one(browser, start_broker, tmp_path):
+    """There it does not say whose page asks: read_only holds all the same, and pages elsewhere take no messages."""
+    (tmp_path / "shows.toml").write_text('[console]\nread_only = true\n[http]\nhosts = ["broker.example"]\n')
+    broker = start_broker("--config", str(tmp_path / "shows.toml"))
+    topic, port = unique_topic().replace("://", "/"), urlsplit(broker.http_url).port
+    assert request("PUT", f"{broker.http_url}/admin/v2/{topic}")[0] == 204
+    browser.open(f"http://broker.example:{port}/console/topics")
+    run = browser.driver.execute_async_script
+    assert run(STATUS, f"/admin/v2/{topic}/stats", {}) == 200
+    assert run(STATUS, f"/admin/v2/{topic}-made", {"method": "PUT"}) == 403
+    assert run(STATUS, f"/topics/{topic}/subscription/planted", {"method": "POST"}) == 403
+    assert run(STATUS, f"/topics/{topic}/subscription/planted", {}) == 403
+    assert run(SOCKET, f"ws://broker.example:{port}/ws/v2/producer/{topic}") == "refused"
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        image = f"http://broker.example:{port}/topics/{topic}/subscription/planted"
+        browser.open(f"http://pages.example:{server.server_port}/#{image}")
+        eventually(lambda: browser.driver.title == "asked", 20)
+    finally:
+        server.shutdown()
+        server.server_close()
+    told = json.loads(request("GET", f"{broker.http_url}/admin/v2/{topic}/stats")[1])
+    assert (told["subscriptions"], told["publishers"]) == ({}, [])
+    browser.problems()      # the browser tells of each request that was refused

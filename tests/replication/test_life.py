@@ -1,6 +1,10 @@
 """Failures of processes and links: nothing lost, nothing twice at a remote that knows positions, order kept."""
 import random
 
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+
 from ..harness import eventually
 from .conftest import arrive, numbered
 
@@ -27,6 +31,34 @@ def test_a_remote_that_is_away_costs_few_tries_and_is_told_once(replication):
     log = replication.broker.log()
     assert log.count(f"no connection to cluster {name}:") == 1
     assert log.count(f"the connection to cluster {name} is back") == 1
+
+
+@pytest.mark.parametrize("url", [f"pulsar://{'a' * 70}.invalid:1", "pulsar://h\xf6st\u2024invalid:1"])
+def test_an_address_that_is_no_name_is_the_remotes_fault(replication, url):
+    name, _ = replication.far(is_known=False)
+    replication.know(name, url)
+    replication.publish(replication.topic(name), numbered(1))
+    link = eventually(lambda: (link := replication.link(name)).get("error") and link, 20)
+    assert not link["connected"] and "this broker's own" not in link["error"]
+    assert "G290" not in replication.broker.log()
+
+
+def test_a_broken_address_in_a_remotes_answer_is_the_remotes_fault(replication):
+    name, far = replication.far()
+
+    def answer(visitor, command):
+        if command.type != api.BaseCommand.LOOKUP:
+            return False
+        visitor.tell(api.BaseCommand.LOOKUP_RESPONSE, request_id=command.lookupTopic.request_id, response=1,
+                     authoritative=True, proxy_through_service_url=True, brokerServiceUrl="pulsar://[::1:6650")
+        return True
+
+    far.on_command = answer
+    topic = replication.topic(name)
+    replication.publish(topic, numbered(1))
+    lane = eventually(lambda: (lane := replication.lane(topic, name)).get("error") and lane, 20)
+    assert "the remote names 'pulsar://[::1:6650', which is no address" in lane["error"]
+    assert "G290" not in replication.broker.log()
 
 
 def test_kills_at_any_moment_lose_nothing_and_send_nothing_twice(replication):
