@@ -124,6 +124,7 @@ TRANSACTION_ROW = np.dtype([
     ("subscription_id", "<u4"),    # ADD, ADDED: 0 for the right to publish
     ("partition_id", "<u8"),
     ("transaction", "<u8"),        # see names.transaction
+    ("role", "<u8"),               # ADD: hash of the role that began the transaction; 0: not known
 ])
 # From a coordinator: ADD a partition or subscription to a transaction; COMMIT or ABORT it in a partition.
 # To a coordinator: these are done, durably; ASK how a transaction ended, or nothing if it is still open; MAY_PUBLISH

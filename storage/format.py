@@ -50,6 +50,7 @@ what each version added.
       - TYPE_CHANGED and TYPE_ROWs; a program that does not know them skips both, and writes states without types
       - MISSED and MISSED_ROWs, and runs of TRANSACTION_SEQUENCE; a program that does not know them skips them: late
         messages are duplicates there, and so are those of an aborted transaction that come again
+      - hashes of roles of transactions; a program that does not know them compares checksums
       - names promised to transactions, which older programs take for a partition 0 that does not exist
       - positions of replicators, which older programs forget with sequence ids; markers, which they find discarded
 
@@ -248,7 +249,7 @@ SOURCE = np.dtype("<u4")             # per row: offset of its entry in the recor
 #   CHUNKED               | kind   next_chunk    crc32c           partition_id  producer_a   sequence_id  producer_b
 #   SEQUENCES_FORGOTTEN   | kind   .             .                partition_id  .            .            .
 #   PARTITION_DELETED, DELAYED: as SEQUENCES_FORGOTTEN
-#   COORDINATED           | kind   state         role             .             opened_ms    lifetime_ms  transaction
+#   COORDINATED           | kind   state         role_crc32c      role          opened_ms    lifetime_ms  transaction
 #   ADDED_TO_TRANSACTION  | kind   .             subscription_id  partition_id  promised     promised     transaction
 #   TRANSACTION_ENTRIES   | kind   .             more_entries     partition_id  ledger_id    first_entry  transaction
 #   TRANSACTION_SEQUENCE  | kind   place         more             partition_id  producer_a   sequence_id  transaction
@@ -282,7 +283,7 @@ TYPE_CHANGED = 16          # the subscription's consumers are of this CommandSub
 COORDINATED = 17           # a transaction of this owner's coordinators has this state from now on
 ADDED_TO_TRANSACTION = 18  # ... may publish to this partition, or acknowledge on this subscription of it (0: none)
 TRANSACTION_ENTRIES = 19   # entries that an open transaction published: first_entry, and more_entries behind it
-TRANSACTION_SEQUENCE = 20  # sequence ids that a producer used in a transaction
+TRANSACTION_SEQUENCE = 20  # sequence ids that a producer used in a transaction; or the role of the transaction
 TRANSACTION_ACKS = 21      # entries that an open transaction acknowledges: first_entry, and more_entries behind it
 TRANSACTION_ACK_UP_TO = 22 # ... all entries up to this position
 TRANSACTION_ACK_PART = 23  # ... 32 messages of a batch, a bit each, 1 = acknowledged by the transaction
@@ -337,8 +338,8 @@ PARTITION_OP = np.dtype([            # SEQUENCES_FORGOTTEN, PARTITION_DELETED, D
     ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("unused2", "V24")])
 COORDINATED_OP = np.dtype([
     ("kind_and_state", "<u4"),       # transactions/transaction_table.py has the states
-    ("role", "<u4"),                 # CRC32-C of the role that opened it
-    ("partition_id", "<u8"),         # 0
+    ("role_crc32c", "<u4"),          # of the name of the role that opened it, which older programs compare
+    ("role", "<u8"),                 # ... and a hash of it, in place of a partition's id; older programs wrote 0
     ("opened_ms", "<i8"),
     ("lifetime_ms", "<i8"),          # ... allowed; of an ended one, that which it had
     ("transaction", "<u8")])
@@ -352,12 +353,14 @@ TRANSACTION_ENTRIES_OP = np.dtype([
     ("kind", "<u4"), ("more_entries", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("first_entry", "<i8"),
     ("transaction", "<u8")])
 TRANSACTION_SEQUENCE_OP = np.dtype([
-    ("kind_and_place", "<u4"),       # RUN; older programs wrote BEFORE, and then LAST
+    ("kind_and_place", "<u4"),       # RUN or ROLE; older programs wrote BEFORE, and then LAST
     ("more", "<u4"),                 # of a RUN: ids behind the first one
     ("partition_id", "<u8"),
     ("producer_a", "<i8"),           # the first half of producer_sequences.identity
     ("sequence_id", "<i8"), ("transaction", "<u8")])
-BEFORE, LAST, RUN = 0, 1, 2          # sequence_id is that before the transaction, its last one, or a run's first one
+# In sequence_id: that before the transaction, its last one, or a run's first one; or the hash of the transaction's
+# role.  That is no kind of its own, because older programs read no new kinds in a state file.
+BEFORE, LAST, RUN, ROLE = 0, 1, 2, 3
 TRANSACTION_ACKS_OP = np.dtype([
     ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
     ("first_entry", "<u4"), ("more_entries", "<u4"), ("transaction", "<u8")])

@@ -46,7 +46,8 @@ def acknowledge_in_transaction(owner: OwnerContext, session: Session, command: a
     if not isinstance(subscription.partition, Partition):
         raise Refusal(api.NotAllowedError, "Transactions are not supported on a non-persistent topic")
     transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
-    if transaction is None or not _is_added(subscription.partition, subscription, transaction):
+    if transaction is None or not _is_added(subscription.partition, subscription, transaction) or not _may_use(
+            session, subscription.partition, transaction):
         bits = request.txnid_most_bits, request.txnid_least_bits
         raise Refusal(api.TransactionNotFound,
                       "Transaction ({},{}) is not open, or lacks this subscription".format(*bits))
@@ -84,6 +85,12 @@ def _is_open(partition: Partition, transaction: int) -> bool:
     """Whether the partition knows the transaction, so that it will be told of the transaction's end."""
     transactions = partition.transactions
     return transactions is not None and (transaction in transactions.added or transaction in transactions.by_id)
+
+
+def _may_use(session: Session, partition: Partition, transaction: int) -> bool:
+    """Whether the transaction belongs to the client's role, or the client may do everything."""
+    transactions = partition.transactions
+    return transactions is None or session.is_superuser or transactions.belongs_to(transaction, session.role)
 
 
 def _is_added(partition: Partition, subscription: Subscription, transaction: int) -> bool:

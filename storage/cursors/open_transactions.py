@@ -9,6 +9,7 @@ each change here, and the state file has the same ops.
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class OpenTransaction:
     # First half of a producer's identity -> runs of its sequence ids in the transaction, first id -> last id.
     sequences: dict[int, dict[int, int]] = field(default_factory=dict)
     acks: dict[int, TransactionAcks] = field(default_factory=dict)               # by subscription id
+    role: int = 0            # hash of the role that began it; 0: its coordinator did not say so
 
     @property
     def first(self) -> Position | None:
@@ -56,6 +58,8 @@ class OpenTransaction:
         for ledger_id, runs in sorted(self.entries.items()):
             for first, end in runs:
                 yield journal_ops.transaction_entries(transaction, partition_id, ledger_id, first, end)
+        if self.role:
+            yield journal_ops.transaction_role(transaction, partition_id, self.role)
         for producer, runs_of_ids in self.sequences.items():
             for first, last in runs_of_ids.items():
                 yield journal_ops.transaction_sequences(transaction, partition_id, producer, first, last)
@@ -70,6 +74,8 @@ class OpenTransactions:
         self.by_id: dict[int, OpenTransaction] = {}
         # What clients have added: subscription ids, and 0 for the right to publish.  The coordinator has it durably.
         self.added: dict[int, set[int]] = {}
+        # Hashes of the roles that began these transactions, of which the coordinator has said so.
+        self.roles: dict[int, int] = {}
         self.limit: Position | None = None      # the first entry of any of them: consumers get entries before it
         # Of the newest state file: transactions with entries up to there had ended, and aborted entries were discarded.
         self.settled: Position | None = None
@@ -102,6 +108,23 @@ class OpenTransactions:
         known = self.by_id.get(transaction)      # a start forgets what was added, and not what was published
         return known is not None and bool(known.entries)
 
+    def role(self, transaction: int) -> int:
+        """Return the hash of the role that began a transaction, 0 if it is not known."""
+        known = self.by_id.get(transaction)
+        return self.roles.get(transaction) or (known.role if known is not None else 0)
+
+    def belongs_to(self, transaction: int, role: str) -> bool:
+        """Whether a transaction may be one that this role began; older programs have not said whose it is."""
+        return self.role(transaction) in (0, hash_of_role(role))
+
+    def note_role(self, transaction: int, partition_id: int) -> bytes:
+        """Note durably whose a transaction is that begins to use the partition; return the op, b"" if it is known."""
+        role = self.roles.get(transaction, 0)
+        if not role or (known := self.of(transaction)).role:
+            return b""
+        known.role = role
+        return journal_ops.transaction_role(transaction, partition_id, role)
+
     def outcome(self, transaction: int) -> bool | None:
         """Whether a transaction was committed here, if it is one of the last that have ended; None of any other."""
         return self._outcomes.get(transaction)
@@ -126,6 +149,7 @@ class OpenTransactions:
     def remove(self, transaction: int) -> OpenTransaction | None:
         """Remove and return a transaction that ends; None: it has done nothing here."""
         self.added.pop(transaction, None)
+        self.roles.pop(transaction, None)
         removed = self.by_id.pop(transaction, None)
         self._find_limit()
         return removed
@@ -199,10 +223,19 @@ class OpenTransactions:
                 return
             self.published(transaction, int(op["ledger_id"]), first, first + int(op["more_entries"]) + 1)
         elif kind == format.TRANSACTION_SEQUENCE:
+            place = int(op["kind_and_place"]) >> format.NUMBER
+            if place == format.ROLE:
+                self.of(transaction).role = int(op["sequence_id"]) & ((1 << 64) - 1)
+                return
             ids = self.of(transaction).sequences.setdefault(int(op["producer_a"]), {})
-            _note_ids(ids, int(op["kind_and_place"]) >> format.NUMBER, int(op["sequence_id"]), int(op["more"]))
+            _note_ids(ids, place, int(op["sequence_id"]), int(op["more"]))
         else:
             self.of(transaction).acks_of(int(op["subscription_id"])).apply(kind, op)
+
+
+def hash_of_role(name: str) -> int:
+    """Return a hash of 64 bits that stands for a role's name; never 0.  A second name with it cannot be found."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
 
 
 def _note_ids(ids: dict[int, int], place: int, sequence_id: int, more: int) -> None:

@@ -173,10 +173,14 @@ def delayed(partition_id: int) -> bytes:
 
 # -- transactions: an id is one number, see names.transaction
 
-def coordinated(transaction: int, state: int, role: int, *, opened_ms: int, lifetime_ms: int) -> bytes:
-    """Return the op for the state of a transaction at its coordinator.  role: CRC32-C of the role that opened it."""
+def coordinated(transaction: int, state: int, role: int, *, opened_ms: int, lifetime_ms: int,
+                role_crc32c: int = 0) -> bytes:
+    """Return the op for the state of a transaction at its coordinator.
+
+    role, role_crc32c: hash and checksum of the name of the role that opened it.
+    """
     return _COORDINATED.pack(
-        format.COORDINATED | state << format.NUMBER, role, 0, opened_ms, lifetime_ms, transaction)
+        format.COORDINATED | state << format.NUMBER, role_crc32c, role, opened_ms, lifetime_ms, transaction)
 
 
 def added_to_transaction(transaction: int, partition_id: int, subscription_id: int) -> bytes:
@@ -203,6 +207,12 @@ def transaction_sequences(transaction: int, partition_id: int, producer: int, fi
     """
     kind = format.TRANSACTION_SEQUENCE | format.RUN << format.NUMBER
     return _T_SEQUENCE.pack(kind, last - first, partition_id, producer, first, transaction)
+
+
+def transaction_role(transaction: int, partition_id: int, role: int) -> bytes:
+    """Return the op for the role that began a transaction which a partition has part in.  role: its hash, 64 bits."""
+    kind = format.TRANSACTION_SEQUENCE | format.ROLE << format.NUMBER
+    return _T_SEQUENCE.pack(kind, 0, partition_id, 0, role - (1 << 64) if role >> 63 else role, transaction)
 
 
 def transaction_acks(transaction: int, partition_id: int, subscription_id: int, ledger_id: int, first: int,

@@ -338,7 +338,9 @@ def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
 def _op(op: Rows) -> Line:
     """Return the printed fields of one journal op, OP_ROW (1,), according to its kind."""
     kind = int(op["kind"][0])
-    line: Line = {"op": _OPS.get(kind, kind), "partition": int(op["partition_id"][0])}
+    line: Line = {"op": _OPS.get(kind, kind)}
+    if kind != format.COORDINATED:
+        line["partition"] = int(op["partition_id"][0])
     if kind not in format.OPS:
         return line
     known = op.view(format.OPS[kind])

@@ -120,7 +120,10 @@ class Admission:
             return _REFUSED
         known = partition.with_transactions()
         if known.may_publish(transaction):
-            return _OPEN
+            session = self._owner.sessions.get((producer.worker, producer.connection))
+            is_theirs = session is not None and (
+                session.is_superuser or known.belongs_to(transaction, session.role))
+            return _OPEN if is_theirs else _REFUSED
         if (commits := known.outcome(transaction)) is not None:
             return _REFUSED if commits else _DROPPED
         return _REFUSED if transaction in answered else _ASKED
@@ -206,4 +209,4 @@ def _objection(producer: Producer, transaction: int) -> str:
         return "Transactions are not supported on a non-persistent topic"
     if partition.with_transactions().outcome(transaction):
         return f"Transaction {text} was committed"
-    return f"Transaction {text} is not open, or topic {partition.name} was not added to it"
+    return f"Transaction {text} is not open, is another role's, or topic {partition.name} was not added to it"

@@ -16,8 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from crc32c import crc32c
-
 from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -38,6 +36,7 @@ from geminga.storage.transactions.transaction_table import (
     COMMITTED,
     COMMITTING,
     OPEN,
+    Role,
     Transaction,
     TransactionTable,
     Used,
@@ -170,7 +169,12 @@ class Coordinator(Watcher):
         for partition_id, subscription_id in transaction.added:
             to = self._owner_of(partition_id)
             if to != _GONE and index in (None, to):
-                self._owner.peers.send(to, envelope.ADD, transaction.transaction, partition_id, subscription_id)
+                self._send_add(to, transaction, partition_id, subscription_id)
+
+    def _send_add(self, to: int, transaction: Transaction, partition_id: int, subscription_id: int) -> None:
+        """Tell a participant what was added to a transaction, and whose it is."""
+        self._owner.peers.send(to, envelope.ADD, transaction.transaction, partition_id, subscription_id,
+                               transaction.role.hash)
 
     def added(self, transaction_id: int, partition_id: int, subscription_id: int) -> None:
         """Note that a participant knows a partition or subscription to be in the transaction."""
@@ -213,7 +217,7 @@ class Coordinator(Watcher):
                 self._add(transaction, (partition_id, 0))
             for used in transaction.added:
                 if used[0] == partition_id:
-                    self._owner.peers.send(to, envelope.ADD, transaction_id, *used)
+                    self._send_add(to, transaction, *used)
         else:
             self._of(transaction).left.add(partition_id)
             self._send_end(transaction, [partition_id])
@@ -233,7 +237,8 @@ class Coordinator(Watcher):
         elif transaction.state == OPEN and self._is_added(transaction, partition_id):
             what = envelope.ADD
         if (to := self._owner_of(partition_id)) != _GONE:
-            self._owner.peers.send(to, what, transaction_id, partition_id, 0)
+            role = transaction.role.hash if transaction is not None else 0
+            self._owner.peers.send(to, what, transaction_id, partition_id, 0, role)
 
     def _is_added(self, transaction: Transaction, partition_id: int) -> bool:
         """Whether a transaction may publish to a partition.
@@ -264,7 +269,7 @@ class Coordinator(Watcher):
         assert transaction_id is not None, (number, least)
         lifetime_ms = min(lifetime_ms, _LIFETIME_MAX_MS) if lifetime_ms >= LIFETIME_MIN_MS else 0
         transaction = Transaction(
-            transaction_id, _role(session), owner.now_ms, lifetime_ms, role_name=session.role)
+            transaction_id, transaction_table.role(session.role), owner.now_ms, lifetime_ms, role_name=session.role)
         table.by_id[transaction_id] = transaction
         self._deadlines.add(transaction)
         self._append(table, transaction.op())
@@ -293,7 +298,7 @@ class Coordinator(Watcher):
             self._of(transaction).adding.setdefault(used, []).append(request)
             self._waiting[request] = None
             request.left += 1
-            self._owner.peers.send(to, envelope.ADD, transaction.transaction, *used)
+            self._send_add(to, transaction, *used)
         if not request.left:
             self._reply(request, transaction.transaction)
 
@@ -503,12 +508,8 @@ def _refused(request: Request, bits: tuple[int, int], why: Refusal) -> bytes:
     return responses.transaction_refused(request.kind, request.request_id, why.code, why.message, *bits)
 
 
-def _role(session: Session) -> int:
-    return crc32c(session.role.encode())
-
-
-def _may_use(session: Session, role: int) -> bool:
-    return session.is_superuser or _role(session) == role
+def _may_use(session: Session, role: Role) -> bool:
+    return session.is_superuser or role.is_name(session.role)
 
 
 def _check_room(waiting: Sized) -> None:

@@ -19,8 +19,8 @@ class Exchange:
 
     def receive(self, rows: Rows) -> None:
         """Apply the messages of another owner: rows (n,) TRANSACTION_ROW."""
-        for what, subscription_id, partition_id, transaction in rows.tolist():
-            self._apply(what, subscription_id, partition_id, transaction)
+        for row in rows.tolist():
+            self._apply(*row)
         self.settle()
 
     def settle(self) -> None:
@@ -45,9 +45,9 @@ class Exchange:
         """Return the time at which messages or transactions are due, in ms since 1970."""
         return now_ms if self._peers.has_own else self._coordinator.due_ms()
 
-    def _apply(self, what: int, subscription_id: int, partition_id: int, transaction: int) -> None:
+    def _apply(self, what: int, subscription_id: int, partition_id: int, transaction: int, role: int) -> None:
         if what == envelope.ADD:
-            self._participant.add(transaction, partition_id, subscription_id)
+            self._participant.add(transaction, partition_id, subscription_id, role)
         elif what in (envelope.COMMIT, envelope.ABORT):
             self._participant.end(transaction, partition_id, commits=what == envelope.COMMIT)
         elif what == envelope.ADDED:

@@ -29,8 +29,9 @@ class Participant(Watcher):
     def __init__(self, owner: _Owner):
         self._owner = owner
         self._open: dict[int, Partition] = {}                    # by id
-        # What was added to transactions in partitions that are not open: as OpenTransactions.added, by partition id.
-        self._added: dict[int, dict[int, set[int]]] = {}
+        # What was added to transactions in partitions that are not open, by partition id: as OpenTransactions.added
+        # and OpenTransactions.roles.
+        self._added: dict[int, tuple[dict[int, set[int]], dict[int, int]]] = {}
         self._later: dict[tuple[int, int], bool] = {}            # (transaction, partition id) -> whether it commits
         self._unsettled: dict[Partition, None] = {}              # published transactions have ended since, oldest first
 
@@ -46,7 +47,7 @@ class Participant(Watcher):
             return
         self._open[partition_id] = partition
         if added := self._added.pop(partition_id, None):
-            partition.with_transactions().added = added
+            partition.with_transactions().added, partition.with_transactions().roles = added
         if partition.transactions is not None:
             for transaction in partition.transactions.by_id:
                 self._send(envelope.ASK, transaction, partition_id, 0)
@@ -62,9 +63,9 @@ class Participant(Watcher):
         """Keep what was added to transactions in a partition that is unloaded; forget that of a deleted one."""
         self._open.pop(partition.partition_id, None)
         self._unsettled.pop(partition, None)
-        added = partition.transactions.added if partition.transactions is not None else None
-        if added and self._owner.catalogue.partitions.find(partition.name) is not None:
-            self._added[partition.partition_id] = added
+        known = partition.transactions
+        if known is not None and known.added and self._owner.catalogue.partitions.find(partition.name) is not None:
+            self._added[partition.partition_id] = known.added, known.roles
 
     def tick(self, now_ms: int) -> None:
         """End transactions in partitions that could not be opened before; called once a second.
@@ -95,10 +96,18 @@ class Participant(Watcher):
 
     # -- what coordinators say
 
-    def add(self, transaction: int, partition_id: int, subscription_id: int) -> None:
-        """Let a transaction publish to a partition (subscription_id 0), or acknowledge on a subscription."""
+    def add(self, transaction: int, partition_id: int, subscription_id: int, role: int = 0) -> None:
+        """Let a transaction publish to a partition (subscription_id 0), or acknowledge on a subscription.
+
+        role: hash of the role that began the transaction; 0: its coordinator has taken it over from an older program.
+        """
         partition = self._open.get(partition_id)
-        added = self._added.setdefault(partition_id, {}) if partition is None else partition.with_transactions().added
+        if partition is not None:
+            added, roles = partition.with_transactions().added, partition.with_transactions().roles
+        else:
+            added, roles = self._added.setdefault(partition_id, ({}, {}))
+        if role:
+            roles[transaction] = role
         added.setdefault(transaction, set()).add(subscription_id)
         self._send(envelope.ADDED, transaction, partition_id, subscription_id)
         if partition is not None and not subscription_id:

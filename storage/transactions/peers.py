@@ -17,7 +17,8 @@ from geminga.storage.runtime.routing import socket_path, worker_identity
 
 _ANSWERS = envelope.ADDED, envelope.ENDED, envelope.REFUSED
 
-Message = tuple[int, int, int, int]      # (what, subscription id, partition id, transaction), a TRANSACTION_ROW
+# (what, subscription id, partition id, transaction, role), a TRANSACTION_ROW
+Message = tuple[int, int, int, int, int]
 
 
 class Peers:
@@ -36,13 +37,14 @@ class Peers:
         """Whether messages of this owner to itself are to be applied."""
         return bool(self._own)
 
-    def send(self, owner_index: int, what: int, transaction: int, partition_id: int, subscription_id: int) -> None:
+    def send(self, owner_index: int, what: int, transaction: int, partition_id: int, subscription_id: int,
+             role: int = 0) -> None:
         """Send a message at the end of the pass, when it is durable; to this owner itself in the same pass.
 
-        what: envelope.ADD and its like.
+        what: envelope.ADD and its like.  role: of ADD, the hash of the role that began the transaction.
         """
         messages = self._own if owner_index == self.index else self._others.setdefault(owner_index, [])
-        messages.append((what, subscription_id, partition_id, transaction))
+        messages.append((what, subscription_id, partition_id, transaction, role))
 
     def take_own(self) -> list[Message]:
         """Return the messages to this owner itself; none are left."""

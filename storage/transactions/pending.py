@@ -54,7 +54,9 @@ def withhold(owner: OwnerContext, subscription: Subscription, transaction: int, 
     if asked.up_to != NOWHERE:
         subscription.dispatcher.acknowledged_up_to(asked.up_to)
         withheld.set_up_to(transaction, asked.up_to)
-    if subscription.is_durable:
+    if subscription.is_durable and partition.transactions is not None:
+        if role := partition.transactions.note_role(transaction, partition.partition_id):
+            owner.note(partition, role)
         for op in asked.ops(transaction, partition.partition_id, subscription.cursor.subscription_id):
             owner.note(partition, op)
     owner.changed[partition] = None

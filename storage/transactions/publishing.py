@@ -47,6 +47,9 @@ def stored(planned: Plan, producers: Mapping[int, Producer]) -> list[Stored]:
         partition_id, runs = partition.partition_id, list(_runs(planned, group))
         if not runs:
             continue
+        transactions = partition.with_transactions()
+        ops += [transactions.note_role(transaction, partition_id)
+                for transaction in dict.fromkeys(transaction for transaction, _, _ in runs)]
         ops += [journal_ops.transaction_entries(transaction, partition_id, ledger_id, first, end)
                 for transaction, first, end in runs]
         sequences = _sequences(planned, group, producers) if partition.deduplicates else {}

@@ -11,12 +11,14 @@ A coordinator has a file of its own, because coordinators go to other owners whe
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
 from geminga.proto.rows import Rows
 from geminga.storage import format
+from geminga.storage.cursors.open_transactions import hash_of_role
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.checkpoints import FileSnapshot, SnapshotFile
 
@@ -38,12 +40,28 @@ assert _HEADER.itemsize == format.HEADER_SIZE
 Used = tuple[int, int]        # a partition's id, and a subscription's or 0
 
 
+class Role(NamedTuple):
+    """The role that began a transaction, as far as an op of the journal has room for its name."""
+
+    hash: int                 # of 64 bits, which nobody can choose a name for; 0: an older program wrote the op
+    crc32c: int               # names with equal checksums are easily made
+
+    def is_name(self, name: str) -> bool:
+        """Whether this is the role with that name."""
+        return self.hash == hash_of_role(name) if self.hash else self.crc32c == crc32c(name.encode())
+
+
+def role(name: str) -> Role:
+    """Return the role with this name."""
+    return Role(hash_of_role(name), crc32c(name.encode()))
+
+
 @dataclass(slots=True)
 class Transaction:
     """A transaction that has not ended, as its coordinator knows it."""
 
     transaction: int               # its id, see names.transaction
-    role: int                      # CRC32-C of the role that opened it
+    role: Role                     # that opened it
     opened_ms: int
     lifetime_ms: int
     state: int = OPEN
@@ -67,7 +85,8 @@ class Transaction:
     def op(self) -> bytes:
         """Return the op for its state."""
         return journal_ops.coordinated(
-            self.transaction, self.state, self.role, opened_ms=self.opened_ms, lifetime_ms=self.lifetime_ms)
+            self.transaction, self.state, self.role.hash, opened_ms=self.opened_ms, lifetime_ms=self.lifetime_ms,
+            role_crc32c=self.role.crc32c)
 
 
 class TransactionTable(SnapshotFile):
@@ -89,8 +108,9 @@ class TransactionTable(SnapshotFile):
         """Forget a transaction but for how it ended; return the op for that."""
         del self.by_id[transaction.transaction]
         op = journal_ops.coordinated(
-            transaction.transaction, COMMITTED if commits else ABORTED, transaction.role,
-            opened_ms=transaction.opened_ms, lifetime_ms=max(0, now_ms - transaction.opened_ms))
+            transaction.transaction, COMMITTED if commits else ABORTED, transaction.role.hash,
+            opened_ms=transaction.opened_ms, lifetime_ms=max(0, now_ms - transaction.opened_ms),
+            role_crc32c=transaction.role.crc32c)
         self._has_ended(transaction.transaction, op)
         return op
 
@@ -99,12 +119,12 @@ class TransactionTable(SnapshotFile):
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 
-    def ended(self, transaction: int) -> tuple[int, int] | None:
-        """Return (state, CRC32-C of the role) of a transaction that ended lately, None if none of that id did."""
+    def ended(self, transaction: int) -> tuple[int, Role] | None:
+        """Return (state, role) of a transaction that ended lately, None if none of that id did."""
         if (op := self._ended.get(transaction)) is None:
             return None
         row = np.frombuffer(op, format.COORDINATED_OP)[0]
-        return int(row["kind_and_state"]) >> format.NUMBER, int(row["role"])
+        return int(row["kind_and_state"]) >> format.NUMBER, Role(int(row["role"]), int(row["role_crc32c"]))
 
     def forget_ended(self, now_ms: int) -> None:
         """Forget transactions that ended more than ENDED_MS ago."""
@@ -130,16 +150,17 @@ class TransactionTable(SnapshotFile):
                 else:
                     known.promised.add(promised)
             return
-        for row, kind_and_state, role, opened_ms, lifetime_ms, transaction in zip(ops, *(
-                ops[name].tolist() for name in ("kind_and_state", "role", "opened_ms", "lifetime_ms", "transaction")),
-                strict=True):
+        names = "kind_and_state", "role", "role_crc32c", "opened_ms", "lifetime_ms", "transaction"
+        for row, kind_and_state, role, crc, opened_ms, lifetime_ms, transaction in zip(
+                ops, *(ops[name].tolist() for name in names), strict=True):
             state = kind_and_state >> format.NUMBER
             if state in (COMMITTED, ABORTED):
                 self.by_id.pop(transaction, None)
                 self._ended.pop(transaction, None)
                 self._has_ended(transaction, row.tobytes())
             else:
-                known = self.by_id.setdefault(transaction, Transaction(transaction, role, opened_ms, lifetime_ms))
+                known = self.by_id.setdefault(
+                    transaction, Transaction(transaction, Role(role, crc), opened_ms, lifetime_ms))
                 known.state = state
 
     def encode(self, *, of_backup: bool = False) -> bytes:

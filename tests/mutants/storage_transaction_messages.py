@@ -49,7 +49,7 @@ BUGS = [
         ("                _discard(owner, partition, ended)\n", "                pass\n", "an abort commits"),
         ("        partition.discarded.acknowledge(ledger, entries)\n", "        pass\n",
          "new subscriptions get aborted messages"),
-        ("            self._added[partition.partition_id] = added\n", "            pass\n",
+        ("            self._added[partition.partition_id] = known.added, known.roles\n", "            pass\n",
          "an unloaded topic refuses open transactions"),
         ("_id, 0)\n\n    def ask_again", "_id, 1)\n\n    def ask_again",
          "a loaded topic asks for another's end"),

@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
@@ -46,8 +47,8 @@ class Coordinated(Rig):
     def add(self, bits, *topics, **fields):
         return self.ask("addPartitionToTxn", **of(bits), partitions=topics, **fields)
 
-    def add_subscription(self, bits, topic, subscription):
-        return self.ask("addSubscriptionToTxn", **of(bits),
+    def add_subscription(self, bits, topic, subscription, **fields):
+        return self.ask("addSubscriptionToTxn", **of(bits), **fields,
                         subscription=[api.Subscription(topic=topic, subscription=subscription)])
 
     def end(self, bits, action=api.COMMIT, **fields):
@@ -208,7 +209,8 @@ def test_only_so_many_ended_transactions_are_remembered(tmp_path):
     ops = [journal_ops.coordinated(number, transaction_table.COMMITTED, 0, opened_ms=5, lifetime_ms=1)
            for number in range(1, ENDED_MAX + 3)]
     table.apply(np.frombuffer(b"".join(ops), transaction_table.format.COORDINATED_OP))
-    assert table.ended(transaction=2) is None and table.ended(transaction=3) == (transaction_table.COMMITTED, 0)
+    assert table.ended(transaction=2) is None and table.ended(transaction=3) == (
+        transaction_table.COMMITTED, transaction_table.Role(0, 0))
 
 
 @pytest.mark.parametrize("bits", [(0, 99), (0, 0), (0, 1 << 60)])
@@ -357,6 +359,64 @@ def test_a_transaction_belongs_to_the_role_that_began_it(rig):
     assert rig.add(bits, "t", connection=4) == rig.add(bits, "t", connection=2) == [SUCCESS]
     assert rig.end(bits, connection=2) == rig.end(bits, connection=4) == rig.end(other, connection=4) == [SUCCESS]
     assert rig.end(bits, connection=3) == [api.TransactionNotFound]
+
+
+def ack_in(rig, consumer, bits, position, connection):
+    """Acknowledge in a transaction; return the answer's error, SUCCESS for none."""
+    [command] = rig.run(rig.command(
+        "ack", connection=connection, consumer_id=consumer.object_id, ack_type=0, request_id=5, **of(bits),
+        message_id=[api.MessageIdData(ledgerId=position[0], entryId=position[1])])).commands()
+    return command.ackResponse.error if command.ackResponse.HasField("error") else SUCCESS
+
+
+def introduce_all(rig):
+    for connection, role in ((2, "ann"), (3, "bob"), (4, "root")):
+        rig.introduce(connection, role, superuser=role == "root")
+    return {connection: rig.producer("t", connection=connection) for connection in (2, 3, 4)}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_topics_owner_refuses_messages_and_acknowledgements_of_another_role(rig, tmp_path, killed, is_used):
+    """Whoever guesses a transaction's id, which counts up, may not put messages into it, nor acknowledge in it."""
+    producers = introduce_all(rig)
+    bits, positions = rig.new(connection=2), rig.publish(producers[2], b"1", b"2", b"3")
+    consumer = rig.consumer("t", "sub", connection=2, subType=api.CommandSubscribe.Shared)
+    assert rig.add(bits, "t", connection=2) == rig.add_subscription(bits, "t", "sub", connection=2) == [SUCCESS]
+    if is_used:
+        assert refusals(publish_in(rig, bits, producers[2], b"ann")) == STORED
+        assert ack_in(rig, consumer, bits, positions[0], 2) == SUCCESS
+    if killed:
+        rig = rig.crashed(tmp_path / "later")
+        producers = introduce_all(rig)
+    for connection in (3, 2, 4):
+        is_allowed = connection != 3
+        consumer = rig.consumer("t", "sub", connection=connection, subType=api.CommandSubscribe.Shared)
+        assert refusals(publish_in(rig, bits, producers[connection], b"more")) == (STORED if is_allowed else REFUSED)
+        assert ack_in(rig, consumer, bits, positions[connection - 2], connection) == (
+            api.TransactionConflict if is_used and connection == 2 else
+            SUCCESS if is_allowed else api.TransactionNotFound)
+        rig.run(rig.command("close_consumer", connection=connection, consumer_id=consumer.object_id, request_id=6))
+    rig.close()
+
+
+def test_a_role_with_the_same_checksum_is_another_role(rig, tmp_path):
+    """Names with one CRC32-C are easily made.  Transactions that an older program began have no other sign."""
+    ann, other = "ann", "bob-659-1YPr"
+    assert crc32c(ann.encode()) == crc32c(other.encode())
+    rig.introduce(2, ann)
+    rig.introduce(3, other)
+    bits = rig.new(connection=2)
+    assert rig.add(bits, "t", connection=3) == rig.end(bits, connection=3) == [api.TransactionNotFound]
+    later = rig.crashed(tmp_path / "later")
+    later.introduce(2, ann)
+    later.introduce(3, other)
+    assert later.end(bits, connection=3) == [api.TransactionNotFound]
+    assert later.end(bits, connection=2) == [SUCCESS]
+    assert later.end(bits, connection=3) == [api.TransactionNotFound]
+    later.close()
+    older = transaction_table.Role(0, crc32c(ann.encode()))
+    assert older.is_name(ann) and older.is_name(other) and not transaction_table.role(ann).is_name(other)
 
 
 def test_a_deleted_topic_does_not_hold_an_end_back(rig, tmp_path):

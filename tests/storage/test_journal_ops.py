@@ -36,8 +36,10 @@ ONE = [
     (ops.partition_deleted(7), (14, 0, 7, 0, 0, 0)),
     (ops.delayed(7), (15, 0, 7, 0, 0, 0)),
     (ops.type_changed(7, 5, 3), (16 | 3 << 8, 5, 7, 0, 0, 0)),
-    (ops.coordinated(9, 2, 0xFFFFFFFF, opened_ms=1_700_000_000_000, lifetime_ms=12),
-     (17 | 2 << 8, 0xFFFFFFFF, 0, 1_700_000_000_000, 12, 9)),
+    (ops.coordinated(9, 2, TOP, opened_ms=1_700_000_000_000, lifetime_ms=12, role_crc32c=0xFFFFFFFF),
+     (17 | 2 << 8, 0xFFFFFFFF, TOP, 1_700_000_000_000, 12, 9)),
+    (ops.transaction_role(9, 7, TOP | 1), (20 | 3 << 8, 0, 7, 0, 1 - TOP, 9)),
+    (ops.promised_to_transaction(9, bytes(range(1, 9)) + bytes(8)), (18, 0, 0, 0x0807060504030201, 0, 9)),
     (ops.added_to_transaction(9, 7, 5), (18, 5, 7, 0, 0, 9)),
     (ops.transaction_entries(9, 7, 3, 4, 6), (19, 1, 7, 3, 4, 9)),
     (ops.transaction_sequences(9, 7, -1, 8, 11), (20 | 2 << 8, 3, 7, -1, 8, 9)),
@@ -77,7 +79,8 @@ def test_every_kind_has_fields_a_reader_and_a_name():
     """
     assert set(format.OPS) == set(range(1, 26)) == set(replayed_ops._APPLY) == set(dump._OPS)
     for dtype in format.OPS.values():
-        assert field_names(dtype)[0].startswith("kind") and dtype.fields["partition_id"][1] == 8
+        assert field_names(dtype)[0].startswith("kind")
+        assert dtype.fields["role" if dtype == format.COORDINATED_OP else "partition_id"][1] == 8
 
 
 def test_ops_about_one_thing_are_one_run():
@@ -185,5 +188,5 @@ def test_a_dump_names_the_fields_of_an_op():
         changed = np.frombuffer(ops.type_changed(7, 5, number), format.OP_ROW)
         assert dump._op(changed) == {"op": "type changed", "partition": 7, "subscription": 5, "type": name}
     decided = np.frombuffer(ops.coordinated(1 << 56 | 9, 2, 3, opened_ms=1, lifetime_ms=12), format.OP_ROW)
-    assert dump._op(decided) == {"op": "coordinated", "partition": 0, "state": "committing", "role": 3, "opened_ms": 1,
-                                 "lifetime_ms": 12, "transaction": "(1,9)"}
+    assert dump._op(decided) == {"op": "coordinated", "state": "committing", "role": 3, "role_crc32c": 0,
+                                 "opened_ms": 1, "lifetime_ms": 12, "transaction": "(1,9)"}

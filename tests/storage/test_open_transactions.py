@@ -5,7 +5,7 @@ import pytest
 from geminga.proto import names
 from geminga.storage import format
 from geminga.storage.cursors import state_file
-from geminga.storage.cursors.open_transactions import OpenTransactions
+from geminga.storage.cursors.open_transactions import OpenTransactions, hash_of_role
 from geminga.storage.cursors.state_file import State
 
 FIRST, SECOND = names.transaction(0, 7), names.transaction(3, names.LEAST_MAX)
@@ -19,7 +19,8 @@ def filled():
         made.published(FIRST, 3, *entries)
     made.published(SECOND, 3, 10, 12)
     made.published(SECOND, 4, 0, 1)
-    made.of(FIRST).sequences[-5] = -1, 8
+    made.of(FIRST).sequences[-5] = {0: 8, 11: 11}
+    made.of(FIRST).role = hash_of_role("ann")
     acks = made.of(SECOND).acks_of(6)
     acks.entries[3] = {0, 1, 2, 9}
     acks.parts[3] = {4: 1 | 1 << 31 | 1 << 40 | 1 << 99}

@@ -15,7 +15,7 @@ class Peers:
     def __init__(self):
         self.sent = []
 
-    def send(self, owner_index, what, transaction, partition_id, subscription_id):
+    def send(self, owner_index, what, transaction, partition_id, subscription_id, role=0):
         self.sent.append((owner_index, what, transaction, partition_id, subscription_id))
 
 
