@@ -5,9 +5,10 @@ process has committed since it last asked. What a committed transaction wrote is
 
 Each table has a class in a file of its own; `Catalogue` holds one of each.
 """
+import contextlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from geminga.storage.catalogue import layout
@@ -85,8 +86,7 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
     The supervisor does so before it starts other processes.  Raises CatalogueError, StorageFull, NotDurable.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        catalogue = Catalogue(path, clock)
+    with _opened(path, clock) as catalogue:
         version = layout.version_of(catalogue.database)
         if version == 0:
             layout.create(catalogue.database)
@@ -98,18 +98,26 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
         elif version < VERSION:
             layout.upgrade(catalogue.database)
             catalogue.commit()
-    except sqlite3.DatabaseError as error:
-        raise CatalogueError(f"{path}: {error}") from error
     return catalogue
 
 
 def open_to_read(path: Path) -> Catalogue:
     """Open an existing catalogue for reading only, for programs beside the broker.  Raises CatalogueError."""
-    try:
-        catalogue = Catalogue(path, is_read_only=True)
+    with _opened(path, is_read_only=True) as catalogue:
         version = catalogue.database.connection.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise CatalogueError(f"{path}: {error}") from error
-    if version != VERSION:
-        raise CatalogueError(f"{path} has format version {version}; this program reads {VERSION}")
+        if version != VERSION:
+            raise CatalogueError(f"{path} has format version {version}; this program reads {VERSION}")
     return catalogue
+
+
+@contextlib.contextmanager
+def _opened(path: Path, clock: Callable[[], float] = time.time, *, is_read_only: bool = False) -> Iterator[Catalogue]:
+    """Yield an open catalogue, which stays open unless the `with` block fails.  Raises CatalogueError."""
+    with contextlib.ExitStack() as on_failure:
+        try:
+            catalogue = Catalogue(path, clock, is_read_only=is_read_only)
+            on_failure.callback(catalogue.close)
+            yield catalogue
+        except sqlite3.DatabaseError as error:
+            raise CatalogueError(f"{path}: {error}") from error
+        on_failure.pop_all()

@@ -23,6 +23,13 @@ class Database:
         address = f"{path.absolute().as_uri()}?mode=ro" if is_read_only else path
         self.connection = sqlite3.connect(
             address, isolation_level=None, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=is_read_only)
+        try:
+            self._prepare()
+        except sqlite3.Error:      # such as a file that is no database
+            self.connection.close()
+            raise
+
+    def _prepare(self) -> None:
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute("PRAGMA foreign_keys = ON")
         self.connection.create_function("with_row", -1, with_row, deterministic=True)

@@ -176,7 +176,7 @@ def test_pages_of_the_catalogue_make_the_same_catalogue(tmp_path, copied):
         copied.take(frame)
         sizes.append(len(frame.fields["pages"]))
         url = f"{(copied.data_dir / 'catalogue.sqlite').as_uri()}?mode=ro&immutable=1"
-        with sqlite3.connect(url, uri=True) as found:
+        with contextlib.closing(sqlite3.connect(url, uri=True)) as found:
             assert found.execute("SELECT x FROM t").fetchall() == source.execute("SELECT x FROM t").fetchall()
             assert found.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert not pages.changed() and sizes[1] > 0

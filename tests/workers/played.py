@@ -283,11 +283,11 @@ class PlayedWorker:
         storage = StorageOptions()
         directory = Directory(self.catalogue, Addresses("pulsar://127.0.0.1:6650"), storage, OWNERS)
         authorization = rights or SimpleNamespace(is_enabled=False, configure=lambda _: None)
+        self.schemas = SchemaThread(path, storage)
 
         async def made() -> Worker:
-            return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, SchemaThread(path, storage),
-                          self.counters, make_admissions(1)[0], Authenticator(IdentityOptions()), authorization,
-                          Lease())
+            return Worker(1, OWNERS, folder, folder, WorkerOptions(**options), directory, self.schemas, self.counters,
+                          make_admissions(1)[0], Authenticator(IdentityOptions()), authorization, Lease())
 
         self.worker = self.loop.run_until_complete(made())
         self.owners = [PlayedOwner(self.worker, index) for index in range(OWNERS)]
@@ -322,4 +322,5 @@ class PlayedWorker:
             task.cancel()
         self.turn()
         self.loop.close()
+        self.schemas.close()
         self.catalogue.close()

@@ -44,6 +44,12 @@ class SchemaThread:
     def __repr__(self) -> str:
         return f"<SchemaThread {self._path}{'' if self._catalogue else ' not used yet'}>"
 
+    def close(self) -> None:
+        """End the thread when its work is done, and close its connection to the catalogue."""
+        self._thread.shutdown()
+        if self._catalogue is not None:
+            self._catalogue.close()
+
     async def do(self, topic: TopicName, work: Work[Answer]) -> Answer:
         """Run work(catalogue, the topic's policies) in the thread, and return its result after its writes are on
         disk.

@@ -4,6 +4,7 @@ Its loop is asyncio with uvloop, which reads straight into the worker's buffer a
 """
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import uvloop
@@ -46,7 +47,8 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
         return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, admission,
                       authenticator, authorization, lease)
 
-    uvloop.run(_serve(make, listeners, control))
+    with closing(catalogue), closing(schemas):
+        uvloop.run(_serve(make, listeners, control))
 
 
 def begin_counters(counters: Counters) -> None:
