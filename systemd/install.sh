@@ -4,15 +4,16 @@ set -eu
 
 usage() {
     cat <<'END'
-usage: sh install.sh [--spark] [PACKAGE.deb ...]      install, or upgrade in place, and start
-       sh install.sh --remove [--purge]               remove; keeps data and configuration, unless --purge
+usage: sh install.sh [--without-spark] [PACKAGE.deb ...]      install, or upgrade in place, and start
+       sh install.sh --remove [--purge]                       remove; keeps data and configuration, unless --purge
 
 In a checkout, packages are built from it.  Elsewhere, named packages or those beside this file are installed.
 
-  --spark    also geminga-nightly: Spark and a Java runtime for the nightly job, half a gigabyte.
-             Without them a night compacts in one process
-  --remove   as `apt-get remove geminga`: stops and removes the programs
-  --purge    as `apt-get purge geminga`: also deletes /etc/geminga/geminga.toml and /var/lib/geminga with all messages
+  --without-spark   leaves out geminga-nightly: Spark and a Java runtime for large nights, half a gigabyte.
+                    Without them every night is computed in one process
+  --remove          as `apt-get remove geminga`: stops and removes the programs
+  --purge           as `apt-get purge geminga`: also deletes /etc/geminga/geminga.toml and /var/lib/geminga with all
+                    messages
 
 Exit status: 0 done; 1 failed, and a line gives the reason; 2 wrong usage.
 END
@@ -31,13 +32,13 @@ fail() { echo "install: $1" >&2; exit 1; }
 wrong() { echo "install: $1; --help shows how" >&2; exit 2; }
 
 main() {
-    action=install purge='' spark='' packages=''
+    action=install purge='' spark=yes packages=''
     for argument in "$@"; do
         case "$argument" in
         --help|-h) usage; exit 0 ;;
         --remove) action=remove ;;
         --purge) purge=yes ;;
-        --spark) spark=yes ;;
+        --without-spark) spark='' ;;
         -*) wrong "$argument is no option" ;;
         *.deb) [ -f "$argument" ] || wrong "$argument is no file"; packages=$packages$IFS$(realpath "$argument") ;;
         *) wrong "$argument is no package" ;;
@@ -63,16 +64,16 @@ install() {
 # Builds the packages of a checkout, or finds the newest packages for this release beside this file.
 find_packages() {
     if [ -f "$here/../pyproject.toml" ]; then
-        [ "$(dpkg-query -W -f '${db:Status-Status}' geminga-nightly 2>/dev/null)" != installed ] || spark=yes
         apt_get install --no-install-recommends python3 python3-pip
-        say "building the package"
+        say "building the package${spark:+, and that of Spark}"
         packages=$(/usr/bin/python3 "$here/package.py" --out "$here/../dist" ${spark:+--spark}) ||
             fail "the package could not be built"
         return
     fi
     packages=$(newest geminga)
     [ -n "$packages" ] || fail "no package was named, none lies beside this file, and this is not a checkout"
-    [ -z "$spark" ] || packages=$packages$IFS$(newest geminga-nightly)
+    [ -z "$spark" ] || spark=$(newest geminga-nightly)
+    [ -z "$spark" ] || packages=$packages$IFS$spark
 }
 
 newest() {

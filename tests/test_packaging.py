@@ -4,6 +4,7 @@ tested.
 import gzip
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -140,6 +141,11 @@ def test_the_extra_for_spark_brings_what_spark_asks_for():
     # the metadata of the installed pyspark
     asked = [text for text in importlib.metadata.requires("pyspark") if re.search("extra == ['\"]sql['\"]", text)]
     pins = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["nightly"]
+    # Spark warns at each query that it does not support pandas 3; "recommended to use pandas < 3.0.0 for now"
+    utils = Path(importlib.util.find_spec("pyspark").origin).parent / "sql/pandas/utils.py"
+    (ceiling,) = re.findall(r"LooseVersion\(pandas.__version__\) >= LooseVersion\(\"(.*)\"\)", utils.read_text())
+    (pandas,) = [pin.partition("==")[2] for pin in pins if pin.startswith("pandas==")]
+    assert [int(part) for part in pandas.split(".")] < [int(part) for part in ceiling.split(".")]
     assert asked and {re.split(r"[^\w-]", text)[0] for text in asked} <= {pin.partition("==")[0] for pin in pins}
 
 
@@ -502,4 +508,4 @@ def test_the_installer_refuses_what_it_does_not_know():
     shown = subprocess.run(
         ["sh", ROOT / "systemd/install.sh", "--help"], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    assert shown.startswith("usage: ") and {"--spark", "--remove", "--purge"} <= set(shown.split())
+    assert shown.startswith("usage: ") and {"--without-spark", "--remove", "--purge"} <= set(shown.split())

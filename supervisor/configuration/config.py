@@ -99,7 +99,7 @@ class AlarmOptions:
 class NightlyOptions:
     """Resources of the nightly job, and of compaction on demand."""
 
-    # "here": in one process; "spark"; "auto": Spark for nights, and on demand above in_process_bytes.
+    # "here": in one process; "spark"; "auto": Spark above in_process_bytes.
     engine: str = "auto"
     in_process_bytes: int = 256 << 20
     master: str = ""                              # of Spark; empty: this host's cores

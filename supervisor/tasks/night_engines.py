@@ -18,8 +18,8 @@ PARQUET, ICEBERG = "parquet", "iceberg"      # formats of tables
 class Engines:
     """The choice of the engine for each compaction: this process, or Spark, which is started when first needed.
 
-    With engine = "auto" the nightly job uses Spark where it is installed, and a compaction on demand only for large
-    topics.
+    With engine = "auto" Spark does what reads more than in_process_bytes, where it is installed: its start takes longer
+    than the same steps take in this process for less.
     """
 
     def __init__(self, config: Config, *, is_night: bool):
@@ -41,11 +41,10 @@ class Engines:
 
     def for_bytes(self, size: int) -> LocalEngine | Spark:
         """Return the engine for a compaction that reads `size` bytes.  Raises CannotRun."""
-        options = self._options
-        may_be_here = options.engine == "auto" and not self._is_night
-        if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
+        if self._is_small(size):
             return LocalEngine()
-        return self._spark_or_here(may_be_here)
+        # The broker's service can run no Java, so what is wanted on demand is done here, whatever its size.
+        return self._spark_or_here(self._options.engine == "auto" and not self._is_night)
 
     def for_tables(self, size: int) -> LocalEngine | Spark:
         """Return the engine for an export that reads `size` bytes.  Raises CannotRun."""
@@ -57,9 +56,12 @@ class Engines:
             if isinstance(engine, LocalEngine):
                 raise CannotRun("nightly.tables needs Spark for its url or format, and Spark is not installed")
             return engine
-        if not size or options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
-            return LocalEngine()
-        return self._spark_or_here(False)
+        return LocalEngine() if self._is_small(size) else self._spark_or_here(False)
+
+    def _is_small(self, size: int) -> bool:
+        """Whether this process does what reads `size` bytes, without asking for Spark."""
+        options = self._options
+        return not size or options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes)
 
     def _spark_or_here(self, may_be_here: bool) -> LocalEngine | Spark:
         """Return Spark, which is started if necessary.  Raises CannotRun.

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -238,7 +239,7 @@ def run(config: Config, partitions: list[Target], topics: list[Wanted], progress
         "status": SUCCESS if is_well else FAILED, "error": error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
-        "engine": night.engine, "served": is_served, "partitions": len(plan),
+        "engine": night.engine, "served": is_served, "partitions": len(plan), "not_due": _why_not(plan),
         "totals": _totals(compaction, exported, given), "compaction": compaction, "tables": exported,
         "retention": given}
     try:
@@ -262,6 +263,12 @@ def _expect(progress: NightProgress, config: Config, plan: list[Planned], topics
         before = last_report(config.data_dir).get("retention") or {"partitions": 0}
         pace = before["seconds"] / before["partitions"] if before["partitions"] else None
         progress.expect(GIVING_BACK, len(_topics(config)), TOPICS, pace)
+
+
+def _why_not(plan: list[Planned]) -> dict[str, int]:
+    """Return {reason: number of partitions} for the partitions that needed no compaction."""
+    return dict(Counter(re.sub(r"since view \d+", "since its last compaction", one.why)
+                        for one in plan if not one.is_due and not one.error))
 
 
 def _totals(compaction: list[dict[str, Any]], exported: list[dict[str, Any]],
@@ -296,8 +303,8 @@ def failed(config: Config, environ: Mapping[str, str]) -> str:
     keep(config, {
         "status": FAILED, "error": why, "started_ms": now_ms, "ended_ms": now_ms, "seconds": 0.0,
         "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known",
-        "served": True, "partitions": 0, "totals": _totals([], [], given), "compaction": [], "tables": [],
-        "retention": given})
+        "served": True, "partitions": 0, "not_due": {}, "totals": _totals([], [], given), "compaction": [],
+        "tables": [], "retention": given})
     return why
 
 

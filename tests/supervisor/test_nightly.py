@@ -19,7 +19,7 @@ from geminga.storage.jobs import nightly as jobs
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.cli.folder.nightly import _text
 from geminga.supervisor.main import main
-from geminga.supervisor.tasks import job_socket, nights
+from geminga.supervisor.tasks import job_socket, night_engines, nights
 
 from ..harness import COMMAND, eventually, request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
@@ -93,6 +93,7 @@ def test_a_night_beside_a_broker(own, client, nightly):
     assert "false" in nightly("plan")[1]
     status, printed, _ = nightly()
     assert status == 0 and printed.startswith("success: ended ") and "Compacted 0 of 1 partitions" in printed
+    assert "Not due: 1 partition: nothing has come since its last compaction\n" in printed
     assert views(own, topic) == [1]
 
 
@@ -281,6 +282,7 @@ def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkey
     fill(client, topic)
     for name in ("PATH", "JAVA_HOME"):
         monkeypatch.setenv(name, "/none")
+    monkeypatch.setenv("GEMINGA_NIGHTLY_IN_PROCESS_BYTES", "0")      # else a small night does not ask for Java
     for engine in ("spark", "auto"):
         status, printed, complaint = nightly("--topic", topic, "--engine", engine)
         assert (status, printed) == (3, "") and complaint.count("\n") == 1
@@ -288,10 +290,24 @@ def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkey
     assert nightly("--topic", topic)[0] == 0 and views(own, topic) == [1]
 
 
+def test_a_small_night_does_not_start_spark(own, client, nightly, monkeypatch):
+    """Spark's start takes longer than the same steps take in this process."""
+    def start(*_, **__):
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr(night_engines, "Spark", start)
+    topic = unique_topic("small")
+    fill(client, topic)
+    status, printed, _ = nightly("--topic", topic, "--engine", "auto")
+    assert status == 0 and "Compacted 1 of 1 partitions (this process)" in printed
+    assert compacted_values(client, topic) == LATEST
+
+
 def test_where_spark_is_not_installed_a_night_is_of_one_process(own, client, nightly, monkeypatch):
     """--engine auto then compacts in this process; --engine spark fails in one line."""
     topic = unique_topic("no-spark")
     fill(client, topic)
+    monkeypatch.setenv("GEMINGA_NIGHTLY_IN_PROCESS_BYTES", "0")
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
     status, _, complaint = nightly("--topic", topic, "--engine", "spark")
     assert status == 3 and "Spark is not installed" in complaint and complaint.count("\n") == 1
@@ -349,7 +365,8 @@ def test_a_night_with_spark(own, client):
     fill(client, topic)
     command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic",
                topic, "--cores", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"GEMINGA_NIGHTLY_IN_PROCESS_BYTES": "1"}      # it is no small night
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["engine"].startswith("Spark") and report["compaction"][0]["messages_out"] == 5

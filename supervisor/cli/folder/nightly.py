@@ -189,7 +189,7 @@ def _text(report: dict[str, Any]) -> str:
              "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
             for one in report["compaction"]]
     lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})",
-              *_table(done), *_tables(report)]
+              *_table(done), *_not_due(report), *_tables(report)]
     if report["retention"] is None:
         return "\n".join([*lines, "",
                           "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
@@ -202,6 +202,12 @@ def _text(report: dict[str, Any]) -> str:
               f"{report['retention']['partitions']} partitions"
               + (f" and {deleted['folders']} that were deleted" if deleted["folders"] else ""), *_table(given)]
     return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])
+
+
+def _not_due(report: dict[str, Any]) -> list[str]:
+    """Return a line for each reason for which partitions needed no compaction."""
+    reasons = report.get("not_due") or {}      # a report of an older program has none
+    return [f"Not due: {number:,} partition{'' if number == 1 else 's'}: {why}" for why, number in reasons.items()]
 
 
 def _tables(report: dict[str, Any]) -> list[str]:
