@@ -3,6 +3,8 @@
     python -m tests.appliance.run                              the package is built in the box, from this checkout
     python -m tests.appliance.run --suite trixie --package FILE --package FILE
     python -m tests.appliance.run --only watchdog              only checks with this word, and the installation
+    python -m tests.appliance.run --brief                      without Spark: a start, a stop, a night, a removal
+    python -m tests.appliance.run --keep DIR                   leaves the packages that the box built in a folder
 
 Each check prints a line with its seconds.  Exit status: 1 when a check fails, 77 when nothing can be tried on this
 machine.
@@ -39,11 +41,17 @@ BASIC = 'data_dir = "/var/lib/geminga"\nworkers = 2\nowners = 2\n'
 
 Shown = Callable[[Box], str | None]       # raises if the check fails; the returned text is printed
 ALL: list[Shown] = []
+BRIEF: list[Shown] = []                   # those of ALL that show whether the program works on a release at all
 
 
 def shown(function: Shown) -> Shown:
     ALL.append(function)
     return function
+
+
+def shown_in_brief(function: Shown) -> Shown:
+    BRIEF.append(function)
+    return shown(function)
 
 
 # -- what several need
@@ -127,7 +135,7 @@ def services_are_exposed_as_little_as_they_can_be(box: Box) -> str:
     return ", ".join(f"{unit} {figure}" for unit, figure in rated.items())
 
 
-@shown
+@shown_in_brief
 def it_starts_by_itself_and_a_start_returns_when_it_serves(box: Box) -> None:
     assert box.say("systemctl", "is-enabled", "geminga", "geminga-nightly.timer").split() == ["enabled"] * 2
     box.run("systemctl", "stop", "geminga")
@@ -336,7 +344,7 @@ def it_is_secured_in_one_step_and_this_is_taken_back(box: Box) -> None:
     assert not box.path("/etc/geminga/secure").exists()
 
 
-@shown
+@shown_in_brief
 def a_stop_is_graceful_and_takes_less_than_five_seconds(box: Box) -> str:
     publisher = Publisher(SERVICE, unique_topic("stop"), pause=0.01)
     with publisher:
@@ -378,7 +386,7 @@ def before_a_stop_consumers_acknowledge_what_they_have(box: Box) -> str:
     return f"{took:.1f} s; {len(had)} were acknowledged, and come to nobody again, the other {len(left)} do"
 
 
-@shown
+@shown_in_brief
 def a_night_has_its_own_slice_and_bounds(box: Box) -> str:
     slice_ = {name: box.show("geminga-nightly.slice", name)
               for name in ("CPUWeight", "CPUQuotaPerSecUSec", "IOWeight", "MemoryMax")}
@@ -476,7 +484,7 @@ def renumbered(box: Box, version: str) -> str:
     return "/root/other.deb"
 
 
-@shown
+@shown_in_brief
 def its_removal_keeps_data_and_a_purge_does_not(box: Box) -> None:
     place = publish(topic := unique_topic("kept"))
     box.run(*INSTALL, "--remove", seconds=5 * MINUTE)
@@ -492,10 +500,10 @@ def its_removal_keeps_data_and_a_purge_does_not(box: Box) -> None:
 
 # -- the run
 
-def from_nothing(box: Box, packages: list[Path]) -> str:
+def from_nothing(box: Box, packages: list[Path], *, has_spark: bool) -> str:
     """One command, then a client publishes: within a minute from packages, or as long as building and the network take.
     """
-    command = bring(box, packages)
+    command = [*bring(box, packages), *["--without-spark"][has_spark:]]
     begun = time.monotonic()
     said = box.say(*command, seconds=10 * MINUTE)
     box.run("geminga", "publish", "my-topic", "Hello")
@@ -525,6 +533,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--only", default="", help="only what has this in its name")
+    parser.add_argument("--brief", action="store_true",
+                        help="only what shows whether the program works on this release at all, and without Spark")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the packages that were built to this folder")
     options = parser.parse_args()
     debian, begun, results = begin(options), time.monotonic(), []
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="run-") as folder:
@@ -533,7 +544,11 @@ def main() -> int:
                 box.boot()
                 if not options.package and box.run("apt-get", "update", is_checked=False).returncode:
                     raise NoBox("Debian's packages are not to be had")
-                results.append(tell("it is installed by one command", lambda: from_nothing(box, options.package)))
+                results.append(tell("it is installed by one command", lambda: from_nothing(
+                    box, options.package, has_spark=not options.brief)))
+                if options.keep is not None:
+                    for package in box.path("/root/geminga/dist").glob("*.deb"):
+                        shutil.copy(package, options.keep)
                 box.power_off()
         except (NoBox, TimeoutError, subprocess.TimeoutExpired) as why:
             raise not_here(why) from None
@@ -541,13 +556,13 @@ def main() -> int:
         with Box(Path(folder) / "box", layers) as box:
             configure(box, "")
             box.boot()
-            for function in ALL:
+            for function in BRIEF if options.brief else ALL:
                 if options.only.replace(" ", "_") in function.__name__:
                     results.append(tell(function.__name__, lambda: function(box)))      # noqa: B023 - asked here only
                     if not results[-1]:
                         configure(box, "")
                         box.run("systemctl", "restart", "geminga", is_checked=False)
-        if options.only in "plugs are pulled":
+        if options.only in "plugs are pulled" and not options.brief:
             results.append(tell("plugs are pulled", lambda: plugs_are_pulled(Path(folder) / "plugs", layers)))
     print(f"{sum(results)} of {len(results)} are so, in {time.monotonic() - begun:.0f} s")
     return not all(results)
