@@ -5,11 +5,13 @@ import mmh3
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.topics.subscription import Consumer, EntriesOfLedger, Obstacle, Subscription
 
 _RING_POINTS = 100      # of each consumer
 _RING_MASK = 0x7FFFFFFF
+_LISTENS_MS = 1_000     # after which a consumer without permits is told whether it is active
 
 
 class Failover(Exclusive):
@@ -56,8 +58,13 @@ class Failover(Exclusive):
     def news(self) -> list[tuple[Consumer, bool]]:
         if self._is_stale:
             self._choose()
-        news, self._news = self._news, []
-        return [(consumer, is_active) for consumer, is_active in news if consumer in self.subscription.consumers]
+        if not self._news:
+            return []
+        consumers, now_ms = self.subscription.consumers, self.subscription.partition.now_ms
+        news = [(consumer, is_active) for consumer, is_active in self._news if consumer in consumers]
+        self._news = [(consumer, is_active) for consumer, is_active in news if not _listens(consumer, now_ms)]
+        self.news_due_ms = min((consumer.connected_ms + _LISTENS_MS for consumer, _ in self._news), default=NEVER_MS)
+        return [(consumer, is_active) for consumer, is_active in news if _listens(consumer, now_ms)]
 
     def _choose(self) -> None:
         """Choose the active consumer.  A new one is delivered everything unacknowledged."""
@@ -79,6 +86,15 @@ class Failover(Exclusive):
         else:
             subscription.rewind()
             self._news = [(consumer, consumer is self._active) for consumer in subscription.consumers]
+
+
+def _listens(consumer: Consumer, now_ms: int) -> bool:
+    """Whether a client takes notices about its consumer.
+
+    The Go client drops those that come before it has seen the answer to SUBSCRIBE, and never learns then that its
+    consumer is active. Permits show that it has seen the answer; others are told after as long as in Pulsar.
+    """
+    return consumer.granted > 0 or not consumer.connected_ms <= now_ms < consumer.connected_ms + _LISTENS_MS
 
 
 def _name(consumer: Consumer) -> str:

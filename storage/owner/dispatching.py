@@ -130,20 +130,22 @@ class Dispatching(Watcher):
         if partition is not None and schedule is not None:
             self._schedules.advance(partition, now_ms)
         is_closed, limit = topic.is_closed, None if partition is None else partition.limit
+        due_ms = NEVER_MS
         for subscription in rate_limiter.in_turn(topic) if has_rates else topic.attached:
             dispatcher = subscription.dispatcher
             assert dispatcher is not None, subscription
             for consumer, is_active in dispatcher.news():
                 self._tell_active(consumer, is_active)
+            if dispatcher.news_due_ms < due_ms:
+                due_ms = dispatcher.news_due_ms
             self._dispatch_subscription(subscription, dispatcher, limit, has_rates=has_rates)
         if partition is not None:
             if is_closed:
                 self._tell_caught_up(partition)
             if partition.damage or partition.losses:
                 self._partitions.report_damage(partition)
-        due_ms = NEVER_MS
         if schedule is not None and any(subscription.is_spread for subscription in topic.attached):
-            due_ms = schedule.next_ms()
+            due_ms = min(due_ms, schedule.next_ms())
         if has_rates:
             due_ms = min(due_ms, rate_limiter.due_ms(topic))
         if due_ms != NEVER_MS or self._timers.at:      # few topics have a timer

@@ -20,7 +20,7 @@ from geminga.proto.names import TopicName, remote_of
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.cursors.cursor import Cursor
-from geminga.storage.cursors.pending_acks import Entries
+from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.cursors.withheld import Withheld
 from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, CompactedLedgers
@@ -210,6 +210,7 @@ class Dispatcher(ABC):
     """Chooses which consumer gets which entries of one subscription.  Exists while the subscription has consumers."""
 
     is_woken_by_acknowledgements = False     # an acknowledgement may let more entries be delivered
+    news_due_ms = NEVER_MS                   # when `news` has more to tell, without anything that happens before
 
     def __init__(self, subscription: "Subscription"):
         self.subscription = subscription

@@ -93,14 +93,16 @@ def test_only_the_lowest_level_is_active(partitions, rig):
 
 
 def test_everybody_is_told_of_every_change_and_whoever_joins_how_it_stands(rig):
-    """All consumers are told of a change, a new one after its SUCCESS; consumers that leave are told nothing."""
+    """All consumers are told of a change, a new one with its first permits; consumers that leave are told nothing."""
     numbers = {}
 
     def joining(name):
         section, numbers[name] = rig.subscribe("a", "sub", subType=SubType.Failover, consumer_name=name)
         answers = rig.run(section)
-        assert [command.type for command in answers.commands()][0] == T.SUCCESS
-        return told(answers)
+        before = told(answers)
+        consumer = rig.consumer_in(answers, numbers[name], "a")
+        assert numbers[name] not in dict(before)
+        return [*before, *told(rig.run(rig.flow(consumer, 1)))]
 
     def leaving(name):
         return told(rig.run(rig.command("close_consumer", consumer_id=numbers[name], request_id=1)))
@@ -114,10 +116,25 @@ def test_everybody_is_told_of_every_change_and_whoever_joins_how_it_stands(rig):
     assert told(rig.run(section, rig.command("close_consumer", consumer_id=number, request_id=1))) == []
 
 
+def test_a_consumer_without_permits_is_told_after_a_second_how_it_stands_then(rig):
+    """The Go client drops what comes before it has seen the answer to SUBSCRIBE; permits show that it has."""
+    consumers = [join(rig, name) for name in "ba"]
+    assert told(rig.run()) == told(rig.run(after_ms=999)) == []
+    assert sorted(told(rig.run(after_ms=1))) == [(consumers[0].object_id, False), (consumers[1].object_id, True)]
+    assert told(rig.run(*[rig.flow(consumer, 1) for consumer in consumers])) == []
+
+
+def test_a_clock_that_is_set_back_delays_no_notice(rig):
+    consumer = join(rig, "a")
+    producer = rig.producer("a")
+    assert told(rig.run(rig.sends((producer, b"x")), after_ms=-3_600_000)) == [(consumer.object_id, True)]
+
+
 @pytest.mark.parametrize("version, expected", [(11, 0), (12, 1)])
 def test_clients_of_an_old_protocol_are_not_told(rig, version, expected):
-    section, _ = rig.subscribe("a", "sub", subType=SubType.Failover, connection=7, version=version)
-    assert len(told(rig.run(section))) == expected
+    section, number = rig.subscribe("a", "sub", subType=SubType.Failover, connection=7, version=version)
+    consumer = rig.consumer_in(rig.run(section), number, "a", connection=7)
+    assert len(told(rig.run(rig.flow(consumer, 1)))) == expected
 
 
 def test_only_failover_has_an_active_consumer(rig):

@@ -69,6 +69,7 @@ def test_the_active_consumer_is_chosen_anew(rigs):
     rig = rigs(failover_selection="join-order")
     crowd = {name: rig.consumer("a", subType=SubType.Failover, consumer_name=name) for name in ("z", "a")}
     assert rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher.active.name == "z"
+    rig.run(*[rig.flow(consumer, 1) for consumer in crowd.values()])
     rig.owner.configure(replace(rig.options, failover_selection="name"))
     told = {(command.active_consumer_change.consumer_id, command.active_consumer_change.is_active)
             for command in rig.run().commands(T.ACTIVE_CONSUMER_CHANGE)}

@@ -106,6 +106,7 @@ def test_who_is_active_is_told_to_those_who_know_the_word(broker, version):
     with connected(broker, version) as peer:
         answer = peer.ask(T.SUBSCRIBE, topic=unique_topic("versions"), subscription="s",
                           subType=api.CommandSubscribe.Failover, consumer_id=1, request_id=2)
+        peer.say(command(T.FLOW, consumer_id=1, messagePermits=1))
         told = [T.Name(answer.type), *heard(peer)]
         assert sorted(told) == ["ACTIVE_CONSUMER_CHANGE", "SUCCESS"] if version >= 12 else told == ["SUCCESS"]
 
