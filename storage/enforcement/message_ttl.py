@@ -122,7 +122,9 @@ def published(ledger: Ledger, first: int, end: int) -> NDArray[np.int64]:
 
     A producer's clock may be ahead: then the arrival counts, or its messages would never expire.
     """
-    return np.minimum(ledger.column("publish_time")[first:end], ledger.column("broker_time")[first:end])
+    times: NDArray[np.int64] = np.minimum(ledger.column("publish_time")[first:end],
+                                          ledger.column("broker_time")[first:end])
+    return times
 
 
 def _old_entries(ledger: Ledger, known: int, by_ms: int) -> int:

@@ -118,7 +118,7 @@ class _Sides(NamedTuple):
     source: "moving.Cluster"
     target: "moving.Cluster"
     admin: Callable[[], Broker]      # the target's HTTP address, to create partitioned topics at
-    count: Callable[[str], int | None] = lambda topic: None      # entries of a topic at the source, if it can be asked
+    entries_of: Callable[[str], int | None] = lambda topic: None      # of a topic at the source, if it can be asked
 
 
 def _counting(broker: Broker) -> Callable[[str], int | None]:
@@ -232,7 +232,7 @@ class _Copies:
 
         from geminga.supervisor.tasks import moving
         began = time.monotonic()
-        with progress(part, self._sides.count(part)) as bar:
+        with progress(part, self._sides.entries_of(part)) as bar:
             copied = self._runner.run(
                 moving.copy_topic(*self._sides[:2], part, self._subscriptions, _Entries(bar)))
         return {"topic": part, **asdict(copied), "seconds": round(time.monotonic() - began, 3)}

@@ -241,7 +241,7 @@ async def subscriptions(request: web.Request) -> web.Response:
 async def _of_closed_topics(request: web.Request, asked: _Asked, named: str) -> list[tuple[str, str]]:
     """Return (topic, subscription) of the durable subscriptions of topics that no owner has open."""
     names = [name for name in filter(Scope(**asked.scope).test(), _names(request)) if _is_kept(name)]
-    question = ListTopics(**asked.scope, sort="topic", ascending=True, most=0, is_bare=True)
+    question = replace(ListTopics(**asked.limits), sort="topic", ascending=True, most=0, is_bare=True)
     if sum(one.total for one in (await _ask(request, question))[0]) >= len(names):
         return []
     listings, missing = await _ask(request, replace(question, most=OFFSET_MAX))
