@@ -58,6 +58,7 @@ class _Process:
     """The process beside this one."""
 
     def __init__(self) -> None:
+        self._starter = os.getpid()
         fd = os.memfd_create("mark")
         try:
             os.ftruncate(fd, mmap.PAGESIZE)
@@ -72,8 +73,13 @@ class _Process:
         return f"<_Process {self._popen.pid}>"
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this process has started it, and is no copy of the one that has."""
+        return self._starter == os.getpid()
+
+    @property
     def is_running(self) -> bool:
-        return self._popen.poll() is None
+        return self.is_ours and self._popen.poll() is None
 
     def end(self) -> int:
         """End the process, whatever it is at; return its status."""
@@ -150,9 +156,9 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
 def close() -> None:
     """End the process beside this one."""
     global _running
-    if _running is not None:
+    if _running is not None and _running.is_ours:
         _running.end()
-        _running = None
+    _running = None
 
 
 atexit.register(close)

@@ -42,6 +42,7 @@ BUGS = [
     *of("storage/tables/columns.py", _EXPORTS,
         ("reasons |= dict.fromkeys(np.flatnonzero(encrypted).tolist(), ENCRYPTED)", "pass",
          "encrypted messages are rows of nulls"),
+        ("if values.takes_empty:", "if False:", "an empty text is null"),
         ("while name.lower() in taken:", "while name in taken:", "names differ only in their case", _VALUES)),
     *of("storage/tables/forms.py", _VALUES,
         ("len(column) == len(payloads) and not _has_infinite(column)", "not _has_infinite(column)",

@@ -19,6 +19,7 @@ from geminga.storage.tables.places import LocalPlace
 from ..files import flip
 from ..jobs.topics import CODECS, NOW_MS, Message, batch, metadata_of, sealed, single
 from .lake import ORDER, Lake, position_of
+from .test_values import protobuf_schema
 
 DAY_MS = 86_400_000
 
@@ -307,6 +308,22 @@ def test_truncated_and_trimmed_topics_go_on(lake):
     topic.publish(Message("k", b"3"))
     lake.export()
     assert sorted(row["_payload"] for row in lake.rows()) == [b"1", b"3"]
+
+
+def test_payloads_without_bytes_are_values_where_a_schema_has_such(lake):
+    """An empty text, and a message of Protobuf with defaults only; a null value is null, and so is an empty object."""
+    text, _ = protobuf_schema()
+    for name, kind, definition in (("text", api.Schema.String, b""), ("protobuf", api.Schema.ProtobufNative, text),
+                                   ("json", api.Schema.Json, ORDER)):
+        [topic] = lake.topic(name)
+        version = lake.schema(definition, kind, name)
+        topic.publish(Message("k", b""), schema_version=version)
+        topic.publish(Message("k", b"", is_null=True), schema_version=version)
+    lake.export()
+    assert [row["value"] for row in sorted(lake.rows("text"), key=position_of)] == ["", None]
+    assert [(row["id"], row["tags"]) for row in sorted(lake.rows("protobuf"), key=position_of)] == [
+        (0, []), (None, None)]
+    assert [row["id"] for row in lake.rows("json")] == [None, None]
 
 
 # -- compacted tables

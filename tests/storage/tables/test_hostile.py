@@ -15,8 +15,9 @@ from fastavro.utils import generate_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geminga.storage.jobs import shapes
+from geminga.storage.jobs import shapes, typed
 from geminga.storage.jobs.avro_values import Walk, without_logical_types
+from geminga.storage.jobs.engines import Spark
 from geminga.storage.jobs.shapes import NoSchema
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition
@@ -25,7 +26,7 @@ from geminga.storage.tables.apart import Ended, Mark
 
 from ..jobs.topics import Message
 from .lake import ORDER, Lake, S
-from .test_values import avro, read, values_of
+from .test_values import FIRST, avro, read, values_of
 
 
 @pytest.fixture
@@ -349,3 +350,30 @@ def test_payloads_of_random_bytes_are_read_as_the_library_reads_them():
         except shapes.Unfit:
             agreed += not is_well
     assert agreed == 2_000
+
+
+# -- Spark
+
+@pytest.mark.parametrize(("definition", "payload", "reason"), COSTLY)
+def test_typed_values_of_spark_are_bounded_too(definition, payload, reason):
+    """A value that is refused is null, and told."""
+    told = []
+    values = typed.Values(S.Avro, definition, {"orders": {FIRST: definition}})
+    batch = pa.record_batch({
+        "payload": pa.array([payload], pa.binary()), "schema_version": pa.array([FIRST], pa.binary()),
+        "is_encrypted": pa.array([False]), "null_value": pa.array([False])})
+    assert values.of(batch, "orders", told.append).to_pylist() == [None]
+    assert len(told) == 1 and reason in told[0]
+
+
+@pytest.mark.spark
+def test_a_costly_message_ends_no_job_of_spark(lake, spark, tmp_path):
+    """Each worker has a process beside it, too."""
+    definition, costly, reason = COSTLY[0]
+    [good], [bad] = lake.topic("good"), lake.topic("bad")
+    version = lake.schema(definition, S.Avro, "bad")
+    good.publish(Message("k", b"1"))
+    bad.publish(Message("k", costly), schema_version=version)
+    reports = lake.export(engine=Spark(tmp_path / "scratch", context=spark.sparkContext))
+    assert [(one["rows"], one["rejected"], one["error"]) for one in reports] == [(1, 0, ""), (0, 1, "")]
+    assert lake.rejected("bad")[0]["_reason"] == reason
