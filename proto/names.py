@@ -13,6 +13,10 @@ from geminga.proto.errors import Refusal
 
 _PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 PARTITION_MAX = 10 ** 9 - 1         # the highest number that the name of a partition has
+# Characters that are blank to Pulsar, which asks Java: no others, such as a space that does not break, are.
+_BLANKS = "\t\n\v\f\r\x1c-\x1f \u1680\u2000-\u2006\u2008-\u200a\u2028\u2029\u205f\u3000"
+_BLANK = re.compile(rf"[{_BLANKS}]*")
+_BLANK_TOPIC = re.compile(rf"[{_BLANKS}]*(-partition-[0-9]+)?")      # also a partition of a topic with a blank name
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
 _SYSTEM_NAMESPACES = ("persistent://pulsar/system/", "non-persistent://pulsar/system/")
 SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot", "__transaction_buffer_snapshot_segments",
@@ -114,6 +118,17 @@ def refuse_reserved(topic: TopicName) -> None:
     """Raise Refusal for a topic that users cannot create."""
     if is_reserved(str(topic)):
         raise Refusal(api.NotAllowedError, f"Can not create system topic {topic}")
+
+
+def is_blank(text: str) -> bool:
+    """Return True for a text without any character that Pulsar does not take for blank."""
+    return _BLANK.fullmatch(text) is not None
+
+
+def refuse_blank(topic: TopicName) -> None:
+    """Raise Refusal for a topic with a blank name, which no topic gets."""
+    if _BLANK_TOPIC.fullmatch(topic.local_name):
+        raise _invalid(str(topic), "a topic's name is not blank")
 
 
 def without_partition(text: str) -> str:

@@ -42,6 +42,7 @@ def subscribe(owner: AdministeredOwner, question: Subscribe) -> bool:
     partition = stored(owner, name)
     if (question.subscription, True) in partition.subscriptions:
         return False
+    subscriptions.check_new_name(question.subscription)
     position, words = positions.start_of(partition, question.position or EARLIEST, question)
     made = subscriptions.create_subscription(
         owner, partition, question.subscription, partition.mark_delete_before(position), question.properties)

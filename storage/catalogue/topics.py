@@ -26,6 +26,20 @@ class Topics:
         """
         return self._database.integer("SELECT partitions FROM topics WHERE name = ?", (str(topic),))
 
+    def named(self, text: str) -> TopicName:
+        """Return the topic that a request names, in its complete or short form.
+
+        Raises Refusal(InvalidTopicName) for a name that no topic gets. Older versions created topics with blank names:
+        these can be named. Raises StorageFull.
+        """
+        topic = names.parse(text)
+        try:
+            names.refuse_blank(topic)
+        except Refusal:
+            if not self.exists(topic) and self.partition_count(topic) is None:
+                raise
+        return topic
+
     def exists(self, topic: TopicName) -> bool:
         """Whether a topic that is not partitioned, or a partition, has been created.  Raises StorageFull."""
         return self.partition_count(topic) == 0 or 0 <= topic.partition < (self.partition_count(topic.base) or 0)

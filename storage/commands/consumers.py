@@ -14,6 +14,7 @@ from geminga.storage.commands.requests import T, log_consumer, park, succeed, wi
 from geminga.storage.commands.subscriptions import (
     NAME_MAX,
     check_name,
+    check_new_name,
     close_consumers,
     delete_subscription,
     new_subscription,
@@ -213,9 +214,17 @@ def _deaths_max(request: api.CommandSubscribe) -> int:
     return 0
 
 
+def _is_subscribed(owner: OwnerContext, request: api.CommandSubscribe) -> bool:
+    topic = names.parse(request.topic)
+    partition = owner.partition(topic) if topic.is_persistent else None
+    return partition is not None and (request.subscription, True) in partition.subscriptions
+
+
 def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> None:
     """Refuse a SUBSCRIBE that no topic could carry out, before a topic or subscription is created for it."""
     check_name(request.subscription)
+    if names.is_blank(request.subscription) and not _is_subscribed(owner, request):
+        check_new_name(request.subscription)
     if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
         raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
     if request.read_compacted and request.subType not in (SubType.Exclusive, SubType.Failover):

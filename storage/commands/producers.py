@@ -6,7 +6,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import is_system
 from geminga.storage.commands.requests import T, log_client, park, succeed, withdraw
-from geminga.storage.commands.subscriptions import NAME_MAX, check_name, create_subscription
+from geminga.storage.commands.subscriptions import NAME_MAX, check_name, check_new_name, create_subscription
 from geminga.storage.commands.topics import find_or_create, forget_if_idle
 from geminga.storage.cursors.producer_sequences import NONE
 from geminga.storage.ledgers.managed_ledger import EARLIEST
@@ -157,6 +157,7 @@ def _create_initial_subscription(owner: OwnerContext, topic: Topic, name: str) -
             api.NotAllowedError,
             "Could not create the initial subscription due to the auto subscription creation is not allowed.")
     check_name(name)
+    check_new_name(name)
     create_subscription(owner, topic, name, topic.mark_delete_before(EARLIEST))
 
 

@@ -2,7 +2,7 @@
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import remote_of
+from geminga.proto.names import is_blank, remote_of
 from geminga.storage.commands.requests import log_consumer
 from geminga.storage.cursors.cursor import SKIPPED, Cursor
 from geminga.storage.ledgers import journal_ops
@@ -23,6 +23,15 @@ def check_name(name: str) -> None:
     if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > NAME_MAX:
         text = f"Subscription name {name[:80]!r} is reserved, or longer than {NAME_MAX} characters"
         raise Refusal(api.ProducerBusy, text)
+
+
+def check_new_name(name: str) -> None:
+    """Refuse a name that no subscription gets any more, with Pulsar's error code.
+
+    Older versions created subscriptions with blank names, which can still be used.
+    """
+    if is_blank(name):
+        raise Refusal(api.ProducerBusy, "The subscription's name is blank")
 
 
 def new_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubscribe) -> Subscription:

@@ -1,7 +1,7 @@
 """Topics that commands name, which are opened, or created at their first use."""
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName, refuse_reserved
+from geminga.proto.names import TopicName, refuse_blank, refuse_reserved
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.errors import StorageFull
 from geminga.storage.runtime.log import log
@@ -49,6 +49,7 @@ def _is_created(owner: OwnerContext, name: TopicName, may_create: bool) -> bool:
         why = "is partitioned: use its partitions" if is_whole else f"has {count} partitions; {name} does not exist"
         raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
     refuse_reserved(name)
+    refuse_blank(name)
     policies = policies_of(catalogue, name, owner.options)
     if not (may_create and policies.auto_create_topics):
         raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")

@@ -74,7 +74,7 @@ def _named(request: web.Request, kind: str) -> _Named:
             more = "/subscription" if kind == CONSUMER else ""
             raise web.HTTPBadRequest(text=f"The path is /ws/v2/{kind}/(persistent or non-persistent)"
                                           f"/tenant/namespace/topic{more}")
-        topic = names.parse("{}://{}/{}/{}".format(*parts[:_TOPIC_PARTS]))
+        topic = request.app[TOPICS].catalogue.topics.named("{}://{}/{}/{}".format(*parts[:_TOPIC_PARTS]))
         return (topic,), "", parts[-1] if kind == CONSUMER else ""
     except UnicodeDecodeError:
         raise web.HTTPBadRequest(text="The path is not UTF-8") from None
@@ -90,7 +90,8 @@ def _several(request: web.Request, parts: list[str]) -> _Named:
     if bool(listed) == bool(pattern):
         raise web.HTTPBadRequest(text="Either topics or topicsPattern says what is consumed")
     if listed:
-        topics = tuple(dict.fromkeys(names.parse(text.strip()) for text in listed.split(",") if text.strip()))
+        topics = tuple(dict.fromkeys(request.app[TOPICS].catalogue.topics.named(text.strip())
+                                     for text in listed.split(",") if text.strip()))
         if not 0 < len(topics) <= _TOPICS_MAX:
             raise web.HTTPBadRequest(text=f"topics names 1 to {_TOPICS_MAX} topics")
         return topics, "", parts[0]

@@ -127,7 +127,7 @@ def _get_or_create_schema(client: Client, command: api.BaseCommand) -> None:
     client.worker.counters.add("commands")
     request = command.getOrCreateSchema
     try:
-        topic = names.parse(request.topic)
+        topic = client.worker.directory.catalogue.topics.named(request.topic)
         client.worker.schema_checks.begin(client, command, topic,
                                           schemas.get_or_create(request, topic, client.worker.counters))
     except Refusal as refusal:

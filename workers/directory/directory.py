@@ -64,7 +64,7 @@ class Directory:
         exist, or may not be created.
         """
         self._refresh()
-        topic = names.parse(text)
+        topic = self.catalogue.topics.named(text)
         if topic == names.COORDINATORS:
             return self._coordinators if self._storage.transactions else 0
         if not self.has_namespace(topic.namespace):
@@ -102,7 +102,7 @@ class Directory:
         listener: a name of advertised_listeners, or "".  Raises Refusal: no such namespace or listener.
         """
         self._refresh()
-        topic = names.parse(text)
+        topic = self.catalogue.topics.named(text)
         if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if listener and listener not in self.addresses.listeners:

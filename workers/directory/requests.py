@@ -4,8 +4,8 @@ Lists of topics: watchers.py.
 
 Each function returns the frame of the answer; a failure is an answer of the same kind, as clients expect.
 """
-from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import responses
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import StorageFull
 from geminga.storage.schemas import registry
@@ -33,7 +33,7 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
     """Answer GET_SCHEMA with the requested version of the topic's schema, or the latest one."""
     request = command.getSchema
     try:
-        topic, version = names.parse(request.topic), None
+        topic, version = directory.catalogue.topics.named(request.topic), None
         if request.HasField("schema_version"):
             if len(request.schema_version) != 8:
                 raise Refusal(api.IncompatibleSchema, "A schema version has eight bytes")

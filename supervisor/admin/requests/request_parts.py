@@ -93,8 +93,12 @@ def subscription_of(request: web.Request) -> str:
 
 def topic_of(request: web.Request) -> TopicName:
     """Return the topic that the path names.  Raises Refusal."""
-    parts = [part_of(request, name) for name in ("domain", "tenant", "namespace", "topic")]
-    return names.parse("{}://{}/{}/{}".format(*parts))
+    return catalogue_of(request).topics.named(topic_text(request))
+
+
+def topic_text(request: web.Request) -> str:
+    """Return the complete name that the path has for a topic, which may be one that no topic can have."""
+    return "{}://{}/{}/{}".format(*(part_of(request, name) for name in ("domain", "tenant", "namespace", "topic")))
 
 
 def schema_topic_of(request: web.Request) -> TopicName:
@@ -102,20 +106,20 @@ def schema_topic_of(request: web.Request) -> TopicName:
 
     The non-persistent topic is returned only if it has schemas and the persistent one has none.
     """
+    catalogue = catalogue_of(request)
     kept, live = (
-        names.parse(
+        catalogue.topics.named(
             "{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic")))
         )
         for domain in names.DOMAINS
     )
-    catalogue = catalogue_of(request)
     return live if catalogue.schemas.versions(live.base) and not catalogue.schemas.versions(kept.base) else kept
 
 
 def namespace_of(request: web.Request) -> str:
-    """Return the namespace that the path names.  Raises 404 if it does not exist."""
+    """Return the namespace that the path names.  Raises 404 if it does not exist, Refusal if none can have its name."""
     tenant = part_of(request, "tenant")
-    name = f"{tenant}/{part_of(request, 'namespace')}"
+    name = names.parse_namespace(f"{tenant}/{part_of(request, 'namespace')}")
     if not catalogue_of(request).tenants.exists(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
     if not catalogue_of(request).namespaces.exists(name):

@@ -223,6 +223,8 @@ class _Import:
         self._in_a_namespace(topic)
         _object(value, where, _OF_TOPICS)
         there, partitions = self._there["topics"].get(name), value.get("partitions", 0)
+        if there is None:
+            names.refuse_blank(topic)
         if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 0:
             raise Invalid("partitions: expected a number")
         before = there["partitions"] if there else 0

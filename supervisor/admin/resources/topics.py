@@ -1,4 +1,5 @@
 """Topics: create, list, delete, look up; their partitions and properties."""
+import re
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypedDict
@@ -39,6 +40,8 @@ from geminga.workers.addresses import Addresses, is_wildcard
 
 routes = web.RouteTableDef()
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+# Names of partitions, and names with a number that Pulsar takes for a partition's when a topic is to be created.
+_LIKE_PARTITION = re.compile(r".*-partition-[+-]?\d{1,19}", re.DOTALL)
 _SHADOW = "PULSAR.SHADOW_SOURCE"      # property of shadow topics
 
 
@@ -53,7 +56,7 @@ async def create(request: web.Request) -> web.Response:
         raise web.HTTPNotFound(text="Namespace not found")
     if topics.catalogue.topics.exists(topic):
         raise web.HTTPConflict(text="This topic already exists")
-    if topic.partition >= 0:
+    if _LIKE_PARTITION.fullmatch(topic.local_name):
         raise web.HTTPPreconditionFailed(
             text=f'Can\'t create topic {topic.local_name} with "-partition-" followed by numeric value if '
             f"there isn't a partitioned topic {topic.base.local_name} created."
@@ -130,7 +133,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
         raise status(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
     if not catalogue.namespaces.exists(topic.namespace):
         raise web.HTTPNotFound(text="Namespace does not exist")
-    if topic.partition >= 0:
+    if topic.partition >= 0 or (topic.is_persistent and "-partition-" in topic.local_name):      # as in Pulsar
         raise web.HTTPPreconditionFailed(text="Partitioned Topic Name should not contain '-partition-'")
     return _create(request, topic, count, properties)
 

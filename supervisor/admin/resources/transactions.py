@@ -33,6 +33,7 @@ from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     TOPICS,
     body_of,
+    catalogue_of,
     done,
     is_set,
     number_of,
@@ -69,7 +70,7 @@ def _transaction_of(request: web.Request) -> int | None:
 
 def _topic_of(request: web.Request) -> TopicName:
     """Return the topic that the path names without its domain.  Raises Refusal."""
-    return names.parse("persistent://{}/{}/{}".format(*(
+    return catalogue_of(request).topics.named("persistent://{}/{}/{}".format(*(
         part_of(request, name) for name in ("tenant", "namespace", "topic"))))
 
 
