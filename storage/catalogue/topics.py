@@ -93,6 +93,10 @@ class Topics:
         statement = f"SELECT SUM(MAX(partitions, 1)) FROM topics WHERE namespace = ?{left_out}"
         return self._database.integer(statement, (namespace, *others)) or 0
 
+    def total(self) -> int:
+        """Return how many topics there are; each partition counts, as in `all_complete_names`.  Raises StorageFull."""
+        return self._database.integer("SELECT SUM(MAX(partitions, 1)) FROM topics") or 0
+
     def taken(self, topic: TopicName, first: int, stop: int) -> list[str]:
         """Return the topics of their own, sorted, whose names partitions of that topic would have.
 

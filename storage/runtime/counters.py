@@ -31,8 +31,8 @@ NAMES: tuple[str, ...] = (
     "recovery_done", "recovery_of", "in_flight_bytes", "is_draining", "outstanding", "unacknowledged",
     # requests of clients
     "messages_out", "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
-    "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "commands_refused",
-    "rights_seen", "loads_failed", "system_bytes_in",
+    "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "schemas_refused",
+    "commands_refused", "rights_seen", "loads_failed", "system_bytes_in",
     # states and times that alarms look at
     "health", "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
     "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen",

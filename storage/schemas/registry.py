@@ -9,11 +9,12 @@ Parsing a large definition takes tenths of a second. Therefore workers and the a
 in a thread (workers/directory/schemas.py), and owners usually get definitions that are known. An owner adds the first
 version itself, because only an owner may create a topic. Parsers are imported at their first use.
 """
+import contextlib
 import hashlib
 import json
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -21,6 +22,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import Policies
+from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.counters import Counters
 
 if TYPE_CHECKING:      # imported when the first definition of its kind is parsed
@@ -176,6 +178,16 @@ def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tup
 
 
 # -- adding versions, and checking producers and consumers
+
+@contextlib.contextmanager
+def counting_refusals(counters: Counters) -> Iterator[None]:
+    """Count a definition that is refused, or cannot be stored, while it is validated and registered."""
+    try:
+        yield
+    except (Refusal, StorageFull, NotDurable):
+        counters.add("schemas_refused")
+        raise
+
 
 def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies,
              counters: Counters) -> int:

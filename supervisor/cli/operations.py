@@ -117,16 +117,16 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         again = f"  started again {process['started_again']} times" if process["started_again"] else ""
         yield f"  {process['process']:<11} pid {process['pid']:<8} {process['state']:<10} " \
               f"{size(process['memory_bytes']):>9}  up {length(process['uptime_seconds'])}{again}"
-    yield f"  topics      {topics['stored']:,}, of which {topics['loaded']:,} are loaded, " \
+    yield f"  topics      {topics['total']:,}, of which {topics['loaded']:,} are loaded, " \
           f"with {loaded['subscriptions']:,} subscriptions"
     yield f"  clients     {state['connections']:,} connections, {loaded['producers']:,} producers, " \
           f"{loaded['consumers']:,} consumers"
     yield f"  rates       in {rates['messages_in']:,.0f} messages/s, {size(rates['bytes_in'])}/s; " \
           f"out {rates['messages_out']:,.0f} messages/s, {size(rates['bytes_out'])}/s"
-    missing = state["topics_not_loaded"]
+    missing = state["stored_not_loaded"]
     unknown = ""
     if missing:
-        unknown = f"unknown, as {missing:,} of {topics['stored']:,} topics are not loaded; of the others "
+        unknown = f"unknown, as {missing:,} of {topics['total']:,} topics are not loaded; of the others "
     yield f"  backlog     {unknown}{loaded['backlog_entries']:,} entries; {size(loaded['stored_bytes'])} are stored"
     disk = state["disk"]
     yield f"  disk        {size(disk['free_bytes'])} of {size(disk['bytes'])} are free at {state['data_dir']}"

@@ -24,6 +24,7 @@ from geminga.supervisor.configuration.config import load
 from geminga.workers.process.main import begin_counters
 
 from ..harness import eventually, request, unique_topic
+from ..proto.client_frames import command
 from ..storage.rig import Rig
 from ..workers.peer import Peer, T
 
@@ -281,15 +282,32 @@ def test_schemas_are_counted(broker):
     enum = json.dumps({"type": "AVRO", "schema": '{"type": "enum", "name": "R", "symbols": ["A"]}',
                        "properties": {}}).encode()
     before = scrape(broker)
+    invalid = json.dumps({"type": "AVRO", "schema": '{"type": "record"}', "properties": {}}).encode()
     statuses = [request(method, path, body)[0] for method, body in (
-        ("POST", schema("a")), ("POST", schema("a", "b")), ("POST", enum), ("GET", None), ("DELETE", None))]
-    assert statuses == [200, 200, 409, 200, 200]
+        ("POST", schema("a")), ("POST", schema("a", "b")), ("POST", enum), ("POST", invalid), ("GET", None),
+        ("DELETE", None))]
+    assert statuses == [200, 200, 409, 422, 200, 200]
     after = scrape(broker)
     told = {name: risen(before, after, f"pulsar_schema_{name}") for name in (
-        "put_ops_latency_count", "compatible_total", "incompatible_total", "get_ops_latency_count",
-        "del_ops_latency_count")}
+        "put_ops_latency_count", "compatible_total", "incompatible_total", "put_ops_failed_total",
+        "get_ops_latency_count", "del_ops_latency_count")}
     assert told == {"put_ops_latency_count": 2, "compatible_total": 1, "incompatible_total": 1,
-                    "get_ops_latency_count": 1, "del_ops_latency_count": 1}
+                    "put_ops_failed_total": 2, "get_ops_latency_count": 1, "del_ops_latency_count": 1}
+
+
+def test_schemas_that_producers_are_refused_with_are_counted(broker):
+    topic = unique_topic("refused")
+    fields = [{"name": "a", "type": "int"}]
+    before = scrape(broker)
+    with Peer(broker.service_url) as peer:
+        for number, text in enumerate((json.dumps({"type": "record", "name": "R", "fields": fields}),
+                                       '{"type": "enum", "name": "R", "symbols": ["A"]}', '{"type": "record"}')):
+            peer.say(command(T.PRODUCER, topic=topic, producer_id=number, request_id=number,
+                             schema={"name": "s", "type": api.Schema.Avro, "schema_data": text.encode()}))
+            assert (peer.hear().type == T.PRODUCER_SUCCESS) == (number == 0)
+    after = scrape(broker)
+    assert risen(before, after, "pulsar_schema_put_ops_failed_total") == 2
+    assert risen(before, after, "pulsar_schema_incompatible_total") == 1
 
 
 def test_every_family_is_told_once_and_has_a_type(broker):

@@ -124,7 +124,7 @@ def test_status_of_a_broker_that_is_well_is_a_few_lines_and_exit_status_zero(fre
     assert "  topics      1, of which 1 are loaded, with 0 subscriptions\n" in said and str(fresh.data_dir) in said
     assert main.main(["status", "--json", "--http-url", fresh.http_url]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["alarms"], found["ready"], found["topics"], found["night"]) == ([], True, {"stored": 1, "loaded": 1},
+    assert (found["alarms"], found["ready"], found["topics"], found["night"]) == ([], True, {"total": 1, "loaded": 1},
                                                                                   None)
     assert (
         found["memory"]["limit_bytes"]

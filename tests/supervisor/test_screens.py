@@ -30,9 +30,9 @@ def test_bytes_are_keys(data, keys):
     assert keys_of(data) == keys
 
 
-STATUS = {"version": "1", "ready": True, "obstacles": [], "uptime_seconds": 5, "alarms": [], "topics_not_loaded": 0,
+STATUS = {"version": "1", "ready": True, "obstacles": [], "uptime_seconds": 5, "alarms": [], "stored_not_loaded": 0,
           "rates": dict.fromkeys(("messages_in", "bytes_in", "messages_out", "bytes_out"), 0.0), "connections": 0,
-          "topics": {"stored": 0, "loaded": 0}, "processes": [],
+          "topics": {"total": 0, "loaded": 0}, "processes": [],
           "loaded": dict.fromkeys(("subscriptions", "producers", "consumers", "backlog_entries", "stored_bytes"), 0),
           "disk": {"free_bytes": 0, "bytes": 1}, "memory": {"used_bytes": 0, "limit_bytes": 1, "of": "host"}}
 

@@ -80,6 +80,24 @@ def test_a_topic_that_is_not_loaded_has_a_row_without_numbers(own):
     assert (told["total"], told["not_loaded"]) == (5, 1)
 
 
+def test_status_and_the_list_count_topics_alike(own, client):
+    """Each partition counts, used or not, and topics that keep nothing count as well."""
+    request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/counted/partitions", b"3")
+    request("PUT", f"{own.http_url}/admin/v2/persistent/{NAMESPACE}/never-used")
+    live = client.create_producer(f"non-persistent://{NAMESPACE}/counted-live")
+    used = client.create_producer(f"{PREFIX}counted-partition-1")
+
+    def counts():
+        told, listed = ask(own, "status")["topics"], ask(own, "topics?limit=0")
+        return told, {"total": listed["total"], "loaded": listed["total"] - listed["not_loaded"]}
+
+    eventually(lambda: (one := counts())[0] == one[1] and one[0]["loaded"] >= 2, WAIT_S)
+    told, listed = counts()
+    assert told == listed and told["total"] == len(ask(own, "topics?limit=1000")["rows"]) >= 5
+    live.close()
+    used.close()
+
+
 def test_closing_a_client_needs_an_address_that_is_connected(own):
     status, text = request("DELETE", f"{own.http_url}/ops/v1/clients/10.0.0.1:1")
     assert status == 404 and "There is no connection from 10.0.0.1:1" in text

@@ -156,20 +156,23 @@ def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]
     definition = registry.from_wire(request.schema)
     registry.check_size(definition)
 
-    def work(catalogue: Catalogue, policies: Policies) -> None:
+    def check(catalogue: Catalogue, policies: Policies) -> None:
         registry.validate(definition)
-        if not registry.versions(catalogue, topic):
-            return
-        if isinstance(request, api.CommandSubscribe):
+        if registry.versions(catalogue, topic):
             registry.check_consumer(catalogue, topic, definition, policies.schema_strategy, counters)
             request.ClearField("schema")
-        else:
-            version = registry.find(catalogue, topic,
-                                    registry.register(catalogue, topic, definition, policies, counters))
-            assert version is not None
-            request.schema.CopyFrom(registry.to_wire(version.definition, ""))
 
-    return work
+    def add(catalogue: Catalogue, policies: Policies) -> None:
+        with registry.counting_refusals(counters):
+            registry.validate(definition)
+            if not registry.versions(catalogue, topic):
+                return
+            number = registry.register(catalogue, topic, definition, policies, counters)
+        version = registry.find(catalogue, topic, number)
+        assert version is not None
+        request.schema.CopyFrom(registry.to_wire(version.definition, ""))
+
+    return check if isinstance(request, api.CommandSubscribe) else add
 
 
 def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, counters: Counters) -> Work[bytes]:
@@ -186,7 +189,8 @@ def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, count
         if definition.kind == getattr(api.Schema, "None"):
             registry.check_missing(catalogue, topic, policies)
             return b""
-        registry.validate(definition)
-        return registry.version_bytes(registry.register(catalogue, topic, definition, policies, counters))
+        with registry.counting_refusals(counters):
+            registry.validate(definition)
+            return registry.version_bytes(registry.register(catalogue, topic, definition, policies, counters))
 
     return work

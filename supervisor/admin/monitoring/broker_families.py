@@ -42,6 +42,8 @@ BROKER = {
     "schemas_compatible": BrokerMetric("pulsar_schema_compatible", "Schemas compatible with the versions before them"),
     "schemas_incompatible": BrokerMetric(
         "pulsar_schema_incompatible", "Schemas refused as incompatible with the versions before them"),
+    "schemas_refused": BrokerMetric(
+        "pulsar_schema_put_ops_failed", "Schemas that were not added: invalid, incompatible, or against a policy"),
 }
 # Counter -> (name, HELP text) of a gauge of connections, which also has the labels `broker` and `metric`.
 CONNECTIONS = {

@@ -132,8 +132,10 @@ async def status(request: web.Request) -> web.Response:
                 ),
             ],
             "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
-            "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in answered)},
-            "topics_not_loaded": max(0, stored - opened),
+            # Counted as /ops/v1/topics lists them: each partition, also one that nothing was ever stored in.
+            "topics": {"total": catalogue_of(request).topics.total(),
+                       "loaded": sum(sum(one.head["loaded"]) for one in answered)},
+            "stored_not_loaded": max(0, stored - opened),
             "loaded": {name: int(sum(one.total(column) for one in answered)) for name, column in _COUNTED.items()},
             "rates": _rates(answered),
             "totals": {name: int(sum(one.total(name) for one in answered)) for name in _RATES},

@@ -150,9 +150,10 @@ async def add_schema(request: web.Request) -> web.Response:
     topic, definition = schema_topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
-        registry.validate(definition)
-        return registry.register(catalogue, topic, definition,
-                                 replace(policies, schema_updates=True), _counters(request))
+        with registry.counting_refusals(_counters(request)):
+            registry.validate(definition)
+            return registry.register(catalogue, topic, definition,
+                                     replace(policies, schema_updates=True), _counters(request))
 
     return web.json_response({"version": {"version": await _do(request, topic, work)}})
 

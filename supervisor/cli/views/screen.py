@@ -244,9 +244,10 @@ class Screen:
             f"in {rate(rates['messages_in'])} messages/s {size(rates['bytes_in'])}/s   "
             f"out {rate(rates['messages_out'])} messages/s {size(rates['bytes_out'])}/s   "
             f"backlog {count(loaded['backlog_entries'])}"))
-        missing = f" ({count(status['topics_not_loaded'])} not loaded)" if status["topics_not_loaded"] else ""
+        not_loaded = topics["total"] - topics["loaded"]
+        missing = f" ({count(not_loaded)} not loaded)" if not_loaded > 0 else ""
         lines.append(Line(
-            f"{count(topics['stored'])} topics{missing}  {count(loaded['subscriptions'])} subscriptions  "
+            f"{count(topics['total'])} topics{missing}  {count(loaded['subscriptions'])} subscriptions  "
             f"{count(status['connections'])} connections  {count(loaded['producers'])} producers  "
             f"{count(loaded['consumers'])} consumers"))
         disk, memory = status["disk"], status["memory"]

@@ -80,7 +80,7 @@ async def news(request: web.Request) -> web.Response:
               "alarms": [one for one in status["alarms"] if one["since_ms"] > since],
               "night": status["night"] if status["night"] and status["night"]["ended_ms"] > since else None,
               "backup": backup if backup and backup["ended_ms"] > since else None,
-              "topics": status["topics"]["stored"] - topics if topics is not None else 0}
+              "topics": status["topics"]["total"] - topics if topics is not None else 0}
     return web.Response(text=rendering.page("news.html", values), content_type="text/html")
 
 
