@@ -184,6 +184,7 @@ def transaction_text(transaction_id: int) -> str:
 
 REPLICATOR_PREFIX = "pulsar.repl."       # of the cursors and producers that replicate topics
 REPLICATOR = "Geminga Replicator"        # client_version of the broker's own process that reads the cursors
+ONLY_FOR = "geminga.only-for"            # in a producer's metadata: the subscription that gets what it publishes
 NO_CLUSTER = "__local__"                 # in replicate_to of a message that stays in its cluster
 POSITION_PROPERTY = "__MSG_PROP_REPL_SOURCE_POSITION"      # "ledger:entry", of each message that a replicator sends
 # A ledger of Pulsar has 50,000 entries unless it is told otherwise, one of this broker a million.  This broker's ids of

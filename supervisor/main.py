@@ -24,7 +24,7 @@ _SECTIONS = {
         "produce": ("messages.produce", "Publish messages to a topic."),
         "consume": ("messages.consume", "Print the messages of topics, or of a subscription."),
         "search": ("messages.search", "Find messages by key, property, text, time or sequence id."),
-        "redrive": ("messages.redrive", "Send dead letters back to their topics, once each."),
+        "redrive": ("messages.redrive", "Give subscriptions their dead letters back, once each."),
         "bench": ("messages.bench", "Put a load on a broker, and print rates and latencies."),
         "import": ("moving", "Copy topics of a Pulsar, or a table, to a broker."),
         "export": ("moving", "Copy topics from this broker to a running Pulsar."),

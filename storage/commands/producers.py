@@ -85,6 +85,8 @@ def _register(owner: OwnerContext, session: Session, producer: Producer) -> None
         owner.replicators[producer.handle] = producer
         if producer.sends_positions:
             producer.partition.replicators.add(producer)
+    if producer.only_for and isinstance(producer.partition, Partition):
+        owner.addressed[producer.handle] = producer
     owner.counters.add("producers")
 
 
@@ -145,7 +147,16 @@ def _new_producer(
         request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None,
         topic, connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata},
         is_encrypted=request.encrypted, schema_version=schema_version, source=source,
-        sends_positions=source is not None and session.sends_positions and topic.is_persistent)
+        sends_positions=source is not None and session.sends_positions and topic.is_persistent,
+        only_for=_only_for(request, topic))
+
+
+def _only_for(request: api.CommandProducer, topic: Partition | NonPersistentTopic) -> str:
+    """Return the subscription that is to get what the producer publishes, "" for all.  Raises Refusal without it."""
+    name = next((one.value for one in request.metadata if one.key == names.ONLY_FOR), "")
+    if name and (name, True) not in topic.subscriptions:
+        raise Refusal(api.SubscriptionNotFound, f"Topic {topic.name} has no subscription '{name}'")
+    return name
 
 
 def _create_initial_subscription(owner: OwnerContext, topic: Topic, name: str) -> None:
@@ -200,6 +211,7 @@ def _revoke(owner: OwnerContext, producer: Producer) -> None:
     owner.changed[producer.partition] = None
     owner.non_persistent_producers.pop(producer.handle, None)
     owner.replicators.pop(producer.handle, None)
+    owner.addressed.pop(producer.handle, None)
     owner.rates.left(producer)
     if owner.producers.pop(producer.handle, None) is not None:
         owner.counters.add("producers", -1)

@@ -93,6 +93,7 @@ class Owner(Decisions):
         self.sessions: dict[tuple[int, int], Session] = {}        # by worker and connection
         self.producers: dict[int, Producer] = {}                  # by handle
         self.replicators: dict[int, Producer] = {}                # producers of other clusters' replicators, by handle
+        self.addressed: dict[int, Producer] = {}                  # producers for one subscription each, by handle
         self.consumers: dict[int, Consumer] = {}                  # by handle
         self.non_persistent: dict[TopicName, NonPersistentTopic] = {}
         self.non_persistent_producers: dict[int, Producer] = {}   # producers of non-persistent topics, by handle

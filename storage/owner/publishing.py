@@ -26,7 +26,7 @@ from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.replicated_publishing import Refused, ReplicatedPublishing
 from geminga.storage.owner.trimming import Trimming
 from geminga.storage.statistics.statistics import Statistics
-from geminga.storage.topics import markers, publish_plan
+from geminga.storage.topics import addressed, markers, publish_plan
 from geminga.storage.topics.held_sends import in_parts
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
@@ -206,6 +206,7 @@ class Publishing(TopicWatcher):
             self._begin_schedules(planned)
         in_transactions = [] if planned.transactions is None else transactional.stored(planned, owner.producers)
         marked = markers.stored(planned, owner.producers) if planned.has_markers else []
+        for_one = addressed.stored(planned, owner.addressed) if owner.addressed else []
         owner.answer_needs_sync()
         began = time.perf_counter()
         self._durability.commit(planned)
@@ -220,12 +221,14 @@ class Publishing(TopicWatcher):
         if marked:
             markers.discard(owner, marked)
             self._subscriptions.received(marked)
+        addressed.acknowledge_for_others(owner, for_one)
         for partition in disabled:
             partition.sequences.clear()
             if partition.transactions is not None:
                 partition.transactions.forget_sequences()
         self._follow_up(planned)
-        for partition in [*disabled, *(each.partition for each in in_transactions), *(one.partition for one in marked)]:
+        for partition in [*disabled, *(each.partition for each in in_transactions), *(one.partition for one in marked),
+                          *(one.partition for one in for_one)]:
             owner.journal.mark_dirty(partition)
 
     def _follow_up(self, planned: Plan) -> None:

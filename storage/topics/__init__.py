@@ -9,6 +9,7 @@
     held_sends.py       SENDs held back by a rate or for a coordinator, and connections that are not read meanwhile
     duplicates.py       SENDs that were stored before, on partitions that deduplicate
     markers.py          entries that clusters write for each other, and that no consumer gets
+    addressed.py        entries for one subscription, acknowledged for all others when they are stored
     acknowledge.py      ACKs of a pass -> cursors
     decisions.py        decisions of a pass: ops, and the answers to each worker
     session.py          a client connection

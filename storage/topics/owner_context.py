@@ -102,6 +102,7 @@ class OwnerContext(Protocol):
     producers: dict[int, Producer]                    # by handle
     non_persistent_producers: dict[int, Producer]     # of non-persistent topics, by handle
     replicators: dict[int, Producer]                  # producers of other clusters' replicators, by handle
+    addressed: dict[int, Producer]                    # producers for one subscription each, by handle
     consumers: dict[int, Consumer]                    # by handle
     parked: dict[tuple[int, int], ParkedCommands]     # by the connection that is in their way, and is being probed
     expected_readers: dict[Subscription, int]         # readers that sought and must reconnect -> since when, in ms

@@ -123,6 +123,7 @@ class Producer:
     source: str | None = None       # the cluster whose replicator it is, ...
     sends_positions: bool = False   # ... and whether that names each entry's position in its topic
     schema_version: bytes = b""     # as in the protocol; empty: the producer has no schema
+    only_for: str = ""              # the subscription that gets what it publishes; "": all do, see addressed.py
     messages_in: int = 0            # published
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
 
-from geminga.proto import frames
+from geminga.proto import frames, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime import unix_sockets
 from geminga.supervisor.pulsar_client import reasons
@@ -79,6 +79,7 @@ class BrokerConnection(asyncio.Protocol):
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
         self.place = "", ""        # URL of the broker or proxy, and host:port of the broker behind the proxy
         self.message_size_max = _MESSAGE_SIZE_MAX            # bytes of the largest entry that the broker takes
+        self.is_geminga = False                              # whether the broker is one of these
         # Consumer: frames of its messages that came while another answer was waited for; other consumers' are skipped.
         self._kept: dict[int, deque[tuple[api.BaseCommand, bytes]]] = {}
 
@@ -196,13 +197,16 @@ class BrokerConnection(asyncio.Protocol):
 
     # -- publishing
 
-    async def producer(self, topic: str, name: str = "",
-                       schema: api.Schema | None = None) -> api.CommandProducerSuccess:
+    async def producer(self, topic: str, name: str = "", schema: api.Schema | None = None,
+                       only_for: str = "") -> api.CommandProducerSuccess:
         """Create the connection's only producer on a topic, with a generated name unless `name` is given.
 
-        Raises ClientError.
+        only_for: the subscription that gets its messages; "": all do.  Brokers of others do not know that.  Raises
+        ClientError.
         """
         request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
+        if only_for:
+            request.metadata.add(key=names.ONLY_FOR, value=only_for)
         if name:
             request.producer_name = name
         answer = await self.call(api.BaseCommand(type=T.PRODUCER, producer=request), T.PRODUCER_SUCCESS)
@@ -484,6 +488,7 @@ async def _introduced(connection: BrokerConnection, method: str = "", data: str 
     try:
         answer = await connection.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
         connection.message_size_max = answer.connected.max_message_size or _MESSAGE_SIZE_MAX
+        connection.is_geminga = "(Geminga " in answer.connected.server_version
     except BaseException:
         connection.close()
         raise

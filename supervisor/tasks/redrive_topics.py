@@ -113,9 +113,10 @@ def ack_of(letters: Backlog, acked: dict[Position, list[int]]) -> api.BaseComman
 class Target:
     """A topic, or partition, that copies go to."""
 
-    def __init__(self, topic: str, name: str, producing: BrokerConnection, backlog: Backlog, sequence_id: int,
-                 versions: dict[bytes, bytes]):
+    def __init__(self, topic: str, subscription: str, name: str, producing: BrokerConnection, backlog: Backlog,
+                 sequence_id: int, versions: dict[bytes, bytes]):
         self.topic, self.backlog = topic, backlog
+        self.subscription = subscription         # that gets the copies; "": all of the topic
         self.copies: set[str] = set()            # ids of letters whose copies an earlier redrive has sent
         # The letter that is not acknowledged though its copy has a receipt, and the copy's position, if it is known.
         self.anchor: tuple[Ids, Position | None] | None = None

@@ -10,6 +10,10 @@ redrive reads them first.  Deduplication of the target is not needed.
     a round         read letters, send copies, wait for receipts, acknowledge letters, move the target's subscription
     end             acknowledge a target's last letter and remove its subscription, in one write
 
+A target is a topic, or partition, and the subscription that lost the letters: the broker acknowledges their copies for
+all other subscriptions when it stores them (storage/topics/addressed.py).  A broker of others does not, and gives them
+to all, so a redrive there is to say that it is for all.
+
 The last letter of each target, its anchor, stays unacknowledged until the next round, or the end.  So a repeated
 redrive opens every target again, finds the copy of the anchor, and removes the subscription.
 """
@@ -19,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
@@ -59,6 +64,7 @@ class Choice:
     subscription: str = ""       # letters of this subscription only
     reason: str = ""             # letters with this text in a property of their reason
     to: str = ""                 # topic for all letters; "": their origin
+    is_for_all: bool = False     # whether all subscriptions of the origin get a letter, not only the one that lost it
     limit: int | None = None
     needs_value: bool = False    # whether `matches` looks at decoded values
 
@@ -71,12 +77,20 @@ class Choice:
         return self.matches(letter)
 
 
+class Place(NamedTuple):
+    """Where a copy goes."""
+
+    topic: str
+    subscription: str            # "": to all of the topic
+
+
 @dataclass
 class Redriven:
     """Progress of a redrive."""
 
     sent: Counter[str] = field(default_factory=Counter)      # by target
     already: int = 0             # copies of an earlier, interrupted redrive
+    for_all: int = 0             # sent to all subscriptions
     skipped: int = 0             # not chosen
     failed: Counter[str] = field(default_factory=Counter)    # chosen, but not possible: by reason
 
@@ -85,11 +99,17 @@ class Redriven:
         """The number of letters that are done."""
         return self.sent.total() + self.already
 
+    def note(self, place: Place) -> None:
+        """Count a copy that goes to a place."""
+        self.sent[place.topic] += 1
+        self.for_all += not place.subscription
+
     def add(self, other: "Redriven") -> None:
         """Add the progress of another topic."""
         self.sent += other.sent
         self.failed += other.failed
         self.already += other.already
+        self.for_all += other.for_all
         self.skipped += other.skipped
 
 
@@ -115,9 +135,8 @@ class Redrive:
     def __init__(self, cluster: Cluster, topic: str, subscription: str, choice: Choice, rate: float = 0):
         self._cluster, self._topic, self._subscription = cluster, topic, subscription
         self._choice, self._rate, self._decoder = choice, rate, Decoder()
-        self._name = "geminga-redrive-" + blake2b(f"{topic} {subscription}".encode(), digest_size=8).hexdigest()
-        self._targets: dict[str, Target] = {}
-        self._refused: dict[str, str] = {}      # topics that no copies can go to: why
+        self._targets: dict[Place, Target] = {}
+        self._refused: dict[Place, str] = {}      # where no copies can go to: why
         self._counts: dict[str, int | None] = {}      # partitions of topics
         self._schemas: dict[int, api.Schema] = {}
         self._values = Values(self._schema)
@@ -184,8 +203,8 @@ class Redrive:
         for letter in (letter for entry in entries for letter in self._decoder.messages(self._topic, entry)):
             if not self._wanted(1) or not await self._takes(letter):
                 self.redriven.skipped += 1
-            elif topic := await self._place_for(letter):
-                self.redriven.sent[topic] += 1
+            elif place := await self._place_for(letter):
+                self.redriven.note(place)
 
     async def _takes(self, letter: Message) -> bool:
         if self._choice.needs_value:
@@ -216,7 +235,7 @@ class Redrive:
                     continue
                 if id_of(letter) not in target.copies:
                     target.send(letter, entry.metadata.compression)
-                    self.redriven.sent[target.topic] += 1
+                    self.redriven.note(Place(target.topic, target.subscription))
                     continue
                 self.redriven.already += 1
                 if target.anchor is None and not target.sent:
@@ -282,21 +301,21 @@ class Redrive:
 
     async def _target_of(self, letters: Backlog, letter: Message) -> Target | None:
         """Return where a letter goes, None if it cannot go anywhere."""
-        topic = await self._place_for(letter)
-        if topic is None or topic in self._targets:
-            return self._targets.get(topic or "")
+        place = await self._place_for(letter)
+        if place is None or place in self._targets:
+            return None if place is None else self._targets[place]
         try:
-            self._targets[topic] = await self._open(letters, topic)
-            return self._targets[topic]
-        except ClientError as error:
-            if error.code is None:      # no refusal of the broker
+            self._targets[place] = await self._open(letters, place)
+            return self._targets[place]
+        except (ClientError, NoTarget) as error:
+            if isinstance(error, ClientError) and error.code is None:      # no refusal of the broker
                 raise
-            self._refused[topic] = str(error)
-            self.redriven.failed[self._refused[topic]] += 1
+            self._refused[place] = str(error)
+            self.redriven.failed[self._refused[place]] += 1
             return None
 
-    async def _place_for(self, letter: Message) -> str | None:
-        """Return the topic or partition for a letter, None if there is none."""
+    async def _place_for(self, letter: Message) -> Place | None:
+        """Return the topic or partition for a letter, and its subscription there, None if there is none."""
         wanted = self._choice.to or letter.properties.get(REAL_TOPIC, "")
         try:
             if not wanted:
@@ -305,10 +324,12 @@ class Redrive:
         except (NoTarget, Refusal) as error:
             self.redriven.failed[str(error)] += 1
             return None
-        if topic in self._refused:
-            self.redriven.failed[self._refused[topic]] += 1
+        # Another topic than the origin is not where a subscription has lost the letter.
+        place = Place(topic, "" if self._choice.is_for_all or self._choice.to else subscription_of(letter))
+        if place in self._refused:
+            self.redriven.failed[self._refused[place]] += 1
             return None
-        return topic
+        return place
 
     async def _topic_for(self, wanted: str, letter: Message) -> str:
         """Return the topic or partition for a letter: the partition it had, else the one of its key."""
@@ -329,10 +350,18 @@ class Redrive:
         chosen = letter.entry_id + max(0, letter.batch_index) if letter.key is None else key_hashing.java(letter.key)
         return str(topic.partition_name(chosen % count))
 
-    async def _open(self, letters: Backlog, topic: str) -> Target:
+    def _name_for(self, subscription: str) -> str:
+        """Return the name of producers and subscriptions at targets, the same in each run."""
+        about = f"{self._topic} {self._subscription}" + (f" {subscription}" if subscription else "")
+        return "geminga-redrive-" + blake2b(about.encode(), digest_size=8).hexdigest()
+
+    async def _open(self, letters: Backlog, place: Place) -> Target:
         """Open a target, and read what an interrupted redrive has sent to it.  Raises ClientError, OSError."""
+        (topic, subscription), name = place, self._name_for(place.subscription)
         producing = await self._cluster.connect_to_topic(topic)
         try:
+            if subscription and not producing.is_geminga:
+                raise NoTarget("this broker gives letters to all subscriptions of a topic: say --to-all")
             versions, newest = {}, None
             existing = await producing.schemas(topic) if self._schemas else {}
             for version, schema in self._schemas.items():
@@ -346,12 +375,13 @@ class Redrive:
             opened: list[api.CommandProducerSuccess] = []
 
             async def open_producer() -> None:
-                opened.append(await producing.producer(topic, self._name, newest))
+                opened.append(await producing.producer(topic, name, newest, only_for=subscription))
             await unless_busy(open_producer)
             is_same = producing.place == letters.connection.place
             reading = letters.connection if is_same else await self._cluster.connect_to_topic(topic)
-            backlog = await Backlog.open(reading, topic, self._name, api.CommandSubscribe.Latest)
-            target = Target(topic, self._name, producing, backlog, opened[0].last_sequence_id + 1, versions)
+            backlog = await Backlog.open(reading, topic, name, api.CommandSubscribe.Latest)
+            target = Target(
+                topic, subscription, name, producing, backlog, opened[0].last_sequence_id + 1, versions)
             await target.read_copies()
             return target
         except BaseException:

@@ -315,7 +315,7 @@ def test_dead_letters_go_back(browser, own, client):
     browser.open(address(own, topic, "work"))
     browser.see("Dead letters:")
     browser.click("Send them back")
-    browser.see(f"2 letters go to {topic}.", 30)
+    browser.see(f"2 letters go to {topic}. Only the subscriptions that lost them get them.", 30)
     assert "geminga redrive" in browser.one("dialog[open] code").get_attribute("textContent")
     browser.click("Send them")
     eventually(lambda: backlog(own, topic, "work") == 2, 30)

@@ -86,6 +86,31 @@ def test_letters_of_a_real_consumer_are_delivered_to_it_again(own, client):
     assert subscriptions(own, topic) == {"billing"}
 
 
+@pytest.mark.parametrize("to_all", [False, True])
+def test_only_the_subscription_that_lost_a_letter_gets_it_back(own, client, to_all):
+    """Other subscriptions have handled the message already.  Letters of several subscriptions share a topic here."""
+    topic, dead = unique_topic(), unique_topic("dead")
+    consumers = [client.subscribe(topic, name, consumer_type=pulsar.ConsumerType.Shared)
+                 for name in ("billing", "shipping", "search")]
+    reader = client.create_reader(topic, pulsar.MessageId.latest)
+    for name in ("billing", "shipping", "gone"):
+        bury(client, dead, [topic], 20, REAL_SUBSCRIPTION=name)
+    status, figures, _ = redrive(own, dead, *["--to-all"] * to_all)
+    sent = 60 if to_all else 40
+    assert (status, figures["sent"], figures["to_all_subscriptions"]) == (int(not to_all), sent, sent * to_all)
+    assert list(figures["not_possible"].values()) == [] if to_all else [20]
+    last = client.create_producer(topic)
+    last.send(b"last")
+    for consumer, expected in zip(consumers, (60, 60, 60) if to_all else (20, 20, 0), strict=True):
+        bodies = []
+        while b"last" not in bodies:
+            bodies.append(consumer.receive(20_000).data())
+        assert len(bodies) == expected + 1
+    assert reader.read_next(20_000).data() == (b"letter 0" if to_all else b"last")
+    reader.close()
+    assert eventually(lambda: subscriptions(own, topic) == {"billing", "shipping", "search"}, SECONDS)
+
+
 @pytest.mark.parametrize("batching", [False, True])
 def test_each_run_takes_what_is_chosen_and_leaves_the_rest_for_the_next(own, client, batching):
     origin, dead = make(client, unique_topic(), unique_topic("dead"))

@@ -200,7 +200,7 @@ async def redrive(request: web.Request) -> web.Response:
     existing_of(request)
     body = await body_of(request)
     if body is not None and not isinstance(body, dict):
-        raise web.HTTPBadRequest(text="The body is an object with count, subscription, reason, to")
+        raise web.HTTPBadRequest(text="The body is an object with count, subscription, reason, to, to_all")
     asked = {name: str(value) for name, value in (body or {}).items()}
     with request.app[SLOTS].redrive():
         return await _redriven(request, asked)
@@ -208,12 +208,16 @@ async def redrive(request: web.Request) -> web.Response:
 
 async def _redriven(request: web.Request, asked: dict[str, str], *more: str) -> web.Response:
     """Run a redrive, and answer with its figures.  Raises 400, 409."""
-    if unknown := asked.keys() - {"count", "subscription", "reason", "to"}:
-        raise web.HTTPBadRequest(text=f"{', '.join(sorted(unknown))}: count, subscription, reason and to are known")
+    if unknown := asked.keys() - {"count", "subscription", "reason", "to", "to_all"}:
+        raise web.HTTPBadRequest(
+            text=f"{', '.join(sorted(unknown))}: count, subscription, reason, to and to_all are known")
     count = number_of(request, asked.get("count", str(_LETTERS)), "count", _LETTERS_MAX)
     if any("\0" in text for text in asked.values()):
         raise web.HTTPBadRequest(text="A text with a zero byte is no name")
     options = [f"--{name}={asked[name]}" for name in ("subscription", "reason", "to") if asked.get(name)]
+    if (to_all := str(asked.get("to_all", "false")).lower()) not in ("true", "false"):
+        raise web.HTTPBadRequest(text="to_all is true or false")
+    options += ["--to-all"] if to_all == "true" else []
     job = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "geminga.supervisor.main", "redrive", "--data-dir", str(_folder(request)),
         f"--count={max(1, count)}", "-o", "json", *options, *more, "--", str(topic_of(request)),

@@ -33,6 +33,9 @@ sent; 1 not all, or interrupted; 2 wrong usage; 3 not reachable.""")
 @click.option("--to", metavar="TOPIC", shell_complete=complete_topic,
               help="Send all to this topic; else each letter goes to the topic, and partition, that its property "
                    "REAL_TOPIC names.")
+@click.option("--to-all", is_flag=True,
+              help="Give letters to all subscriptions of their topic, not only to the one that lost them; needed on a "
+                   "broker other than Geminga.")
 @click.option("--subscription", "-s", metavar="NAME", default="",
               help="Only letters of this subscription: by their property REAL_SUBSCRIPTION, else by the name "
                    "TOPIC-SUBSCRIPTION-DLQ of their topic.")
@@ -49,11 +52,12 @@ sent; 1 not all, or interrupted; 2 wrong usage; 3 not reachable.""")
 @click.option("--dry-run", is_flag=True, help="Only show how many letters would go where.")
 @FORM
 @target.options
-def redrive(topic: str, to: str | None, subscription: str, reason: str, age: str | None, from_subscription: str,
-            count: int | None, rate: float, dry_run: bool, form: str, **others: Any) -> int:
-    """Send dead letters back to their topics, once each.
+def redrive(topic: str, to: str | None, to_all: bool, subscription: str, reason: str, age: str | None,
+            from_subscription: str, count: int | None, rate: float, dry_run: bool, form: str, **others: Any) -> int:
+    """Give subscriptions their dead letters back, once each.
 
-    This holds also if the command is killed and repeated.  Letters that are sent are acknowledged on a subscription of
+    Other subscriptions of the topic get them only with --to-all, or if a letter does not say which one lost it.  This
+    holds also if the command is killed and repeated.  Letters that are sent are acknowledged on a subscription of
     the dead letter topic.  What clients noted in their properties is removed, so that consumers count deliveries anew.
     """
     from geminga.proto import names
@@ -71,8 +75,8 @@ def redrive(topic: str, to: str | None, subscription: str, reason: str, age: str
     def matches(letter: "Message") -> bool:
         return (oldest_ms is None or letter.publish_time_ms <= oldest_ms) and chosen.matches(letter)
 
-    work = _Work(broker, from_subscription, Choice(matches, subscription, reason, to, count, chosen.needs_value), rate,
-                 is_dry=dry_run)
+    choice = Choice(matches, subscription, reason, to, limit=count, needs_value=chosen.needs_value, is_for_all=to_all)
+    work = _Work(broker, from_subscription, choice, rate, is_dry=dry_run)
 
     async def run() -> int:
         connection = await broker.connect()
@@ -164,7 +168,8 @@ async def _run_until_stopped(one: "Redrive", advance: Any) -> bool:
 
 def _as_json(topic: str, totals: "Redriven", *, is_dry: bool) -> dict[str, Any]:
     return {"topic": topic, "dry_run": is_dry, "sent": totals.sent.total(), "sent_before": totals.already,
-            "not_chosen": totals.skipped, "targets": dict(totals.sent), "not_possible": dict(totals.failed)}
+            "to_all_subscriptions": totals.for_all, "not_chosen": totals.skipped, "targets": dict(totals.sent),
+            "not_possible": dict(totals.failed)}
 
 
 def _as_text(figures: dict[str, Any]) -> str:
@@ -175,6 +180,8 @@ def _as_text(figures: dict[str, Any]) -> str:
         lines = [f"0 {verb}"]
     if figures["sent_before"]:
         lines.append(f"{human.count(figures['sent_before'])} were sent by an interrupted redrive before")
+    if figures["to_all_subscriptions"]:
+        lines.append(f"{human.count(figures['to_all_subscriptions'])} of these for all subscriptions of the topic")
     if figures["not_chosen"]:
         lines.append(f"{human.count(figures['not_chosen'])} not chosen")
     lines += [f"{human.count(count)} not possible: {plain(why)}" for why, count in figures["not_possible"].items()]

@@ -177,6 +177,10 @@ async def redrive(ask: Asking, values: Values) -> Plan:
     except Refused as refused:
         raise Wrong(refused.text) from None
     sentences = [counted("action.redrive.effect", number, topic=topic) for topic, number in figures["targets"].items()]
+    if figures["sent"] > figures["to_all_subscriptions"]:
+        sentences.append(text("action.redrive.for_one"))
+    if figures["to_all_subscriptions"]:
+        sentences.append(counted("action.redrive.for_all", figures["to_all_subscriptions"]))
     sentences += [counted("action.redrive.not_possible", number, reason=reason)
                   for reason, number in figures["not_possible"].items()]
     return Plan("POST", path, " ".join(sentences) or text("action.redrive.nothing"),
