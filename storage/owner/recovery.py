@@ -153,7 +153,7 @@ class Recovery:
             for key, entries in by_ledger(records[first:end], self.gone):
                 told("entries", self.entries, int(sizes.sum()))
                 if (target := self.ledger(*key)) is not None:
-                    self.entries += _put(target, entries, self._discarded(target) if target.is_shared else None)
+                    self.entries += _put(target, entries, self._discarded(target))
         for written in self._ledgers.values():
             if written is not None:
                 written.write_header()      # of a sealed one too: its header may not have reached the disk
@@ -208,14 +208,14 @@ class Recovery:
             self._ledgers[key] = None
         return self._files.get(partition_id) or StateFile(self.folder(partition_id), partition_id)
 
-    def _discarded(self, shared: Ledger) -> Cursor | None:
-        """Return the cursor that has acknowledged discarded entries, for a ledger that a backup shares.
+    def _discarded(self, target: Ledger) -> Cursor | None:
+        """Return the cursor that has acknowledged a ledger's discarded entries, None if the state cannot be read.
 
-        Discarded entries are not written into the shared file, because the holes in their place must stay.  Return None
-        if the partition's state cannot be read.
+        Discarded entries are not written, because the holes in their place must stay.  Nothing would free blocks again
+        that a replay has filled, and a file that a backup shares must not change.
         """
         with contextlib.suppress(CorruptFile):
-            return self.state(shared.partition_id).discarded
+            return self.state(target.partition_id).discarded
         return None
 
     # -- partitions for ops, see replayed_ops.Target

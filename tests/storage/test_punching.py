@@ -1,5 +1,6 @@
 """Holes in ledgers: disk blocks of entries that all subscriptions have acknowledged are given back, and no others."""
 import random
+import subprocess
 
 import numpy as np
 import pytest
@@ -66,6 +67,26 @@ def test_what_lies_between_messages_that_are_needed_is_given_back(rigs):
         again = one.consumer("t", subType=SubType.Shared)
         assert [position for position, _ in one.receive(again, 10_000)] == [positions[number] for number in kept]
         assert all(is_whole(one, positions[number], number) for number in kept)
+
+
+def test_a_replay_leaves_holes_as_they_are(rigs, tmp_path):
+    """The journal still has what was given back.  It is not put in place again, where nothing would free it."""
+    rig, _, consumer, positions = filled(rigs, 300)
+    rig.run(rig.acks(consumer, *(position for number, position in enumerate(positions) if number % 100)))
+    rig.run(after_ms=SECOND)
+    rig.settle()
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", "--sparse=always", rig.data_dir, copy], check=True)
+    file = copy / rig.partition("t").open_ledger.ledger_path.relative_to(rig.data_dir)
+    holes = file.stat().st_blocks
+    assert holes * 512 < 100_000
+    again = Rig(copy, now_ms=rig.now_ms, **rig.settings)
+    assert file.stat().st_blocks <= holes
+    left = again.receive(again.consumer("t", subType=SubType.Shared), 1_000)
+    assert [position for position, _ in left] == positions[::100]
+    assert all(is_whole(again, positions[number], number) for number in (0, 100, 200))
+    assert problems(again) == []
+    again.close()
 
 
 def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
