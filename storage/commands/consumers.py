@@ -10,7 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage import format
 from geminga.storage.commands.producers import reaches_address_limit
-from geminga.storage.commands.requests import T, log_consumer, park, succeed, withdraw
+from geminga.storage.commands.requests import T, log_consumer, park, probe, succeed, withdraw
 from geminga.storage.commands.subscriptions import (
     NAME_MAX,
     check_name,
@@ -75,6 +75,9 @@ def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *
     if obstacle is not None:
         raise obstacle.refusal
     _configure_subscription(owner, subscription, request, deaths_max)
+    active = _dispatcher(subscription).active
+    if active is not None and (active.worker, active.connection) != session.key:
+        probe(owner, active.worker, active.connection)      # the newcomer waits for it to leave
     _attach(owner, session, consumer)
     _answer_ready(owner, consumer, request.request_id)
     owner.wake(topic)

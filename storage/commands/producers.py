@@ -5,7 +5,7 @@ from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import is_system
-from geminga.storage.commands.requests import T, log_client, park, succeed, withdraw
+from geminga.storage.commands.requests import T, log_client, park, probe, succeed, withdraw
 from geminga.storage.commands.subscriptions import NAME_MAX, check_name, check_new_name, create_subscription
 from geminga.storage.commands.topics import find_or_create, forget_if_idle
 from geminga.storage.cursors.producer_sequences import NONE
@@ -24,7 +24,7 @@ FENCED = Refusal(api.ProducerFenced, "Fenced by a producer with ExclusiveWithFen
 def create_producer(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
     """PRODUCER: create a producer, or answer again if the connection already has the producer.
 
-    probed: whether the connection of the producer with the same name has answered a PING.
+    probed: whether the connection of the producer that is in the way has answered a PING.
     """
     request = command.producer
     existing = session.producers.get(request.producer_id)
@@ -50,6 +50,11 @@ def create_producer(owner: OwnerContext, session: Session, command: api.BaseComm
         if not probed and (holder.worker, holder.connection) != session.key:
             return park(owner, session, command, holder.worker, holder.connection)
         raise Refusal(api.ProducerBusy, f"Producer with name '{producer.name}' is already connected to topic")
+    holder = topic.producers.holder_of_access(producer)
+    if holder is not None and not probed and (holder.worker, holder.connection) != session.key:
+        if request.producer_access_mode != api.WaitForExclusive:
+            return park(owner, session, command, holder.worker, holder.connection)
+        probe(owner, holder.worker, holder.connection)
     if producer.source is None:
         _refuse_one_too_many(owner, session, topic)
     _create_initial_subscription(owner, topic, request.initial_subscription_name)

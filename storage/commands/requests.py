@@ -79,8 +79,13 @@ def park(owner: OwnerContext, session: Session, command: api.BaseCommand, worker
     session.waiting[command.type, object_id] = worker, connection
     waiting = owner.parked.setdefault((worker, connection), {})
     if not waiting:      # else another command has had the connection asked already
-        owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
+        probe(owner, worker, connection)
     waiting[session, command.type, object_id] = command
+
+
+def probe(owner: OwnerContext, worker: int, connection: int) -> None:
+    """Have a worker end a connection that stays silent after a PING."""
+    owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
 
 
 def withdraw(owner: OwnerContext, session: Session, kind: int, object_id: int) -> api.BaseCommand | None:

@@ -62,6 +62,15 @@ class Producers(Generic[P]):
         holder = self.live.get(producer.name)
         return None if holder is None or producer.succeeds(holder) else holder
 
+    def holder_of_access(self, producer: P) -> P | None:
+        """Return a producer that keeps the newcomer from entering at once by its access mode, None if nobody does."""
+        old = self.live.get(producer.name)      # the same producer, which has reconnected
+        if producer.access_mode == ExclusiveWithFencing:
+            return None
+        if producer.access_mode == Shared and not self.waiting:
+            return None if self.exclusive is old else self.exclusive
+        return next((holder for holder in self.live.values() if holder is not old), None)
+
     def admit(self, producer: P) -> list[P]:
         """Let the producer in, or make it wait (`is_ready` False).  Return producers that it replaces.
 

@@ -486,6 +486,49 @@ def test_the_last_message_id_is_that_of_the_last_message(rigs):
 
 # -- who consumes ------------------------------------------------------------------------------------------------------
 
+def probes(answers):
+    return [connection for connection, action, *_ in answers.replies if action == envelope.PROBE]
+
+
+@pytest.mark.parametrize("mode", [api.Shared, api.Exclusive], ids=api.ProducerAccessMode.Name)
+def test_an_exclusive_producer_keeps_others_out_as_long_as_its_client_lives(rig, mode):
+    """The newcomer waits until the holder's connection answers or ends, as one that wants a taken name does."""
+    rig.producer("a", producer_access_mode=api.Exclusive)
+    request = {"topic": "a", "producer_id": 7, "request_id": 7, "producer_access_mode": mode}
+    answers = rig.run(rig.command("producer", connection=2, **request))
+    assert probes(answers) == [1] and answers.commands() == []
+    answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE))
+    assert [(reply[0], reply[-1].error.error) for reply in answers.replies] == [
+        (2, api.ProducerBusy if mode == api.Shared else api.ProducerFenced)]
+    assert probes(rig.run(rig.command("producer", connection=3, **request))) == [1]
+    answers = rig.run(rig.happened(envelope.CONNECTION_GONE))
+    [entered] = answers.commands(T.PRODUCER_SUCCESS)
+    assert entered.producer_success.producer_ready
+
+
+def test_one_that_waits_for_exclusive_access_has_its_turn_when_a_silent_holder_is_ended(rig):
+    rig.producer("a", producer_access_mode=api.Exclusive)
+    answers = rig.run(rig.command("producer", connection=2, topic="a", producer_id=7, request_id=7,
+                                  producer_access_mode=api.WaitForExclusive))
+    assert probes(answers) == [1]
+    assert [command.producer_success.producer_ready for command in answers.commands(T.PRODUCER_SUCCESS)] == [False]
+    answers = rig.run(rig.happened(envelope.CONNECTION_GONE))
+    assert [command.producer_success.producer_ready for command in answers.commands(T.PRODUCER_SUCCESS)] == [True]
+
+
+def test_an_active_failover_consumer_is_probed_when_another_comes(rig):
+    """The newcomer is let in at once.  It gets everything as soon as the connection of a silent one has ended."""
+    kind = {"subType": api.CommandSubscribe.Failover}
+    rig.run(rig.flow(rig.consumer("a", consumer_name="first", **kind), 10))
+    [position] = rig.publish(rig.producer("a", connection=3), b"x")
+    section, number = rig.subscribe("a", "sub", connection=2, consumer_name="second", **kind)
+    answers = rig.run(section)
+    assert probes(answers) == [1]
+    second = rig.consumer_in(answers, number, "a", connection=2)
+    assert rig.run(rig.flow(second, 10)).gifts == []
+    assert rig.delivered(rig.run(rig.happened(envelope.CONNECTION_GONE)), second) == [(position, b"x")]
+
+
 def test_a_second_consumer_is_refused_as_long_as_the_first_lives(rig):
     """A second Exclusive consumer is refused at once on the same connection, and elsewhere after a sign of life."""
     rig.consumer("a")
