@@ -167,6 +167,15 @@ def _quota(kept: dict[str, Any]) -> None:
     kept["limit"] = kept["limitSize"] = kept.get("limitSize", kept.get("limit", 0))
 
 
+def _size_quota(kept: dict[str, Any]) -> None:
+    """Require a size that something fits into; -1, which a quota without a size has too, is no bound."""
+    if "limit" not in kept:
+        kept.setdefault("limitSize", -1)
+    _quota(kept)
+    if kept["limitSize"] == 0:
+        raise Invalid("The backlog quota's limitSize is 0, which nothing fits into; -1 is no bound")
+
+
 def _inactive(kept: dict[str, Any]) -> None:
     if "inactiveTopicDeleteMode" not in kept:
         raise Invalid(f"inactiveTopicDeleteMode: expected one of {', '.join(DELETE_MODES)}")
@@ -283,7 +292,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("backlogQuota/destination_storage",
            "Bytes of backlog that the slowest subscription may have, and the effect above.",
            _quota_parts("quota_bytes", "", "quota_bytes_action"),
-           where="storage/enforcement/backlog_quota.py", check=_quota),
+           where="storage/enforcement/backlog_quota.py", check=_size_quota),
     Policy("backlogQuota/message_age", "Age that the oldest unacknowledged message may have, and the effect above.",
            _quota_parts("", "quota_age_s", "quota_age_action"),
            where="storage/enforcement/backlog_quota.py", check=_quota),

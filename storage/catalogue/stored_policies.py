@@ -100,16 +100,22 @@ class Properties:
         return properties
 
     def of_subscriptions(self, partition_id: int) -> dict[int, dict[str, str]]:
-        """Return {subscription's id: properties} of a partition's subscriptions that have any.  Raises StorageFull."""
+        """Return {subscription's id: properties} of a partition's subscriptions for which they were set, also to none.
+
+        Raises StorageFull.
+        """
         rows = self._database.read(
             "SELECT subscriptions.id, value FROM subscriptions JOIN properties ON scope = '#' || subscriptions.id "
             "WHERE partition_id = ?", (partition_id,))
         return {subscription_id: json.loads(value) for subscription_id, value in rows}
 
     def set(self, scope: str | int, properties: dict[str, str]) -> None:
-        """Replace all properties of a scope or subscription.  Raises StorageFull, NotDurable."""
+        """Replace all properties of a scope or subscription.  Raises StorageFull, NotDurable.
+
+        A subscription without properties keeps a row that says so: else its next consumer would set its own.
+        """
         self._database.write("DELETE FROM properties WHERE scope = ?", (scope_of(scope),))
-        if properties:
+        if properties or isinstance(scope, int):
             self._database.write("INSERT INTO properties VALUES (?, ?)", (scope_of(scope), json.dumps(properties)))
 
 

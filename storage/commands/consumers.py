@@ -129,7 +129,7 @@ def _configure_subscription(
     is_first = topic.is_persistent and not subscription.consumers
     if is_first or (topic.is_persistent and deaths_max):      # a later consumer cannot switch quarantine off
         subscription.deaths_max = deaths_max
-    if request.subscription_properties and not subscription.properties:
+    if request.subscription_properties and not subscription.has_own_properties:
         set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
     if request.replicate_subscription_state and subscription.is_durable and not subscription.is_replicated:
         set_replicated(owner, subscription, True)

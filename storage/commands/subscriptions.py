@@ -100,7 +100,7 @@ def create_subscription(owner: OwnerContext, partition: Partition, name: str, po
 
 def set_properties(owner: OwnerContext, subscription: Subscription, properties: dict[str, str]) -> None:
     """Replace the subscription's properties."""
-    subscription.properties = properties
+    subscription.properties, subscription.has_own_properties = properties, True
     if subscription.is_durable:
         owner.catalogue.properties.set(subscription.cursor.subscription_id, properties)
         owner.answer_needs_sync()

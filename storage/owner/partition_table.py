@@ -90,7 +90,8 @@ class PartitionTable(Watcher):
         partition.is_terminated = catalogue.partitions.is_terminated(partition_id)
         properties = catalogue.properties.of_subscriptions(partition_id)
         for subscription in partition.subscriptions.values() if properties else ():
-            subscription.properties = properties.get(subscription.cursor.subscription_id, {})
+            own = properties.get(subscription.cursor.subscription_id)
+            subscription.properties, subscription.has_own_properties = own or {}, own is not None
         replicated = catalogue.subscriptions.replicated(partition_id)
         for subscription in partition.subscriptions.values() if replicated else ():
             subscription.is_replicated = subscription.cursor.subscription_id in replicated

@@ -355,6 +355,7 @@ class Subscription:
     counted: tuple[int, ...] = ()      # as in Consumer
     rates: tuple[float, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)   # users' notes
+    has_own_properties: bool = False   # they were set, perhaps to none: a consumer's do not replace them
     is_replicated: bool = False        # other clusters follow it
     told: int = -1                     # messages of the topic of which they know that it has passed them
     withheld: Withheld | None = None   # what open transactions acknowledge; None: nothing

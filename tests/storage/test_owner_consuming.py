@@ -529,6 +529,22 @@ def test_an_active_failover_consumer_is_probed_when_another_comes(rig):
     assert rig.delivered(rig.run(rig.happened(envelope.CONNECTION_GONE)), second) == [(position, b"x")]
 
 
+def test_properties_that_an_administrator_has_emptied_stay_so(rigs):
+    """A consumer's properties are those of a subscription for which none were ever set."""
+    rig = rigs()
+    own = {"subscription_properties": [api.KeyValue(key="a", value="b")]}
+
+    def with_another(rig):
+        consumer = rig.consumer("a", **own)
+        rig.close_consumer(consumer)
+        return rig.asked("properties", "a", subscription="sub")
+
+    rig.close_consumer(rig.consumer("a"))
+    assert with_another(rig) == {"a": "b"}
+    assert rig.asked("properties", "a", subscription="sub", properties={}) == {} == with_another(rig)
+    assert with_another(rigs.restart(rig)) == {}
+
+
 def test_a_second_consumer_is_refused_as_long_as_the_first_lives(rig):
     """A second Exclusive consumer is refused at once on the same connection, and elsewhere after a sign of life."""
     rig.consumer("a")

@@ -148,6 +148,10 @@ def test_the_command_line_may_import_the_table_at_once():
     ("deduplication", False, False),
     (BYTES_QUOTA, {"limit": "10240", "policy": "producer_exception"},
      {"limit": 10240, "limitSize": 10240, "limitTime": 0, "policy": "producer_exception"}),
+    (BYTES_QUOTA, {"limitSize": -1, "policy": "producer_exception"},
+     {"limit": -1, "limitSize": -1, "limitTime": 0, "policy": "producer_exception"}),
+    (BYTES_QUOTA, {"policy": "producer_exception"},
+     {"limit": -1, "limitSize": -1, "limitTime": 0, "policy": "producer_exception"}),
     (AGE_QUOTA, {"limitTime": 60, "policy": "consumer_backlog_eviction"},
      {"limit": 0, "limitSize": 0, "limitTime": 60, "policy": "consumer_backlog_eviction"}),
 ])
@@ -170,6 +174,8 @@ def test_values_are_read_as_clients_send_them(name, sent, kept):
     ("deduplication", "perhaps", "expected true or false"),
     (BYTES_QUOTA, {"limitSize": 5}, "policy is one of"),
     (BYTES_QUOTA, {"limitSize": 5, "policy": ["producer_exception"]}, "policy: expected one of"),
+    (BYTES_QUOTA, {"limitSize": 0, "policy": "producer_exception"}, "limitSize is 0"),
+    (BYTES_QUOTA, {"limit": 0, "policy": "producer_request_hold"}, "limitSize is 0"),
     (BYTES_QUOTA, {"limitSize": {}, "policy": "producer_exception"}, "expected a whole number"),
 ])
 def test_what_is_no_value_is_refused_with_the_reason(name, sent, text):
