@@ -230,6 +230,40 @@ def test_chunks_of_two_producers_do_not_mix(broker, client):
     assert sorted(received) == sorted(bodies)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [2, 1000])
+@pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
+def test_messages_in_chunks_arrive_whole_at_one_of_many_consumers(client, kind, queue):
+    """Chunks of two producers go to three consumers, of which one leaves with all that it has."""
+    topic = unique_topic("chunks")
+    leaving, *staying = [client.subscribe(topic, "sub", consumer_type=getattr(pulsar.ConsumerType, kind),
+                                          receiver_queue_size=queue) for _ in range(3)]
+    bodies = [random.Random(seed).randbytes(11 * 1024 * 1024) for seed in range(6)]
+    producers = [client.create_producer(topic, chunking_enabled=True) for _ in range(2)]
+    threads = [threading.Thread(target=publish, args=(producers[n], bodies[n::2])) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    leaving.close()
+    received: list[bytes] = []
+
+    def has_all() -> bool:
+        for consumer in staying:
+            try:
+                message = consumer.receive(timeout_millis=100)
+            except pulsar.Timeout:
+                continue
+            consumer.acknowledge(message)
+            received.append(message.data())
+        return len(received) >= len(bodies)
+
+    eventually(has_all, RECEIVE_MS / 1000)
+    assert sorted(received) == sorted(bodies)
+    for consumer in staying:
+        assert_silent(consumer)
+
+
 def test_a_small_receiver_queue_gets_everything_in_order(client):
     """A consumer with few permits gets no more than it permits, and everything in order in the end."""
     topic = unique_topic("permits")

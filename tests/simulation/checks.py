@@ -47,7 +47,8 @@ def given(
         holders = {subscription.out[other].name for other in of_key if other in subscription.out}
         demand(holders <= {consumer.name}, "a key is at one consumer at a time",
                f"{entry.key}: {holders} and {consumer.name}")
-        demand(all(other in subscription.out for other in of_key
+        # The rest of a message goes to the consumer that has the beginning, though its key has moved.
+        demand(consumer in subscription.holders_of_chunks(position) or all(other in subscription.out for other in of_key
                    if other < position and other[0] >= topic.first_ledger
                    and topic.log[other].deliver_at <= now_ms - SLACK_MS),
                "a key's entries are delivered in order", f"{entry.key} {position}")
@@ -75,13 +76,21 @@ def nothing_held_back(subscription: Subscription, partition: Partition, now_ms: 
         hashes, owner = _owners(subscription, partition)
         rooms = {consumer.handle: found.dispatcher.room(consumer) for consumer in found.consumers}
         able = [consumer for consumer in able if rooms[consumer.handle] > 0]
+        by_handle = {consumer.handle: consumer for consumer in subscription.consumers}
+        # Whoever works on entries that were skipped or have expired keeps their keys too.
+        removed = [(number, by_handle[found.dispatcher._slots[slot].handle]) for _, rows in found.dispatcher.removed
+                   for number, slot in zip(rows["hash"].tolist(), rows["slot"].tolist(), strict=True)]
         for position in waiting:
             holders = {holder for other, holder in subscription.out.items() if hashes.get(other) == hashes[position]}
+            holders |= {holder for number, holder in removed if number == hashes[position]}
             demand(owner[position] not in able or bool(holders - {owner[position]}), "what is due is delivered",
                    f"{subscription.name} {position}")
     elif subscription.is_spread:
-        demand(all(found.dispatcher.room(consumer) <= 0 for consumer in found.consumers), "what is due is delivered",
-               f"{subscription.name} {waiting[0]}")
+        rooms = {consumer.handle: found.dispatcher.room(consumer) for consumer in found.consumers}
+        able = [room for room in rooms.values() if room > 0]
+        for position in waiting if able else ():      # the rest of a message waits for who has the beginning
+            demand(any(rooms[holder.handle] <= 0 for holder in subscription.holders_of_chunks(position)),
+                   "what is due is delivered", f"{subscription.name} {position}")
     else:
         demand(subscription.active not in able, "what is due is delivered", f"{subscription.name} {waiting[0]}")
 

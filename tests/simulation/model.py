@@ -139,6 +139,12 @@ class Subscription:
                 if position not in self.out and self.unacknowledged(position) and position[0] >= self.topic.first_ledger
                 and (entry.deliver_at <= now_ms if self.is_spread else position > self.read)]
 
+    def holders_of_chunks(self, position: Position) -> list:
+        """Return the consumers that hold other chunks of the message of which an entry is one."""
+        log, entry = self.topic.log, self.topic.log[position]
+        return [holder for other, holder in self.out.items() if entry.is_chunk and log[other].is_chunk
+                and (log[other].producer, log[other].sequence_id) == (entry.producer, entry.sequence_id)]
+
     # -- what happens to it
 
     def acknowledge(self, positions: list[Position], keep: int = 0, reason: int = ACKNOWLEDGED) -> None:

@@ -239,7 +239,7 @@ class Client:
 def test_every_message_becomes_whole_whatever_happens(uncoordinated, seed):
     """Messages in chunks, batches and plain ones, some delayed and some in transactions, come whole and once.
 
-    Consumers have few permits, come and go, and give back what they have.
+    Consumers have few permits, come and go, and give back what they have.  The owner is killed at times.
     """
     chance = random.Random(seed)
     kind = list(KINDS.values())[seed % 3]
@@ -260,7 +260,7 @@ def test_every_message_becomes_whole_whatever_happens(uncoordinated, seed):
                     seen.append(payload.split(b":")[0])
         sections = [rig.acks(client.handle, *done)] if done else []
         sections += [rig.redeliver(client.handle, *back)] if back else []
-        return [*sections, rig.flow(client.handle, len(given))] if given else []
+        return [*sections, rig.flow(client.handle, len(given) * chance.choice((1, 3)))] if given else []
 
     def play(*sections, after_ms=0):
         """Run a pass, and all that follows from it."""
@@ -275,6 +275,9 @@ def test_every_message_becomes_whole_whatever_happens(uncoordinated, seed):
 
     number = 0
     for _ in range(chance.randint(8, 14)):
+        if chance.random() < 0.15:
+            rig = uncoordinated.crash(rig)
+            producer, clients = rig.producer("a"), []
         if not clients or (len(clients) < 4 and chance.random() < 0.6):
             clients.append(Client(rig.consumer("a", **kind)))
             play(rig.flow(clients[-1].handle, chance.randint(1, 9)))
@@ -292,7 +295,7 @@ def test_every_message_becomes_whole_whatever_happens(uncoordinated, seed):
             if chance.random() < 0.2:
                 fields["deliver_at_time"] = rig.now_ms + chance.randint(1, 3_000)
             if of == 1:
-                streams.append([(producer, b"%d" % number, fields)])
+                streams.append([(producer, b"%d" % number, fields | {"batch": chance.choice((0, 3))})])
             else:
                 streams.append([(producer, b"%d:%d:%d" % (number, at, of), {
                     "uuid": f"u{number}", "sequence_id": number, "chunk_id": at, "num_chunks_from_msg": of} | fields)
@@ -312,9 +315,11 @@ def test_every_message_becomes_whole_whatever_happens(uncoordinated, seed):
             play(section)
         if transaction:
             follow(*rig.end(transaction, "a", commits=commits))
-    play(after_ms=4_000)
-    for _ in range(9):
-        play(*[rig.flow(client.handle, 1) for client in clients])
+    for _ in range(99):      # the index of delayed entries is written and read by a thread
+        rig.settle()
+        play(*[rig.flow(client.handle, 1) for client in clients], after_ms=1_000)
+        if len(seen) == len(expected):
+            break
     assert sorted(seen) == sorted(expected)
     assert not rig.partition("a").subscriptions["sub", True].cursor.backlog(rig.partition("a").ledgers)
     assert not dispatcher(rig).chunks
