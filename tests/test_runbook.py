@@ -54,6 +54,22 @@ def found(words):
     return context, words
 
 
+# programs that every Debian with systemd has
+MINIMAL = {"apt-get", "cat", "df", "du", "echo", "geminga", "grep", "head", "install", "journalctl", "ls", "runuser",
+           "sort", "sync", "systemctl", "tail", "timedatectl", "uniq"}
+
+
+def test_the_runbook_names_the_package_of_each_program_that_its_pages_use():
+    """A night's trouble is no time to learn that a minimal Debian has no curl."""
+    contents = (ROOT / "systemd/runbook/README.md").read_text()
+    packages = dict(re.findall(r"^\| `([a-z]+)` \| ([a-z0-9-]+) \|", contents, re.M))
+    used = {word for page in PAGES for line in re.findall(r"^ {4,7}([a-z].*)", page.read_text(), re.M)
+            for word in re.findall(r"(?:^|[;|] *)([a-z-]+)(?= |$)", line.partition("  #")[0])}
+    assert used - MINIMAL == packages.keys()
+    install = re.search(r"`apt-get install (.*)`", contents)[1]
+    assert install.split() == sorted(packages.values())
+
+
 def commands():
     """Return the words behind `geminga` of all commands of the runbook; those that lack words get --help."""
     for page in PAGES:
