@@ -134,3 +134,12 @@ def test_the_image_builds_and_its_command_answers():
             "-f", CONTAINERFILE, "-t", "geminga-test", ROOT]
     built = subprocess.run(call, capture_output=True, text=True, timeout=1200, check=False)
     assert built.returncode == 0, built.stderr[-2_000:]
+
+
+def test_variables_that_the_page_shows_have_an_effect():
+    """One of both bounds of retention alone retains nothing: the program warns of such a configuration."""
+    page = (ROOT / "docs/operating.md").read_text()
+    shown = dict(re.findall(r"-e (GEMINGA_\w+)=(\S+?)[ `]", page))
+    assert {"GEMINGA_STORAGE_RETENTION_S", "GEMINGA_STORAGE_RETENTION_BYTES"} <= shown.keys()
+    assert all(map(is_key, shown))
+    assert config.load(None, shown, {})[1] == []
