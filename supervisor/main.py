@@ -214,8 +214,8 @@ def _show_version(context: click.Context, _parameter: click.Parameter, is_given:
 
 
 def _print_version() -> None:
-    from importlib.metadata import version
-    print(f"geminga {version('geminga')}")
+    from geminga.supervisor.host.build import build
+    print(f"geminga {build().text}")
 
 
 def _keep_context(context: click.Context, parameter: click.Parameter, value: str | None) -> None:

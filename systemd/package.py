@@ -25,6 +25,7 @@ import hashlib
 import os
 import platform
 import re
+import runpy
 import shutil
 import stat
 import subprocess
@@ -82,7 +83,8 @@ def main() -> int:
         description="Make Debian packages of this checkout, for the release of Debian that this runs on.")
     parser.add_argument("--out", metavar="DIR", type=Path, default=CHECKOUT / "dist",
                         help="folder for the packages (default: dist)")
-    parser.add_argument("--version", help="version of geminga (default: the project's, with date and time)")
+    parser.add_argument("--version",
+                        help="version of geminga (default: the project's, with time and name of the commit)")
     parser.add_argument("--spark", action="store_true", help="also make geminga-nightly, which has Spark")
     parser.add_argument("--site-packages", metavar="DIR", type=Path,
                         help="take dependencies from this folder instead of a package index")
@@ -127,10 +129,22 @@ def spark_version(project: dict, release: str) -> str:
     return "+".join([pins["pyspark"], *others]) + f"~deb{release}"
 
 
+def version_of(project: dict) -> str:
+    """Return the version of a package of this checkout: the project's, with time and name of the commit.
+
+    Without a commit, in a folder that was copied by hand, the time is that of the newest source file.
+    """
+    commit = runpy.run_path(str(CHECKOUT / "supervisor/host/build.py"))["of_checkout"](CHECKOUT)
+    if not commit:
+        newest = max(path.stat().st_mtime for layer in LAYERS for path in (CHECKOUT / layer).rglob("*.py"))
+        commit = time.strftime("%Y%m%d%H%M%S", time.gmtime(newest))
+    return f"{project['version']}+{commit}"
+
+
 # -- the two packages
 
 def broker(project: dict, release: str, out: Path, version: str | None, site_packages: Path | None) -> Path:
-    version = version or f"{project['version']}+{time.strftime('%Y%m%d%H%M%S', time.gmtime())}"
+    version = version or version_of(project)
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
         root = Path(folder)
         lay_program(root, project, site_packages, version)

@@ -97,14 +97,22 @@ def _show_ready(broker: Broker) -> int:
     return 0
 
 
+def _commit(state: dict[str, Any]) -> Iterator[str]:
+    """Yield the line about the commit of which the broker was made, if it knows."""
+    if state.get("commit"):      # brokers of older versions do not tell
+        yield f"  {'commit':10}  {plain(state['commit'])} of {plain(state['committed'])}"
+
+
 def _lines(state: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that show a broker's state, from the answer of /ops/v1/status."""
     if told := state.get("follows"):
         yield f"Geminga {state['version']}, up {length(state['uptime_seconds'])}, {plain(told['text'])}"
+        yield from _commit(state)
         return
     loaded, rates, topics = state["loaded"], state["rates"], state["topics"]
     readiness = "ready" if state["ready"] else "loading" if state.get("loading") else "not ready"
     yield f"Geminga {state['version']}, up {length(state['uptime_seconds'])}, {readiness}"
+    yield from _commit(state)
     for obstacle in state["obstacles"]:
         yield f"  {plain(obstacle)}"
     for warning in state.get("warnings", []):

@@ -33,6 +33,7 @@ from geminga.storage.runtime.log import log
 from geminga.storage.standby import copy, standing
 from geminga.supervisor.configuration import places
 from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host.build import build
 from geminga.supervisor.processes import control_socket, listening
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.standby.following import About, Follower
@@ -133,7 +134,9 @@ class Standby:
     def told(self) -> dict[str, Any]:
         """Return the answer of /ops/v1/status."""
         follower = self.follower
-        return {"version": _VERSION, "data_dir": str(self.config.data_dir.resolve()), "ready": False, "alarms": [],
+        made = build()
+        return {"version": _VERSION, "commit": made.commit, "committed": made.committed,
+                "data_dir": str(self.config.data_dir.resolve()), "ready": False, "alarms": [],
                 "uptime_seconds": round(time.monotonic() - self._began), "obstacles": [self.text()],
                 "follows": {"url": self.config.standby.of, "text": self.text(), "connected": follower.is_following,
                             "complete": follower.is_complete, "lag_ms": round(1000 * follower.lag_seconds),

@@ -2,6 +2,7 @@
 import argparse
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def bring(box: Box, packages: list[Path]) -> list[str]:
             shutil.copytree(source, place / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, place)
+    # The box has no git, so the copy is one as `git archive` makes it.
+    commit = subprocess.run(["git", "log", "-1", "--abbrev=8", "--format=%ct %h"], cwd=REPOSITORY, check=True,
+                            capture_output=True, text=True).stdout
+    (place / "systemd/commit").write_text(commit)
     return ["sh", "/root/geminga/systemd/install.sh"]
 
 

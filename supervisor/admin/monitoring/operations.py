@@ -1,4 +1,5 @@
 """Operations on the broker as a whole: its status, acknowledged alarms, and temporary log levels."""
+import asyncio
 import os
 import time
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, body_of, catalogue_of, done, part_of
 from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 from geminga.supervisor.configuration import exposure
+from geminga.supervisor.host.build import build
 from geminga.supervisor.tasks.job_socket import last_report
 
 routes = web.RouteTableDef()
@@ -109,6 +111,7 @@ async def status(request: web.Request) -> web.Response:
     rows = {who: counters.read() for who, counters in app[COUNTERS].items()}
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
     answered, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
+    made = await asyncio.to_thread(build)      # the first call may start git
     began, memory = psutil.Process(os.getppid()).create_time(), alarms.memory
     disk, night = os.statvfs(app[TOPICS].config.data_dir), app[COMPACTIONS].nights.look()
     wrong, stored = obstacles(app), catalogue_of(request).partitions.count()
@@ -117,6 +120,8 @@ async def status(request: web.Request) -> web.Response:
     return web.json_response(
         {
             "version": _VERSION,
+            "commit": made.commit,
+            "committed": made.committed,
             "data_dir": str(app[TOPICS].config.data_dir.resolve()),
             "uptime_seconds": round(time.time() - began),
             "ready": not wrong,
