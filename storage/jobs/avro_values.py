@@ -25,6 +25,7 @@ from geminga.storage.jobs.shapes import (
     day_number,
     dumped,
     full_name,
+    inside,
     moment,
     shape_of,
     time_text,
@@ -317,9 +318,7 @@ def _inside(name: str, fit: Fit, value: Any) -> Any:
     try:
         return fit(value)
     except Unfit as error:
-        text = str(error)
-        inner = text.removeprefix("field ")
-        raise Unfit(f"field {name}.{inner}" if inner != text else f"field {name}: {text}") from None
+        raise inside(name, error) from None
 
 
 def _or_null(fit: Fit) -> Fit:

@@ -22,14 +22,14 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from geminga.storage.jobs.shapes import Shape, at_field, dumped
+from geminga.storage.jobs.shapes import Shape, dumped, inside
 from geminga.storage.schemas.plain_values import Unfit
 
 _BOUNDS = {pa.int32(): 1 << 31, pa.int64(): 1 << 63}
@@ -41,7 +41,7 @@ _SHOWN_MAX = 40      # characters of a value that a reason shows
 _BYTES = "[B"        # Java's name of byte[]
 _EPOCH = datetime.datetime(1970, 1, 1)
 
-Fit = Callable[[Any, str], Any]       # (a parsed value, the path of its field) -> the column's.  Raises Unfit
+Fit = Callable[[Any], Any]            # a parsed value that is not null -> the column's.  Raises Unfit
 
 
 def reader(shape: Shape, *, is_of_java: bool = False) -> Callable[[bytes], Any]:
@@ -49,13 +49,13 @@ def reader(shape: Shape, *, is_of_java: bool = False) -> Callable[[bytes], Any]:
 
     is_of_java: whether bytes are base64, whatever their class is.
     """
-    fit = _fit_of(_with_base64(shape) if is_of_java else shape)
+    fit = _fitting(_with_base64(shape) if is_of_java else shape)
 
     def read(payload: bytes) -> Any:
         value = parsed(payload)
         if shape.type == "record" and not isinstance(value, dict | None):
             raise Unfit("it is no JSON object")
-        return fit(value, "")
+        return None if value is None else fit(value)
     return read
 
 
@@ -80,18 +80,13 @@ def parsed(payload: bytes) -> Any:
         raise Unfit("it has a number of too many digits") from None
 
 
-def _fit_of(shape: Shape) -> Fit:
-    """Return the function that makes parsed values those of a shape's type."""
-    fit = _fitting(shape)
-    return lambda value, path: None if value is None else fit(value, path)
-
-
 def _fitting(shape: Shape) -> Fit:
+    """Return the function that makes parsed values those of a shape's type."""
     kind = shape.kind
     if shape.type == "text":
-        return lambda value, path: dumped(value)
+        return dumped
     if shape.type == "any":
-        return lambda value, path: _text(value, path) if isinstance(value, str) else dumped(value)
+        return lambda value: value if isinstance(value, str) else dumped(value)
     if shape.type == "record":
         return _record(shape)
     if shape.item is not None:
@@ -109,27 +104,33 @@ def _fitting(shape: Shape) -> Fit:
     return _bytes if shape.java_class == _BYTES else _text_bytes
 
 
-def _unfit(path: str, value: Any, wanted: str) -> NoReturn:
+def _unfit(value: Any, wanted: str) -> NoReturn:
     shown = dumped(value)
-    raise Unfit(f"{at_field(path)}{shown[:_SHOWN_MAX]}{'...' * (len(shown) > _SHOWN_MAX)} is no {wanted}")
+    raise Unfit(f"{shown[:_SHOWN_MAX]}{'...' * (len(shown) > _SHOWN_MAX)} is no {wanted}")
 
 
 def _record(shape: Shape) -> Fit:
-    fits = {name: _fit_of(inner) for name, inner in shape.fields.items()}
+    fits = [(name, _fitting(inner)) for name, inner in shape.fields.items()]
 
-    def record(value: Any, path: str) -> Any:
+    def record(value: Any) -> Any:
         if not isinstance(value, dict):
-            _unfit(path, value, "object")
-        before = f"{path}." if path else ""
-        return {name: fit(value.get(name), before + name) for name, fit in fits.items()}
+            _unfit(value, "object")
+        found = {}
+        for name, fit in fits:
+            one = value.get(name)
+            try:
+                found[name] = None if one is None else fit(one)
+            except Unfit as error:
+                raise inside(name, error) from None
+        return found
     return record
 
 
 def _array(shape: Shape, item: Shape) -> Fit:
-    fit, is_pairs = _fit_of(item), list(item.fields) == ["key", "value"]
+    fit, is_pairs = _fitting(item), list(item.fields) == ["key", "value"]
     key = item.fields["key"] if is_pairs else None
 
-    def array(value: Any, path: str) -> Any:
+    def array(value: Any) -> Any:
         if isinstance(value, str) and item.java_class == "java.lang.Character":
             value = list(value)
         if isinstance(value, dict) and key is not None:
@@ -137,9 +138,20 @@ def _array(shape: Shape, item: Shape) -> Fit:
         if shape.takes_one and not isinstance(value, list):
             value = [value]
         if not isinstance(value, list):
-            _unfit(path, value, "array")
-        return [fit(one, f"{path}[{at}]") for at, one in enumerate(value)]
+            _unfit(value, "array")
+        return [found for _, found in _each(fit, enumerate(value))]
     return array
+
+
+def _each(fit: Fit, items: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return (key, fitted value) of items (key, value)."""
+    found = []
+    for key, one in items:
+        try:
+            found.append((key, None if one is None else fit(one)))
+        except Unfit as error:
+            raise inside(f"[{key}]", error) from None
+    return found
 
 
 def _key(name: str, shape: Shape) -> Any:
@@ -155,43 +167,45 @@ def _key(name: str, shape: Shape) -> Any:
 
 
 def _map(item: Shape) -> Fit:
-    fit = _fit_of(item)
+    fit = _fitting(item)
 
-    def pairs(value: Any, path: str) -> Any:
+    def pairs(value: Any) -> Any:
         if not isinstance(value, dict):
-            _unfit(path, value, "object")
-        return [(key, fit(one, f"{path}[{key}]")) for key, one in value.items()]
+            _unfit(value, "object")
+        return _each(fit, value.items())
     return pairs
 
 
-def _boolean(value: Any, path: str) -> Any:
-    return value if isinstance(value, bool) else _unfit(path, value, "true or false")
+def _boolean(value: Any) -> Any:
+    return value if isinstance(value, bool) else _unfit(value, "true or false")
 
 
 def _integer(shape: Shape) -> Fit:
     end, logical = _BOUNDS[shape.kind], shape.logical
     is_character = shape.java_class == "java.lang.Character"
 
-    def integer(value: Any, path: str) -> Any:
+    def integer(value: Any) -> Any:
+        if type(value) is int and -end <= value < end:
+            return value
         if isinstance(value, list) and logical:
-            value = _parts(value, logical, path)
+            value = _parts(value, logical)
         elif isinstance(value, Decimal) and "timestamp" in logical and _SECONDS.fullmatch(str(value)):
             value = math.floor(value * _PER_SECOND[logical.rpartition("-")[2]])
         elif isinstance(value, str) and is_character and len(value) == 1:
             value = ord(value)
         elif isinstance(value, str) and logical:
-            value = _from_text(value, logical, path)
+            value = _from_text(value, logical)
         elif isinstance(value, Decimal) and value.adjusted() < 20 and value == value.to_integral_value():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            _unfit(path, value, "whole number")
+            _unfit(value, "whole number")
         if not -end <= value < end:
-            _unfit(path, value, f"number of {shape.kind}")
+            _unfit(value, f"number of {shape.kind}")
         return value
     return integer
 
 
-def _from_text(value: str, logical: str, path: str) -> int:
+def _from_text(value: str, logical: str) -> int:
     """Return a date, a time or both, given as text, as the number that Avro has."""
     try:
         if logical == "date":
@@ -203,14 +217,14 @@ def _from_text(value: str, logical: str, path: str) -> int:
         if (found.tzinfo is None) != logical.startswith(("local-", "time-")):
             raise ValueError
     except ValueError:
-        _unfit(path, value, "date or time")
+        _unfit(value, "date or time")
     since = found - (_EPOCH if found.tzinfo is None else _EPOCH.replace(tzinfo=datetime.UTC))
     digits = re.search(r"\.[0-9]{6}([0-9]{1,3})", value)
     nanoseconds = since // datetime.timedelta(microseconds=1) * 1_000 + (int(digits[1].ljust(3, "0")) if digits else 0)
     return nanoseconds * _PER_SECOND[logical.rpartition("-")[2]] // 10 ** 9
 
 
-def _parts(value: list[Any], logical: str, path: str) -> int:
+def _parts(value: list[Any], logical: str) -> int:
     """Return a date, a time or both, given as a list of their parts, as the number that Avro has."""
     parts = [one for one in value if isinstance(one, int) and not isinstance(one, bool)]
     try:
@@ -226,61 +240,59 @@ def _parts(value: list[Any], logical: str, path: str) -> int:
         if not 0 <= nanosecond < 10 ** 9 or len(parts) > len(before) + 4:
             raise ValueError
     except (ValueError, TypeError, OverflowError):
-        _unfit(path, value, "date or time")
+        _unfit(value, "date or time")
     total = ((days * 24 + hour) * 60 + minute) * 60 + second
     return (total * 10 ** 9 + nanosecond) * _PER_SECOND[logical.rpartition("-")[2]] // 10 ** 9
 
 
-def _float(value: Any, path: str) -> Any:
+def _float(value: Any) -> Any:
+    if type(value) is Decimal and -300 < value.adjusted() < 300:
+        return float(value)
     if isinstance(value, str) and value in _SPECIAL:
         return _SPECIAL[value]
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        _unfit(path, value, "number")
+        _unfit(value, "number")
     try:
         found = float(value)
     except OverflowError:
         found = math.inf
     if math.isinf(found) and not isinstance(value, float):
-        _unfit(path, value, "number of double")
+        _unfit(value, "number of double")
     return found
 
 
-def _narrow(value: Any, path: str) -> Any:
-    found = _float(value, path)
+def _narrow(value: Any) -> Any:
+    found = _float(value)
     if math.isfinite(found) and abs(found) >= _FLOAT_MAX:
-        _unfit(path, value, "number of float")
+        _unfit(value, "number of float")
     return found
 
 
-def _text(value: Any, path: str) -> Any:
+def _text(value: Any) -> Any:
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            _unfit(path, value, "text of Unicode")
         return value
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        _unfit(path, value, "text")
+        _unfit(value, "text")
     return str(value)
 
 
-def _decimal(value: Any, path: str) -> Any:
+def _decimal(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = Decimal(value)
         except ArithmeticError:
-            _unfit(path, value, "decimal number")
+            _unfit(value, "decimal number")
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        _unfit(path, value, "decimal number")
+        _unfit(value, "decimal number")
     return Decimal(value)
 
 
-def _bytes(value: Any, path: str) -> Any:
+def _bytes(value: Any) -> Any:
     try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else _unfit(path, value, "base64")
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else _unfit(value, "base64")
     except (ValueError, binascii.Error):
-        _unfit(path, value, "base64")
+        _unfit(value, "base64")
 
 
-def _text_bytes(value: Any, path: str) -> Any:
-    return _text(value, path).encode() if isinstance(value, str) else _unfit(path, value, "text")
+def _text_bytes(value: Any) -> Any:
+    return _text(value).encode() if isinstance(value, str) else _unfit(value, "text")

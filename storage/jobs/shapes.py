@@ -351,6 +351,15 @@ def at_field(path: str) -> str:
     return f"field {path}: " if path else ""
 
 
+def inside(name: str, error: Unfit) -> Unfit:
+    """Return an error of a part with the name of the part in its path."""
+    text = str(error)
+    inner = text.removeprefix("field ")
+    if inner == text:
+        return Unfit(f"field {name}: {text}")
+    return Unfit(f"field {name}{'' if inner.startswith('[') else '.'}{inner}")
+
+
 def day_number(days: int) -> int:
     """Return days since 1970.  Raises Unfit for those of other years than readers in Python have."""
     if not _DAYS[0] <= days <= _DAYS[1]:
