@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration import config
 from geminga.supervisor.main import geminga
 
+from . import interpreters
+from .appliance.installed import SUITES
 from .test_documents import links_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,6 +129,25 @@ def test_the_bootstrap_accepts_the_interpreters_that_pip_accepts():
     """SUPPORTED in the bootstrap and requires-python are one range."""
     (_, first), (_, last) = bootstrap.SUPPORTED
     assert PROJECT["project"]["requires-python"] == f">=3.{first},<3.{last + 1}"
+
+
+def test_every_promised_python_is_tried_in_turns():
+    """Turns of `tests.interpreters`, with the interpreter that runs all tests, take each version that is promised."""
+    running = "{}.{}".format(*sys.version_info)
+    tried = {version for turn in range(9) for version in interpreters.chosen([], turn)}
+    assert tried | {running} == {*interpreters.promised(), running} and tried <= interpreters.RELEASES.keys()
+    first, *_, last = interpreters.promised()
+    for page in ("README.md", "docs/contributing.md", "docs/getting-started.md"):
+        assert f"Python {first} to {last}" in (ROOT / page).read_text(), page
+
+
+def test_every_promised_debian_is_tried_in_each_run():
+    """Both parts of CI take the releases in turns that differ, and these are what packages are made for."""
+    lists = re.findall(r"suites=\((.*?)\)", (ROOT / ".ci/run").read_text())
+    assert [tuple(text.split()) for text in lists] == [SUITES, SUITES]
+    releases = " or ".join(runpy.run_path(str(ROOT / "systemd/package.py"))["JAVA"])
+    for page in ("README.md", "systemd/install.sh"):
+        assert f"Debian {releases}" in (ROOT / page).read_text(), page
 
 
 def test_the_bootstrap_installs_extras_and_starts_programs_that_exist():

@@ -505,7 +505,7 @@ def from_nothing(box: Box, packages: list[Path], *, has_spark: bool) -> str:
     """
     command = [*bring(box, packages), *["--without-spark"][has_spark:]]
     begun = time.monotonic()
-    said = box.say(*command, seconds=10 * MINUTE)
+    said = box.say(*command, seconds=20 * MINUTE)
     box.run("geminga", "publish", "my-topic", "Hello")
     took = time.monotonic() - begun
     assert took < MINUTE or not packages, f"{took:.1f} s: {said}"
