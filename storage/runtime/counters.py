@@ -21,7 +21,8 @@ NAMES: tuple[str, ...] = (
     "deliveries",
     # topics and their messages, at owners
     "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs",
-    "passes", "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored",
+    "passes", "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_undecrypted",
+    "acks_ignored",
     "damage_found", "entries_lost", "entries_expired", "entries_evicted", "entries_duplicate",
     "deduplication_names_evicted",
     # messages and bytes of all topics that count for a rate of the whole broker

@@ -29,16 +29,16 @@ def former_owner_of(partition, owners):
     return max(range(owners), key=lambda owner: mmh3.hash(partition, owner, signed=False))
 
 
-@pytest.mark.parametrize("owners", [1, 2, 3, 4, 7, 8, 16])
-@pytest.mark.parametrize("partitions", [1, 2, 3, 8, 10, 64])
+@pytest.mark.parametrize("owners", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("partitions", [1, 2, 3, 8, 20])
 def test_no_owner_has_two_partitions_of_a_topic_more_than_another(owners, partitions):
     had: Counter[int] = Counter()
-    for topic in (f"persistent://public/default/topic-{number}" for number in range(200)):
+    for topic in (f"persistent://public/default/topic-{number}" for number in range(100)):
         here = Counter(owner_of(f"{topic}-partition-{number}", owners) for number in range(partitions))
         counts = [here[owner] for owner in range(owners)]
         assert max(counts) - min(counts) <= 1
         had.update(here)
-    mean = 200 * partitions / owners
+    mean = 100 * partitions / owners
     assert all(abs(had[owner] - mean) < 5 * mean ** 0.5 for owner in range(owners))
 
 

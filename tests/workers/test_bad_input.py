@@ -260,8 +260,13 @@ def test_a_connection_that_ended_says_so_to_whoever_goes_on(peer):
 
 def unreadable(broker):
     """Return the counts above 0 of messages that clients could not read, as lines of the metrics."""
+    return counted(broker, "geminga_acks_of_damaged")
+
+
+def counted(broker, family):
+    """Return the values above 0 of a metric, as its lines."""
     return [line for line in request("GET", f"{broker.http_url}/metrics")[1].splitlines()
-            if line.startswith("geminga_acks_of_damaged") and not line.endswith(" 0.0")]
+            if line.startswith(family) and not line.endswith(" 0.0")]
 
 
 def discard(peer, why):
@@ -281,9 +286,10 @@ def discard(peer, why):
 
 def test_a_message_that_a_client_could_not_decrypt_is_acknowledged_and_no_damage(broker, peer):
     """A client without the right key raises no alarm: it has checked the checksum before."""
-    before = unreadable(broker)
+    before, undecrypted = unreadable(broker), counted(broker, "geminga_acks_undecrypted")
     discard(peer, api.CommandAck.DecryptionError)
     assert unreadable(broker) == before
+    assert counted(broker, "geminga_acks_undecrypted") != undecrypted
 
 
 def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(broker, peer):

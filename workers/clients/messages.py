@@ -175,8 +175,10 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
     assert link is not None
     if request.txnid_most_bits or request.txnid_least_bits:
         return transactions.acknowledge(client, link, command)
-    # A client checks the checksum before it decrypts, so after DecryptionError its key is wrong, not the entry.
-    if request.HasField("validation_error") and request.validation_error != api.CommandAck.DecryptionError:
+    if request.HasField("validation_error") and request.validation_error == api.CommandAck.DecryptionError:
+        # A client checks the checksum before it decrypts, so after DecryptionError its key is wrong, not the entry.
+        client.worker.counters.add("acks_undecrypted", len(request.message_id))
+    elif request.HasField("validation_error"):
         damaged = api.CommandAck(consumer_id=request.consumer_id, ack_type=request.ack_type,
                                  validation_error=request.validation_error,
                                  message_id=request.message_id[:_DAMAGED_MAX])

@@ -59,6 +59,7 @@ OWN = {
     "deliveries_dropped": "Entries of non-persistent topics dropped because a client read too slowly",
     "entries_parked": "Entries put into quarantine because too many consumers ended while they held them",
     "acks_of_damaged": "Messages that clients acknowledged because they could not read them",
+    "acks_undecrypted": "Messages that clients acknowledged because they had no key to decrypt them",
     "acks_ignored": "Cumulative acknowledgements ignored because the subscription is Shared or Key_Shared",
     "damage_found": "Damage found in files; the log has a line for each",
     "entries_lost": "Entries lost because their index rows were damaged",
