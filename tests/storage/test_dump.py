@@ -74,7 +74,8 @@ def test_each_entry_of_a_ledger_is_a_line(folder, suffix):
     assert (head["entries_at_least"], head["state"], "damaged" in head) == (8, "open", False)
     assert [found["entry"] for found in entries] == [f"{head['ledger']}:{n}" for n in range(8)]
     assert [found["payloads"][0]["payload"] for found in entries] == [b"%d" % n for n in range(8)]
-    assert {(found["producer"], found["checksum"], found["publish_ms"]) for found in entries} == {(b"p", "whole", 1)}
+    assert {(found["producer"], found["checksum"], found["publish_ms"]) for found in entries} == {
+        (b"p", "whole", 1_700_000_000_000)}      # the rig's clock
     assert [found["sequence"] for found in entries] == sorted({found["sequence"] for found in entries})
     assert [found["entry"] for found in lines(ledger_of(folder).with_suffix(suffix), 2, 4)[1:]] == [
         f"{head['ledger']}:{n}" for n in (2, 3)
