@@ -88,6 +88,7 @@ def test_values_inside_themselves_are_read_up_to_a_depth():
     assert not reasons and json.loads(row["next"]) == value["next"]
 
 
+@pytest.mark.slow
 def test_one_topic_of_costly_payloads_disturbs_no_other(lake):
     [good], [bad] = lake.topic("good"), lake.topic("bad")
     definition, costly, reason = COSTLY[0]
@@ -120,6 +121,7 @@ def test_a_message_that_needs_too_much_memory_is_rejected(lake, fresh, monkeypat
 MARKED = "from geminga.storage.tables import apart; apart.mark(apart.Mark(7, 1, 5), 0.2)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "why"), [
     ("import os; os.kill(os.getpid(), 11)", "its process ended with signal SIGSEGV"),
     ("import os; os._exit(3)", "its process ended with status 3"), ("while True: pass", "it took more than 0 s")])
@@ -130,12 +132,14 @@ def test_a_process_that_crashes_or_hangs_is_told_with_what_it_was_at(end, why):
     assert apart.run(pow, 2, 3) == 8      # the next one is another
 
 
+@pytest.mark.slow
 def test_errors_come_back_from_the_process_beside():
     with pytest.raises(ZeroDivisionError):
         apart.run(divmod, 1, 0)
     assert apart.run(os.getpid) == apart.run(os.getpid) != os.getpid()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_between_two_works_is_started_again():
     before = apart.run(os.getpid)
     os.kill(before, signal.SIGKILL)
@@ -192,6 +196,7 @@ def test_too_many_of_them_fail_only_their_table(lake, deadly, monkeypatch):
 
 # -- schemas
 
+@pytest.mark.slow
 def test_names_that_use_others_twice_do_not_double_without_end(lake):
     """Thirty records, each with two of the one before, would be a thousand million columns."""
     definition = "long"

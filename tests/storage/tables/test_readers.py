@@ -13,6 +13,8 @@ from . import readers
 from .lake import Lake, S
 from .test_values import avro, protobuf_schema
 
+pytestmark = pytest.mark.slow
+
 NAN = math.nan
 FLOATS = {"type": "record", "name": "R", "fields": [
     {"name": "id", "type": "int"}, {"name": "value", "type": "double"}, {"name": "narrow", "type": "float"},
@@ -141,7 +143,6 @@ def column_of(rows):
             for one in found]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_each_step_of_a_schema_is_read_as_one_column(lake, name):
     evolved(lake, [name])
