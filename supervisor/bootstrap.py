@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-SUPPORTED = ((3, 11), (3, 13))  # first and last; a test compares them with requires-python
+SUPPORTED = ((3, 11), (3, 14))  # first and last; a test compares them with requires-python
 EXTRAS = ("", "nightly", "dev")  # each includes those before it
 # Verb: (script, extras).
 PROGRAMS = {"serve": ("geminga", ""), "nightly": ("geminga", "nightly"), "test": ("pytest", "dev")}
