@@ -127,7 +127,8 @@ def what_is_sent_again_is_forgotten():
 
 # -- what is acknowledged
 
-@canary("acknowledgements are exact", "nothing is delivered that is acknowledged", "totals add up")
+@canary("acknowledgements are exact", "nothing is delivered that is acknowledged", "totals add up",
+        "what was acknowledged stays so, and nothing else is")
 def an_acknowledgement_is_undone():
     def acknowledge(right, cursor, ledger, entry_ids):
         fresh = right(cursor, ledger, entry_ids)
