@@ -121,7 +121,7 @@ def test_every_cause_has_a_sentence_and_an_unknown_one_is_told_too():
                 "consumed_ms": 0, "messages": 2, "permits": 0, "is_active": True}
     details = {"consumer": "c", "messages": 2, "limit": 3, "until_ms": 5, "since_ms": 1, "key": "k", "hash": 7,
                "waiting": "d", "message": "1:2", "ranges": [[0, 9]], "rule": "dispatchRate of the broker: 3/s",
-               "held_back": 1, "deaths": 3, "transaction": "(0,7)", "cluster": "far"}
+               "held_back": 1, "chunks": 2, "deaths": 3, "transaction": "(0,7)", "cluster": "far"}
     for cause in [*sentences._SENTENCES, "something new"]:
         told = {"topic": "persistent://a/b/c", "subscription": "s", "type": "Shared", "backlog": 1, "oldest_ms": 1,
                 "messages": {"published": 1, "acknowledged": 0, "backlog": 1}, "consumers": [consumer],

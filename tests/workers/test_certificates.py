@@ -145,8 +145,9 @@ def wrong(files: Files, tmp_path: Path) -> dict[str, tuple[TlsOptions, str, str]
     (tmp_path / "half").write_bytes((tmp_path / "cert").read_bytes()[:400])
     (tmp_path / "other").write_bytes(files.authority.issue_cert("localhost").private_key_pem.bytes())
     (tmp_path / "empty").write_bytes(b"")
+    absent = str(tmp_path / "nowhere")
     return {
-        "no file": (files.options(certificate="/nowhere"), "tls.certificate", "cannot be read: /nowhere: No such file"),
+        "no file": (files.options(certificate=absent), "tls.certificate", f"cannot be read: {absent}: No such file"),
         "a folder": (files.options(key=str(tmp_path)), "tls.key", "Is a directory"),
         "half a certificate": (files.options(certificate=f"{tmp_path}/half"), "tls.certificate", "in PEM form"),
         "an empty file": (files.options(certificate=f"{tmp_path}/empty"), "tls.certificate", "in PEM form"),
