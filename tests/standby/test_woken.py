@@ -65,10 +65,13 @@ def test_a_broker_that_its_standby_could_not_reach_is_superseded_when_it_can_ask
     broker = run("first")
     standby = run("second", broker.service_url)
     standby.wait_complete()
-    hang(process for process in processes(broker) if "standby.feed" in " ".join(process.cmdline())
-         or process.pid == broker.child("admin"))
+    admin = broker.child("admin")
+    hung = [process for process in processes(broker)
+            if process.pid == admin or "standby.feed" in " ".join(process.cmdline())]
+    hang(hung)
     assert standby.promote().returncode == 0
     assert broker.ended(30) == 2
+    wake(hung)      # the feed, which ends with its broker
 
 
 def test_a_broker_that_hung_serves_on_while_its_standby_follows_or_is_gone(run):
