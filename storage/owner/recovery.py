@@ -213,10 +213,14 @@ class Recovery:
 
         Discarded entries are not written, because the holes in their place must stay.  Nothing would free blocks again
         that a replay has filled, and a file that a backup shares must not change.
+
+        A state that no op has changed is only looked at.  In `_states` it would be written again by the checkpoint.
         """
-        with contextlib.suppress(CorruptFile):
-            return self.state(target.partition_id).discarded
-        return None
+        partition_id = target.partition_id
+        if (state := self._states.get(partition_id)) is None:
+            with contextlib.suppress(CorruptFile):
+                state = state_file.read(self.folder(partition_id), partition_id)
+        return state.discarded if state is not None else None
 
     # -- partitions for ops, see replayed_ops.Target
 

@@ -327,7 +327,10 @@ class World:
             self._cut_power()
         self.disk.begin_process()
         self.turns, self.before = Turns(self.disk, self.chance), dict(self.disk.faults)
-        self.rig = self._start()
+        try:
+            self.rig = self._start()
+        except FAILURES as error:      # the disk makes no faults in this start
+            raise Broken("nothing but the disk's own failures ends an owner", repr(error)) from error
         demand(self.rig.recovered == 0, "nothing is replayed after a clean stop", self.rig.recovered)
         demand(not self.rig.damage, "a stop damages nothing", self.rig.damage)
         self.connections = [next(self.numbers) for _ in range(3)]

@@ -89,6 +89,21 @@ def test_a_replay_leaves_holes_as_they_are(rigs, tmp_path):
     again.close()
 
 
+def test_a_replay_writes_no_state_that_no_record_has_changed(rigs):
+    """It looks into the state of each partition whose entries it writes, for those that are discarded."""
+    rig = rigs()
+    rig.publish(rig.producer("t"), b"1")
+    rig = rigs.restart(rig)
+    rig.publish(rig.producer("t"), b"2")
+    again = rigs.crash(rig)
+    state = format.state_path(format.partition_folder(again.data_dir, rig.partition("t").partition_id))
+    before = state.stat().st_ino      # a state that is written gets a file of its own
+    assert again.recovered == 1
+    again.close()
+    assert state.stat().st_ino == before
+    assert [payload for _, payload in rigs.on(again.data_dir).everything("t")] == [b"1", b"2"]
+
+
 def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
     """A worker that still has a discarded message to deliver recognizes the hole, and does not send half a message."""
     rig, _, consumer, positions = filled(rigs, 300, size=1_700)
