@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -167,38 +168,50 @@ def _loop(owner: Owner, router: zmq_frames.Socket, links: Links, control: Contro
         ready = dict(poller.poll(0 if control.has_kept else min(max(0, passes.due_ms() - now_ms), TICK_MS)))
         now_ms = _clock_ms()
         passes.begin(now_ms)
+        is_told = control.fileno() in ready or control.has_kept or owner.coordinator.waits_for_owners
+        messages = control.receive() if is_told else []
+        _hear_of_owners(owner, links, messages)
         if router in ready:
             _receive(passes, router, owner.options.pass_bytes_max)
-        if control.fileno() in ready or control.has_kept:
-            for message in control.receive():
-                if "worker_gone" in message:
-                    owner.worker_gone(message["worker_gone"])
-                elif "owner" in message:
-                    links.connect(*message["owner"])
-                    owner.exchange.owner_is_up(message["owner"][0])
-                elif "owner_gone" in message:
-                    links.disconnect(message["owner_gone"])
-                elif "options" in message:
-                    options, of_log = unpacked(message["options"])
-                    log.begin(of_log)
-                    if not owner.can_be_configured(options):
-                        control.send(configured="again")
-                        return
-                    owner.configure(options)
-                    control.send(configured="")
-                elif "drain" in message:
-                    owner.drain()
-                    control.send(drained=True)
-                elif "stop" in message:
+        for message in messages:
+            if "worker_gone" in message:
+                owner.worker_gone(message["worker_gone"])
+            elif "options" in message:
+                options, of_log = unpacked(message["options"])
+                log.begin(of_log)
+                if not owner.can_be_configured(options):
+                    control.send(configured="again")
                     return
-            if not control.is_open:
+                owner.configure(options)
+                control.send(configured="")
+            elif "drain" in message:
+                owner.drain()
+                control.send(drained=True)
+            elif "stop" in message:
                 return
+        if not control.is_open:
+            return
         answers = passes.end()
         lease.keep()
         for worker, frames in answers:
             zmq_frames.send(router, [worker_identity(worker), *frames])
         links.send(owner.peers.take_others())
         owner.counters.add("passes")
+
+
+def _hear_of_owners(owner: Owner, links: Links, messages: list[dict[str, Any]]) -> None:
+    """Connect to owners that serve now, and disconnect from those that have ended.
+
+    This comes before the pass receives commands.  The supervisor tells owners of each other before it tells workers,
+    and after partitions have moved an owner refuses commands until it knows that all others have recovered.  Released
+    C++ and Python consumers that are refused do not come back.
+    """
+    for message in messages:
+        if "owner" in message:
+            links.connect(*message["owner"])
+            owner.exchange.owner_is_up(message["owner"][0])
+        elif "owner_gone" in message:
+            links.disconnect(message["owner_gone"])
 
 
 def _receive(passes: Pass, router: zmq_frames.Socket, bytes_max: int) -> None:

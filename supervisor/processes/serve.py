@@ -402,14 +402,18 @@ class Supervisor:
                f"{self.config.workers} workers and {self.config.owners} owners"
 
     def _introduce(self, child: Child) -> None:
-        """Tell all others about a new owner, and a new process about all owners."""
+        """Tell a new process about all owners, and all others about a new owner.
+
+        The new owner hears first: workers send it commands as soon as they know it, and after partitions have moved it
+        refuses commands until it knows that all other owners have recovered.
+        """
+        for owner in self._of("owner"):
+            if owner.state == READY and owner is not child:
+                child.control.send(owner=[owner.index, owner.serial])
         if child.role == "owner":
             for other in self.children:
                 if other is not child and other.state in (STARTING, READY):
                     other.control.send(owner=[child.index, child.serial])
-        for owner in self._of("owner"):
-            if owner.state == READY and owner is not child:
-                child.control.send(owner=[owner.index, owner.serial])
 
     def _reap(self) -> None:
         while True:

@@ -144,11 +144,23 @@ class Owners(World):
             if has_faults and attempt < 3:
                 self._draw_fate(0.3)
             is_moved = recovery.has_moved(self.disk.root, self.owners)
-            if all(self.start(index, is_moved=is_moved) for index in range(self.owners)) and self._settled():
+            if all(self.start(index, is_moved=is_moved) for index in range(self.owners)) \
+                    and (not is_moved or self._introduced()) and self._settled():
                 self.disk.fate = Fate()
                 return
             for process in list(self.processes.values()):
                 self.lose(process)
+
+    def _introduced(self) -> bool:
+        """Tell owners of each other, and carry what they say then; return whether all of them still serve.
+
+        After partitions have moved, the supervisor starts workers only when all owners have recovered, and each owner
+        knows that before a client's command can reach it.  So no client meets an owner that waits for another one.
+        """
+        while any(process.news for process in self.processes.values()):
+            self.tell_news()
+            self.carry()
+        return len(self.processes) == self.owners
 
     def _settled(self) -> bool:
         try:

@@ -96,11 +96,6 @@ class TransactionClients(Owners):
         self.pass_of(process, process.rig.command(command, connection=connection, request_id=request_id, **fields))
         return True
 
-    @staticmethod
-    def is_early(process: Process, error: int) -> bool:
-        """Whether a coordinator refuses because other owners have not yet said that they serve."""
-        return error == api.TransactionCoordinatorNotFound and not process.rig.owner.coordinator.is_ready
-
     def expect(self, process: Process, connection: int, request_id: int, done, lost) -> None:
         """Expect an answer."""
         self.requests[process.serial, connection, request_id] = Request(done, lost)
@@ -368,8 +363,7 @@ class TransactionClients(Owners):
 
         def done(error: int, answer) -> None:
             if error:
-                is_right = self.is_early(process, error) or self._has_faults()
-                return demand(is_right, "nothing is refused without a cause", answer)
+                return demand(self._has_faults(), "nothing is refused without a cause", answer)
             bits = answer.txnid_most_bits, answer.txnid_least_bits
             demand(bits not in self.ids, "ids are given out once", bits)
             self.ids.add(bits)
@@ -397,8 +391,7 @@ class TransactionClients(Owners):
         def done(error: int, answer) -> None:
             transaction.waiting -= 1
             if error:
-                is_right = self.is_early(coordinator, error) or not transaction.is_open(self.now_ms) \
-                    or not transaction.has_effects or self._has_faults()
+                is_right = not transaction.is_open(self.now_ms) or not transaction.has_effects or self._has_faults()
                 demand(is_right, "an open transaction goes on", f"{transaction} {answer}")
                 transaction.is_spoiled = True
             elif subscription is None:

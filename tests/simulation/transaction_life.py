@@ -81,8 +81,6 @@ class TransactionLife(TransactionClients):
         most, least = transaction.bits
 
         def done(error: int, answer) -> None:
-            if self.is_early(process, error):
-                return
             demand(not error or not is_open or not transaction.has_effects or self._has_faults(),
                    "an open transaction goes on", f"{transaction} {answer}")
             if error in (api.TransactionNotFound, api.TransactionCoordinatorNotFound):

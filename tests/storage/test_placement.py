@@ -9,15 +9,20 @@ from collections import Counter
 
 import mmh3
 import pytest
+import zmq
 
-from geminga.proto import names
+from geminga.proto import envelope, names
 from geminga.proto.errors import Refusal
-from geminga.storage.owner import recovery
-from geminga.storage.runtime.routing import owner_of
+from geminga.storage.owner import process, recovery
+from geminga.storage.runtime import zmq_frames
+from geminga.storage.runtime.control import control_pair
+from geminga.storage.runtime.lease import Lease
+from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
+from geminga.storage.transactions.peers import Links
 
 from ..simulation.disk import Disk, Fate, Killed
 from .files import copy_of
-from .rig import Rig
+from .rig import WORKER, Rig
 
 OWNERS = 2
 TOPICS = [f"persistent://public/default/moving-{number}" for number in range(3)]
@@ -194,3 +199,27 @@ def test_an_owner_touches_no_partition_before_the_others_have_recovered(former, 
     early.run(after_ms=1_000)
     assert {str(partition.name) for partition in early.partitions} == set(mine)
     end([early, late])
+
+
+def test_an_owner_hears_that_others_have_recovered_before_it_takes_commands(former, tmp_path):
+    """Both may have come when a pass begins.  A consumer that was refused would not come back."""
+    root = copy_of(former, tmp_path / "data")
+    early = Rig(root, owners=OWNERS, index=0, has_moved=True, is_mine=lambda name: owner_of(name, OWNERS) == 0)
+    mine = next(partition for partition in PARTITIONS if owner_of(partition, OWNERS) == 0)
+    supervisor, control = control_pair()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as worker:
+        router.bind(socket_path(tmp_path, 1))
+        worker.setsockopt(zmq.IDENTITY, worker_identity(WORKER))
+        worker.connect(socket_path(tmp_path, 1))
+        zmq_frames.send(worker, envelope.seal([early.subscribe(mine, "sub")[0]]))
+        assert router.poll(10_000)
+        supervisor.send(owner=[1, 2])
+        supervisor.send(stop=True)
+        links = Links(context, tmp_path, 1)
+        process._loop(early.owner, router, links, control, Lease())
+        links.close()
+        context.destroy(linger=0)
+    assert [str(partition.name) for partition in early.partitions] == [mine]
+    for one in supervisor, control:
+        one.close()
+    end([early])

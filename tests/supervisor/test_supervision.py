@@ -110,6 +110,20 @@ def test_workers_start_when_all_owners_have_recovered(played):
     assert (worker.state, admin.state) == (STARTING, STARTING)
 
 
+def test_a_new_owner_hears_of_the_others_before_workers_hear_of_it(played, monkeypatch):
+    """Workers send it commands at once.  After partitions have moved it refuses them until it knows of all owners."""
+    played.serve()
+    played.end(played.first_owner)
+    played.now += 1
+    played.go_on()
+    sent = []
+    for child in played.children:
+        monkeypatch.setattr(child.control, "send", lambda to=child, **message: sent.append((to, message)))
+    played.said(played.first_owner, ready={})
+    first, second = ([child.index, child.serial] for child in played.children[:2])
+    assert sent.index((played.first_owner, {"owner": second})) < sent.index((played.worker, {"owner": first}))
+
+
 def test_workers_end_when_all_owners_fail_to_start_again_until_one_serves(played):
     """A host without owners that can serve must not accept clients, which would wait instead of failing over."""
     ports = played.serve().supervisor._ports
