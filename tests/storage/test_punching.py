@@ -305,7 +305,7 @@ def test_a_damaged_row_beside_rows_that_were_given_back_costs_nothing(rigs):
     content = found.index_path.read_bytes()
     rows = np.frombuffer(content, format.INDEX_ROW, found.entries, format.HEADER_SIZE)
     [*_, last] = edges = np.flatnonzero(np.diff(rows["size"] > 0))
-    assert len(edges) == 4 and last < found.entries - 64
+    assert len(edges) == 4 and last < found.entries - 1      # the last block, whose rows may be few, stays
     for number in (edges[1] + 1, 2_500, edges[2]):
         with found.index_path.open("r+b") as file:
             file.seek(format.HEADER_SIZE + int(number) * format.INDEX_ROW.itemsize + 8)
