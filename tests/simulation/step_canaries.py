@@ -28,6 +28,7 @@ from geminga.storage.owner.owner_pass import Pass
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.owner.trimming import Trimming
+from geminga.storage.runtime import unix_sockets
 from geminga.storage.topics import exported
 from geminga.storage.upkeep import backup_snapshot, compacted_views, delayed_scheduler, disk_space, hole_punching
 
@@ -153,6 +154,7 @@ OUT_OF_REACH = {
     state_v1: "The simulation begins with the newest format.",
     compacted_views: "The simulation compacts nothing.",
     exported: "The simulation exports nothing.",
+    unix_sockets: "The socket that it removes, of a process that has ended, keeps nothing.",
 }
 FOLDERS_OUT_OF_REACH = {
     "jobs": "Jobs are processes of their own; an owner takes over only what is complete.",
