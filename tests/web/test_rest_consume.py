@@ -308,7 +308,9 @@ def test_other_parameters_need_that_no_call_waits(rest):
     topic = subscribed(rest)
     waiting = threading.Thread(target=lambda: take(rest, topic, wait=SECONDS))
     waiting.start()
-    eventually(lambda: consumers(rest, topic) == 1, SECONDS)
+    # A consumer has permits once the call waits; before that another call may still replace the consumer.
+    eventually(lambda: [one["availablePermits"] > 0 for one in rest.ask(
+        "GET", f"/admin/v2/{path_of(topic)}/stats")[1]["subscriptions"]["s"]["consumers"]] == [True], SECONDS)
     assert rest.ask("POST", f"{place_of(topic)}?subscriptionType=Exclusive")[0] == 409
     rest.publish(topic, "x")
     waiting.join()
