@@ -73,7 +73,7 @@ def test_the_version_is_printed_at_every_level(capsys):
     asked = [(context.command_path, option) for context in walk() for option in ("-V", "--version")]
     wrong = [one for one in asked if one not in others and not (
         main([*one[0].split()[1:], one[1]]) == 0
-        and re.fullmatch(r"geminga \d+\.\d+\.\S+\n", capsys.readouterr().out))]
+        and re.fullmatch(r"geminga \d+\.\d+\.\S+( \(.+\))?\n", capsys.readouterr().out))]
     assert len(asked) > 100 and wrong == []
 
 

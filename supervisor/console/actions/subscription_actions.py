@@ -178,7 +178,7 @@ async def redrive(ask: Asking, values: Values) -> Plan:
         raise Wrong(refused.text) from None
     sentences = [counted("action.redrive.effect", number, topic=topic) for topic, number in figures["targets"].items()]
     if figures["sent"] > figures["to_all_subscriptions"]:
-        sentences.append(text("action.redrive.for_one"))
+        sentences.append(text("action.redrive.addressed"))
     if figures["to_all_subscriptions"]:
         sentences.append(counted("action.redrive.for_all", figures["to_all_subscriptions"]))
     sentences += [counted("action.redrive.not_possible", number, reason=reason)
