@@ -114,7 +114,9 @@ class _Process:
     def _answer(self, stdout: IO[bytes]) -> Any:
         """Wait for an answer, for as long as the mark allows.  Raises Ended, EOFError."""
         known, begin = -1, 0.0
-        while not select.select([stdout], [], [], _LOOK_S)[0]:
+        waiting = select.poll()      # select() takes no descriptor above 1023
+        waiting.register(stdout, select.POLLIN)
+        while not waiting.poll(_LOOK_S * 1_000):
             number, seconds, mark = self._mark()
             try:
                 times = psutil.Process(self._popen.pid).cpu_times()

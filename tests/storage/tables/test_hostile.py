@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import resource
 import signal
 import struct
 import time
@@ -382,3 +383,18 @@ def test_a_costly_message_ends_no_job_of_spark(lake, spark, tmp_path):
     reports = lake.export(engine=Spark(tmp_path / "scratch", context=spark.sparkContext))
     assert [(one["rows"], one["rejected"], one["error"]) for one in reports] == [(1, 0, ""), (0, 1, "")]
     assert lake.rejected("bad")[0]["_reason"] == reason
+
+
+def test_a_process_with_many_open_files_may_have_one_beside_it():
+    """Numbers of descriptors above 1023, which a night over many topics may have, are waited for like others."""
+    apart.close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1_030)]
+    try:
+        assert apart.run(abs, -7) == 7
+    finally:
+        apart.close()
+        for fd in kept:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
