@@ -23,7 +23,6 @@ from geminga.supervisor.console.page import Page
 
 STREAMS_MAX = 100            # open pages of all browsers together; others do not change by themselves
 _STEP_SECONDS = 1.0
-_LOADING_MS = 5_000          # from a page's history to its stream; samples that the page has are dropped there
 _PING_SECONDS = 15.0         # after which a comment shows that the connection still stands
 _RETRY_MS = 1_000            # after which a browser asks again when the connection has broken
 _TOLD_MAX = 200              # characters of an address in the log
@@ -66,7 +65,7 @@ async def _run(request: web.Request, answer: web.StreamResponse, page: Page, ask
     await answer.write(b"retry: %d\n\n" % _RETRY_MS)
     shown: dict[str, str] = {}
     told = due = time.monotonic()
-    steps, sampled_ms = Steps(_STEP_SECONDS), request.app[HISTORY].last_ms() - _LOADING_MS
+    steps, sampled_ms = Steps(_STEP_SECONDS), request.app[HISTORY].last_ms()
     while request.transport is not None and not request.transport.is_closing():
         if not await holds(request):
             await answer.write(event("ended", {}))
