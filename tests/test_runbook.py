@@ -151,7 +151,8 @@ def options_of(context):
 
 def test_every_option_that_a_sentence_names_is_one_of_the_command_or_of_a_script():
     known = {*options_of(click.Context(geminga, info_name="geminga")), "--since"}      # an option of journalctl
-    scripts = [ROOT / "systemd/install.sh", ROOT / "supervisor/bootstrap.py", *(ROOT / "tests/bench").glob("*.py")]
+    scripts = [ROOT / "systemd/install.sh", ROOT / "supervisor/bootstrap.py", ROOT / "tests/interpreters.py",
+               *(ROOT / "tests/bench").glob("*.py")]
     known |= {f"--{word}" for path in scripts
               for word in re.findall(r"""(?:--|["'])([a-z][a-z-]+)""", path.read_text())}
     wrong = [(page.name, option) for page in [*PAGES, *DOCUMENTS]

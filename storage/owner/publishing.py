@@ -221,7 +221,8 @@ class Publishing(TopicWatcher):
         if marked:
             markers.discard(owner, marked)
             self._subscriptions.received(marked)
-        addressed.acknowledge_for_others(owner, for_one)
+        if for_one:
+            addressed.acknowledge_for_others(owner, for_one)
         for partition in disabled:
             partition.sequences.clear()
             if partition.transactions is not None:

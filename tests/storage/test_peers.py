@@ -8,8 +8,9 @@ from geminga.storage.runtime.routing import socket_path
 from geminga.storage.transactions.peers import Links
 
 SECONDS = 30
-ADD, COMMIT = (envelope.ADD, 0, 7, 1), (envelope.COMMIT, 0, 7, 1)
-ADDED, ENDED, ASK = (envelope.ADDED, 0, 7, 1), (envelope.ENDED, 0, 7, 1), (envelope.ASK, 0, 8, 2)
+ROLE = 0xDEC0DE              # the hash of a transaction's role
+ADD, COMMIT = (envelope.ADD, 0, 7, 1, ROLE), (envelope.COMMIT, 0, 7, 1, 0)
+ADDED, ENDED, ASK = (envelope.ADDED, 0, 7, 1, 0), (envelope.ENDED, 0, 7, 1, 0), (envelope.ASK, 0, 8, 2, 0)
 
 
 @pytest.fixture

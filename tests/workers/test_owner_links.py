@@ -20,7 +20,7 @@ class Owner:
 
     def __init__(self, folder, loop):
         user = SimpleNamespace(options=SimpleNamespace(in_flight_bytes=1 << 30), is_draining=False,
-                               received=lambda: None)
+                               received=lambda: None, lease=SimpleNamespace(keep=lambda: None))
         counters = SimpleNamespace(set=lambda *_: None, observe=lambda *_: None)
         self.context, self.loop = zmq.Context(), loop
         self.router = self.context.socket(zmq.ROUTER)
