@@ -82,8 +82,8 @@ class Answers:
         return [receipt[-1] for receipt in self.receipts]
 
 
-def entry_of(payload, *, batch=0, publish_time=1, sequence_id=0, **fields):
-    """Return the bytes of an entry, as a client sends it behind a SEND."""
+def entry_of(payload, *, batch=0, publish_time=START_MS, sequence_id=0, **fields):
+    """Return the bytes of an entry, as a client sends it behind a SEND.  It is as long as the one that a rig sends."""
     metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=publish_time, **fields)
     if batch:
         metadata.num_messages_in_batch = batch
