@@ -41,7 +41,8 @@ class Counters:
     def raise_to(self, counter: str, floor: int) -> None:
         """Raise the counter to `floor` if it is lower.  Raises StorageFull, NotDurable."""
         self._database.write(
-            "INSERT INTO counters VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = max(value, ?2)", (counter, floor))
+            "INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = max(value, excluded.value)",
+            (counter, floor))
 
 
 class Ids:
