@@ -6,18 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from .breaches import assert_none
+
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("proto", "storage", "workers", "supervisor")  # each may use itself and those before it
 SOURCES = sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 COMPILED = {".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".pyx", ".pxd", ".rs", ".go", ".o", ".a", ".so", ".pyd", ".dll",
             ".dylib"}
 
-each_source = pytest.mark.parametrize("source", SOURCES, ids=str)
-
 
 def imported(source):
     """List the absolute dotted names that a file imports, wherever in it: `from geminga.a import b` gives geminga.a.b.
     """
+    return [name for _, name in imports(source)]
+
+
+def imports(source):
+    """List (line, name) of what a file imports."""
     return names_imported(ROOT / source, ("geminga", *source.parent.parts))
 
 
@@ -26,25 +31,26 @@ def names_imported(file, package):
     names = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            names += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[:len(package) - node.level + 1] if node.level else ()
-            names += [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+            module = [*base, *filter(None, [node.module])]
+            names += [(node.lineno, ".".join([*module, alias.name])) for alias in node.names]
     return names
 
 
-@each_source
-def test_a_layer_uses_only_those_below_it(source):
+def test_a_layer_uses_only_those_below_it():
     """No file imports from a layer above its own, not even inside a function or for annotations."""
-    below = LAYERS[:LAYERS.index(source.parts[0]) + 1]
-    ours = [name for name in imported(source) if name.split(".")[0] == "geminga"]
-    assert [name for name in ours if name.split(".")[1] not in below] == []
+    below = {layer: LAYERS[:number + 1] for number, layer in enumerate(LAYERS)}
+    assert_none(f"{source}:{line}: {name} is of no layer that {source.parts[0]} may use"
+                for source in SOURCES for line, name in imports(source)
+                if name.split(".")[0] == "geminga" and name.split(".")[1] not in below[source.parts[0]])
 
 
-@each_source
-def test_a_layer_is_imported_by_its_installed_name(source):
+def test_a_layer_is_imported_by_its_installed_name():
     """No file says `import proto`: this finds our folder from the checkout, and another project's package elsewhere."""
-    assert [name for name in imported(source) if name.split(".")[0] in LAYERS] == []
+    assert_none(f"{source}:{line}: {name} is imported without geminga."
+                for source in SOURCES for line, name in imports(source) if name.split(".")[0] in LAYERS)
 
 
 # The rooms of a layer, from the ground up; "" is the layer's own folder.  Each may use itself and those before it.
@@ -67,17 +73,41 @@ def room_of(name):
     return name[0] if len(name) > 1 or name == ("main.py",) else ""
 
 
-@pytest.mark.parametrize("layer", ROOMS)
-def test_every_folder_of_a_layer_is_one_of_its_rooms(layer):
-    assert {room_of(source.parts[1:]) for source in SOURCES if source.parts[0] == layer} == set(ROOMS[layer])
+def test_every_folder_of_a_layer_is_one_of_its_rooms():
+    folders = {(source.parts[0], room_of(source.parts[1:])) for source in SOURCES}
+    assert folders == {(layer, room) for layer, rooms in ROOMS.items() for room in rooms}
 
 
-@pytest.mark.parametrize("source", [source for source in SOURCES if source.parts[0] in ROOMS], ids=str)
-def test_a_room_uses_only_those_below_it(source):
-    layer, rooms = source.parts[0], ROOMS[source.parts[0]]
-    below = rooms[:rooms.index(room_of(source.parts[1:])) + 1]
-    used = [file.parts[1:] for file in files_used(source) if file.parts[0] == layer]
-    assert [file for file in used if room_of(file) not in below] == []
+def test_a_room_uses_only_those_below_it():
+    assert_none(f"{source}:{line}: {used} is in a room above {room_of(source.parts[1:]) or source.parts[0]}"
+                for source in SOURCES for line, used in lines_and_files_used(source) if is_above(used, source))
+
+
+def is_above(file, source):
+    """Whether a file of the same layer is in a room above that of a source."""
+    rooms = ROOMS[source.parts[0]]
+    return file.parts[0] == source.parts[0] and \
+        room_of(file.parts[1:]) not in rooms[:rooms.index(room_of(source.parts[1:])) + 1]
+
+
+def test_the_checks_of_layers_and_rooms_see_what_is_above(tmp_path, monkeypatch):
+    """A canary: each check names file and line of an import that goes up."""
+    files = {"storage/disk/a.py": "import geminga.workers.b\nimport proto\nfrom ..owner import c\n",
+             "storage/owner/c.py": "from ..disk import a\n", "workers/b.py": "from geminga.storage.disk import a\n"}
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "SOURCES", [Path(file) for file in files])
+    for check, said in [
+        (test_a_layer_uses_only_those_below_it,
+         "storage/disk/a.py:1: geminga.workers.b is of no layer that storage may use"),
+        (test_a_layer_is_imported_by_its_installed_name, "storage/disk/a.py:2: proto is imported without geminga."),
+        (test_a_room_uses_only_those_below_it, "storage/disk/a.py:3: storage/owner/c.py is in a room above disk"),
+    ]:
+        with pytest.raises(AssertionError) as refused:
+            check()
+        assert str(refused.value) == f"1 of its kind:\n{said}"
 
 
 def files_used(source):
@@ -85,15 +115,21 @@ def files_used(source):
 
     An __init__.py does not count, as it holds a caption only.
     """
-    found = set()
-    for name in imported(source):
+    return {file for _, file in lines_and_files_used(source)}
+
+
+def lines_and_files_used(source):
+    """Yield (line, our file that is imported there)."""
+    for line, name in imports(source):
         parts = name.split(".")[1:]
         for end in (len(parts), len(parts) - 1):
             file = Path(*parts[:end]).with_suffix(".py") if end > 0 and name.startswith("geminga.") else None
-            if file is not None and (ROOT / file).is_file():
-                found.add(file)
+            if file is not None and is_file(ROOT / file):
+                yield line, file
                 break
-    return found
+
+
+is_file = functools.cache(Path.is_file)
 
 
 def circles(uses):
