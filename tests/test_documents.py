@@ -15,19 +15,21 @@ from geminga.supervisor.configuration.properties import REFUSED, SPECIAL, TRANSL
 from geminga.supervisor.wording.policy_verbs import verb_of
 
 from .bench import picture
+from .breaches import assert_none
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "systemd/runbook").glob("*.md"))]
+DOCS_AND_README = [ROOT / "README.md", *DOCS]
+PAGES = [*DOCS_AND_README, *sorted((ROOT / "systemd/runbook").glob("*.md"))]
 TOURS = [ROOT / "docs" / name for name in ("architecture.md", "source-tour.md")]
 ASSIGNMENTS = ast.Assign | ast.AnnAssign
 FOLDERS = "proto|storage|workers|supervisor|systemd|tests|docs"
 
-def each(pages):
-    return pytest.mark.parametrize("page", pages, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
 
 
-each_page = each([ROOT / "README.md", *DOCS])
 each_tour = pytest.mark.parametrize("page", [page for page in TOURS if page.exists()], ids=lambda page: page.name)
 
 
@@ -108,9 +110,9 @@ def names_defined(path):
     return names
 
 
-@each_page
-def test_every_file_that_a_page_names_exists(page):
-    assert [path for path in files_named(page.read_text()) if not any(ROOT.glob(path.rstrip("/")))] == []
+def test_every_file_that_a_page_names_exists():
+    assert_none(f"{name_of(page)}: {path} does not exist" for page in DOCS_AND_README
+                for path in files_named(page.read_text()) if not any(ROOT.glob(path.rstrip("/"))))
 
 
 @pytest.mark.slow
@@ -152,14 +154,14 @@ def anchors_of(text):
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@each(PAGES)
-def test_every_link_leads_to_a_page_and_a_heading(page):
-    wrong = []
-    for path, anchor in links_of(page.read_text()):
-        target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in anchors_of(target.read_text())):
-            wrong.append(f"{path}#{anchor}")
-    assert wrong == []
+def test_every_link_leads_to_a_page_and_a_heading():
+    assert_none(f"{name_of(page)}: {path}#{anchor} leads nowhere" for page in PAGES
+                for path, anchor in links_of(page.read_text())
+                if not is_place((page.parent / path).resolve() if path else page, anchor))
+
+
+def is_place(page, anchor):
+    return page.exists() and (not anchor or anchor in anchors_of(page.read_text()))
 
 
 def test_every_page_is_linked_from_the_index():
@@ -223,15 +225,15 @@ def options_of(script):
     return {f"--{word}" for text in texts for word in re.findall(r"(?:--|[\"'])([a-z][a-z-]*)", text)}
 
 
-@each_page
-def test_every_script_and_option_that_a_page_runs_is_there(page):
-    wrong = []
-    for kind, name, options in scripts_of(page.read_text()):
-        path = ROOT / (name.replace(".", "/") if kind == "module" else name)
-        script = next((one for one in (path, path.with_suffix(".py"), path / "__main__.py") if one.is_file()), None)
-        if script is None or not set(options) <= options_of(script):
-            wrong.append((name, options))
-    assert wrong == []
+def test_every_script_and_option_that_a_page_runs_is_there():
+    assert_none(f"{name_of(page)}: {name} with {options} cannot be run" for page in DOCS_AND_README
+                for kind, name, options in scripts_of(page.read_text()) if not is_script(kind, name, options))
+
+
+def is_script(kind, name, options):
+    path = ROOT / (name.replace(".", "/") if kind == "module" else name)
+    script = next((one for one in (path, path.with_suffix(".py"), path / "__main__.py") if one.is_file()), None)
+    return script is not None and set(options) <= options_of(script)
 
 
 def test_bootstrap_knows_the_verbs_that_pages_name():

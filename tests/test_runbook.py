@@ -12,6 +12,7 @@ import pytest
 
 from geminga.supervisor.main import geminga
 
+from .breaches import assert_none
 from .harness import HANG_SECONDS, Broker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,23 +96,31 @@ def parsed(words):
             one.type = kind      # other tests of this process call the same command
 
 
-@pytest.mark.parametrize(("page", "words"),
-                         [(page.name, words) for page in [*PAGES, *DOCUMENTS] for words in lines_of(page)],
-                         ids=lambda value: value if isinstance(value, str) else " ".join(value))
-def test_every_line_of_the_runbook_and_of_documents_is_one_that_the_command_takes(page, words):
-    parsed(words)
+def test_every_line_of_the_runbook_and_of_documents_is_one_that_the_command_takes():
+    assert_none(f"{page.name}: geminga {' '.join(words)}: {why}" for page in [*PAGES, *DOCUMENTS]
+                for words in lines_of(page) if (why := why_not(parsed, words)))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DOCUMENTS], ids=lambda page: page.name)
-def test_every_command_and_option_that_a_page_names_is_there(page):
-    wrong = []
-    for words in inline_of(page):
-        context, rest = found(words)
-        known = {name for one in context.command.get_params(context) for name in one.opts}
-        are_known = {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
-        if not are_known or (rest and isinstance(context.command, click.Group)):
-            wrong.append(words)
-    assert wrong == []
+def test_every_command_and_option_that_a_page_names_is_there():
+    assert_none(f"{page.name}: geminga {' '.join(words)}: {why}" for page in [*PAGES, *DOCUMENTS]
+                for words in inline_of(page) if (why := why_not(known, words)))
+
+
+def why_not(look, words):
+    try:
+        look(words)
+    except click.ClickException as refused:
+        return refused.format_message()
+    return None
+
+
+def known(words):
+    """Look up the command and the options of a line, which may lack values.  Raises UsageError."""
+    context, rest = found(words)
+    options = {name for one in context.command.get_params(context) for name in one.opts}
+    strange = {word.partition("=")[0] for word in rest if word.startswith("--")} - options
+    if strange or (rest and isinstance(context.command, click.Group)):
+        raise click.UsageError(f"there is no {' '.join(strange or rest)}", context)
 
 
 def test_commands_are_found_in_the_pages():

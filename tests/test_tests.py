@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from .breaches import assert_none
+
 HERE = Path(__file__).resolve().parent
-ALL = sorted(path.relative_to(HERE) for path in HERE.rglob("*.py"))
-FILES = [path for path in ALL if path.name.startswith("test_")]
+FILES = sorted(path.relative_to(HERE.parent) for path in HERE.rglob("*.py"))
 # functions with these prefixes fail by themselves
 SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")
 # functions that wait, and which argument of theirs is a number of seconds
@@ -112,49 +113,50 @@ def assertions(nodes: list[ast.AST], known: Known, is_sure: bool = True) -> Iter
         yield from assertions(list(ast.iter_child_nodes(node)), known, is_sure)
 
 
-def unsure(source: str) -> list[str]:
-    """Return the tests that assert something, but nothing that is sure to be reached."""
-    tree = ast.parse(source)
+def unsure(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return (line, name) of the tests that assert something, but nothing that is sure to be reached."""
     of_module = assigned([node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)])
     found = []
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS) and node.name.startswith("test_"):
             said = list(assertions(node.body, of_module | assigned(node.body) | parameters(node)))
             if said and not any(said):
-                found.append(node.name)
+                found.append((node.lineno, node.name))
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_what_is_asserted_is_sure_to_be_reached(file):
-    assert unsure((HERE / file).read_text()) == []
-
-
-def hasty(source: str) -> list[str]:
-    """Return the calls that wait less than WAIT_MIN seconds, given as a number.
+def hasty(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return (line, text) of the calls that wait less than WAIT_MIN seconds, given as a number.
 
     A shorter time that is promised has a name, so it is not seen here.
     """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) if name in WAITS:
-                found += [ast.unparse(node) for argument in arguments[WAITS[name]:][:1]
+                found += [(node.lineno, ast.unparse(node)) for argument in arguments[WAITS[name]:][:1]
                           if isinstance(argument, ast.Constant) and argument.value < WAIT_MIN]
     return found
 
 
+def breaches() -> Iterator[str]:
+    for file in FILES:
+        tree = ast.parse((HERE.parent / file).read_text())
+        yield from (f"{file}:{line}: {call} waits less than {WAIT_MIN} s" for line, call in hasty(tree))
+        if file.name.startswith("test_"):
+            yield from (f"{file}:{line}: no assertion of {name} is sure to be reached" for line, name in unsure(tree))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ALL, ids=str)
-def test_waits_are_long_enough_for_a_busy_machine(file):
-    assert hasty((HERE / file).read_text()) == []
+def test_assertions_are_sure_to_be_reached_and_waits_long_enough_for_a_busy_machine():
+    assert_none(breaches())
 
 
 def test_the_look_at_waits_sees_every_kind():
     """A canary: waits that are too short are found, with every function that waits."""
     waits = ["eventually(it, 5, 'it')", "own.wait_replaced('owner', 0, pid, 1)", "own.ended(2)"]
-    assert hasty("\n".join([*waits, "eventually(it, 10)", "own.ended(30)", "own.ended(BACK_SECONDS)"])) == waits
+    source = "\n".join([*waits, "eventually(it, 10)", "own.ended(30)", "own.ended(BACK_SECONDS)"])
+    assert hasty(ast.parse(source)) == list(enumerate(waits, start=1))
 
 
 LOOPS = """
@@ -211,6 +213,6 @@ def test_that_leaves_it_to_others(found):
 
 def test_the_look_at_loops_sees_every_kind():
     """A canary: tests whose assertions may never run are found, and no others."""
-    assert unsure(textwrap.dedent(LOOPS)) == [
+    assert [name for _, name in unsure(ast.parse(textwrap.dedent(LOOPS)))] == [
         "test_unsure", "test_unsure_in_another_loop", "test_unsure_by_a_filter", "test_unsure_by_all",
         "test_unsure_while"]

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -13,7 +12,6 @@ from geminga.storage.admin.table_questions import Listing, ListUnexported
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import log
 from geminga.storage.runtime.routing import owner_of
-from geminga.supervisor import main
 from geminga.supervisor.admin.monitoring import alarms, hanging_transactions
 from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms, LateExports, LateReplication
 from geminga.supervisor.configuration.config import AlarmOptions, Config
@@ -463,26 +461,6 @@ def test_every_rule_names_a_page_of_the_runbook_that_there_is():
     for alert in alerts:
         page = re.search(r"runbook: ([\w-]+\.md)", alert)
         assert page and (SHIPPED / "runbook" / page[1]).exists(), alert
-
-
-def commands():
-    """Yield (page, words) of commands that pages tell operators to type."""
-    for path in sorted((SHIPPED / "runbook").glob("*.md")):
-        text = path.read_text()
-        for found in re.findall(r"^    (geminga [^#|\n]+)|`(geminga [^`]+)`", text, re.MULTILINE):
-            yield pytest.param("".join(found).split(), id=f"{path.stem}: {''.join(found).strip()}")
-
-
-@pytest.mark.parametrize("words", list(commands()))
-def test_what_pages_tell_to_type_are_commands_with_such_options(words):
-    command, context = main.geminga, click.Context(main.geminga)
-    words = words[1:]
-    while isinstance(command, click.Group) and words:
-        command = command.get_command(context, words.pop(0))
-        assert command is not None
-        context = click.Context(command, parent=context)
-    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    assert {word for word in words if word.startswith("-")} <= known | {"--help"}
 
 
 # -- files that are removed ---------------------------------------------------------------------------------------
