@@ -447,12 +447,12 @@ def test_processes_that_the_packaged_command_starts_do_not_run_it_again(unpacked
 
 
 @on_debian
-def test_the_packaged_program_knows_its_version(unpacked):
+def test_the_packaged_program_knows_its_version(unpacked, tmp_path):
     """The program tells its version, with which a debug bundle begins."""
     # dependencies that this package was built without
     script = (f"import site; site.addsitedir({sysconfig.get_path('platlib')!r})\n"
               "from pathlib import Path\nfrom geminga.supervisor.tasks import "
-              "bundle\nprint(bundle._versions(Path('/none')))")
+              f"bundle\nprint(bundle._versions(Path({str(tmp_path / 'absent')!r})))")
     program = [unpacked / "usr/lib/geminga/bin/python3", "-I"]
     said = subprocess.run([*program, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said.startswith("geminga 1.2.3\n") and "click " in said

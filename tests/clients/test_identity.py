@@ -341,12 +341,13 @@ def test_no_secret_is_shown_anywhere(asking, folder):
 
 
 @pytest.mark.parametrize("wrong, said", [
-    ('secret_keys = ["file:///no/such/key"]',
-     "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ('secret_keys = ["file://{folder}/absent"]',
+     "authentication.secret_keys cannot be read: {folder}/absent: No such file or directory"),
     ('secret_keys = ["data:;base64,c2hvcnQ="]',
      "authentication.secret_keys is too short: a secret key has at least 32 bytes, not 5"),
 ])
 def test_a_broker_does_not_start_with_keys_that_it_cannot_use(tmp_path, wrong, said):
+    wrong, said = (text.replace("{folder}", str(tmp_path)) for text in (wrong, said))
     (tmp_path / "geminga.toml").write_text(f'[authentication]\nmethods = ["token"]\n{wrong}\n')
     done = subprocess.run([*COMMAND, "--config", str(tmp_path / "geminga.toml"), "--data-dir", str(tmp_path / "data")],
                           capture_output=True, text=True, timeout=60)

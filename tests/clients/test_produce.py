@@ -436,7 +436,7 @@ def test_messages_of_topics_that_store_nothing_have_no_ids(broker):
     (["t", "x", "--rate", "0"], "'0' is not a rate"), (["t", "x", "--rate", "many"], "'many' is not a rate"),
     (["t", "x", "-p", "a"], "'a' is not NAME=VALUE"), (["t", "x", "--event-time", "soon"], "'soon' is not a time"),
     (["t", "x", "--deliver-after", "-5"], "'-5' is not a time to come"),
-    (["t", "--lines", "/no/file"], "does not exist"),
+    (["t", "--lines", "{folder}/absent"], "does not exist"),
     (["t", "x", "--deliver-after", "5", "--deliver-at", "5"], "--deliver-after or --deliver-at"),
     (["t", "--count", "2"], "--count needs arguments or files"), (["t", "-", "--jsonl", "-"], "can be read once"),
     (["t", "x", "--schema", "--schema-file", GEMINGA], "--schema, or --schema-file"),
@@ -444,8 +444,9 @@ def test_messages_of_topics_that_store_nothing_have_no_ids(broker):
     (["t", "x", "-k", "\udcff"], "is not UTF-8"), (["t", "x", "-p", "a=\udcff"], "is not UTF-8"),
     (["t", "x", "--producer", "\udcff"], "is not UTF-8"), ([], "Missing argument 'TOPIC'"),
 ])
-def test_wrong_usage_is_told(broker, arguments, why):
-    status, printed, complaints = produce(broker, *arguments)
+def test_wrong_usage_is_told(broker, tmp_path, arguments, why):
+    words = [str(word).replace("{folder}", str(tmp_path)) for word in arguments]
+    status, printed, complaints = produce(broker, *words)
     assert (status, printed) == (2, "") and why in complaints[-1]
 
 

@@ -1,7 +1,6 @@
 """Pages for operating a broker, in a real browser: clients, transactions, audit, nights, configuration, log."""
 import json
 import re
-from pathlib import Path
 
 import pulsar
 import pytest
@@ -314,7 +313,7 @@ def test_installed_pages_are_found_as_those_of_the_checkout(tmp_path, monkeypatc
         (tmp_path / name).write_text(text)
     for kept in (document_pages.pages, document_pages.title_of, document_pages.as_html, document_pages._sections):
         kept.cache_clear()
-    monkeypatch.setattr(document_pages, "_CHECKOUT", Path("/nowhere"))
+    monkeypatch.setattr(document_pages, "_CHECKOUT", tmp_path / "absent")
     monkeypatch.setattr(document_pages, "_INSTALLED", tmp_path)
     try:
         assert list(document_pages.pages()) == ["README.md", "docs/a.md", "runbook/b.md"]

@@ -488,7 +488,8 @@ def test_it_can_be_asked_for_over_http(broker, place, one):
     status, printed, _ = run("backup", "--admin-url", broker.http_url, "--keep", 1, place / "http")
     assert status == 0 and len(backup.backups(place / "http")) == 1
     assert re.search(r": \d+ partitions, [\d.]+ [KMG]iB, [\d.]+ ([KMG]i)?B of it shared; ", printed), printed
-    for body in ({"folder": "relative"}, {}, [], {"folder": "/x", "keep": -1}, {"folder": "/x", "keep": True},
+    folder = str(place / "wrong")
+    for body in ({"folder": "relative"}, {}, [], {"folder": folder, "keep": -1}, {"folder": folder, "keep": True},
                  {"folder": 1}):
         assert request("POST", ask_for, json.dumps(body).encode())[0] == 400
     status, text = request("POST", ask_for, json.dumps({"folder": str(broker.data_dir / "inside")}).encode())

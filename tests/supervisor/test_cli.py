@@ -233,7 +233,7 @@ def test_a_subscription_of_any_name_is_made_used_and_deleted(filled_broker, run,
     assert run(filled_broker, "topics", "subscriptions", topic)[1] == ""
 
 
-def test_exit_status_and_the_line_that_says_why(filled_broker, run):
+def test_exit_status_and_the_line_that_says_why(filled_broker, run, tmp_path):
     """Status 0: done, 1: refused by the broker, 2: wrong usage, 3: not reachable.  Each but usage is told in one line.
     """
     assert run(filled_broker, "tenants", "list")[0] == 0
@@ -245,7 +245,7 @@ def test_exit_status_and_the_line_that_says_why(filled_broker, run):
                   ["topics", "create-subscription", TOPIC, "-s", "x", "-m", "first"],
                   ["topics", "reset-cursor", TOPIC, "-s", "x"],
                   ["namespaces", "set-retention", NAMESPACE, "-t", "soon", "-s", "1"],
-                  ["schemas", "upload", TOPIC, "-f", "/missing"]):
+                  ["schemas", "upload", TOPIC, "-f", str(tmp_path / "absent")]):
         assert run(filled_broker, *words)[0] == 2, words
     status, _, complaints = run("http://127.0.0.1:1", "tenants", "list")
     assert status == 3 and len(complaints) == 1

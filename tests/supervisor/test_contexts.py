@@ -248,13 +248,14 @@ def test_an_address_that_is_given_gets_no_token_of_the_current_context(run, home
     (("context", "set", "a"), "needs --url or --admin-url"),
     (("context", "set", "a", "--url", "http://h:1"), "'http://h:1' is no address such as pulsar://HOST:PORT"),
     (("context", "set", "a", "--url", "pulsar://h:99999"), "is no address"),
-    (("context", "set", "a", "--url", "pulsar://h:1", "--auth-params", "file:/no/such"), "No such file or directory"),
+    (("context", "set", "a", "--url", "pulsar://h:1", "--auth-params", "file:{folder}/absent"),
+     "No such file or directory"),
     (("context", "set", "a", "--url", "pulsar://h:1", "--auth-params", "x"), "--auth-params needs --auth-plugin"),
     (("context", "lst"), "Did you mean list or set?")])
-def test_a_mistake_is_one_line(run, home, words, complaint):
+def test_a_mistake_is_one_line(run, home, tmp_path, words, complaint):
     run("context", "set", "prod", "--url", "pulsar://h:1")
     before = home.read_bytes()
-    status, printed, complaints = run(*words)
+    status, printed, complaints = run(*(word.replace("{folder}", str(tmp_path)) for word in words))
     assert (status, printed) == (2, "") and complaint in complaints.splitlines()[-1]
     assert home.read_bytes() == before
 

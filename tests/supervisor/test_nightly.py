@@ -238,9 +238,9 @@ def test_a_damaged_topic_fails_and_the_others_do_not(own, client, nightly):
     ("--topic", "persistent://public/default/none"), ("--pattern", "("), ("--topic", "a/b/c/d/e/f"),
     ("--engine", "abacus"),
     ("--memory", "much"), ("--memory", "1K"), ("--cores", "-1"), ("--master", "spark"), ("tomorrow",),
-    ("--config", "/none.toml")])
-def test_wrong_usage(nightly, words):
-    status, printed, complaint = nightly(*words)
+    ("--config", "{folder}/absent.toml")])
+def test_wrong_usage(nightly, tmp_path, words):
+    status, printed, complaint = nightly(*(word.replace("{folder}", str(tmp_path)) for word in words))
     assert status == 2 and not printed and complaint
 
 
@@ -277,11 +277,11 @@ def test_a_folder_that_is_in_use_by_something_that_does_not_answer(own, nightly,
     assert status == 3 and "does not answer" in complaint and complaint.count("\n") == 1
 
 
-def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkeypatch):
+def test_without_java_one_line_says_what_is_missing(own, client, nightly, tmp_path, monkeypatch):
     topic = unique_topic("no-java")
     fill(client, topic)
     for name in ("PATH", "JAVA_HOME"):
-        monkeypatch.setenv(name, "/none")
+        monkeypatch.setenv(name, str(tmp_path / "absent"))
     monkeypatch.setenv("GEMINGA_NIGHTLY_IN_PROCESS_BYTES", "0")      # else a small night does not ask for Java
     for engine in ("spark", "auto"):
         status, printed, complaint = nightly("--topic", topic, "--engine", engine)

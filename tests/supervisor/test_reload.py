@@ -157,9 +157,9 @@ def test_nothing_is_taken_of_a_configuration_of_which_a_part_cannot_be_used(tmp_
     certificate = trustme.CA().issue_cert("localhost")
     certificate.private_key_pem.write_to_path(files["key"])
     certificate.cert_chain_pems[0].write_to_path(files["certificate"])
-    good, bad = TlsOptions(**files), TlsOptions(**files | {"key": "/nowhere"})
+    good, bad = TlsOptions(**files), TlsOptions(**files | {"key": f"{tmp_path}/absent"})
     old = replace(Config(), tls=good)
-    users = AuthenticationOptions(methods=("basic",), users=Secret("/nowhere"))
+    users = AuthenticationOptions(methods=("basic",), users=Secret(f"{tmp_path}/absent"))
     for new, key in ((replace(old, tls=replace(good, versions=("TLSv1.3",)), authentication=users),
                       "authentication.users"),
                      (replace(old, tls=bad), "tls.key")):
@@ -298,12 +298,13 @@ def test_what_needs_a_restart_stays_and_is_said(reload):
 
 @pytest.mark.parametrize(("text", "key"),
                          [("[storage]\nretention_s = -7", "storage.retention_s"), ("[storage", "geminga.toml"),
-                                           ("[authentication]\nmethods = ['basic']\nusers = '/nowhere'",
+                                           ("[authentication]\nmethods = ['basic']\nusers = '{folder}/absent'",
                                             "authentication.users")])
 def test_a_wrong_one_changes_nothing(reload, text, key):
     """One line names the key, as `geminga config check` does, and the exit status tells the failure."""
     reload.holds("[network]\nmax_message_size = 100000\n")
-    done = reload.load(f"[network]\nmax_message_size = 200000\n{text}")
+    wrong = text.format(folder=reload.folder)
+    done = reload.load(f"[network]\nmax_message_size = 200000\n{wrong}")
     assert (done.status, len(done.said.splitlines())) == (2, 1)
     assert key in done.said and "stays in force" in done.said
     checked = reload.run("config", "check", "--config", reload.file)

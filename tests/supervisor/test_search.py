@@ -238,8 +238,9 @@ def test_forms_of_the_output(broker, client):
     (("t", "--grep", "["), 2, "--grep '[' is not a regular expression"), (("t", "--sequence-id", "9-3"), 2, "9-3"),
     (("t", "--since", "soon"), 2, "--since"), (("t", "--total", "-n", "3"), 2, "leave out --count"),
     (("t", "--url", "pulsar://127.0.0.1:1"), 2, "exclude each other"),
-    (("t", "--data-dir", "/nonexistent"), 2, "/nonexistent is no data folder")])
-def test_mistakes_are_answered_in_one_line(broker, arguments, status, text):
+    (("t", "--data-dir", "{folder}/absent"), 2, "/absent is no data folder")])
+def test_mistakes_are_answered_in_one_line(broker, tmp_path, arguments, status, text):
+    arguments = [word.replace("{folder}", str(tmp_path)) for word in arguments]
     where = () if "--data-dir" in arguments else ("--data-dir", broker.data_dir)
     found, printed, complaints = run("search", *where, *arguments)
     assert (found, printed) == (status, "") and text in complaints[-1]

@@ -118,15 +118,15 @@ def test_what_a_token_says_is_shown(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("words, status", [
     (["create", "-s", "joe"], 2), (["create", "-s", "joe", "-sk", PULSARS_SECRET, "-pk", "x"], 2),
     (["create", "-sk", PULSARS_SECRET], 2),
-    (["create", "-s", "joe", "-sk", "/no/such/key"], 1), (["create", "-s", "joe", "-sk", "data:;base64,AAAA"], 1),
+    (["create", "-s", "joe", "-sk", "{folder}/absent"], 1), (["create", "-s", "joe", "-sk", "data:;base64,AAAA"], 1),
     (["create", "-s", "joe", "-pk", PULSARS_SECRET], 1),
     (["create", "-s", "joe", "-sk", PULSARS_SECRET, "-hs", "alg=none"], 2),
     (["validate", "x.y.z"], 2), (["validate", "-sk", PULSARS_SECRET, "x.y.z"], 1), (["show", "x"], 1),
     (["show", "x.ÿ.z"], 1),
-    (["show"], 2), (["create-secret-key", "-o", "/no/such/folder/key"], 1), (["create-key-pair"], 2),
+    (["show"], 2), (["create-secret-key", "-o", "{folder}/absent/key"], 1), (["create-key-pair"], 2),
 ])
-def test_wrong_words(run, words, status):
-    found, said, complaint = run(*words)
+def test_wrong_words(run, tmp_path, words, status):
+    found, said, complaint = run(*(word.replace("{folder}", str(tmp_path)) for word in words))
     assert (found, said) == (status, b"") and "Traceback" not in complaint and PULSARS_SECRET not in complaint
 
 
@@ -166,10 +166,11 @@ def test_parameters_of_no_known_form_need_a_plugin(params):
 
 
 @pytest.mark.parametrize("plugin, params", [
-    ("AuthenticationAthenz", "x"), ("token", ""), ("token", "file:///no/such/token"), ("token", "a\r\nb"),
+    ("AuthenticationAthenz", "x"), ("token", ""), ("token", "file://{folder}/absent"), ("token", "a\r\nb"),
     ("token", "{}"), ("token", "{"),
     ("basic", ""), ("basic", '{"userId": "joe"}'), ("tls", "tlsCertFile:x"),
 ])
-def test_credentials_that_are_none(plugin, params, capsys):
+def test_credentials_that_are_none(plugin, params, tmp_path, capsys):
+    params = params.replace("{folder}", str(tmp_path))
     assert main(["admin", "--auth-plugin", plugin, "--auth-params", params, "tenants", "list"]) == 2
     assert "Traceback" not in capsys.readouterr().err

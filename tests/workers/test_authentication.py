@@ -305,11 +305,11 @@ def test_a_key_is_where_it_is_said_to_be(tmp_path, form):
 
 
 @pytest.mark.parametrize("options, said", [
-    ({"secret_keys": ("/no/such/key",)},
-     "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ({"secret_keys": ("{folder}/absent",)},
+     "authentication.secret_keys cannot be read: {folder}/absent: No such file or directory"),
     ({"secret_keys": ("no such key",)}, "authentication.secret_keys is neither a file that can be read nor base64"),
-    ({"secret_keys": ("file:///no/such/key",)},
-     "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ({"secret_keys": ("file://{folder}/absent",)},
+     "authentication.secret_keys cannot be read: {folder}/absent: No such file or directory"),
     ({"secret_keys": ("data:;base64,%%%",)}, "authentication.secret_keys is not base64"),
     ({"secret_keys": ("data:nothing",)}, "authentication.secret_keys lacks a comma between data: and the content"),
     ({"secret_keys": (inline(b"short"),)},
@@ -325,10 +325,13 @@ def test_a_key_is_where_it_is_said_to_be(tmp_path, form):
      "authentication.users has a hash of a kind that is not known, of user 1"),
     ({"methods": ("basic",), "users": inline(b"joe:$2y$oops")}, "authentication.users is not as htpasswd writes it"),
 ])
-def test_what_cannot_be_used_is_told_without_what_is_in_it(options, said):
+def test_what_cannot_be_used_is_told_without_what_is_in_it(tmp_path, options, said):
+    if "secret_keys" in options:
+        keys = tuple(key.replace("{folder}", str(tmp_path)) for key in options["secret_keys"])
+        options = options | {"secret_keys": keys}
     with pytest.raises(Unusable) as found:
         asking(**options)
-    assert str(found.value) == said
+    assert str(found.value) == said.replace("{folder}", str(tmp_path))
 
 
 def test_a_key_file_is_read_again_when_it_has_changed(tmp_path, monkeypatch, capfd):

@@ -346,7 +346,14 @@ def test_files_that_cannot_be_linked_are_written(tmp_path, monkeypatch):
 def test_a_view_that_is_replaced_meanwhile_ends_the_compaction(tmp_path, monkeypatch):
     topic = filled(tmp_path)
     topic.publish(Message("1-3", b"new"))
-    monkeypatch.setattr(further.Further, "_linked", lambda *_: shutil.rmtree(topic.view().folder) or os.stat("/none"))
+
+    folder = topic.view().folder
+
+    def replaced(*_):
+        shutil.rmtree(folder)
+        os.stat(folder)
+
+    monkeypatch.setattr(further.Further, "_linked", replaced)
     report = topic.compact()
     assert report.outcome == nightly.FAILED and "deleted meanwhile" in report.error
 
