@@ -8,6 +8,7 @@ import errno
 import itertools
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,12 +151,7 @@ class CataloguePages:
     def take(self) -> Pieces:
         """Return a frame with the pages that differ from those of the last call.  Raises sqlite3.Error."""
         self._seen = self._version()
-        self._connection.execute("BEGIN")
-        try:
-            self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            raw = self._connection.serialize()
-        finally:
-            self._connection.execute("ROLLBACK")
+        raw = self._whole()
         assert len(raw) % frames.PAGE == 0, len(raw)
         image = np.frombuffer(raw, np.uint8).reshape(-1, frames.PAGE)
         known = min(len(image), len(self._image))
@@ -164,6 +160,20 @@ class CataloguePages:
         self._image = image
         numbers = np.flatnonzero(is_new)
         return frames.encode(frames.CATALOGUE, image[numbers].tobytes(), size=len(raw), pages=numbers.tolist())
+
+    def _whole(self) -> bytes:
+        """Return all pages as of one moment.  Raises sqlite3.Error.
+
+        `serialize` would need no file.  An interpreter lacks that method if its SQLite was built without the function,
+        as SQLite before 3.36 is by default, and the standby would never be complete.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "catalogue.sqlite")
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as copy:
+                copy.execute("PRAGMA synchronous = OFF")
+                copy.execute("PRAGMA journal_mode = OFF")
+                self._connection.backup(copy)
+            return path.read_bytes()
 
     def close(self) -> None:
         self._connection.close()
