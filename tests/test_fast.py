@@ -1,4 +1,5 @@
 """The fast tests cover every package, and missing things of the machine are named before the first test."""
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -86,6 +87,10 @@ def test_only_fast_tests_run_in_several_processes(monkeypatch):
     monkeypatch.setattr(bootstrap.os, "sched_getaffinity", lambda process: {0, 1})
     assert bootstrap.processes_of_tests(["-q", "--fast"]) == ["-n", "2", "--dist", "worksteal"]
     assert bootstrap.processes_of_tests(["-q"]) == []
+
+
+def test_processes_of_tests_keep_what_python_compiles():
+    assert not sys.dont_write_bytecode and "PYTHONDONTWRITEBYTECODE" not in os.environ
 
 
 def test_files_of_slow_tests_only_are_not_imported_by_fast_runs(tmp_path):
