@@ -121,15 +121,16 @@ QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # an answer ha
 
 TRANSACTION_ROW = np.dtype([
     ("what", "<u4"),               # ADD and its like
-    ("subscription_id", "<u4"),    # ADD, ADDED: 0 for the right to publish
+    ("subscription_id", "<u4"),    # ADD, ADDED, REFUSED: 0 for the right to publish
     ("partition_id", "<u8"),
     ("transaction", "<u8"),        # see names.transaction
     ("role", "<u8"),               # ADD: hash of the role that began the transaction; 0: not known
 ])
 # From a coordinator: ADD a partition or subscription to a transaction; COMMIT or ABORT it in a partition.
 # To a coordinator: these are done, durably; ASK how a transaction ended, or nothing if it is still open; MAY_PUBLISH
-# asks whether a SEND is to be stored.  The answer is ADD, ABORT or REFUSED.
-ADD, COMMIT, ABORT, ADDED, ENDED, ASK, MAY_PUBLISH, REFUSED = 1, 2, 3, 4, 5, 6, 7, 8
+# asks whether a SEND is to be stored, MAY_ACKNOWLEDGE whether an ACK on a subscription is to be taken.  The answer is
+# ADD, ABORT or REFUSED.
+ADD, COMMIT, ABORT, ADDED, ENDED, ASK, MAY_PUBLISH, REFUSED, MAY_ACKNOWLEDGE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 RAW = b"\0"      # the first byte of an answer that is not JSON
 

@@ -2,7 +2,8 @@
 
 An ACK is carried out as a whole, or refused as a whole, and then nothing has changed:
 
-    TransactionNotFound     the transaction is not open, or the subscription was not added to it
+    TransactionNotFound     the transaction is not open, or the subscription was not added to it, as far as this owner
+                            and the coordinator know (transactions/held_acks.py)
     TransactionConflict     a message is acknowledged, or a transaction acknowledges it already; for a cumulative ACK,
                             the position is acknowledged, or another transaction has a cumulative one
     NotAllowedError         the topic is not persistent, or batches claim too many messages
@@ -46,8 +47,10 @@ def acknowledge_in_transaction(owner: OwnerContext, session: Session, command: a
     if not isinstance(subscription.partition, Partition):
         raise Refusal(api.NotAllowedError, "Transactions are not supported on a non-persistent topic")
     transaction = names.transaction(request.txnid_most_bits, request.txnid_least_bits)
-    if transaction is None or not _is_added(subscription.partition, subscription, transaction) or not _may_use(
-            session, subscription.partition, transaction):
+    is_added = transaction is not None and _is_added(subscription.partition, subscription, transaction)
+    if transaction is not None and not is_added and owner.held_acks.hold(session, command, subscription, transaction):
+        return      # until its coordinator has said whether the subscription was added
+    if transaction is None or not is_added or not _may_use(session, subscription.partition, transaction):
         bits = request.txnid_most_bits, request.txnid_least_bits
         raise Refusal(api.TransactionNotFound,
                       "Transaction ({},{}) is not open, or lacks this subscription".format(*bits))

@@ -44,6 +44,7 @@ from geminga.storage.topics.subscription import Consumer, Producer, Subscription
 from geminga.storage.transactions.admission import Admission
 from geminga.storage.transactions.coordinator import Coordinator
 from geminga.storage.transactions.exchange import Exchange
+from geminga.storage.transactions.held_acks import HeldAcks
 from geminga.storage.transactions.participant import Participant
 from geminga.storage.transactions.peers import Peers
 from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
@@ -138,8 +139,8 @@ class Owner(Decisions):
         self.participant = Participant(self)
         coordinators = {} if recovery is None else recovery.coordinators
         self.coordinator = Coordinator(self, dict(coordinators), has_moved=has_moved)
-        self.admission = Admission(self)
-        self.exchange = Exchange(self.coordinator, self.participant, self.admission, self.peers)
+        self.admission, self.held_acks = Admission(self), HeldAcks(self)
+        self.exchange = Exchange(self.coordinator, self.participant, self.admission, self.held_acks, self.peers)
 
     def _make_pass(self) -> None:
         """Make the parts that the steps of a pass use, and the pass itself."""
@@ -161,7 +162,7 @@ class Owner(Decisions):
         self.watchers += [
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
             self.inactive, self.views, self.rates, self.crowding, self.statistics, self.gate, self.delays,
-            self.participant, self.coordinator,
+            self.participant, self.coordinator, self.held_acks,
             self._publishing, self._dispatching, self.partitions, self._trimming, self.replication,
             self.replicated]
         self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]

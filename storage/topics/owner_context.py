@@ -85,6 +85,13 @@ class TransactionCoordinator(Protocol):
         """Commit or abort a transaction.  Raises Refusal, StorageFull."""
 
 
+class AcknowledgementsHeld(Protocol):
+    """The part of the ACKs that wait for coordinators that commands use."""
+
+    def hold(self, session: Session, command: api.BaseCommand, subscription: Subscription, transaction: int) -> bool:
+        """Hold back an ACK, and ask the coordinator; False if nothing is to be asked.  Raises Refusal."""
+
+
 class OwnerContext(Protocol):
     """One owner, between the beginning of a pass and its end."""
 
@@ -130,6 +137,9 @@ class OwnerContext(Protocol):
 
     @property
     def coordinator(self) -> TransactionCoordinator: ...
+
+    @property
+    def held_acks(self) -> AcknowledgementsHeld: ...
 
     @property
     def has_ops(self) -> bool: ...

@@ -8,6 +8,7 @@
     transaction_table.py   open and ended transactions of one coordinator, and their file
     participant.py         ADD, COMMIT and ABORT in partitions of this owner
     admission.py           SENDs in transactions: stored, dropped or refused; questions to coordinators
+    held_acks.py           ACKs in transactions that wait for a coordinator
     publishing.py          entries of a plan by transaction
     pending.py             acknowledgements of open transactions on a subscription, and their COMMIT and ABORT
     peers.py               messages to the owners of other partitions

@@ -47,7 +47,7 @@ LIFETIME_MIN_MS = 100                # transactions of a shorter life are aborte
 _LIFETIME_MAX_MS = 1 << 50           # a sum with today's time still fits into a journal's op
 _WAITING_MAX = 100_000               # requests that wait for other owners; one of them may be down for long
 _TOLD_MAX = 1_000                    # ended transactions that a connection is remembered to know
-PROMISED_MAX = 10_000                # topics of one transaction that do not exist; each takes memory until it ends
+PROMISED_MAX = 10_000                # names of one transaction that do not exist; each takes memory until it ends
 _EXPIRED_MAX = 1_000                 # transactions whose time is over that one pass aborts
 _GONE = -1                           # in place of an owner's index: the partition was deleted
 
@@ -254,6 +254,29 @@ class Coordinator(Watcher):
         self._owner.answer_needs_sync()      # the partition's owner may store what the transaction does before we sync
         return True
 
+    def may_acknowledge(self, transaction_id: int, partition_id: int, subscription_id: int) -> None:
+        """Tell a participant what to do with an ACK on a subscription that it does not know to be in a transaction."""
+        if not self.is_ready:
+            self._early.append(partial(self.may_acknowledge, transaction_id, partition_id, subscription_id))
+            return
+        transaction, what, role = self.find(transaction_id), envelope.REFUSED, 0
+        if transaction is not None and transaction.state == OPEN and self._may_acknowledge(
+                transaction, partition_id, subscription_id):
+            what, role = envelope.ADD, transaction.role.hash
+        if (to := self._owner_of(partition_id)) != _GONE:
+            self._owner.peers.send(to, what, transaction_id, partition_id, subscription_id, role)
+
+    def _may_acknowledge(self, transaction: Transaction, partition_id: int, subscription_id: int) -> bool:
+        """Whether a transaction may acknowledge on a subscription, which is there now if it was not when added."""
+        if transaction.added & {(partition_id, subscription_id), (partition_id, named.NOT_STORED)}:
+            return True
+        if transaction.promised and named.subscription_hash(
+                self._owner, partition_id, subscription_id) in transaction.promised:
+            self._add(transaction, (partition_id, subscription_id))
+            self._owner.answer_needs_sync()      # as in `_is_added`
+            return True
+        return False
+
     # -- commands of clients
 
     def new(self, session: Session, request_id: int, coordinator: int, lifetime_ms: int) -> None:
@@ -281,8 +304,8 @@ class Coordinator(Watcher):
             kind: int, answer: Answer) -> None:
         """Add topics or subscriptions to a transaction; answer its client once the topics' owners have noted that.
 
-        wanted: (topic, subscription or None) of each.  A topic that is not stored is promised (named.py), and a
-        subscription of one is passed over.  Raises Refusal, StorageFull.
+        wanted: (topic, subscription or None) of each.  A topic that is not stored, or a subscription of one, is
+        promised (named.py).  Raises Refusal, StorageFull.
         """
         transaction = self._mine(session, bits)
         if transaction.state != OPEN:
@@ -315,7 +338,10 @@ class Coordinator(Watcher):
         return found
 
     def _promise(self, transaction: Transaction, topics: set[bytes]) -> None:
-        """Note topics that are not there as the transaction's, by the hashes of their names.  Raises Refusal."""
+        """Note topics that are not there, or subscriptions of them, as the transaction's, by hashes of their names.
+
+        Raises Refusal.
+        """
         if len(transaction.promised) + len(topics) > PROMISED_MAX:
             raise Refusal(api.NotAllowedError, f"A transaction takes {PROMISED_MAX} topics that do not exist")
         for topic in topics:

@@ -3,6 +3,7 @@ from geminga.proto import envelope
 from geminga.proto.rows import Rows
 from geminga.storage.transactions.admission import Admission
 from geminga.storage.transactions.coordinator import Coordinator
+from geminga.storage.transactions.held_acks import HeldAcks
 from geminga.storage.transactions.participant import Participant
 from geminga.storage.transactions.peers import Peers
 
@@ -10,9 +11,10 @@ from geminga.storage.transactions.peers import Peers
 class Exchange:
     """Messages about transactions to one owner."""
 
-    def __init__(self, coordinator: Coordinator, participant: Participant, admission: Admission, peers: Peers):
+    def __init__(self, coordinator: Coordinator, participant: Participant, admission: Admission, acks: HeldAcks,
+                 peers: Peers):
         self._coordinator, self._participant, self._admission = coordinator, participant, admission
-        self._peers = peers
+        self._acks, self._peers = acks, peers
 
     def __repr__(self) -> str:
         return f"<Exchange {self._peers!r}>"
@@ -39,6 +41,7 @@ class Exchange:
         self._coordinator.owner_is_up(index)
         self._participant.ask_again(index)
         self._admission.ask_again(index)
+        self._acks.ask_again(index)
         self.settle()
 
     def due_ms(self, now_ms: int) -> int:
@@ -48,8 +51,10 @@ class Exchange:
     def _apply(self, what: int, subscription_id: int, partition_id: int, transaction: int, role: int) -> None:
         if what == envelope.ADD:
             self._participant.add(transaction, partition_id, subscription_id, role)
+            self._acks.answered(transaction, partition_id, subscription_id)
         elif what in (envelope.COMMIT, envelope.ABORT):
             self._participant.end(transaction, partition_id, commits=what == envelope.COMMIT)
+            self._acks.ended(transaction, partition_id)
         elif what == envelope.ADDED:
             self._coordinator.added(transaction, partition_id, subscription_id)
         elif what == envelope.ENDED:
@@ -58,6 +63,11 @@ class Exchange:
             self._coordinator.asked(transaction, partition_id)
         elif what == envelope.MAY_PUBLISH:
             self._coordinator.may_publish(transaction, partition_id)
+        elif what == envelope.MAY_ACKNOWLEDGE:
+            self._coordinator.may_acknowledge(transaction, partition_id, subscription_id)
         else:
             assert what == envelope.REFUSED, what
-            self._participant.refused(transaction, partition_id)
+            if subscription_id:
+                self._acks.answered(transaction, partition_id, subscription_id)
+            else:
+                self._participant.refused(transaction, partition_id)

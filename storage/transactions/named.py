@@ -1,7 +1,8 @@
 """What clients name when they add to a transaction: topics and subscriptions, and their ids.
 
-A topic may be added before it is there, as in Apache Pulsar, which keeps names.  Its name is promised to the
-transaction, as a hash.  Once it is there, the first SEND in the transaction has its partition added.
+A topic may be added before it is there, as in Apache Pulsar, which keeps names; so may a subscription of it.  The name
+is promised to the transaction, as a hash.  Once the topic is there, the first SEND in the transaction has its partition
+added, and the first ACK the subscription.
 """
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -26,16 +27,26 @@ def stored(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterato
 
 
 def promised(owner: OwnerContext, wanted: list[tuple[str, str | None]]) -> Iterator[bytes]:
-    """Yield the hash of each topic in `wanted` that is to be published to and is not stored.  Raises Refusal."""
+    """Yield the hash of each topic in `wanted` that is not stored, or of the subscription of one.  Raises Refusal."""
     for topic, subscription in wanted:
         name = names.parse(topic)
-        if subscription is None and name.is_persistent and _ids(owner, name, None) is None:
-            yield hash_of(str(name))
+        if name.is_persistent and _ids(owner, name, None) is None:
+            yield hash_of(str(name), subscription)
 
 
-def hash_of(topic: str) -> bytes:
-    """Return 16 bytes that stand for a topic's name, as an op of the journal has room for."""
-    return blake2b(topic.encode(), digest_size=format.PROMISED_SIZE).digest()
+def hash_of(topic: str, subscription: str | None = None) -> bytes:
+    """Return 16 bytes that stand for a topic, or one of its subscriptions, as an op of the journal has room for."""
+    of_topic = blake2b(topic.encode(), digest_size=format.PROMISED_SIZE).digest()
+    if subscription is None:
+        return of_topic
+    return blake2b(of_topic + subscription.encode(), digest_size=format.PROMISED_SIZE, person=b"subscription").digest()
+
+
+def subscription_hash(owner: OwnerContext, partition_id: int, subscription_id: int) -> bytes | None:
+    """Return `hash_of` a stored subscription; None if it is not stored."""
+    topic = owner.catalogue.partitions.name_of(partition_id)
+    known = {number: name for name, number in owner.catalogue.subscriptions.ids(partition_id).items()}
+    return None if topic is None or subscription_id not in known else hash_of(topic, known[subscription_id])
 
 
 def _ids(owner: OwnerContext, name: TopicName, subscription: str | None) -> Used | None:

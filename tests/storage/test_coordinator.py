@@ -15,7 +15,7 @@ from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
 from geminga.storage.owner import requests
 from geminga.storage.runtime.routing import owner_of
-from geminga.storage.transactions import coordinator, named, transaction_table
+from geminga.storage.transactions import coordinator, held_acks, named, transaction_table
 from geminga.storage.transactions.transaction_table import ENDED_MAX, ENDED_MS
 
 from .files import flip
@@ -298,18 +298,41 @@ def test_a_subscription_may_be_added_before_it_is_there(rig):
     assert rig.partition("t").subscriptions["later", True].cursor.is_acknowledged(*position)
 
 
-def test_a_subscription_that_was_added_before_its_topic_was_there_is_added_again(rig):
-    """Pulsar takes its acknowledgements without that; here nothing is lost, as the client is told."""
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("action", [api.COMMIT, api.ABORT], ids=["commit", "abort"])
+def test_a_subscription_may_be_added_before_its_topic_is_there(rig, tmp_path, action, killed):
+    """As in Apache Pulsar: a success that counted for nothing had the client's acknowledgements refused."""
+    bits, others = rig.new(), rig.new()
+    assert rig.add_subscription(bits, "later", "s") == rig.add_subscription(others, "later", "other") == [SUCCESS]
+    if killed:
+        rig.owner.journal.write_early(rig.owner.coordinator._tables[0])
+        rig = rig.crashed(tmp_path / "after")
+    consumer, other = rig.consumer("later", "s"), rig.consumer("later", "other")
+    [position] = rig.publish(rig.producer("later"), b"plain")
+    rig.receive(consumer)
+    assert acknowledge_in(rig, others, consumer, position).error == api.TransactionNotFound
+    assert acknowledge_in(rig, bits, other, position).error == api.TransactionNotFound
+    assert not acknowledge_in(rig, bits, consumer, position).HasField("error")
+    if killed:
+        rig.close()
+        rig = rig.crashed(tmp_path / "again")
+        rig.producer("later")
+    cursor = rig.partition("later").subscriptions["s", True].cursor
+    assert not cursor.is_acknowledged(*position)
+    assert rig.end(bits, action) == [SUCCESS]
+    assert cursor.is_acknowledged(*position) == (action == api.COMMIT)
+    rig.close()
+
+
+def test_a_right_to_publish_is_none_to_acknowledge(rig):
+    """Neither that of a topic which was not there, nor that of a topic whose name ends as a subscription's does."""
     bits = rig.new()
-    assert rig.add_subscription(bits, "later", "s") == [SUCCESS]
+    assert rig.add(bits, "later", "laters") == [SUCCESS]
     consumer = rig.consumer("later", "s")
     [position] = rig.publish(rig.producer("later"), b"plain")
     rig.receive(consumer)
     assert acknowledge_in(rig, bits, consumer, position).error == api.TransactionNotFound
-    assert rig.add_subscription(bits, "later", "s") == [SUCCESS]
-    assert not acknowledge_in(rig, bits, consumer, position).HasField("error")
     assert rig.end(bits) == [SUCCESS]
-    assert rig.partition("later").subscriptions["s", True].cursor.is_acknowledged(*position)
 
 
 def test_the_subscription_of_a_reader_gives_no_right_to_publish(rig):
@@ -653,6 +676,84 @@ def test_a_participant_that_was_killed_still_knows_what_was_added(two):
     two.rigs[0].end(bits)
     two.pass_on()
     assert texts(two.rigs[1], THEIRS) == [b"a", b"b"]
+
+
+def waiting(two):
+    """Return (transaction, position, section of an ACK) of a subscription whose owner was killed since it was added.
+
+    The new process does not know what was added.
+    """
+    first, second = two.rigs
+    bits = first.new()
+    [position] = second.publish(second.producer(THEIRS), b"plain")
+    second.consumer(THEIRS, "s", initialPosition=api.CommandSubscribe.Earliest)
+    assert first.add_subscription(bits, THEIRS, "s") == [] and two.pass_on() == [SUCCESS]
+    second.settle()
+    two.rigs[1] = second = two.start(1)
+    consumer = second.consumer(THEIRS, "s")
+    second.receive(consumer)
+    return bits, position, second.command(
+        "ack", consumer_id=consumer.object_id, ack_type=0, request_id=5, **of(bits),
+        message_id=[api.MessageIdData(ledgerId=position[0], entryId=position[1])])
+
+
+def answers_of(two, index):
+    """Carry what the first owner has to say to the second one; return the errors of ACKs that it answers, or None."""
+    found = []
+    for rows in two.rigs[0].owner.peers.take_others().values():
+        answers = two.rigs[index].run((envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""), worker=9)
+        found += ack_errors(answers)
+    return found
+
+
+def ack_errors(answers):
+    return [answer.ackResponse.error if answer.ackResponse.HasField("error") else SUCCESS
+            for answer in answers.commands(api.BaseCommand.ACK_RESPONSE)]
+
+
+def ask_first(two):
+    """Carry the questions of the second owner to the first one."""
+    for rows in two.rigs[1].owner.peers.take_others().values():
+        two.rigs[0].run((envelope.TRANSACTIONS, np.array(rows, envelope.TRANSACTION_ROW), b""), worker=9)
+
+
+def test_an_acknowledgement_waits_for_the_coordinator_after_a_start(two):
+    """Its owner has forgotten what was added, and refused what came before it was told again."""
+    bits, position, ack = waiting(two)
+    assert ack_errors(two.rigs[1].run(ack)) == []
+    ask_first(two)
+    assert answers_of(two, 1) == [SUCCESS]
+    assert two.rigs[0].end(bits) == [] and two.pass_on() == [SUCCESS]
+    assert two.rigs[1].partition(THEIRS).subscriptions["s", True].cursor.is_acknowledged(*position)
+
+
+def test_a_question_is_asked_again_when_its_coordinator_is_back(two):
+    _, _, ack = waiting(two)
+    two.rigs[1].run(ack)
+    two.rigs[1].owner.peers.take_others()      # lost
+    two.is_up(0)
+    ask_first(two)
+    assert answers_of(two, 1) == [SUCCESS]
+
+
+def test_acknowledgements_wait_for_so_long_and_so_many(two, monkeypatch):
+    monkeypatch.setattr(held_acks, "_HELD_MAX", 2)
+    _, _, ack = waiting(two)
+    assert ack_errors(two.rigs[1].run(ack, ack)) == []
+    assert ack_errors(two.rigs[1].run(ack)) == [api.TransactionCoordinatorNotFound]
+    rows = [row for some in two.rigs[1].owner.peers.take_others().values() for row in some]
+    assert [row[0] for row in rows].count(envelope.MAY_ACKNOWLEDGE) == 1
+    assert ack_errors(two.rigs[1].run(after_ms=held_acks._PATIENCE_MS)) == [api.TransactionNotFound] * 2
+
+
+def test_an_acknowledgement_that_waits_is_refused_at_the_end(two):
+    """A client that ends its transaction without the answer has nothing acknowledged."""
+    bits, position, ack = waiting(two)
+    two.rigs[1].run(ack)
+    two.rigs[1].owner.peers.take_others()
+    assert two.rigs[0].end(bits) == []
+    assert answers_of(two, 1) == [api.TransactionNotFound]
+    assert not two.rigs[1].partition(THEIRS).subscriptions["s", True].cursor.is_acknowledged(*position)
 
 
 @pytest.mark.parametrize("is_decided", [False, True])

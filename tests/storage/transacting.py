@@ -9,6 +9,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.ledgers import journal_ops
 from geminga.storage.transactions import pending
 
+from .transactional import TransactionalRig
+
 T = api.BaseCommand.Type
 FIRST, SECOND = names.transaction(0, 7), names.transaction(1, 8)
 TOPIC = "t"
@@ -39,8 +41,16 @@ def ack(rig, consumer, transaction, *positions, cumulative=False, request_id=1, 
 
 
 def answer(rig, consumer, transaction, *positions, **fields):
-    """Acknowledge in a transaction; return the answer's error, None for a success."""
-    [command] = rig.run(ack(rig, consumer, transaction, *positions, **fields)).commands(T.ACK_RESPONSE)
+    """Acknowledge in a transaction; return the answer's error, None for a success.
+
+    Where no coordinator is played, one that is asked knows no such transaction.
+    """
+    answers = rig.run(ack(rig, consumer, transaction, *positions, **fields))
+    if isinstance(rig, TransactionalRig) and not answers.commands(T.ACK_RESPONSE):
+        subscription = rig.owner.consumers[consumer.number].subscription
+        answers, _ = rig.pass_of(rig.owner.held_acks.answered, transaction, rig.partition(TOPIC).partition_id,
+                                 subscription.cursor.subscription_id)
+    [command] = answers.commands(T.ACK_RESPONSE)
     rig.partition(TOPIC).check()
     response = command.ackResponse
     assert (response.consumer_id, response.request_id) == (consumer.object_id, 1)
