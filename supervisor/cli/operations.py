@@ -121,9 +121,10 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"ALARM {alarm['alarm']} since {alarm['since']}: {plain(alarm['text'])}"
         then = f"; then geminga status --seen {alarm['alarm']}" if alarm["can_be_seen_to"] else ""
         yield f"  what to do: {alarm['page']}{then}"
+    width = max([11, *(len(process["process"]) for process in state["processes"])])
     for process in state["processes"]:
         again = f"  started again {process['started_again']} times" if process["started_again"] else ""
-        yield f"  {process['process']:<11} pid {process['pid']:<8} {process['state']:<10} " \
+        yield f"  {process['process']:<{width}} pid {process['pid']:<8} {process['state']:<10} " \
               f"{size(process['memory_bytes']):>9}  up {length(process['uptime_seconds'])}{again}"
     yield f"  topics      {topics['total']:,}, of which {topics['loaded']:,} are loaded, " \
           f"with {loaded['subscriptions']:,} subscriptions"

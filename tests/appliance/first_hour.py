@@ -185,11 +185,12 @@ _ACCESS = f"PULSAR_URL={_URL} CA=ca.pem TOKEN=admin.token"
 def chapters(install: str) -> tuple[Chapter, ...]:
     """Return what the page has.  install: the command that installs the broker."""
     return (
-        Chapter("Install", "One command installs the broker on Debian 12 or 13, from a checkout of the source.", (
+        Chapter("Install", "One command installs the broker on Debian 12 or 13, from a checkout of the source. "
+                "`--without-spark` leaves out Spark and a Java runtime, which only large nights use.", (
             Step(install, "ready", lines=6),
             Step("geminga produce my-topic Hello", r"^published \d+:\d+"),
             Step("geminga consume my-topic", "^Hello$"),
-            Step("geminga status", ", ready$"),
+            Step("geminga status", ", ready$", lines=_ROWS),
         )),
         Chapter("Let other hosts in, securely", "So far the broker listens on 127.0.0.1, for programs of its "
                 "own host. `geminga secure` makes an authority, a certificate, keys and a token, and changes the "
@@ -199,8 +200,9 @@ def chapters(install: str) -> tuple[Chapter, ...]:
             Step("systemctl restart geminga"),
         )),
         Chapter("Run a program on the second host", "Copy the authority's certificate (`ca.pem`) and the token "
-                "(`admin.token`) to the second host. The program [secured.py](examples/python/secured.py) publishes "
-                "orders and reads them. An order without a number fails, and becomes a dead letter.", (
+                "(`admin.token`) to the second host, which has Python with `pulsar-client`. The program "
+                "[secured.py](examples/python/secured.py) publishes orders and reads them. An order without a number "
+                "fails, and becomes a dead letter. A program with another token is not let in.", (
             Step(f"{_ACCESS} python secured.py alice:30 bob:20 carol:none", "alice owes 30", APP),
             Step("echo none > none.token"
                  f" && {_ACCESS.replace('admin', 'none')} python secured.py 2>&1 | tail -n 1", "Error", APP),
@@ -211,11 +213,12 @@ def chapters(install: str) -> tuple[Chapter, ...]:
             Step("geminga why orders-failed inspection", "consumer"),
             Step("geminga search public/default --key carol", "none"),
             Step("geminga consume orders-failed --show all", "carol"),
-            Step("geminga top", "orders", screen_keys="q", lines=_ROWS),
+            Step("geminga top", r"orders[\s\S]*h help", screen_keys="q", lines=_ROWS),
         )),
         Chapter("Send dead letters back", "Carol's order could not be read, and went to the dead letter topic "
                 "`orders-failed`. When the cause is mended, dead letters are published again to the topics that they "
-                "came from.", (
+                "came from. Python's client does not note which subscription lost a letter, so every subscription "
+                "of the topic gets it.", (
             Step("geminga redrive orders-failed --dry-run", "1"),
             Step("geminga redrive orders-failed", "1"),
             Step("geminga consume orders", "carol:none"),

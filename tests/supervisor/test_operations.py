@@ -121,6 +121,7 @@ def test_status_of_a_broker_that_is_well_is_a_few_lines_and_exit_status_zero(fre
             process,
             said,
         )
+    assert len({line.index(" pid ") for line in said.splitlines() if " pid " in line}) == 1, said
     assert "  topics      1, of which 1 are loaded, with 0 subscriptions\n" in said and str(fresh.data_dir) in said
     assert main.main(["status", "--json", "--http-url", fresh.http_url]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -59,6 +59,13 @@ def test_every_size_has_its_lines_and_shows_the_chosen_row(width, height):
         assert len(lines[-2].text) <= width
 
 
+@pytest.mark.parametrize("width", [20, 80, 100, 200])
+def test_the_last_line_has_only_whole_hints_and_begins_with_help_and_the_way_out(width):
+    line = Screen("http://x").lines(width, 24)[-1].text
+    assert len(line) <= width and line.split("  ")[1:3] == ["h help", "q quit"]
+    assert set(line.split("  ")[1:]) <= set(Screen("http://x").lines(1_000, 24)[-1].text.split("  "))
+
+
 def test_answers_to_older_questions_are_not_shown():
     def shown():
         return [line.text for line in screen.lines(400, 30)]

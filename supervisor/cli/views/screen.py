@@ -29,7 +29,19 @@ r          turn the order
 h          this help
 q          quit
 """.splitlines()
-_FOOTER = " t topics  u subscriptions  c clients  o overview  Enter open  w why  s sort  / filter  h help  q quit"
+# The last line, as far as it fits: help, which tells the rest, and the way out come first.
+_HINTS = ("h help", "q quit", "t topics", "u subscriptions", "c clients", "o overview", "Enter open", "w why", "s sort",
+          "/ filter")
+
+
+def _hints(width: int) -> str:
+    """Return the hints that a line of that many characters has room for, each of them whole."""
+    line = ""
+    for hint in _HINTS:
+        if len(line) + 2 + len(hint) > width:
+            break
+        line += f"  {hint}"
+    return line
 
 
 def _chosen(columns: Sequence[Column], *keys: str) -> list[Column]:
@@ -224,8 +236,8 @@ class Screen:
         else:
             body = self._table(width, room)
         body = body[:room]
-        footer = Line(f" filter: {self._filter}_   Enter keeps it, Esc removes it" if self._is_typing else _FOOTER,
-                      "reverse")
+        footer = Line(f" filter: {self._filter}_   Enter keeps it, Esc removes it" if self._is_typing
+                      else _hints(width), "reverse")
         return [*head, *body, *(Line("") for _ in range(room - len(body))), footer][:height]
 
     def _head(self, width: int) -> list[Line]:
