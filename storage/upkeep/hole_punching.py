@@ -4,6 +4,9 @@ Before the bytes of an entry are freed, the journal has, synced, that the entry 
 after a start it is not delivered. A worker that still has the entry to deliver recognizes a hole by the entry's first
 bytes: no entry begins with format.NO_ENTRY.
 
+An owner that is killed between the two, or that unloads the topic, leaves such blocks taken.  They are looked for once
+in each ledger of a partition that is opened.
+
 In a sealed ledger, blocks of the index are freed too if all their entries are gone. ledgers/index_repair.py says how
 the rows in such blocks are read.
 """
@@ -33,6 +36,7 @@ _BEFORE = 256           # discarded entries that are looked at again, because th
 _HOLES_MAX = 1_000      # holes of a partition in a tick, which take some 10 ms
 _PUNCHED_MAX = 8 << 20  # bytes of holes in a pass, which take some 2 ms; answers of the pass wait for them
 _INDEXES_MAX = 32       # indexes looked at in a tick
+_OPENED_MAX = 8         # ledgers of opened partitions looked at in a tick; one takes up to 10 ms
 _ANEW_MAX = 2           # indexes written anew in a tick; each costs an fsync
 _DATA_MAX = 10_000      # ranges of data between holes that are searched for in a ledger
 _NEVER = (1 << 63) - 1  # an offset behind every file
@@ -65,6 +69,8 @@ class HolePuncher(Watcher):
         self._is_possible = True           # whether the file system has holes
         self._left: list[Hole] = []        # to try again: the disk was full, or a backup shared the ledger
         self._planned: list[Hole] = []     # of this pass, until its commit, and what earlier passes left
+        # Ids of ledgers of opened partitions that may have discarded entries whose blocks are still taken.
+        self._opened: dict[Partition, list[int]] = {}
         self._freed: dict[Partition, None] = {}      # whose indexes are looked at when these holes are punched
         self._is_due = False               # whether the pass is to punch some
 
@@ -72,14 +78,17 @@ class HolePuncher(Watcher):
         return f"<HolePuncher possible={self._is_possible} planned={len(self._planned)} left={len(self._left)}>"
 
     def watch(self, partition: Partition, /) -> None:
-        """Look at a partition with the next tick, because its changed policies may no longer keep entries."""
+        """Look at a partition with the next ticks: it was opened, or its policies may no longer keep entries."""
         self._owner.acknowledged[partition] = None
+        if partition.discarded.bitmaps:
+            self._opened[partition] = [*partition.discarded.bitmaps]
 
     def release(self, partition: Partition, /) -> None:
         self._owner.acknowledged.pop(partition, None)
         self._left = [hole for hole in self._left if hole.ledger.partition_id != partition.partition_id]
         self._planned = [hole for hole in self._planned if hole.ledger.partition_id != partition.partition_id]
         self._freed.pop(partition, None)
+        self._opened.pop(partition, None)
 
     def tick(self, now_ms: int) -> None:
         partitions, self._owner.acknowledged = self._owner.acknowledged, {}
@@ -87,9 +96,9 @@ class HolePuncher(Watcher):
             return
         self._planned += self._left
         self._left = []
+        self._plan_opened(now_ms)
         for partition in partitions:
-            is_kept = partition.policies.retains or partition.compacts
-            if not (is_kept or self._owner.discovery.holds(partition, now_ms)):
+            if not self._is_kept(partition, now_ms):
                 planned = self._plan(partition)
                 if len(planned) >= _HOLES_MAX:
                     self._owner.acknowledged[partition] = None      # there are more
@@ -100,6 +109,25 @@ class HolePuncher(Watcher):
             self._punch_in_pass()
         else:
             self._give_back_indexes(now_ms)
+
+    def _is_kept(self, partition: Partition, now_ms: int) -> bool:
+        """Whether acknowledged entries are kept for subscriptions and readers that are yet to come."""
+        is_kept = partition.policies.retains or partition.compacts
+        return is_kept or self._owner.discovery.holds(partition, now_ms)
+
+    def _plan_opened(self, now_ms: int) -> None:
+        """Plan holes again that are recorded and were not punched, in _OPENED_MAX ledgers of opened partitions."""
+        for _ in range(_OPENED_MAX):
+            if not self._opened:
+                return
+            partition = next(iter(self._opened))
+            ledger_id = self._opened[partition].pop()
+            if not self._opened[partition]:
+                del self._opened[partition]
+            ledger = partition.find(ledger_id)
+            if isinstance(ledger, Ledger) and not self._is_kept(partition, now_ms):
+                self._planned += _plan_again(partition, ledger)
+                self._freed[partition] = None
 
     def _punch_in_pass(self) -> None:
         if not self._is_due:
@@ -188,11 +216,7 @@ class HolePuncher(Watcher):
         partition.discarded.acknowledge(ledger, entries)
         self._owner.note_many(partition, journal_ops.acknowledged(
             partition.partition_id, partition.discarded.subscription_id, ledger.ledger_id, entries))
-        entry_at = np.maximum.accumulate(offsets)
-        straddling = entry_at[np.searchsorted(entry_at, begins[worth], side="right") - 1]      # has a hole's first byte
-        straddling = np.where((straddling >= starts[worth]) & (straddling < begins[worth]), straddling, -1)
-        return [Hole(ledger, *hole) for hole in
-                zip(begins[worth].tolist(), stops[worth].tolist(), straddling.tolist(), strict=True)]
+        return _holes(ledger, offsets, starts[worth], begins[worth], stops[worth])
 
     def _punch(self, holes: list[Hole]) -> None:
         """Punch holes.  If the disk is full, the remaining holes wait for the next tick.  Raises OSError."""
@@ -241,6 +265,40 @@ class HolePuncher(Watcher):
                     self._owner.forget_mapped(ledger)
                 ledger.is_index_new = False
                 ledger.close()
+
+
+def _holes(ledger: Ledger, offsets: NDArray[np.int64], starts: NDArray[np.int64], begins: NDArray[np.int64],
+           stops: NDArray[np.int64]) -> list[Hole]:
+    """Return holes begins .. stops (n,) in runs of discarded entries, the first of which is at `starts`."""
+    entry_at = np.maximum.accumulate(offsets)
+    straddling = entry_at[np.searchsorted(entry_at, begins, side="right") - 1]      # has a hole's first byte
+    straddling = np.where((straddling >= starts) & (straddling < begins), straddling, -1)
+    return [Hole(ledger, *hole) for hole in zip(begins.tolist(), stops.tolist(), straddling.tolist(), strict=True)]
+
+
+def _plan_again(partition: Partition, ledger: Ledger) -> list[Hole]:
+    """Return holes of a ledger, _HOLES_MAX at most, whose entries are discarded and whose blocks are still taken."""
+    limit, end = _limit(partition), ledger.entries
+    if limit is not None and limit[0] <= ledger.ledger_id:
+        end = min(end, limit[1]) if limit[0] == ledger.ledger_id else 0
+    edges = np.flatnonzero(np.diff(partition.discarded.acknowledged(ledger.ledger_id, 0, end),
+                                   prepend=False, append=False))
+    if not len(edges):
+        return []
+    firsts, ends = edges[0::2], edges[1::2]
+    offsets, sizes = (ledger.column(name)[:end].astype(np.int64) for name in ("offset", "size"))
+    # Rows of lost entries, and those that were given back, have no offset.  A run that begins or ends with one, or
+    # beside one, is left out or made shorter.
+    ends_at = np.concatenate((offsets[sizes > 0][:1], offsets + sizes))
+    starts = np.maximum(ends_at[firsts], offsets[firsts])
+    begins, stops = -(-starts // _BLOCK) * _BLOCK, np.append(offsets, ends_at[-1])[ends] // _BLOCK * _BLOCK
+    is_some = (starts > 0) & (begins < stops)
+    starts, begins, stops = starts[is_some], begins[is_some], stops[is_some]
+    is_taken = np.flatnonzero(~_are_holes(ledger, begins, stops))[:_HOLES_MAX]
+    found = _holes(ledger, offsets, starts[is_taken], begins[is_taken], stops[is_taken])
+    if ledger.is_sealed:
+        ledger.close()
+    return found
 
 
 def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple[int, int]]:

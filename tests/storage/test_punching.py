@@ -89,6 +89,42 @@ def test_a_replay_leaves_holes_as_they_are(rigs, tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("unloaded", [False, True], ids=["killed", "unloaded"])
+def test_what_is_recorded_and_was_not_punched_is_punched_after_a_start(rigs, tmp_path, monkeypatch, unloaded):
+    """The owner is killed between the record of what it discards and the holes, or among these."""
+    rig, _, consumer, positions = filled(rigs, 300)
+    rig.close_consumer(consumer)
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    rig.receive(consumer, 1_000)
+    before, real, copies = used(rig), syscalls.punch, []
+
+    def punch(*arguments):
+        if len(copies) < 2:
+            copies.append(copy_of(rig.data_dir, tmp_path / f"copy-{len(copies)}"))
+        if not unloaded:
+            real(*arguments)
+
+    monkeypatch.setattr(syscalls, "punch", punch)
+    rig.run(rig.acks(consumer, *(position for number, position in enumerate(positions) if number % 100)))
+    rig.run(after_ms=SECOND)
+    assert len(copies) == 2
+    monkeypatch.setattr(syscalls, "punch", real)
+    if unloaded:
+        rig.close_consumer(consumer)
+        assert used(rig) == before
+        rig.asked("unload", "t")
+        found = [rig]
+    else:
+        found = [rigs.on(copy, now_ms=rig.now_ms, **rig.settings) for copy in copies]
+    for again in found:
+        left = again.receive(again.consumer("t", subType=SubType.Shared), 1_000)
+        assert [position for position, _ in left] == positions[::100]
+        again.run(after_ms=SECOND)
+        assert used(again) < before * 0.1
+        assert all(is_whole(again, positions[number], number) for number in (0, 100, 200))
+        assert problems(again) == []
+
+
 def test_a_replay_writes_no_state_that_no_record_has_changed(rigs):
     """It looks into the state of each partition whose entries it writes, for those that are discarded."""
     rig = rigs()
