@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from geminga.storage.catalogue.policy_table import TABLE, TOPIC, Part, Policy
-from geminga.supervisor.admin.policy_routes import ROUTES
+from geminga.supervisor.admin.requests.policy_routes import ROUTES
 from geminga.supervisor.configuration import properties
 from geminga.supervisor.configuration.restarts import NEEDS_RESTART, TLS_SWITCH
 from geminga.supervisor.configuration.value_ranges import FORMS, RANGES

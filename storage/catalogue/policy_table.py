@@ -3,7 +3,7 @@
     stored         the catalogue has the value that was set, as JSON, under `Policy.name`; `read` checks it
     in force       each `Part` that has an effect names a field of `policies.Policies`, and the key of StorageOptions
                    that is its default; code that enforces the policy reads `partition.policies.FIELD`
-    REST           supervisor/admin/policy_routes.py has paths and methods
+    REST           supervisor/admin/requests/policy_routes.py has paths and methods
     command        supervisor/wording/policy_verbs.py has verbs and options
     documentation  `geminga admin policies` prints the table, systemd/reference.py makes docs/policies.md
 
@@ -418,7 +418,7 @@ TABLE = {policy.name: policy for policy in (
         where="storage/enforcement/replication_cursors.py"),
     Policy("allowedClusters", "Clusters that replicationClusters of the namespace and its topics may name.", (
         Part("", TEXTS),),
-        levels=NAMESPACE_ONLY, where="supervisor/admin/cluster_lists.py"),
+        levels=NAMESPACE_ONLY, where="supervisor/admin/resources/cluster_lists.py"),
     Policy("replicatorDispatchRate", "Messages and bytes that go from a topic to each other cluster in a period.", (
         Part("dispatchThrottlingRateInMsg", INTEGER, field="replicator_dispatch_messages",
              key="dispatch_messages_per_replicator", default=-1),

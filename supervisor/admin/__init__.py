@@ -1,9 +1,6 @@
 """The admin process: administration, lookup, metrics and health over HTTP.
 
     app.py             the process: routes, errors, the server
-    policy_routes.py   paths and methods of policies
-    cluster_lists.py   the clusters that lists of policies and tenants may name
-    cluster_records.py what records of clusters hold, and who sees their credentials
     openapi.py         the description of all routes
     requests/          parts of requests, authentication, authorization, audit log
     resources/         topics, namespaces, policies, schemas, clusters ...: created, changed, deleted

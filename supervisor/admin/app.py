@@ -29,7 +29,7 @@ from geminga.supervisor.admin import openapi
 from geminga.supervisor.admin.monitoring import alarms, backups, health, log_tail, metrics, operations, stats, views
 from geminga.supervisor.admin.requests import audit, audit_reading, authentication, authorization, origins, sessions
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
-from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics, error_answer
+from geminga.supervisor.admin.requests.request_parts import CONTROL, COUNTERS, INSIDE, TOPICS, Topics, error_answer
 from geminga.supervisor.admin.resources import (
     brokers,
     clusters,
@@ -199,7 +199,7 @@ def make_app(
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(
         authenticator, config.identity, counters["admin", 0])
-    app[health.INSIDE], app[COUNTERS] = config.data_dir / CLIENTS, counters
+    app[INSIDE], app[COUNTERS] = config.data_dir / CLIENTS, counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
@@ -246,7 +246,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
     owners = Owners(serial, config.owners, run_dir)
     app = make_app(config, owners, addresses, counters, authenticator, lease, extend)
     app[metrics.METRICS].collector.certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
-    app[operations.CONTROL], app[views.CONNECTIONS] = control, connections
+    app[CONTROL], app[views.CONNECTIONS] = control, connections
     app[views.NAMES] = views.TopicNames()
     uvloop.run(_serve(app, owners, listeners, control))
 

@@ -22,9 +22,9 @@ from aiohttp import web
 
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.catalogue.policy_table import Part, Policy
-from geminga.supervisor.admin.policy_routes import Route
 from geminga.supervisor.admin.requests.authentication import is_page
 from geminga.supervisor.admin.requests.authorization import demand_of
+from geminga.supervisor.admin.requests.policy_routes import Route
 from geminga.supervisor.admin.resources.policies import SETTERS
 
 routes = web.RouteTableDef()

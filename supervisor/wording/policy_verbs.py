@@ -1,6 +1,6 @@
 """Verbs and options with which `geminga admin` sets, gets and removes policies; most are pulsar-admin's.
 
-    set-VERB      sends the JSON made of the options, as supervisor/admin/policy_routes.py says
+    set-VERB      sends the JSON made of the options, as supervisor/admin/requests/policy_routes.py says
     get-VERB      sends GET
     remove-VERB   sends DELETE, or sets null where there is no DELETE
 

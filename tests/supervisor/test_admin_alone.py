@@ -10,8 +10,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.log import log
 from geminga.supervisor.admin import app
-from geminga.supervisor.admin.monitoring import operations
 from geminga.supervisor.admin.requests import origins
+from geminga.supervisor.admin.requests.request_parts import CONTROL
 from geminga.supervisor.admin.resources import topics
 
 from .test_bad_requests import made_app
@@ -41,7 +41,7 @@ class Alone:
     def __init__(self, made, owners):
         self.made, self.owners, self.sent = made, owners, []
         made.cleanup_ctx.clear()
-        made[operations.CONTROL] = self
+        made[CONTROL] = self
 
     def send(self, **message):
         """Note a message to the supervisor instead of sending it."""

@@ -17,8 +17,8 @@ from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.lease import Lease
 from geminga.supervisor.admin import app
-from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests import request_parts
+from geminga.supervisor.admin.requests.policy_routes import ROUTES
 from geminga.supervisor.configuration.config import load
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator

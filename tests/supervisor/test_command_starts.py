@@ -56,7 +56,7 @@ def test_a_question_over_http_imports_no_protocol(own, topic):
         assert topic in printed or "TOPIC" in printed
         assert modules & (LIBRARIES | OF_PROTOCOL) == set(), words
         assert modules & {"geminga.storage.catalogue.catalogue", "geminga.storage.catalogue.policy_table",
-                          "geminga.supervisor.admin.policy_routes"} == set(), words
+                          "geminga.supervisor.admin.requests.policy_routes"} == set(), words
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.admin.questions import Release, Released, Trim
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
-from geminga.supervisor.admin.policy_routes import ROUTES
+from geminga.supervisor.admin.requests.policy_routes import ROUTES
 
 from ..harness import Broker, eventually, request
 from ..proto.client_frames import T

@@ -7,8 +7,8 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from geminga.storage.catalogue.policy_table import TABLE
-from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests.authorization import DEMANDS
+from geminga.supervisor.admin.requests.policy_routes import ROUTES
 
 from ..harness import request
 

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from geminga.storage.catalogue.policy_table import TABLE
-from geminga.supervisor.admin.policy_routes import OWN_CLUSTER, ROUTES, Nothing
+from geminga.supervisor.admin.requests.policy_routes import OWN_CLUSTER, ROUTES, Nothing
 from geminga.supervisor.wording.policy_verbs import VERBS, options_of, verb_of
 
 from ..harness import request

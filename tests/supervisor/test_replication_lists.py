@@ -6,7 +6,7 @@ import pytest
 
 from geminga.proto import names
 from geminga.storage.runtime import unix_sockets
-from geminga.supervisor.admin import cluster_records
+from geminga.supervisor.admin.resources import cluster_records
 from geminga.supervisor.main import main
 from geminga.workers.addresses import Addresses
 

@@ -14,12 +14,11 @@ from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.requests.authentication import SIGN_IN, STATIC
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS
+from geminga.supervisor.admin.requests.request_parts import COUNTERS, INSIDE, TOPICS
 from geminga.supervisor.host import host
 from geminga.supervisor.pulsar_client import client
 
 routes = web.RouteTableDef()
-INSIDE = web.AppKey("inside", Path)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 # Paths that are answered while the broker loads.

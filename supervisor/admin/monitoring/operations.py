@@ -10,21 +10,27 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.responses import SERVER_VERSION
-from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
 from geminga.storage.upkeep.disk_space import refuse_below
 from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 from geminga.supervisor.admin.monitoring.health import loading, obstacles
 from geminga.supervisor.admin.monitoring.stats import Measured, measure
 from geminga.supervisor.admin.requests.owners import OWNERS
-from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.requests.request_parts import (
+    CONTROL,
+    COUNTERS,
+    TOPICS,
+    body_of,
+    catalogue_of,
+    done,
+    part_of,
+)
 from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 from geminga.supervisor.configuration import exposure
 from geminga.supervisor.host.build import build
 from geminga.supervisor.tasks.job_socket import last_report
 
 routes = web.RouteTableDef()
-CONTROL = web.AppKey("control", Control)
 _LEVEL_SECONDS, _LEVEL_SECONDS_MAX = 300, 7 * 24 * 3600
 _RULES_MAX = 100
 _VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")

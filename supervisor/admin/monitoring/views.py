@@ -20,9 +20,9 @@ from geminga.storage.admin.questions import Question
 from geminga.storage.admin.table_questions import KINDS, ListClients, Listing, ListSubscriptions, ListTopics, Scope
 from geminga.storage.admin.transactions import ListTransactions
 from geminga.supervisor.admin.monitoring import transaction_rows
-from geminga.supervisor.admin.monitoring.operations import CONTROL
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
+    CONTROL,
     PATH,
     catalogue_of,
     done,

@@ -11,8 +11,8 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.counters import Counters
-from geminga.supervisor.admin.policy_routes import ROUTES
 from geminga.supervisor.admin.requests.authentication import IDENTITY, is_page
+from geminga.supervisor.admin.requests.policy_routes import ROUTES
 from geminga.supervisor.admin.requests.request_parts import (
     COUNTERS,
     catalogue_of,

@@ -3,6 +3,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote_plus
 
@@ -14,6 +15,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.admin.questions import TopicQuestion
 from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.configuration.config import Config
@@ -57,6 +59,8 @@ class Topics:
 
 TOPICS = web.AppKey("topics", Topics)
 COUNTERS = web.AppKey("counters", dict)      # (role, index) -> Counters of that process
+CONTROL = web.AppKey("control", Control)      # the link to the supervisor process
+INSIDE = web.AppKey("inside", Path)      # the socket on which this host's clients reach the broker
 
 
 # -- what a request says

@@ -12,6 +12,8 @@
     permissions.py     rights of roles
     policies.py        policies of namespaces and topics
     clusters.py        clusters
+    cluster_records.py     what records of clusters hold, and who sees their credentials
+    cluster_lists.py   the clusters that lists of policies and tenants may name
     brokers.py         the broker, and its settings that change while it runs
     configuration.py   the configuration in force, with the source of each value
     compaction.py      compactions on demand, and the jobs that run them

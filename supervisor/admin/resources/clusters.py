@@ -8,12 +8,12 @@ from geminga.proto.errors import Refusal
 from geminga.storage.admin.questions import ApplyOptions
 from geminga.storage.catalogue.policies import CLUSTERS, MIGRATED, MIGRATION
 from geminga.storage.catalogue.policy_values import Invalid
-from geminga.supervisor.admin import cluster_records
-from geminga.supervisor.admin.cluster_lists import PEERS, Choice, choice_of, use_of
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.resources import cluster_records
+from geminga.supervisor.admin.resources.cluster_lists import PEERS, Choice, choice_of, use_of
 from geminga.workers.identity.authentication import LOCAL
 
 routes = web.RouteTableDef()

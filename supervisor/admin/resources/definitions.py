@@ -30,11 +30,11 @@ from geminga.storage.catalogue.policy_values import Invalid
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.storage.ledgers.managed_ledger import LATEST
 from geminga.storage.schemas import registry
-from geminga.supervisor.admin import cluster_records
-from geminga.supervisor.admin.cluster_lists import PEERS, Choice, choice_of
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of
+from geminga.supervisor.admin.resources import cluster_records
 from geminga.supervisor.admin.resources.brokers import TEXTS, keep_text, read_text
+from geminga.supervisor.admin.resources.cluster_lists import PEERS, Choice, choice_of
 from geminga.supervisor.admin.resources.clusters import DOMAINS, all_of, sees_secrets
 from geminga.supervisor.admin.resources.namespaces import refuse_too_many
 from geminga.supervisor.admin.resources.policies import read_value, route_of

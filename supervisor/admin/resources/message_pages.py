@@ -28,8 +28,8 @@ from geminga.storage.jobs.one_by_one import Damaged
 from geminga.storage.runtime.unix_sockets import UNIX
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import InvalidSchema
-from geminga.supervisor.admin.monitoring.health import INSIDE
 from geminga.supervisor.admin.requests.request_parts import (
+    INSIDE,
     PATH,
     ask_single,
     body_of,

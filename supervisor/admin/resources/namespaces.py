@@ -12,7 +12,6 @@ from geminga.storage.admin.questions import ApplyPolicies, Clear, OpenTopics, Un
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import MIGRATED
 from geminga.storage.catalogue.stored_policies import ADMIN_ROLES
-from geminga.supervisor.admin.cluster_lists import REPLICATION, Choice
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
@@ -31,6 +30,7 @@ from geminga.supervisor.admin.requests.request_parts import (
     subscription_of,
 )
 from geminga.supervisor.admin.resources import clusters, permissions, policies
+from geminga.supervisor.admin.resources.cluster_lists import REPLICATION, Choice
 from geminga.supervisor.admin.resources.topics import delete_topics, listed
 
 routes = web.RouteTableDef()

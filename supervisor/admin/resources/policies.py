@@ -15,10 +15,8 @@ from geminga.storage.catalogue.policy_table import TABLE, Policy, default, read
 from geminga.storage.catalogue.policy_table import TOPIC as TOPIC_LEVEL
 from geminga.storage.catalogue.policy_values import Invalid, OutOfRange
 from geminga.storage.catalogue.stored_policies import PERMISSIONS
-from geminga.supervisor.admin import cluster_lists
-from geminga.supervisor.admin.cluster_lists import ALLOWED, LISTS, REPLICATION, Choice
-from geminga.supervisor.admin.policy_routes import OWN_CLUSTER, ROUTES, TOO_LARGE_SIZE, Nothing, Route
 from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.policy_routes import OWN_CLUSTER, ROUTES, TOO_LARGE_SIZE, Nothing, Route
 from geminga.supervisor.admin.requests.request_parts import (
     PATH,
     TOPIC,
@@ -30,6 +28,8 @@ from geminga.supervisor.admin.requests.request_parts import (
     subscription_of,
     topic_of,
 )
+from geminga.supervisor.admin.resources import cluster_lists
+from geminga.supervisor.admin.resources.cluster_lists import ALLOWED, LISTS, REPLICATION, Choice
 from geminga.supervisor.admin.resources.clusters import choice
 
 routes = web.RouteTableDef()

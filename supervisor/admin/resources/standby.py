@@ -26,11 +26,10 @@ from geminga.storage.runtime.lease import ADMIN, ALONE_SECONDS, FEED, FOREVER, T
 from geminga.storage.runtime.log import log
 from geminga.storage.standby import standing
 from geminga.storage.standby.standing import Peer
-from geminga.supervisor.admin.monitoring.operations import CONTROL
 from geminga.supervisor.admin.requests.authentication import IDENTITY
 from geminga.supervisor.admin.requests.handing_over import hand_over
 from geminga.supervisor.admin.requests.owners import Owners
-from geminga.supervisor.admin.requests.request_parts import TOPICS
+from geminga.supervisor.admin.requests.request_parts import CONTROL, TOPICS
 from geminga.supervisor.configuration.config import StandbyOptions
 from geminga.supervisor.tasks import standbys
 from geminga.workers.identity.authentication import NOT_ASKED

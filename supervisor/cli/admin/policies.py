@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from geminga.storage.catalogue.policy_table import NAMESPACE, TABLE, TOPIC, Part, Policy
-from geminga.supervisor.admin.policy_routes import ROUTES, Route
+from geminga.supervisor.admin.requests.policy_routes import ROUTES, Route
 from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Verb
 from geminga.supervisor.wording.policy_verbs import VERBS, ValueOption, options_of, verb_of
 

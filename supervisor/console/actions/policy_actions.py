@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from geminga.storage.catalogue.policy_table import NAMESPACE, TABLE, TOPIC, Part, Policy, read
 from geminga.storage.catalogue.policy_values import Invalid
-from geminga.supervisor.admin.policy_routes import ROUTES, Route
+from geminga.supervisor.admin.requests.policy_routes import ROUTES, Route
 from geminga.supervisor.console.actions.action import NOTHING, Action, Actions, Field, Make, Plan, Values, Wrong
 from geminga.supervisor.console.asking import Asking
 from geminga.supervisor.console.rendering import text, topic_path
