@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from geminga.supervisor.console import rendering
+from geminga.supervisor.console.actions.action import Action
 from geminga.supervisor.console.dialogs import ACTIONS
 from geminga.supervisor.console.pages import payloads
 
@@ -70,9 +71,12 @@ def test_texts_that_count_have_one_for_one():
 
 
 def test_every_action_has_words_for_its_dialog():
-    assert_none(f"{action.name}: {name} has no words" for action in ACTIONS.values()
-                for name in ["title", "button", *(field.name for field in action.fields if not field.label)]
+    assert_none(f"{action.name}: {name} has no words" for action in ACTIONS.values() for name in named_by(action)
                 if f"action.{action.words or action.name}.{name}" not in rendering.texts())
+
+
+def named_by(action: Action) -> list[str]:
+    return ["title", "button", *(field.name for field in action.fields if not field.label)]
 
 
 def test_no_template_has_words_of_its_own():
