@@ -32,7 +32,7 @@ from geminga.supervisor.messages.decoding import Decoder
 from geminga.supervisor.messages.message import Message
 from geminga.supervisor.messages.values import Values
 from geminga.supervisor.pulsar_client import key_hashing
-from geminga.supervisor.pulsar_client.client import ClientError
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 from geminga.supervisor.pulsar_client.entries import Entry
 from geminga.supervisor.pulsar_client.producers import unless_busy
 from geminga.supervisor.tasks.moving import Cluster
@@ -136,6 +136,7 @@ class Redrive:
         self._cluster, self._topic, self._subscription = cluster, topic, subscription
         self._choice, self._rate, self._decoder = choice, rate, Decoder()
         self._targets: dict[Place, Target] = {}
+        self._tried: set[Place] = set()           # where letters could go to, without sending any
         self._refused: dict[Place, str] = {}      # where no copies can go to: why
         self._counts: dict[str, int | None] = {}      # partitions of topics
         self._schemas: dict[int, api.Schema] = {}
@@ -203,8 +204,38 @@ class Redrive:
         for letter in (letter for entry in entries for letter in self._decoder.messages(self._topic, entry)):
             if not self._wanted(1) or not await self._takes(letter):
                 self.redriven.skipped += 1
-            elif place := await self._place_for(letter):
+            elif (place := await self._place_for(letter)) and await self._takes_letters(place):
                 self.redriven.note(place)
+
+    async def _takes_letters(self, place: Place) -> bool:
+        """Whether the broker would let a redrive send letters to a place: a producer is opened, which sends none.
+
+        Letters' schemas that the place does not have are not tried, because trying one registers it.
+        """
+        if place in self._tried:
+            return True
+        try:
+            producing = await self._connect_to(place)
+            try:
+                await self._try(producing, place)
+            finally:
+                producing.close()
+        except (ClientError, NoTarget) as error:
+            self._refuse(place, error)
+            return False
+        self._tried.add(place)
+        return True
+
+    async def _try(self, producing: BrokerConnection, place: Place) -> None:
+        existing = (await producing.schemas(place.topic)).values() if self._schemas else ()
+        newest = next(reversed(self._schemas.values()), None)
+        is_there = newest is None or (newest.type, newest.schema_data) in {
+            (other.type, other.schema_data) for other in existing}
+        try:
+            await producing.producer(place.topic, "", newest if is_there else None, only_for=place.subscription)
+        except ClientError as error:
+            if is_there or error.code != api.IncompatibleSchema:
+                raise
 
     async def _takes(self, letter: Message) -> bool:
         if self._choice.needs_value:
@@ -308,11 +339,23 @@ class Redrive:
             self._targets[place] = await self._open(letters, place)
             return self._targets[place]
         except (ClientError, NoTarget) as error:
-            if isinstance(error, ClientError) and error.code is None:      # no refusal of the broker
-                raise
-            self._refused[place] = str(error)
-            self.redriven.failed[self._refused[place]] += 1
+            self._refuse(place, error)
             return None
+
+    def _refuse(self, place: Place, error: "ClientError | NoTarget") -> None:
+        """Note that no letters can go to a place, and count the first one.  Raises errors that say no such thing."""
+        if isinstance(error, ClientError) and error.code is None:      # no refusal of the broker
+            raise error
+        self._refused[place] = str(error)
+        self.redriven.failed[self._refused[place]] += 1
+
+    async def _connect_to(self, place: Place) -> BrokerConnection:
+        """Connect to the broker of a place.  Raises ClientError, OSError, NoTarget."""
+        producing = await self._cluster.connect_to_topic(place.topic)
+        if place.subscription and not producing.is_geminga:
+            producing.close()
+            raise NoTarget("this broker gives letters to all subscriptions of a topic: say --to-all")
+        return producing
 
     async def _place_for(self, letter: Message) -> Place | None:
         """Return the topic or partition for a letter, and its subscription there, None if there is none."""
@@ -358,10 +401,8 @@ class Redrive:
     async def _open(self, letters: Backlog, place: Place) -> Target:
         """Open a target, and read what an interrupted redrive has sent to it.  Raises ClientError, OSError."""
         (topic, subscription), name = place, self._name_for(place.subscription)
-        producing = await self._cluster.connect_to_topic(topic)
+        producing = await self._connect_to(place)
         try:
-            if subscription and not producing.is_geminga:
-                raise NoTarget("this broker gives letters to all subscriptions of a topic: say --to-all")
             versions, newest = {}, None
             existing = await producing.schemas(topic) if self._schemas else {}
             for version, schema in self._schemas.items():

@@ -17,6 +17,10 @@ GEMINGA = COMMAND[0]
 SECONDS = 60
 
 
+class Order(pulsar.schema.Record):
+    number = pulsar.schema.Integer()
+
+
 def redrive(broker, *words):
     """Run `geminga redrive`; return (exit status, figures or None, lines of complaint)."""
     done = subprocess.run(command(broker, *words), capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -95,7 +99,11 @@ def test_only_the_subscription_that_lost_a_letter_gets_it_back(own, client, to_a
     reader = client.create_reader(topic, pulsar.MessageId.latest)
     for name in ("billing", "shipping", "gone"):
         bury(client, dead, [topic], 20, REAL_SUBSCRIPTION=name)
+    before = {one: subscriptions(own, one) for one in (topic, dead)}
+    told = redrive(own, dead, "--dry-run", *["--to-all"] * to_all)
+    assert {one: subscriptions(own, one) for one in (topic, dead)} == before
     status, figures, _ = redrive(own, dead, *["--to-all"] * to_all)
+    assert told == (status, figures | {"dry_run": True}, told[2])
     sent = 60 if to_all else 40
     assert (status, figures["sent"], figures["to_all_subscriptions"]) == (int(not to_all), sent, sent * to_all)
     assert list(figures["not_possible"].values()) == [] if to_all else [20]
@@ -109,6 +117,21 @@ def test_only_the_subscription_that_lost_a_letter_gets_it_back(own, client, to_a
     assert reader.read_next(20_000).data() == (b"letter 0" if to_all else b"last")
     reader.close()
     assert eventually(lambda: subscriptions(own, topic) == {"billing", "shipping", "search"}, SECONDS)
+
+
+def test_a_dry_run_tells_what_the_topic_would_refuse(own, client):
+    """Here the topic has ended.  A schema that the topic lacks is not made by the look."""
+    ended, open_, dead = make(client, unique_topic("ended"), unique_topic("open"), unique_topic("dead"))
+    producer = client.create_producer(dead, schema=pulsar.schema.AvroSchema(Order))
+    for origin in (ended, open_):
+        producer.send(Order(number=7), properties={"REAL_TOPIC": origin})
+    assert request("POST", f"{own.http_url}/admin/v2/persistent/{ended.partition('://')[2]}/terminate")[0] == 200
+    told = redrive(own, dead, "--dry-run")
+    assert told[1]["targets"] == {open_: 1}
+    assert told[1]["not_possible"] == {"TopicTerminatedError: Topic was already terminated": 1}
+    assert request("GET", f"{own.http_url}/admin/v2/schemas/{open_.partition('://')[2]}/schema")[0] == 404
+    status, figures, _ = redrive(own, dead)
+    assert (status, figures | {"dry_run": True}) == told[:2]
 
 
 @pytest.mark.parametrize("batching", [False, True])
@@ -159,8 +182,8 @@ def test_a_letter_that_cannot_go_anywhere_is_told_and_stays(own, client):
     bury(client, dead, [origin, missing, dead], 6)
     producer = client.create_producer(dead)
     producer.send(b"no letter")
-    for sent in 2, 0:
-        status, figures, _ = redrive(own, dead)
+    for sent, *words in (2, "--dry-run"), (2,), (0,):
+        status, figures, _ = redrive(own, dead, *words)
         assert (status, figures["sent"]) == (1, sent)
         assert figures["not_possible"] == {
             f"there is no topic {missing}": 2, f"{dead} is the topic that is redriven": 2,
@@ -171,8 +194,6 @@ def test_a_letter_that_cannot_go_anywhere_is_told_and_stays(own, client):
 
 
 def test_large_letters_and_schemas_come_through(own, client):
-    class Order(pulsar.schema.Record):
-        number = pulsar.schema.Integer()
     origin, dead = unique_topic(), unique_topic("dead")
     make(client, origin, dead)
     schema = pulsar.schema.AvroSchema(Order)
