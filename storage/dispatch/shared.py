@@ -144,17 +144,25 @@ class Shared(Dispatcher):
         # Without entries, skip asking each of perhaps thousands of consumers for its room.
         if not (self.pending.to_redeliver or self.chunks.waiting or self.has_unread(ledgers)):
             return batches
-        if self.chunks.waiting:
-            self._recall_for_permits()
         if self._redeliver_some(batches):
             self._deliver_new(batches, ledgers)
         return batches
 
     def _redeliver_some(self, batches: list[Batch]) -> bool:
-        """Deliver entries that are to be redelivered; return whether new entries may be delivered behind them."""
-        for ledger_id, entries in self.pending.entries_to_redeliver(self.look_ahead(self._takers())):
-            self.deal(self._takers(), self._known(ledger_id), entries, batches, is_again=True)
-        return not self.pending.to_redeliver
+        """Deliver entries that are to be redelivered; return whether new entries may be delivered behind them.
+
+        Chunks that are set aside use up no permits, so there may be permits for entries behind them.
+        """
+        while True:
+            if self.chunks.waiting:
+                self._recall_for_permits()
+            if not self.pending.to_redeliver:
+                return True
+            dealt, ahead = 0, self.look_ahead(self._takers())
+            for ledger_id, entries in self.pending.entries_to_redeliver(ahead):
+                dealt += self.deal(self._takers(), self._known(ledger_id), entries, batches, is_again=True)
+            if not dealt or self.chunks.waiting >= WAITING_MAX:
+                return not self.pending.to_redeliver
 
     def _known(self, ledger_id: int) -> ReadableLedger:
         """The ledger of pending entries: deleting a ledger forgets its pending entries first."""
@@ -265,15 +273,18 @@ class Shared(Dispatcher):
         """Deliver chunks of one message to its consumer, or set aside what it has no room for; return how many.
 
         If no consumer has any of the message, the one whose turn it is gets it.  is_last: the last chunk is among them.
+        A client discards a message of which a chunk comes before an earlier one, so chunks wait behind those that wait.
         """
+        is_behind = False
         if (pin := self.chunks.of(message)) is not None:
             consumer = self._consumer_at(pin.slot)
+            is_behind = bool(pin.waiting) and min(pin.waiting) < (ledger.ledger_id, int(entries[0]))
         elif takers := self._takers():
             consumer = takers[0]
         else:
             return 0
         count = 0
-        if (room := self.room(consumer)) > 0:
+        if (room := self.room(consumer)) > 0 and not is_behind:
             count, many = self.reach(ledger, entries, self.subscription.messages(ledger, entries), room)
             self.give(consumer, ledger, entries[:count], many, batches, is_again=is_again)
             self._last_served = consumer.slot

@@ -88,6 +88,39 @@ def test_chunks_wait_for_permits_of_their_consumer_and_nothing_waits_for_them(ri
     assert not dispatcher(rig).chunks
 
 
+def test_a_chunk_never_overtakes_one_that_waits(rig):
+    """Chunks of two messages wait for one consumer, and others of the second message came back and were not dealt yet.
+
+    A client discards a message of which a chunk comes before an earlier one, and gets the message never again.
+    """
+    producer, (slow, gone, other, more) = rig.producer("a"), crowd_of(rig, 4, permits=0, **KINDS["Shared"])
+    rig.run(rig.flow(gone, 3))
+    assert got(rig, rig.run(rig.sends(*[chunk(producer, 2, number) for number in range(3)])), gone)[0][0] == "2:0"
+    rig.run(rig.flow(slow, 1))
+    assert got(rig, rig.run(rig.sends(chunk(producer, 1, 0, 4))), slow) == [["1:0"]]
+    rig.run(rig.flow(other, 1))
+    rig.run(rig.sends(*[chunk(producer, 1, number, 4) for number in range(1, 4)]))
+    for one in (other, gone):
+        rig.close_consumer(one)
+    taken = got(rig, rig.run(rig.flow(slow, 1)), slow)[0]
+    rig.run(rig.flow(more, 1))
+    for _ in range(5):
+        taken += got(rig, rig.run(rig.flow(slow, 1)), slow)[0]
+        rig.partition("a").check()
+    assert [one for one in taken if one[0] == "1"] == ["1:1", "1:2", "1:3"]
+    assert [one for one in taken if one[0] == "2"] == ["2:0", "2:1", "2:2"]
+
+
+def test_entries_behind_chunks_that_wait_are_delivered_in_the_same_pass(rig):
+    """Looking at chunks that only a consumer without permits may get takes nothing from the others' permits."""
+    producer, (slow, gone, quick) = rig.producer("a"), crowd_of(rig, 3, permits=0, **KINDS["Shared"])
+    rig.run(rig.flow(gone, 4))
+    rig.run(rig.sends(*[chunk(producer, 1, number) for number in range(3)], (producer, b"x")))
+    rig.run(rig.flow(slow, 1))
+    assert got(rig, rig.close_consumer(gone), slow, quick) == [["1:0"], []]
+    assert got(rig, rig.run(rig.flow(quick, 1)), slow, quick) == [[], ["x"]]
+
+
 def test_what_waits_for_a_consumer_is_bounded(rig, monkeypatch):
     """Nothing new is read while too many chunks wait, and goes on when their consumer takes some."""
     monkeypatch.setattr("geminga.storage.dispatch.shared.WAITING_MAX", 4)
