@@ -4,7 +4,6 @@ If an owner cannot start because of its disk, the process retries every second, 
 """
 import gc
 import os
-import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +60,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
             said = text
         counters.set("is_waiting", 1)
         if not control.has_kept:
-            select.select([control.fileno()], [], [], _AGAIN_SECONDS)
+            control.wait(_AGAIN_SECONDS)
         for message in control.receive():
             if "stop" in message:
                 return

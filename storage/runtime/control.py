@@ -21,6 +21,7 @@
 """
 import json
 import pickle
+import select
 import socket
 from typing import Any
 
@@ -54,6 +55,12 @@ class Control:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:      # the supervisor notices by itself that a child has ended, and a child ends with it
             self.is_open = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for bytes from the process at the other end, for a loop that polls nothing else."""
+        waiting = select.poll()      # select.select takes no descriptor above 1,023
+        waiting.register(self._socket, select.POLLIN)
+        waiting.poll(seconds * 1_000)
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived.  `is_open` is False once the other end is closed.

@@ -10,7 +10,6 @@ process that renews it; the later time counts.
 """
 import mmap
 import os
-import select
 import time
 
 from geminga.storage.runtime.control import Control
@@ -68,7 +67,7 @@ class Lease:
         """
         while self.has_lapsed:
             assert self._control is not None, "a process that waits can be told to stop"
-            select.select([self._control.fileno()], [], [], _LOOK_SECONDS)
+            self._control.wait(_LOOK_SECONDS)
             self._control.answer()
             if self._control.is_told("stop") or not self._control.is_open:
                 os._exit(0)

@@ -1,10 +1,14 @@
 """The connection between the supervisor and its child processes: a child that looks at it answers the ping, and
 keeps the other messages for later.
 """
+import fcntl
+import resource
+import socket
+
 import pytest
 
 from geminga.storage.options import StorageOptions
-from geminga.storage.runtime.control import control_pair, packed, unpacked
+from geminga.storage.runtime.control import Control, control_pair, packed, unpacked
 from geminga.workers.identity.options import Secret
 
 
@@ -34,6 +38,18 @@ def test_in_the_middle_of_something_long_only_that_is_dealt_with(ends):
     assert theirs.has_kept
     assert theirs.receive() == [{"owner": [1, 2]}, {"stop": True}]
     assert not theirs.has_kept
+
+
+def test_a_descriptor_above_those_of_select_is_waited_for(ends):
+    above = 1_100
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, above + 1_000), hard))
+    ours, theirs = socket.socketpair()
+    with ours, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, above)) as high, theirs:
+        ours.sendall(b'{"stop": true}\n')
+        control = Control(high)
+        control.wait(60)
+        assert control.receive() == [{"stop": True}]
 
 
 def test_options_come_as_they_were():
