@@ -188,7 +188,8 @@ class BrokerConnection(asyncio.Protocol):
             raise ClientError(self._end)
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(self._waiter, silence_s)
+            async with asyncio.timeout(silence_s):
+                await self._waiter
         except TimeoutError:
             raise Silence(f"nothing came for {silence_s:g} s") from None
 

@@ -190,7 +190,8 @@ class Standby:
             self._notify.alive()
             self._notify.status(self.text())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _ALIVE_SECONDS)
+                async with asyncio.timeout(_ALIVE_SECONDS):
+                    await self._stopping.wait()
         control.close()
         await runner.cleanup()
         if not self._is_promoted:

@@ -283,7 +283,7 @@ BUGS = [
         ),
         ("            self._recall(self.chunks.left(consumer.slot))", "            self.chunks.left(consumer.slot)",
          "chunks that waited for a consumer that left are lost", "storage/test_chunks.py"),
-        ("        if self.chunks.waiting:\n            self._recall_for_permits()\n", "",
+        ("            if self.chunks.waiting:\n                self._recall_for_permits()\n", "",
          "chunks wait for ever", "storage/test_chunks.py"),
         (
             "subscription.read = ledger.ledger_id, int(entries[done - 1]) + 1",

@@ -3,9 +3,10 @@ import asyncio
 
 import pytest
 
+from geminga.proto import frames
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.pulsar_client import producers
-from geminga.supervisor.pulsar_client.client import ClientError
+from geminga.supervisor.pulsar_client.client import BrokerConnection, ClientError
 from geminga.supervisor.pulsar_client.producers import Lost, Sending
 
 
@@ -43,4 +44,18 @@ def test_a_connection_lost_during_a_write_ends_the_wait_for_room(monkeypatch):
                 await sending.send(producer, b"entry", number)
 
     with pytest.raises(Lost, match="the broker closed the connection"):
-        asyncio.run(asyncio.wait_for(send(), 10))
+        asyncio.run(send())
+
+
+def test_a_command_that_is_interrupted_while_an_answer_comes_ends():
+    """Both happen in one turn of the event loop, as they do when a busy import is interrupted."""
+    async def interrupted():
+        connection = BrokerConnection()
+        waiting = asyncio.create_task(connection.frame())
+        await asyncio.sleep(0)
+        connection.data_received(frames.frame(api.BaseCommand(type=api.BaseCommand.PONG, pong=api.CommandPong())))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(interrupted())

@@ -92,7 +92,8 @@ class Owners:
         # ZeroMQ's descriptor shows changes only: an answer that came with an earlier one would not be seen.
         self._receive(link)
         try:
-            said = await asyncio.wait_for(answered, _ANSWER_SECONDS)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                said = await answered
         except TimeoutError:
             raise Refusal(api.ServiceNotReady, "The topic's owner does not answer") from None
         finally:

@@ -297,7 +297,8 @@ class Compactions:
         while True:
             self._has_changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_changed.wait(), self._config.nightly.check_interval_s)
+                async with asyncio.timeout(self._config.nightly.check_interval_s):
+                    await self._has_changed.wait()
                 continue
             for index in range(self._owners.count):
                 with contextlib.suppress(Refusal):      # the next round asks again

@@ -178,8 +178,8 @@ class Standby:
         """Ask the known standby whether it was promoted, and act on the answer.  Raises OSError."""
         asked, known = self.lease.now(), standing.read(self._data_dir)
         try:
-            asking = asyncio.to_thread(standbys.ask, known, options, _ASK_SECONDS)
-            answer = await asyncio.wait_for(asking, _ANSWER_SECONDS)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                answer = await asyncio.to_thread(standbys.ask, known, options, _ASK_SECONDS)
         except (*standbys.NO_ANSWER, TimeoutError) as error:
             return self._not_answered(asked, str(error) or "it does not answer in time")
         if answer == standbys.TOOK_OVER:
